@@ -1,0 +1,1 @@
+"""Ground floor: configs, errors, atomic files, progress. Imports nothing else of openafm."""

@@ -1,0 +1,200 @@
+"""Configs: frozen, keyword-only dataclasses that describe a component completely and build it.
+
+A run of the report is a function that returns one such tree (`recipes/`). This module turns trees into plain JSON and back,
+changes single values by dotted key, and refuses what it does not know, naming the nearest key it does.
+
+A field annotated with a union of configs, or with a base class, takes any of them; the JSON form then carries the class name
+under `"type"`. Nothing here imports a tensor library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from openafm.core.errors import UsageError
+
+ConfigT = TypeVar("ConfigT", bound="Config")
+
+
+class ConfigError(UsageError):
+    """A config holds an impossible value, or a text cannot be read as one."""
+
+
+class UnknownKeyError(ConfigError):
+    """A key that no config has; the message names the nearest one that exists."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of every config. Subclasses are frozen, keyword-only dataclasses and check their values in `__post_init__`."""
+
+    def require(self, condition: bool, message: str) -> None:
+        """Raise `ConfigError` prefixed with the class name unless `condition` holds."""
+        if not condition:
+            raise ConfigError(f"{type(self).__name__}: {message}")
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The JSON form of a config; `from_dict` reads it back to an equal object."""
+    hints = get_type_hints(type(config))
+    return {
+        field.name: _value_to_json(getattr(config, field.name), hints[field.name]) for field in dataclasses.fields(config)
+    }
+
+
+def from_dict(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
+    """Build a config of class `cls` from its JSON form.
+
+    Raises:
+        UnknownKeyError: a key that the class does not have.
+        ConfigError: a missing or ill-typed value.
+    """
+    return _config_from_json(cls, values, path=cls.__name__)
+
+
+def dump(config: Config) -> str:
+    """The config as indented JSON text, keys in declared order: what golden files and checkpoints hold."""
+    return json.dumps(to_dict(config), indent=2, ensure_ascii=False) + "\n"
+
+
+def override(config: ConfigT, changes: Mapping[str, str]) -> ConfigT:
+    """A copy of `config` with the values at dotted keys replaced, as in `{"optimizer.learning_rate": "3e-4"}`.
+
+    Values are JSON (`3e-4`, `true`, `null`, `[1, 2]`); text that is not JSON is taken as a string.
+    """
+    for dotted, text in changes.items():
+        config = _override_one(config, dotted.split("."), _parse_value(text), dotted)
+    return config
+
+
+def nearest(name: str, known: list[str]) -> str:
+    """A clause such as `; did you mean 'optimizer'?`, or a list of what exists when nothing is near."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
+
+
+def _override_one(config: ConfigT, keys: list[str], value: Any, dotted: str) -> ConfigT:
+    names = [field.name for field in dataclasses.fields(config)]
+    if keys[0] not in names:
+        raise UnknownKeyError(f"unknown key '{dotted}': {type(config).__name__} has no '{keys[0]}'{nearest(keys[0], names)}")
+    hint = get_type_hints(type(config))[keys[0]]
+    if len(keys) == 1:
+        return dataclasses.replace(config, **{keys[0]: _value_from_json(hint, value, dotted)})
+    child = getattr(config, keys[0])
+    if not isinstance(child, Config):
+        raise UnknownKeyError(f"unknown key '{dotted}': '{keys[0]}' is a value and has no keys below it")
+    return dataclasses.replace(config, **{keys[0]: _override_one(child, keys[1:], value, dotted)})
+
+
+def _parse_value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _value_to_json(value: Any, hint: Any) -> Any:
+    if isinstance(value, Config):
+        tag = {} if hint is type(value) else {"type": type(value).__name__}
+        return tag | to_dict(value)
+    if isinstance(value, tuple):
+        item_hint = get_args(hint)[0] if get_origin(hint) is tuple else Any
+        return [_value_to_json(item, item_hint) for item in value]
+    if isinstance(value, dict):
+        item_hint = get_args(hint)[1] if get_origin(hint) is dict else Any
+        return {key: _value_to_json(item, item_hint) for key, item in value.items()}
+    return value
+
+
+def _config_from_json(cls: type[ConfigT], values: Any, path: str) -> ConfigT:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path}: expected an object with the keys of {cls.__name__}, got {values!r}")
+    cls = _concrete_class(cls, values, path)
+    hints = get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    arguments = {}
+    for key, value in values.items():
+        if key == "type" and "type" not in fields:
+            continue
+        if key not in fields:
+            raise UnknownKeyError(f"unknown key '{path}.{key}'{nearest(key, list(fields))}")
+        arguments[key] = _value_from_json(hints[key], value, f"{path}.{key}")
+    missing = [
+        name
+        for name, field in fields.items()
+        if name not in arguments and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise ConfigError(f"{path}: missing {', '.join(missing)}")
+    return cls(**arguments)
+
+
+def _concrete_class(cls: type[ConfigT], values: Mapping[str, Any], path: str) -> type[ConfigT]:
+    name = values.get("type", cls.__name__)
+    candidates = {candidate.__name__: candidate for candidate in _subclasses(cls)}
+    if name not in candidates:
+        raise ConfigError(f"{path}: unknown type '{name}'{nearest(str(name), list(candidates))}")
+    return candidates[name]
+
+
+def _subclasses(cls: type[ConfigT]) -> list[type[ConfigT]]:
+    return [cls] + [below for child in cls.__subclasses__() for below in _subclasses(child)]
+
+
+def _value_from_json(hint: Any, value: Any, path: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (Union, types.UnionType):
+        return _union_from_json(arguments, value, path)
+    if origin is Literal:
+        if value in arguments:
+            return value
+        raise ConfigError(f"{path}: expected one of {', '.join(map(repr, arguments))}, got {value!r}")
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{path}: expected a list, got {value!r}")
+        if arguments[-1] is Ellipsis:
+            return tuple(_value_from_json(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
+        if len(value) != len(arguments):
+            raise ConfigError(f"{path}: expected {len(arguments)} items, got {len(value)}")
+        return tuple(
+            _value_from_json(h, item, f"{path}[{i}]") for i, (h, item) in enumerate(zip(arguments, value, strict=True))
+        )
+    if origin is dict:
+        return {key: _value_from_json(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    if isinstance(hint, type) and issubclass(hint, Config):
+        return value if isinstance(value, hint) else _config_from_json(hint, value, path)
+    return _scalar(hint, value, path)
+
+
+def _union_from_json(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    members = [argument for argument in arguments if argument is not type(None)]
+    configs = [member for member in members if isinstance(member, type) and issubclass(member, Config)]
+    if isinstance(value, Mapping) and configs:
+        for member in configs:
+            if value.get("type", member.__name__) in {cls.__name__ for cls in _subclasses(member)}:
+                return _config_from_json(member, value, path)
+        raise ConfigError(f"{path}: unknown type {value.get('type')!r}; known: {', '.join(c.__name__ for c in configs)}")
+    for member in members:
+        try:
+            return _value_from_json(member, value, path)
+        except ConfigError:
+            if member is members[-1]:
+                raise
+    raise ConfigError(f"{path}: {value!r} is not allowed here")
+
+
+def _scalar(hint: Any, value: Any, path: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool)):
+        return value
+    raise ConfigError(f"{path}: expected {hint.__name__}, got {value!r}")

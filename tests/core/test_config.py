@@ -1,0 +1,74 @@
+"""Configs: JSON both ways, dotted overrides, and errors that name the nearest key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from openafm.core.config import Config, ConfigError, UnknownKeyError, dump, from_dict, override, to_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape(Config):
+    sides: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Colored(Shape):
+    color: str = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wave(Config):
+    length: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture(Config):
+    shape: Shape = Shape()
+    wave: Wave | None = None
+    either: Shape | Wave = Wave()
+    sizes: tuple[int, ...] = (1, 2)
+    weights: dict[str, float]
+
+    def __post_init__(self) -> None:
+        self.require(len(self.sizes) > 0, "sizes must not be empty")
+
+
+def test_json_round_trip_keeps_subclasses_and_unions() -> None:
+    picture = Picture(shape=Colored(sides=4, color="blue"), either=Shape(sides=9), weights={"a": 1.0})
+    assert from_dict(Picture, to_dict(picture)) == picture
+    assert '"type": "Colored"' in dump(picture)
+
+
+def test_override_by_dotted_key_parses_json_and_leaves_the_original() -> None:
+    picture = Picture(weights={})
+    changed = override(picture, {"shape.sides": "5", "sizes": "[7]", "wave": '{"length": 2}'})
+    assert changed == Picture(shape=Shape(sides=5), sizes=(7,), wave=Wave(length=2.0), weights={})
+    assert picture.shape.sides == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        ({"shape.side": "5"}, UnknownKeyError, "did you mean 'sides'"),
+        ({"shpae.sides": "5"}, UnknownKeyError, "did you mean 'shape'"),
+        ({"shape.sides.x": "5"}, UnknownKeyError, "no keys below"),
+        ({"shape.sides": "five"}, ConfigError, "expected int"),
+        ({"shape.sides": "true"}, ConfigError, "expected int"),
+        ({"sizes": "[]"}, ConfigError, "must not be empty"),
+    ],
+)
+def test_bad_overrides_are_refused(changes: dict[str, str], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        override(Picture(weights={}), changes)
+
+
+def test_unknown_and_missing_keys_in_json_are_refused() -> None:
+    with pytest.raises(UnknownKeyError, match="weights"):
+        from_dict(Picture, {"weight": {}})
+    with pytest.raises(ConfigError, match="missing weights"):
+        from_dict(Picture, {})
+    with pytest.raises(ConfigError, match="unknown type"):
+        from_dict(Picture, {"weights": {}, "shape": {"type": "Wave"}})
