@@ -1,0 +1,86 @@
+"""Grouped-query attention with QK-norm, whose keys and values are its own or an earlier layer's (report 2.1).
+
+What a query may see, and where keys and values are kept, is the attention context's business.
+
+Shapes: B batch, S sequence, D model dim, H heads, K key/value heads, C head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from openafm.models.attention_context import AttentionContext
+from openafm.models.config import AttentionConfig, OwnKeysValuesConfig, SharedKeysValuesConfig
+from openafm.models.layers import Linear, RMSNorm
+
+
+class KeysValues(nn.Module):
+    """Projects, normalises, rotates and stores the keys and values of one layer.
+
+    `slot` is where both pass on their way into the context, identity by default: compression puts KV quantisation there,
+    real or simulated, without an edit here.
+    """
+
+    def __init__(self, config: AttentionConfig, num_kv_heads: int, dim: int) -> None:
+        super().__init__()
+        self.num_kv_heads, self.head_dim = num_kv_heads, config.head_dim
+        self.key = Linear(dim, num_kv_heads * config.head_dim, config.input_bias)
+        self.value = Linear(dim, num_kv_heads * config.head_dim, config.input_bias)
+        self.key_norm = None if config.qk_norm is None else RMSNorm(config.head_dim, config.qk_norm)
+        self.slot: nn.Module = nn.Identity()
+        self._position = config.position
+
+    def forward(self, x_BSD: Tensor, context: AttentionContext, layer: int) -> None:
+        k_BSKC = self.key(x_BSD).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v_BSKC = self.value(x_BSD).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        if self.key_norm is not None:
+            k_BSKC = self.key_norm(k_BSKC)
+        if self._position is not None:
+            k_BSKC = context.rotation(self._position, self.head_dim).apply(k_BSKC)
+        context.store(layer, self.slot(k_BSKC), self.slot(v_BSKC))
+
+    def initialise(self, generator: torch.Generator) -> None:
+        self.key.initialise(generator)
+        self.value.initialise(generator)
+        if self.key_norm is not None:
+            self.key_norm.initialise()
+
+
+class Attention(nn.Module):
+    """Attention of layer number `layer`; with shared keys/values it only has query and output projections."""
+
+    def __init__(self, config: AttentionConfig, dim: int, layer: int) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim, self.window = config.num_heads, config.head_dim, config.window
+        inner_dim = config.num_heads * config.head_dim
+        self.query = Linear(dim, inner_dim, config.input_bias)
+        self.query_norm = None if config.qk_norm is None else RMSNorm(config.head_dim, config.qk_norm)
+        self.output = Linear(inner_dim, dim, config.output_bias)
+        self._layer, self._position = layer, config.position
+        match config.keys_values:
+            case OwnKeysValuesConfig(num_heads=num_kv_heads):
+                self.keys_values: KeysValues | None = KeysValues(config, num_kv_heads, dim)
+                self._source = layer
+            case SharedKeysValuesConfig(layer=source):
+                self.keys_values = None
+                self._source = source
+
+    def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
+        if self.keys_values is not None:
+            self.keys_values(x_BSD, context, self._layer)
+        q_BSHC = self.query(x_BSD).unflatten(-1, (self.num_heads, self.head_dim))
+        if self.query_norm is not None:
+            q_BSHC = self.query_norm(q_BSHC)
+        if self._position is not None:
+            q_BSHC = context.rotation(self._position, self.head_dim).apply(q_BSHC)
+        o_BSHC = context.attend(self._source, q_BSHC, self.window)
+        return self.output(o_BSHC.flatten(-2))
+
+    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.query.initialise(generator)
+        if self.query_norm is not None:
+            self.query_norm.initialise()
+        if self.keys_values is not None:
+            self.keys_values.initialise(generator)
+        self.output.initialise(generator, residual_scale)

@@ -1,0 +1,196 @@
+"""What a decoder is made of, as data: a tuple of layer configs. Imports no tensor library.
+
+On-device, server, draft and imported open-weight models are different tuples, not different classes. A new kind of position
+embedding, attention or feed-forward is one new config class with its `build`; nothing that exists has to know it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from openafm.core.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from openafm.models.attention import Attention
+    from openafm.models.decoder import Decoder
+    from openafm.models.feed_forward import FeedForward
+    from openafm.models.rotary import Rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionConfig(Config):
+    """A way to tell attention where a token stands, applied to queries and keys. `None` in its place means NoPE."""
+
+    def build(self, positions_BS: Tensor, head_dim: int) -> Rotation:
+        raise ConfigError(f"{type(self).__name__} is abstract; use RotaryConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(PositionConfig):
+    """Rotary position embedding (arXiv 2104.09864).
+
+    `layout` says which pairs of channels rotate together: "interleaved" (0,1), (2,3), ... as in the report's models, or
+    "half" (0, C/2), (1, C/2 + 1), ... as in most open weights.
+    """
+
+    theta: float = 500_000.0
+    layout: Literal["interleaved", "half"] = "interleaved"
+
+    def build(self, positions_BS: Tensor, head_dim: int) -> Rotation:
+        from openafm.models.rotary import Rotation
+
+        return Rotation(self, positions_BS, head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnKeysValuesConfig(Config):
+    """The layer projects its own keys and values, with `num_heads` key/value heads (grouped-query attention)."""
+
+    num_heads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedKeysValuesConfig(Config):
+    """The layer reads the keys and values that `layer` (an index below its own) stored: KV-cache sharing (report 2.1)."""
+
+    layer: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Config):
+    """Grouped-query attention. `window` counts the keys a query sees *including* its own position; None sees all.
+
+    `qk_norm` is the epsilon of an RMSNorm over the head dim of queries and keys before rotation; None for no such norm.
+    """
+
+    num_heads: int
+    head_dim: int
+    keys_values: OwnKeysValuesConfig | SharedKeysValuesConfig
+    position: PositionConfig | None = RotaryConfig()
+    window: int | None = None
+    qk_norm: float | None = 1e-5
+    input_bias: bool = False
+    output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        self.require(self.num_heads > 0 and self.head_dim > 0, "num_heads and head_dim must be positive")
+        self.require(self.head_dim % 2 == 0, f"head_dim must be even to rotate pairs, got {self.head_dim}")
+        self.require(self.window is None or self.window > 0, f"window must be positive, got {self.window}")
+        if isinstance(self.keys_values, OwnKeysValuesConfig):
+            kv_heads = self.keys_values.num_heads
+            self.require(
+                kv_heads > 0 and self.num_heads % kv_heads == 0,
+                f"num_heads ({self.num_heads}) must be a multiple of the key/value heads ({kv_heads})",
+            )
+
+    def build(self, dim: int, layer: int) -> Attention:
+        from openafm.models.attention import Attention
+
+        return Attention(self, dim, layer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardConfig(Config):
+    """Base of the feed-forward kinds."""
+
+    def build(self, dim: int) -> FeedForward:
+        raise ConfigError(f"{type(self).__name__} is abstract; use DenseFeedForwardConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseFeedForwardConfig(FeedForwardConfig):
+    """Gated feed-forward: out(activation(gate(x)) * up(x)); SwiGLU with the default activation (arXiv 2002.05202)."""
+
+    hidden_dim: int
+    activation: Literal["silu", "gelu"] = "silu"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        self.require(self.hidden_dim > 0, f"hidden_dim must be positive, got {self.hidden_dim}")
+
+    def build(self, dim: int) -> FeedForward:
+        from openafm.models.feed_forward import FeedForward
+
+        return FeedForward(self, dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig(Config):
+    """One pre-norm transformer layer."""
+
+    attention: AttentionConfig
+    feed_forward: FeedForwardConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TiedHeadConfig(Config):
+    """The output projection is the input embedding, transposed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UntiedHeadConfig(Config):
+    """The output projection has weights of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig(Config):
+    """A whole language model: embedding, layers in order, final norm, head. `context_length` is in tokens."""
+
+    vocab_size: int
+    dim: int
+    layers: tuple[LayerConfig, ...]
+    head: TiedHeadConfig | UntiedHeadConfig = TiedHeadConfig()
+    norm_eps: float = 1e-5
+    context_length: int = 4096
+
+    def __post_init__(self) -> None:
+        self.require(self.vocab_size > 0 and self.dim > 0, "vocab_size and dim must be positive")
+        self.require(len(self.layers) > 0, "a decoder needs at least one layer")
+        self.require(self.context_length > 0, f"context_length must be positive, got {self.context_length}")
+        for index, layer in enumerate(self.layers):
+            if isinstance(layer.attention.keys_values, SharedKeysValuesConfig):
+                self._check_source(index, layer.attention)
+
+    @property
+    def own_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that project, and so cache, keys and values."""
+        return tuple(
+            index for index, layer in enumerate(self.layers) if isinstance(layer.attention.keys_values, OwnKeysValuesConfig)
+        )
+
+    @property
+    def num_prefill_layers(self) -> int:
+        """Layers that every prompt position passes: up to the last one that stores keys and values.
+
+        What follows reads other layers' keys and values only, so positions whose output nobody asks for may skip it.
+        """
+        return self.own_layers[-1] + 1
+
+    def kv_heads(self, index: int) -> int:
+        """Key/value heads that layer `index` reads, its own or its source's."""
+        keys_values = self.layers[index].attention.keys_values
+        if isinstance(keys_values, SharedKeysValuesConfig):
+            return self.kv_heads(keys_values.layer)
+        return keys_values.num_heads
+
+    def build(self, seed: int = 0) -> Decoder:
+        """The module with freshly initialised weights, or without storage under `torch.device("meta")`."""
+        from openafm.models.decoder import Decoder
+
+        return Decoder(self, seed)
+
+    def _check_source(self, index: int, attention: AttentionConfig) -> None:
+        assert isinstance(attention.keys_values, SharedKeysValuesConfig)
+        source = attention.keys_values.layer
+        self.require(
+            0 <= source < index and source in self.own_layers,
+            f"layer {index} shares the keys and values of layer {source}, which must be an earlier layer with its own",
+        )
+        theirs = self.layers[source].attention
+        self.require(
+            theirs.head_dim == attention.head_dim and attention.num_heads % self.kv_heads(source) == 0,
+            f"layer {index} and its source {source} must agree in head_dim and divide into key/value heads",
+        )

@@ -1,0 +1,103 @@
+"""The decoder: embedding, pre-norm layers, final norm, head (report 2.1).
+
+Shapes: B batch, S sequence, D model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from openafm.models.attention_context import AttentionContext, WholeRows
+from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
+from openafm.models.layers import Linear, RMSNorm
+
+
+class Layer(nn.Module):
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: LayerConfig, dim: int, index: int, norm_eps: float) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(dim, norm_eps)
+        self.attention = config.attention.build(dim, index)
+        self.feed_forward_norm = RMSNorm(dim, norm_eps)
+        self.feed_forward = config.feed_forward.build(dim)
+
+    def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
+        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), context)
+        return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
+
+    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.attention_norm.initialise()
+        self.attention.initialise(generator, residual_scale)
+        self.feed_forward_norm.initialise()
+        self.feed_forward.initialise(generator, residual_scale)
+
+
+class Decoder(nn.Module):
+    """A language model built from a `DecoderConfig`. Weights are fp32 masters; it computes in `compute_dtype`."""
+
+    def __init__(self, config: DecoderConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.compute_dtype = torch.float32
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.dim))
+        self.layers = nn.ModuleList(
+            Layer(layer, config.dim, index, config.norm_eps) for index, layer in enumerate(config.layers)
+        )
+        self.norm = RMSNorm(config.dim, config.norm_eps)
+        self.output = None if isinstance(config.head, TiedHeadConfig) else Linear(config.dim, config.vocab_size)
+        if not self.embedding.is_meta:
+            self.initialise(seed)
+
+    def forward(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
+        """Logits of every position, [B, S, V] in `compute_dtype`. Without a context each row is one document."""
+        return self.head(self.hidden(tokens_BS, context))
+
+    def hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
+        """The normalised output of the last layer at every position, [B, S, D]: what the head reads."""
+        context = context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device)
+        x_BSD = self.embed(tokens_BS)
+        for layer in self.layers:
+            x_BSD = layer(x_BSD, context)
+        return self.norm(x_BSD)
+
+    def last_hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
+        """The same at the last position of every document only, [1, documents, D].
+
+        Layers that store no keys and values run for those positions alone: the prompt skips block 2 (report 2.1).
+        """
+        context = context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device)
+        x_BSD = self.embed(tokens_BS)
+        num_prefill_layers = self.config.num_prefill_layers
+        for layer in self.layers[:num_prefill_layers]:
+            x_BSD = layer(x_BSD, context)
+        last = context.last()
+        x_1D = x_BSD.flatten(0, 1)[last.indices_D][None]
+        for layer in self.layers[num_prefill_layers:]:
+            x_1D = layer(x_1D, last.context)
+        return self.norm(x_1D)
+
+    def embed(self, tokens_BS: Tensor) -> Tensor:
+        return F.embedding(tokens_BS, self.embedding).to(self.compute_dtype)
+
+    def head(self, x_BSD: Tensor) -> Tensor:
+        """Logits in the dtype of x, [..., V]."""
+        if self.output is not None:
+            return self.output(x_BSD)
+        return F.linear(x_BSD, self.embedding.to(x_BSD.dtype))
+
+    def initialise(self, seed: int) -> None:
+        """Fresh weights: residual projections shrink with depth so that the variance of the stream does not grow."""
+        generator = torch.Generator(device=self.embedding.device).manual_seed(seed)
+        nn.init.normal_(self.embedding, std=0.02, generator=generator)
+        residual_scale = (2 * len(self.layers)) ** -0.5
+        for layer in cast("Iterable[Layer]", self.layers):
+            layer.initialise(generator, residual_scale)
+        self.norm.initialise()
+        if self.output is not None:
+            self.output.initialise(generator)

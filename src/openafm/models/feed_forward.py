@@ -1,0 +1,33 @@
+"""The gated feed-forward. Shapes: D model dim, F hidden dim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from openafm.models.config import DenseFeedForwardConfig
+from openafm.models.layers import Linear
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu}
+
+
+class FeedForward(nn.Module):
+    """out(activation(gate(x)) * up(x)); gate and up are separate Linears so that adapters and exports can address them."""
+
+    def __init__(self, config: DenseFeedForwardConfig, dim: int) -> None:
+        super().__init__()
+        self.gate = Linear(dim, config.hidden_dim, config.bias)
+        self.up = Linear(dim, config.hidden_dim, config.bias)
+        self.down = Linear(config.hidden_dim, dim, config.bias)
+        self._activation = _ACTIVATIONS[config.activation]
+
+    def forward(self, x_D: Tensor) -> Tensor:
+        return self.down(self._activation(self.gate(x_D)) * self.up(x_D))
+
+    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.gate.initialise(generator)
+        self.up.initialise(generator)
+        self.down.initialise(generator, residual_scale)

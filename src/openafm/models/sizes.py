@@ -1,0 +1,145 @@
+"""The sizes of this house by name, from a laptop's to the report's (report 2.1; ARCHITECTURE.md lists them)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from openafm.core.config import nearest
+from openafm.core.errors import UsageError
+from openafm.models.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LayerConfig,
+    OwnKeysValuesConfig,
+    SharedKeysValuesConfig,
+)
+
+
+class UnknownSizeError(UsageError):
+    """No size of this name."""
+
+
+def shared_kv_decoder(
+    *,
+    vocab_size: int,
+    dim: int,
+    num_own_layers: int,
+    num_shared_layers: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    hidden_dim: int,
+    context_length: int,
+) -> DecoderConfig:
+    """The on-device shape: regular layers, then layers that read the keys and values of the last regular one."""
+
+    def layer(keys_values: OwnKeysValuesConfig | SharedKeysValuesConfig) -> LayerConfig:
+        return LayerConfig(
+            attention=AttentionConfig(num_heads=num_heads, head_dim=head_dim, keys_values=keys_values),
+            feed_forward=DenseFeedForwardConfig(hidden_dim=hidden_dim),
+        )
+
+    regular = layer(OwnKeysValuesConfig(num_heads=num_kv_heads))
+    sharing = layer(SharedKeysValuesConfig(layer=num_own_layers - 1))
+    return DecoderConfig(
+        vocab_size=vocab_size,
+        dim=dim,
+        layers=(regular,) * num_own_layers + (sharing,) * num_shared_layers,
+        context_length=context_length,
+    )
+
+
+def on_device_base() -> DecoderConfig:
+    """The report's on-device model: 3,111,368,064 parameters, 62.5 % / 37.5 % of the layers own / share keys and values."""
+    return shared_kv_decoder(
+        vocab_size=153_600,
+        dim=2048,
+        num_own_layers=35,
+        num_shared_layers=21,
+        num_heads=16,
+        num_kv_heads=2,
+        head_dim=128,
+        hidden_dim=6656,
+        context_length=65_536,
+    )
+
+
+def on_device_draft() -> DecoderConfig:
+    """The draft model for speculative decoding beside `on_device.base`: 48,765,952 parameters, no sharing."""
+    return shared_kv_decoder(
+        vocab_size=153_600,
+        dim=256,
+        num_own_layers=12,
+        num_shared_layers=0,
+        num_heads=8,
+        num_kv_heads=4,
+        head_dim=32,
+        hidden_dim=768,
+        context_length=65_536,
+    )
+
+
+def on_device_nano() -> DecoderConfig:
+    """A laptop's model of the same shape, about 10 M parameters."""
+    return shared_kv_decoder(
+        vocab_size=16_384,
+        dim=256,
+        num_own_layers=5,
+        num_shared_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        hidden_dim=832,
+        context_length=4096,
+    )
+
+
+def on_device_nano_draft() -> DecoderConfig:
+    """The draft model beside `on_device.nano`."""
+    return shared_kv_decoder(
+        vocab_size=16_384,
+        dim=128,
+        num_own_layers=3,
+        num_shared_layers=0,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        hidden_dim=384,
+        context_length=4096,
+    )
+
+
+def on_device_micro() -> DecoderConfig:
+    """What `make run` trains in minutes: the same shape, its width chosen by measurement (docs/benchmarks.md)."""
+    return shared_kv_decoder(
+        vocab_size=4096,
+        dim=128,
+        num_own_layers=5,
+        num_shared_layers=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        hidden_dim=416,
+        context_length=1024,
+    )
+
+
+SIZES: dict[str, Callable[[], DecoderConfig]] = {
+    "on_device.micro": on_device_micro,
+    "on_device.nano": on_device_nano,
+    "on_device.nano_draft": on_device_nano_draft,
+    "on_device.draft": on_device_draft,
+    "on_device.base": on_device_base,
+}
+
+
+def named_size(name: str) -> DecoderConfig:
+    """The decoder config of a named size.
+
+    Raises:
+        UnknownSizeError: no such name; the message gives the nearest.
+    """
+    if name not in SIZES:
+        raise UnknownSizeError(f"unknown size '{name}'{nearest(name, list(SIZES))}")
+    return SIZES[name]()
