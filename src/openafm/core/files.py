@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import json
@@ -108,16 +109,22 @@ def data_home() -> Path:
 def _put_in_place(temporary: Path, path: Path) -> None:
     if not path.exists():
         os.replace(temporary, path)
-        return
-    retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-    os.replace(path, retired / path.name)
-    try:
+    elif _exchange(temporary, path):
+        shutil.rmtree(temporary)
+    else:
+        retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+        os.replace(path, retired / path.name)
         os.replace(temporary, path)
-    except OSError:
-        os.replace(retired / path.name, path)
-        raise
-    finally:
-        shutil.rmtree(retired, ignore_errors=True)
+        shutil.rmtree(retired)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step; False where the system cannot (then there is a moment with neither in place)."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    at_cwd, exchange = -100, 2
+    return int(rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange)) == 0
 
 
 def _flush(path: Path) -> None:

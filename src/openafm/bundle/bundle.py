@@ -1,0 +1,191 @@
+"""A bundle: config, tokenizer, chat template, weights, card and signature in one folder. Never pickle.
+
+NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md  signature.json
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.bundle.errors import BundleError, BundleTamperedError, BundleTruncatedError, BundleVersionError
+from openafm.bundle.signature import sign
+from openafm.bundle.store import find_bundle
+from openafm.bundle.tensor_file import StoredTensor, read_tensors, write_tensors
+from openafm.core.config import Config, ConfigError, from_dict, to_dict
+from openafm.core.files import atomic_folder, write_json
+from openafm.models.config import DecoderConfig
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
+
+FORMAT_VERSION = 1
+_DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics(Config):
+    """How a bundle computes; every engine computes exactly this."""
+
+    weights: Literal["float32", "bfloat16"] = "float32"
+    activations: Literal["float32", "bfloat16"] = "float32"
+    kv: Literal["float32", "bfloat16", "int8_per_token_head"] = "float32"
+
+
+class Bundle:
+    """An opened bundle. Parts are read on first use; `verify` compares every byte with the signature."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        header = _read_json(path / "config.json")
+        _check_version(path, header)
+        try:
+            self.config = from_dict(DecoderConfig, header["model"])
+            self.numerics = from_dict(Numerics, header["numerics"])
+        except (KeyError, ConfigError) as error:
+            raise BundleError(f"{path / 'config.json'} does not describe a model this version knows: {error}") from error
+        self.signature: str = _read_json(path / "signature.json").get("signature", "")
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_json(_read_text(self.path / "tokenizer.json"))
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate.from_json(_read_text(self.path / "chat_template.json"))
+
+    @cached_property
+    def stored_tensors(self) -> dict[str, StoredTensor]:
+        """Every weight by name, mapped from the files.
+
+        Raises:
+            BundleTruncatedError: a file is missing or too short.
+        """
+        return _read_all_tensors(self.path)
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """Every weight by its name in the model's state dict, as read-only arrays (bfloat16 widened to float32)."""
+        return {name: tensor.array() for name, tensor in self.stored_tensors.items()}
+
+    def card(self) -> str:
+        """The model card, in Markdown."""
+        return _read_text(self.path / "card.md")
+
+    def verify(self) -> None:
+        """Recompute the signature from every byte.
+
+        Raises:
+            BundleTamperedError: the message names the file, and the tensor where it is one.
+        """
+        recorded = _read_json(self.path / "signature.json")
+        documents = {name: _read_json(self.path / name) for name in _DOCUMENTS}
+        actual = sign(documents, self.stored_tensors.values())
+        expected = recorded.get("parts", {})
+        for part in sorted(expected.keys() | actual.parts.keys()):
+            if expected.get(part) != actual.parts.get(part):
+                raise BundleTamperedError(f"{self._file_of(part)}: '{part}' is not what was signed; restore the bundle")
+        if recorded.get("signature") != actual.hex:
+            raise BundleTamperedError(f"{self.path / 'signature.json'} does not sign these files; restore the bundle")
+
+    def _file_of(self, part: str) -> Path:
+        if not part.startswith("tensor "):
+            return self.path / part
+        tensor = self.stored_tensors.get(part.split(" ")[1])
+        return tensor.file if tensor else self.path / "model.safetensors"
+
+
+def open_bundle(name_or_path: str | Path) -> Bundle:
+    """Open a bundle by the name it has on this machine or by path.
+
+    Raises:
+        BundleNotFoundError: there is none.
+        BundleVersionError: it belongs to another version of the format.
+        BundleError: it cannot be read; the message names the file.
+    """
+    return Bundle(find_bundle(name_or_path))
+
+
+def write_bundle(
+    path: Path,
+    *,
+    config: DecoderConfig,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    tensors: Mapping[str, NDArray[Any]],
+    numerics: Numerics = Numerics(),
+    card: str = "",
+) -> Bundle:
+    """Write and sign a bundle at `path`, whole or not at all; one that stands there is replaced.
+
+    Raises:
+        OutOfSpaceError: the disk is full; what stood at `path` is untouched.
+        BundleError: a weight is not finite, or the tokenizer does not fit the model.
+    """
+    if tokenizer.vocab_size > config.vocab_size:
+        raise BundleError(
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size} rows; extend the model"
+        )
+    for name, array in tensors.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise BundleError(f"weight '{name}' holds a value that is not finite; the model is broken and was not saved")
+    with atomic_folder(path) as folder:
+        header = {
+            "format": "openafm.bundle",
+            "version": FORMAT_VERSION,
+            "model": to_dict(config),
+            "numerics": to_dict(numerics),
+        }
+        write_json(folder / "config.json", header)
+        tokenizer.save(folder / "tokenizer.json")
+        (folder / "chat_template.json").write_text(template.to_json(), encoding="utf-8")
+        write_tensors(folder, tensors)
+        signature = sign({name: _read_json(folder / name) for name in _DOCUMENTS}, _read_all_tensors(folder).values())
+        write_json(folder / "signature.json", {"signature": signature.hex, "parts": signature.parts})
+        (folder / "card.md").write_text(card or f"# {path.name}\n", encoding="utf-8")
+    return Bundle(path)
+
+
+def _check_version(path: Path, header: dict[str, Any]) -> None:
+    if header.get("format") != "openafm.bundle":
+        raise BundleError(f'{path / "config.json"} is not the config of an openafm bundle (no "format": "openafm.bundle")')
+    if header.get("version") != FORMAT_VERSION:
+        raise BundleVersionError(
+            f"{path} is a bundle of format version {header.get('version')}, this openafm reads version {FORMAT_VERSION};"
+            " install the matching version or make the bundle again"
+        )
+
+
+def _read_all_tensors(folder: Path) -> dict[str, StoredTensor]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise BundleTruncatedError(f"{folder} holds no *.safetensors file; restore it")
+    return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise BundleTruncatedError(f"{file} is missing; restore it") from None
+    except UnicodeDecodeError as error:
+        raise BundleError(f"{file} is not UTF-8 text ({error})") from error
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read_text(file))
+    except json.JSONDecodeError as error:
+        raise BundleError(f"{file} is not JSON ({error}); restore it") from error
+    if not isinstance(value, dict):
+        raise BundleError(f"{file} does not hold a JSON object; restore it")
+    return value

@@ -1,0 +1,74 @@
+"""Where bundles live on this machine, and which one answers when nobody names one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from openafm.bundle.errors import BundleError, BundleNotFoundError
+from openafm.core.config import nearest
+from openafm.core.files import data_home, write_json
+
+
+def bundles_home() -> Path:
+    """The folder that holds this user's bundles by name."""
+    return data_home() / "bundles"
+
+
+def list_bundles() -> list[Path]:
+    """The local bundles, newest first."""
+    folders = [file.parent for file in bundles_home().glob("*/config.json") if not file.parent.name.startswith(".")]
+    return sorted(folders, key=lambda folder: (folder / "config.json").stat().st_mtime_ns, reverse=True)
+
+
+def find_bundle(name_or_path: str | Path) -> Path:
+    """The folder of a bundle given by path or by its name on this machine.
+
+    Raises:
+        BundleNotFoundError: there is none; the message names the nearest.
+    """
+    path = Path(name_or_path)
+    if (path / "config.json").is_file():
+        return path
+    named = bundles_home() / str(name_or_path)
+    if path.name == str(name_or_path) and (named / "config.json").is_file():
+        return named
+    if path.is_dir():
+        raise BundleError(f"{path} is not a bundle: it has no config.json")
+    known = [folder.name for folder in list_bundles()]
+    hint = nearest(str(name_or_path), known) if known else "; there are none yet: `openafm quickstart` makes one"
+    raise BundleNotFoundError(f"no bundle '{name_or_path}' on this machine{hint}")
+
+
+def choose_model(name_or_path: str | Path) -> Path:
+    """Make a bundle the one that answers from now on, for this user."""
+    path = find_bundle(name_or_path).resolve()
+    write_json(_choice_file(), {"bundle": str(path)})
+    return path
+
+
+def resolve_model() -> Path:
+    """The bundle that answers when none is named: the chosen one, else the newest local one.
+
+    Raises:
+        BundleNotFoundError: there is none, or the chosen one is gone.
+    """
+    choice = _choice_file()
+    if choice.is_file():
+        try:
+            chosen = Path(json.loads(choice.read_text(encoding="utf-8"))["bundle"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BundleError(f"{choice} is not readable ({error}); run `openafm use NAME` again") from error
+        if not (chosen / "config.json").is_file():
+            raise BundleNotFoundError(f"the chosen bundle {chosen} is gone; choose another with `openafm use NAME`")
+        return chosen
+    local = list_bundles()
+    if not local:
+        raise BundleNotFoundError(
+            "there is no model on this machine yet; `openafm quickstart` trains a small one in minutes"
+        )
+    return local[0]
+
+
+def _choice_file() -> Path:
+    return data_home() / "model.json"

@@ -1,0 +1,124 @@
+"""Safetensors files as raw bytes: what signatures, repacking and loading without a tensor library need.
+
+The format: 8 bytes little-endian header length, a JSON header of name -> {dtype, shape, data_offsets}, then the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.bundle.errors import BundleError, BundleTruncatedError
+
+MAX_HEADER_BYTES = 100_000_000
+MAX_SHARD_BYTES = 4 << 30
+
+_NUMPY_DTYPES: dict[str, Any] = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": np.uint16,  # numpy has no bfloat16: widened on reading
+    "I64": np.int64,
+    "I32": np.int32,
+    "I16": np.int16,
+    "I8": np.int8,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """A tensor where it lies in a mapped file: dtype in safetensors' names ("F32", "BF16", ...)."""
+
+    name: str
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+    def array(self) -> NDArray[Any]:
+        """The values as a read-only array; bfloat16 comes widened to float32 (exact), all else as stored."""
+        stored: NDArray[Any] = self.data.view(_NUMPY_DTYPES[self.dtype]).reshape(self.shape)
+        return (stored.astype(np.uint32) << 16).view(np.float32) if self.dtype == "BF16" else stored
+
+    def digest(self) -> str:
+        """SHA-256 of the bytes, in hex."""
+        return hashlib.sha256(self.data.data).hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file, mapped, not copied.
+
+    Raises:
+        BundleTruncatedError: the file ends before its data does.
+        BundleError: the header is not one of a safetensors file.
+    """
+    try:
+        data = np.memmap(path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise BundleTruncatedError(f"{path} is empty or cannot be read ({error}); restore the file") from error
+    if len(data) < 8:
+        raise BundleTruncatedError(f"{path} holds {len(data)} bytes, too few for a safetensors file; restore the file")
+    (header_bytes,) = struct.unpack("<Q", data[:8].tobytes())
+    if header_bytes > MAX_HEADER_BYTES:
+        raise BundleError(f"{path} does not start with a safetensors header; is it another kind of file?")
+    if 8 + header_bytes > len(data):
+        raise BundleTruncatedError(f"{path} ends inside its header; restore the file")
+    header = _parse_header(path, data[8 : 8 + header_bytes].tobytes())
+    body = data[8 + header_bytes :]
+    return {name: _stored(path, name, entry, body) for name, entry in header.items()}
+
+
+def write_tensors(folder: Path, tensors: Mapping[str, NDArray[Any]], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+    """Write `model.safetensors` into `folder`, or `model-00001.safetensors` ... when larger than `max_shard_bytes`."""
+    from safetensors.numpy import save_file
+
+    shards = list(_shards(tensors, max_shard_bytes))
+    for index, names in enumerate(shards, start=1):
+        file = folder / ("model.safetensors" if len(shards) == 1 else f"model-{index:05}.safetensors")
+        save_file({name: np.ascontiguousarray(tensors[name]) for name in names}, file, {"format": "pt"})
+
+
+def _shards(tensors: Mapping[str, NDArray[Any]], max_shard_bytes: int) -> Iterable[list[str]]:
+    names: list[str] = []
+    size = 0
+    for name, array in tensors.items():
+        if names and size + array.nbytes > max_shard_bytes:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += array.nbytes
+    yield names
+
+
+def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+    except (ValueError, AttributeError) as error:
+        raise BundleError(f"{path} does not start with a safetensors header ({error})") from error
+    assert isinstance(header, dict)
+    return header
+
+
+def _stored(path: Path, name: str, entry: Any, body: NDArray[np.uint8]) -> StoredTensor:
+    try:
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        start, stop = entry["data_offsets"]
+        expected = int(np.prod(shape)) * np.dtype(_NUMPY_DTYPES[dtype]).itemsize
+        if stop - start != expected or not 0 <= start <= stop:
+            raise ValueError(f"{stop - start} bytes for shape {shape} of {dtype}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise BundleError(f"{path}: tensor '{name}' has an unreadable header entry ({error})") from error
+    if stop > len(body):
+        raise BundleTruncatedError(f"{path} ends inside tensor '{name}'; restore the file")
+    return StoredTensor(name=name, file=path, dtype=dtype, shape=shape, data=body[start:stop])

@@ -1,0 +1,59 @@
+"""Atomic files and folders, and the lock of a folder, under failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openafm.core.files import FolderInUseError, OutOfSpaceError, atomic_file, atomic_folder, folder_lock
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("old")
+    with pytest.raises(ValueError, match="stop"), atomic_file(tmp_path / "a", "w") as file:
+        file.write("new")
+        raise ValueError("stop")
+    assert (tmp_path / "a").read_text() == "old"
+    assert names(tmp_path) == ["a"]
+
+
+def test_folder_is_replaced_whole(tmp_path: Path) -> None:
+    for content in ("one", "two"):
+        with atomic_folder(tmp_path / "bundle") as folder:
+            (folder / content).write_text(content)
+            if content == "two":
+                assert names(tmp_path / "bundle") == ["one"]
+    assert names(tmp_path / "bundle") == ["two"]
+    assert names(tmp_path) == ["bundle"]
+
+
+def test_full_disk_is_a_typed_error(tmp_path: Path) -> None:
+    with pytest.raises(OutOfSpaceError, match="bundle"), atomic_folder(tmp_path / "bundle"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert names(tmp_path) == []
+
+
+def test_a_really_full_device_is_a_typed_error(tmp_path: Path) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    with pytest.raises(OutOfSpaceError), atomic_file(tmp_path / "a", "w"), Path("/dev/full").open("w") as full:
+        full.write("x" * 100_000)
+    assert names(tmp_path) == []
+
+
+def test_second_holder_of_a_lock_is_told_who_has_it(tmp_path: Path) -> None:
+    script = f"from pathlib import Path; from openafm.core.files import folder_lock\nwith folder_lock(Path({str(tmp_path)!r})): pass"
+    with folder_lock(tmp_path):
+        other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert FolderInUseError.__name__ in other.stderr
+        assert str(os.getpid()) in other.stderr
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
