@@ -1,0 +1,255 @@
+"""The loader: (config, step) -> batch, by arithmetic alone.
+
+Nothing is drawn, buffered or remembered: how many rows of each source came before a step is arithmetic (`mixture.py`), which
+row a draw means is a keyed permutation of the source's rows, another one each epoch (`permutation.py`), and documents were
+packed into rows when the corpus was opened (`rows.py`). Resuming needs the step and nothing else, and the rows of a step are
+the same for any number of ranks.
+
+Shape suffixes: B rows of this rank, S tokens of a row, P pieces (documents as attention sees them).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from openafm.core.config import Config, dump
+from openafm.core.errors import UsageError
+from openafm.data.mixture import Mixture
+from openafm.data.permutation import Permutation
+from openafm.data.rows import PackedRows, Pieces, cut, pack_rows
+from openafm.data.shards import Shards, open_shards
+
+PAD = 0
+
+
+class LoaderRankError(UsageError):
+    """A rank or a world size that cannot share the rows of a step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig(Config):
+    """A folder of token shards, and its share of the rows (rows are about 99 % full, so also of the tokens)."""
+
+    name: str
+    path: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.require(
+            self.weight > 0, f"the weight of '{self.name}' must be above 0, got {self.weight}; leave it out instead"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderConfig(Config):
+    """What a run reads: sources with weights that add up to 1, the rows of one step over all ranks, and tokens of a row."""
+
+    sources: tuple[SourceConfig, ...]
+    rows_per_step: int
+    row_tokens: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        names = [source.name for source in self.sources]
+        total = sum(source.weight for source in self.sources)
+        self.require(len(names) > 0, "needs at least one source")
+        self.require(len(set(names)) == len(names), f"two sources share a name: {', '.join(sorted(names))}")
+        self.require(abs(total - 1) < 1e-6, f"the weights of {', '.join(names)} must add up to 1, they make {total:g}")
+        self.require(self.rows_per_step > 0, f"rows_per_step must be at least 1, got {self.rows_per_step}")
+        self.require(self.row_tokens > 1, f"row_tokens must be at least 2, got {self.row_tokens}")
+
+    def build(self, rank: int = 0, world: int = 1, *, tokenizer_digest: str | None = None) -> Loader:
+        """Open the sources; see `Loader`."""
+        return Loader(self, rank, world, tokenizer_digest=tokenizer_digest)
+
+
+class Span(NamedTuple):
+    """Positions start..stop-1 of a row of the batch: one document as attention sees it."""
+
+    row: int
+    start: int
+    stop: int
+
+
+class Origin(NamedTuple):
+    """Where a span's tokens are stored: positions start..stop-1 of a shard of a source."""
+
+    source: str
+    shard: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The rows of one rank for one step.
+
+    `targets_BS` is the next token of the same document, also across a cut; `loss_mask_BS` is False where there is none (the
+    end of a document, padding) and where it is not to be learnt. `documents` are disjoint, in row-major order, and leave
+    out the padding; `origins` says where each one is stored.
+    """
+
+    tokens_BS: npt.NDArray[np.int64]
+    targets_BS: npt.NDArray[np.int64]
+    loss_mask_BS: npt.NDArray[np.bool_]
+    documents: tuple[Span, ...]
+    origins: tuple[Origin, ...]
+
+    @property
+    def num_real_tokens(self) -> int:
+        """Tokens that belong to a document."""
+        return sum(document.stop - document.start for document in self.documents)
+
+    @property
+    def num_targets(self) -> int:
+        """Positions that count in the loss."""
+        return int(self.loss_mask_BS.sum())
+
+
+class Loader:
+    """Rank `rank` of `world` reads rows rank, rank + world, ... of every step.
+
+    Raises:
+        ShardError: a source is absent, damaged, empty, or made with another tokenizer than `tokenizer_digest` or than
+            the other sources.
+        LoaderRankError: the world is larger than a step, or the rank is not in it.
+    """
+
+    def __init__(
+        self,
+        config: LoaderConfig,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        tokenizer_digest: str | None = None,
+        verify: bool = True,
+    ) -> None:
+        if not 0 <= rank < world <= config.rows_per_step:
+            raise LoaderRankError(
+                f"rank {rank} of {world} cannot share {config.rows_per_step} rows a step; "
+                "use at most as many ranks as rows, counted from 0"
+            )
+        self.config, self.rank, self.world = config, rank, world
+        self.sources: list[PackedSource] = []
+        for source in config.sources:
+            shards = open_shards(Path(source.path), tokenizer_digest=tokenizer_digest, verify=verify)
+            tokenizer_digest = shards.manifest.tokenizer_digest  # all sources must share it
+            self.sources.append(PackedSource(source.name, shards, config.row_tokens, config.seed))
+        self._mixture = Mixture([source.weight for source in config.sources])
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of the config, paths aside, and of all sources' bytes: where it is equal, every batch is."""
+        anywhere = tuple(replace(source, path="") for source in self.config.sources)
+        parts = [dump(replace(self.config, sources=anywhere))]
+        parts += [source.shards.manifest.digest for source in self.sources]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def epochs(self, step: int) -> dict[str, float]:
+        """How often each source was read through in the first `step` steps."""
+        drawn = self._mixture.drawn(step * self.config.rows_per_step)
+        return {source.name: rows / source.num_rows for source, rows in zip(self.sources, drawn, strict=True)}
+
+    def steps_per_epoch(self) -> float:
+        """Steps until the source that is read through last has been read once."""
+        pairs = zip(self.sources, self.config.sources, strict=True)
+        return max(source.num_rows / (config.weight * self.config.rows_per_step) for source, config in pairs)
+
+    def batch(self, step: int) -> Batch:
+        """The rows of this rank at `step`, counted from 0."""
+        if step < 0:
+            raise UsageError(f"steps are counted from 0, got {step}")
+        rows = self._rows(step)
+        shape = (len(rows), self.config.row_tokens)
+        tokens_BS, targets_BS = np.full(shape, PAD, dtype=np.int64), np.full(shape, PAD, dtype=np.int64)
+        loss_mask_BS = np.zeros(shape, dtype=np.bool_)
+        documents: list[Span] = []
+        origins: list[Origin] = []
+        for b, (source, row) in enumerate(rows):
+            stop = 0
+            for origin, has_next in source.pieces(row):
+                start, stop = stop, stop + origin.stop - origin.start
+                num_targets = stop - start - (not has_next)
+                tokens_BS[b, start:stop] = source.shards.tokens(*origin[1:])
+                next_tokens = slice(start, start + num_targets)
+                shifted = (origin.shard, origin.start + 1, origin.start + 1 + num_targets)
+                targets_BS[b, next_tokens] = source.shards.tokens(*shifted)
+                loss_mask_BS[b, next_tokens] = source.shards.loss_mask(*shifted)
+                documents.append(Span(b, start, stop))
+                origins.append(origin)
+        return Batch(
+            tokens_BS=tokens_BS,
+            targets_BS=targets_BS,
+            loss_mask_BS=loss_mask_BS,
+            documents=tuple(documents),
+            origins=tuple(origins),
+        )
+
+    def _rows(self, step: int) -> list[tuple[PackedSource, int]]:
+        """This rank's rows of the step: each source's draws in order, then shuffled so that every rank sees the mixture."""
+        num_rows = self.config.rows_per_step
+        before, after = self._mixture.drawn(step * num_rows), self._mixture.drawn((step + 1) * num_rows)
+        rows = [
+            (source, row)
+            for source, first, last in zip(self.sources, before, after, strict=True)
+            for row in source.draws(first, last)
+        ]
+        order = Permutation(num_rows, self.config.seed, "step", step)(np.arange(self.rank, num_rows, self.world))
+        return [rows[position] for position in order]
+
+
+class PackedSource:
+    """One corpus, packed into rows, and the order in which its rows are drawn."""
+
+    def __init__(self, name: str, shards: Shards, row_tokens: int, seed: int) -> None:
+        self.name, self.shards, self._seed = name, shards, seed
+        lengths_D = np.concatenate([np.diff(offsets) for offsets in shards.offsets])
+        self._shard_D = np.repeat(np.arange(len(shards.offsets)), [len(offsets) - 1 for offsets in shards.offsets])
+        self._start_D = np.concatenate([offsets[:-1] for offsets in shards.offsets])
+        self._stop_D = self._start_D + lengths_D
+        self._pieces: Pieces = cut(lengths_D, row_tokens)
+        num_pieces = len(self._pieces.length_P)
+        tie_order_P = Permutation(num_pieces, seed, "ties", name)(np.arange(num_pieces))
+        self._rows: PackedRows = pack_rows(self._pieces.length_P, row_tokens, tie_order_P)
+        self.num_rows, self.num_tokens = self._rows.num_rows, int(lengths_D.sum())
+        self.num_documents = len(lengths_D)
+        self.fill = self.num_tokens / (self.num_rows * row_tokens)
+
+    def draws(self, first: int, last: int) -> Iterator[int]:
+        """The rows of draws first..last-1; draw n is row n of an endless sequence of shuffled epochs."""
+        draws = np.arange(first, last)
+        for epoch in range(first // self.num_rows, (last - 1) // self.num_rows + 1):
+            within = draws[draws // self.num_rows == epoch] % self.num_rows
+            yield from Permutation(self.num_rows, self._seed, "epoch", self.name, epoch)(within).tolist()
+
+    def pieces(self, row: int) -> Iterator[tuple[Origin, bool]]:
+        """What a row holds: where each piece is stored, and whether its document goes on after it."""
+        for piece in self._rows.pieces(row):
+            document = self._pieces.document_P[piece]
+            start = int(self._start_D[document] + self._pieces.start_P[piece])
+            stop = start + int(self._pieces.length_P[piece])
+            yield Origin(self.name, int(self._shard_D[document]), start, stop), stop < self._stop_D[document]
+
+
+def prefetch(loader: Loader, start_step: int, depth: int = 2) -> Iterator[Batch]:
+    """The batches from `start_step` on, endless; a thread keeps `depth` of them ready until the iterator is closed."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader") as executor:
+        ahead: deque[Future[Batch]] = deque()
+        step = start_step
+        try:
+            while True:
+                while len(ahead) <= depth:  # the one asked for, and `depth` while the caller works on it
+                    ahead.append(executor.submit(loader.batch, step))
+                    step += 1
+                yield ahead.popleft().result()
+        finally:
+            executor.shutdown(cancel_futures=True)

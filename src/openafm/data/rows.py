@@ -1,0 +1,119 @@
+"""Packing documents into rows of equal length: best fit, longest first, on lengths alone.
+
+Rows with the same space left are interchangeable, so documents of one length are placed in runs instead of one by one: the
+result is exactly best-fit decreasing (Johnson, 1973), at a cost that grows with the number of distinct lengths.
+
+Shape suffixes: D documents, P pieces, R rows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pieces:
+    """Documents cut into pieces of at most a row: its document, where it starts in it and how long it is, for each piece."""
+
+    document_P: Int64Array
+    start_P: Int64Array
+    length_P: Int64Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedRows:
+    """Row `r` holds the pieces `order_P[row_starts_R1[r] : row_starts_R1[r + 1]]`, `row_starts_R1` being of length R + 1."""
+
+    order_P: Int64Array
+    row_starts_R1: Int64Array
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.row_starts_R1) - 1
+
+    def pieces(self, row: int) -> Int64Array:
+        """The indices of the pieces of a row, longest first."""
+        return self.order_P[self.row_starts_R1[row] : self.row_starts_R1[row + 1]]
+
+
+def cut(lengths_D: Int64Array, row_tokens: int) -> Pieces:
+    """Cut every document into pieces of `row_tokens`, the last one being shorter where it does not divide."""
+    num_pieces_D = -(-lengths_D // row_tokens)
+    document_P = np.repeat(np.arange(len(lengths_D)), num_pieces_D)
+    first_piece_D = np.cumsum(num_pieces_D) - num_pieces_D
+    start_P = (np.arange(len(document_P)) - first_piece_D[document_P]) * row_tokens
+    return Pieces(document_P=document_P, start_P=start_P, length_P=np.minimum(lengths_D[document_P] - start_P, row_tokens))
+
+
+def pack_rows(length_P: Int64Array, row_tokens: int, tie_order_P: Int64Array) -> PackedRows:
+    """Pack pieces of the given lengths (1..row_tokens) into as few rows as best-fit decreasing needs.
+
+    `tie_order_P` is a permutation of the pieces: those of equal length are taken in this order, so that neighbours of the
+    corpus do not end up in one row.
+    """
+    by_length_P = tie_order_P[np.argsort(-length_P[tie_order_P], kind="stable")]
+    lengths, counts = np.unique(length_P, return_counts=True)
+    rows = _RowSpaces(row_tokens)
+    row_of_sorted: list[int] = []
+    for length, count in zip(lengths[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        row_of_sorted += rows.place(length, count)
+    row_of_sorted_P = np.array(row_of_sorted, dtype=np.int64)
+    row_sizes_R = np.bincount(row_of_sorted_P, minlength=rows.num_rows)
+    return PackedRows(
+        order_P=by_length_P[np.argsort(row_of_sorted_P, kind="stable")],
+        row_starts_R1=np.concatenate([[0], np.cumsum(row_sizes_R)]).astype(np.int64),
+    )
+
+
+class _RowSpaces:
+    """Open rows, by the space left in them."""
+
+    def __init__(self, row_tokens: int) -> None:
+        self.num_rows = 0
+        self._row_tokens = row_tokens
+        self._rows: dict[int, list[int]] = {}
+        self._spaces: list[int] = []  # the keys of `_rows`, sorted
+
+    def place(self, length: int, count: int) -> list[int]:
+        """The row of each of `count` documents of one length, each in the fullest row that still takes it."""
+        placed: list[int] = []
+        while len(placed) < count:
+            space = self._tightest(length)
+            per_row = space // length  # a row that took one is now the tightest for the next
+            num_full, rest = divmod(count - len(placed), per_row)
+            rows = self._take(space, num_full + (rest > 0))
+            full, partial = rows[:num_full], rows[num_full:]
+            placed += [row for row in full for _ in range(per_row)] + partial * rest
+            self._put(space - per_row * length, full)
+            self._put(space - rest * length, partial)
+        return placed
+
+    def _tightest(self, length: int) -> int:
+        position = bisect_left(self._spaces, length)
+        return self._spaces[position] if position < len(self._spaces) else self._row_tokens
+
+    def _take(self, space: int, count: int) -> list[int]:
+        if space not in self._rows:
+            self.num_rows += count
+            return list(range(self.num_rows - count, self.num_rows))
+        rows = self._rows[space]
+        taken = rows[-count:]
+        del rows[-count:]
+        if not rows:
+            del self._rows[space]
+            del self._spaces[bisect_left(self._spaces, space)]
+        return taken
+
+    def _put(self, space: int, rows: list[int]) -> None:
+        if not rows or space == 0:
+            return
+        if space not in self._rows:
+            self._rows[space] = []
+            insort(self._spaces, space)
+        self._rows[space] += rows

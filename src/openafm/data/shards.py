@@ -1,0 +1,254 @@
+"""Token shards: a folder of memory-mapped arrays that any program can read, with a manifest that vouches for every byte.
+
+    corpus/
+      manifest.json           tokenizer digest, vocabulary size, tags, and each shard's counts, files and SHA-256 digests
+      00000.tokens.npy        [N] uint16 up to a vocabulary of 65,536, else uint32; documents one after another
+      00000.offsets.npy       [D + 1] int64; document d is tokens[offsets[d] : offsets[d + 1]]
+      00000.tags.npy          [D, 2] uint16; indices into the manifest's `languages` and `sources`
+      00000.loss_mask.npy     [ceil(N / 8)] uint8, little-endian bits: learn to predict this token. No file: learn all
+
+`write_shards` makes one, `open_shards` reads it.
+Shape suffixes: N tokens, D documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from openafm.core.config import Config, ConfigError, dump, from_dict
+from openafm.core.errors import OpenAFMError
+
+MANIFEST = "manifest.json"
+FORMAT = "openafm.token_shards"
+VERSION = 1
+MAX_OPEN_SHARDS = 128  # each holds up to two file descriptors
+
+Int64Array = npt.NDArray[np.int64]
+TokenArray = npt.NDArray[np.unsignedinteger]
+BoolArray = npt.NDArray[np.bool_]
+
+
+class ShardError(OpenAFMError):
+    """A folder of token shards that cannot be used; the message names the file."""
+
+
+class ManifestError(ShardError):
+    """A folder without a manifest, or with one that cannot be read."""
+
+
+class TruncatedShardError(ShardError):
+    """A file of a shard is missing or does not have the size its manifest states."""
+
+
+class ShardDigestError(ShardError):
+    """A file of a shard does not hold the bytes that were written."""
+
+
+class ForeignTokenizerError(ShardError):
+    """The tokens were made with another tokenizer than the one in use."""
+
+
+class EmptyCorpusError(ShardError):
+    """A corpus without a single document."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileRecord(Config):
+    """One file of a shard: its name in the folder, size and SHA-256 in hex."""
+
+    name: str
+    num_bytes: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        self.require(Path(self.name).name == self.name, f"the file name {self.name!r} leaves the folder")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardRecord(Config):
+    """One shard. `languages` and `sources` count its documents by tag; `loss_mask` is None where all tokens are learnt."""
+
+    num_tokens: int
+    num_documents: int
+    languages: dict[str, int]
+    sources: dict[str, int]
+    tokens: FileRecord
+    offsets: FileRecord
+    tags: FileRecord
+    loss_mask: FileRecord | None = None
+
+    @property
+    def files(self) -> tuple[FileRecord, ...]:
+        all_files = (self.tokens, self.offsets, self.tags, self.loss_mask)
+        return tuple(file for file in all_files if file is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Config):
+    """What `manifest.json` holds."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    tokenizer_digest: str
+    vocab_size: int
+    languages: tuple[str, ...]
+    sources: tuple[str, ...]
+    shards: tuple[ShardRecord, ...]
+
+    def __post_init__(self) -> None:
+        self.require(self.format == FORMAT, f"the format is {self.format!r}, expected {FORMAT!r}")
+        self.require(self.version == VERSION, f"version {self.version} needs another release, this one reads {VERSION}")
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(shard.num_tokens for shard in self.shards)
+
+    @property
+    def num_documents(self) -> int:
+        return sum(shard.num_documents for shard in self.shards)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex of the manifest, hence of every file: two corpora with the same digest hold the same bytes."""
+        return hashlib.sha256(dump(self).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """One document as stored: tokens [n] int64, which of them to learn [n], and its tags."""
+
+    tokens: Int64Array
+    loss_mask: BoolArray
+    language: str
+    source: str
+
+
+class Shards:
+    """An open corpus. Offsets are held in memory, tokens and loss masks are mapped when they are asked for."""
+
+    def __init__(self, path: Path, manifest: Manifest, offsets: tuple[Int64Array, ...]) -> None:
+        self.path, self.manifest, self.offsets = path, manifest, offsets
+        self._arrays = lru_cache(maxsize=MAX_OPEN_SHARDS)(self._map)
+
+    def tokens(self, shard: int, start: int, stop: int) -> TokenArray:
+        """The tokens at positions start..stop-1 of a shard, as stored: a view of the file."""
+        return self._arrays(shard)[0][start:stop]
+
+    def loss_mask(self, shard: int, start: int, stop: int) -> BoolArray:
+        """For the same positions, whether to learn to predict the token."""
+        bits = self._arrays(shard)[1]
+        if bits is None:
+            return np.ones(stop - start, dtype=np.bool_)
+        first_byte = start // 8
+        covering = np.unpackbits(bits[first_byte : (stop + 7) // 8], bitorder="little")
+        return covering[start - 8 * first_byte : stop - 8 * first_byte].view(np.bool_)
+
+    def document(self, shard: int, index: int) -> Document:
+        """Document `index` of a shard, with its tags."""
+        start, stop = (int(offset) for offset in self.offsets[shard][index : index + 2])
+        language, source = load_array(self.path, self.manifest.shards[shard].tags)[index]
+        return Document(
+            tokens=self.tokens(shard, start, stop).astype(np.int64),
+            loss_mask=self.loss_mask(shard, start, stop),
+            language=self.manifest.languages[language],
+            source=self.manifest.sources[source],
+        )
+
+    def _map(self, shard: int) -> tuple[TokenArray, npt.NDArray[np.uint8] | None]:
+        record = self.manifest.shards[shard]
+        bits = None if record.loss_mask is None else load_array(self.path, record.loss_mask)
+        return load_array(self.path, record.tokens), bits
+
+
+def open_shards(path: Path, *, tokenizer_digest: str | None = None, verify: bool = True) -> Shards:
+    """Open a folder of token shards. Sizes are always checked, digests unless `verify` is False.
+
+    Raises:
+        ManifestError: no readable manifest in `path`.
+        ForeignTokenizerError: the corpus was not made with the tokenizer of `tokenizer_digest`.
+        EmptyCorpusError: there is no document.
+        TruncatedShardError, ShardDigestError: a file is not what was written.
+    """
+    manifest = read_manifest(path)
+    if tokenizer_digest not in (None, manifest.tokenizer_digest):
+        raise ForeignTokenizerError(
+            f"{path / MANIFEST}: made with tokenizer {manifest.tokenizer_digest[:12]}, in use is {tokenizer_digest[:12]}; "
+            "pack the corpus again with the tokenizer in use"
+        )
+    if manifest.num_documents == 0:
+        raise EmptyCorpusError(f"{path / MANIFEST}: the corpus holds no document")
+    for shard in manifest.shards:
+        for file in shard.files:
+            _check_size(path, file)
+    if verify:
+        verify_shards(path, manifest)
+    return Shards(path, manifest, tuple(_load_offsets(path, shard) for shard in manifest.shards))
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of a folder of token shards.
+
+    Raises:
+        ManifestError: it is missing or is not one.
+    """
+    file = path / MANIFEST
+    try:
+        return from_dict(Manifest, json.loads(file.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ManifestError(f"{file} does not exist: {path} is not a folder of token shards") from error
+    except (ValueError, ConfigError) as error:
+        raise ManifestError(f"{file} is not the manifest of token shards: {error}") from error
+
+
+def verify_shards(path: Path, manifest: Manifest | None = None) -> None:
+    """Read every file and compare it with its digest.
+
+    Raises:
+        TruncatedShardError, ShardDigestError: the first file that is not what was written.
+    """
+    for shard in (manifest or read_manifest(path)).shards:
+        for file in shard.files:
+            _check_size(path, file)
+            with (path / file.name).open("rb") as stream:
+                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            if found != file.sha256:
+                raise ShardDigestError(
+                    f"{path / file.name} was changed after it was written: its SHA-256 is {found[:12]}, "
+                    f"expected {file.sha256[:12]}; copy the corpus again or pack it again"
+                )
+
+
+def load_array(path: Path, file: FileRecord) -> npt.NDArray[Any]:
+    """Map an array file of a shard, read-only."""
+    try:
+        # A view as a plain array: slicing a memmap costs several times more.
+        return np.asarray(np.load(path / file.name, mmap_mode="r", allow_pickle=False))
+    except ValueError as error:
+        raise TruncatedShardError(f"{path / file.name} is not a whole array file: {error}") from error
+
+
+def _check_size(path: Path, file: FileRecord) -> None:
+    try:
+        num_bytes = (path / file.name).stat().st_size
+    except FileNotFoundError as error:
+        raise TruncatedShardError(f"{path / file.name} is missing; copy the corpus again or pack it again") from error
+    if num_bytes != file.num_bytes:
+        raise TruncatedShardError(
+            f"{path / file.name} has {num_bytes:,} bytes, expected {file.num_bytes:,}; "
+            "copy the corpus again or pack it again"
+        )
+
+
+def _load_offsets(path: Path, shard: ShardRecord) -> Int64Array:
+    offsets = np.array(load_array(path, shard.offsets), dtype=np.int64)
+    if len(offsets) != shard.num_documents + 1 or offsets[0] != 0 or offsets[-1] != shard.num_tokens:
+        raise ShardDigestError(f"{path / shard.offsets.name} does not fit the counts in {path / MANIFEST}")
+    return offsets
