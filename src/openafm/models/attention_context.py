@@ -65,46 +65,57 @@ class Span:
     stop: int
 
 
-class WholeRows(AttentionContext):
-    """Every row of the batch is one document: a single attention call for all of them."""
+class BatchContext(AttentionContext):
+    """A batch without a past: documents in rows, and the keys and values its layers store during one forward pass."""
 
-    def __init__(self, num_rows: int, row_length: int, device: torch.device | None = None) -> None:
-        super().__init__(torch.arange(row_length, device=device).expand(num_rows, row_length))
+    def __init__(self, documents: Sequence[Span], positions_BS: Tensor) -> None:
+        super().__init__(positions_BS)
+        self._documents = tuple(documents)
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
         self._stored[layer] = (k_BSKC, v_BSKC)
+
+    def narrow(self, indices_N: Tensor) -> AttentionContext:
+        """A context in which only these positions are queries [1, N, H, C]; the layers it passes store nothing.
+
+        `indices_N` point into the flattened batch, ascend, and lie in documents. Exact: each sees what it saw before. So
+        positions whose output nobody reads skip the layers that store no keys and values, in prefill (only the last of a
+        document matters) and in training (only those that carry loss).
+        """
+        return _Narrowed(self._stored, _pieces(self._documents, *self.positions_BS.shape), self.positions_BS, indices_N)
+
+    def last(self) -> LastPositions:
+        row_length = self.positions_BS.shape[1]
+        indices = [document.row * row_length + document.stop - 1 for document in self._documents]
+        indices_D = torch.tensor(indices, device=self.positions_BS.device)
+        return LastPositions(indices_D=indices_D, context=self.narrow(indices_D))
+
+
+class WholeRows(BatchContext):
+    """Every row of the batch is one document: a single attention call for all of them."""
+
+    def __init__(self, num_rows: int, row_length: int, device: torch.device | None = None) -> None:
+        rows = [Span(row=row, start=0, stop=row_length) for row in range(num_rows)]
+        super().__init__(rows, torch.arange(row_length, device=device).expand(num_rows, row_length))
 
     def attend(self, layer: int, q_BSHC: Tensor, window: int | None) -> Tensor:
         return causal_attention(q_BSHC, *self._stored[layer], window)
 
-    def last(self) -> LastPositions:
-        num_rows, row_length = self.positions_BS.shape
-        rows = torch.arange(num_rows, device=self.positions_BS.device)
-        spans = tuple(Span(row=row, start=0, stop=row_length) for row in range(num_rows))
-        return LastPositions(
-            indices_D=rows * row_length + row_length - 1, context=_LastOfEach(self._stored, spans, self.positions_BS)
-        )
 
-
-class PackedDocuments(AttentionContext):
+class PackedDocuments(BatchContext):
     """Rows hold several documents that never see each other: one attention call per document.
 
     On a CPU this is several times faster than one call with a block mask. Positions count from 0 in each document; padding
-    belongs to no document, gets position 0 and an output of zeros.
+    belongs to no document, gets position 0 and an output of zeros. Documents are disjoint and in row-major order.
     """
 
-    def __init__(self, documents: Sequence[Span], num_rows: int, row_length: int) -> None:
-        self._documents = tuple(documents)
-        positions_BS = torch.zeros(num_rows, row_length, dtype=torch.long)
-        for document in self._documents:
-            positions_BS[document.row, document.start : document.stop] = torch.arange(document.stop - document.start)
-        super().__init__(positions_BS)
-        self._pieces = _pieces(self._documents, num_rows, row_length)
-        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
-        self._stored[layer] = (k_BSKC, v_BSKC)
+    def __init__(
+        self, documents: Sequence[Span], num_rows: int, row_length: int, device: torch.device | None = None
+    ) -> None:
+        self._pieces = _pieces(documents, num_rows, row_length)
+        positions = [torch.arange(piece.length) * piece.is_document for piece in self._pieces]
+        super().__init__(documents, torch.cat(positions).view(num_rows, row_length).to(device))
 
     def attend(self, layer: int, q_BSHC: Tensor, window: int | None) -> Tensor:
         lengths = [piece.length for piece in self._pieces]
@@ -116,56 +127,69 @@ class PackedDocuments(AttentionContext):
         ]
         return torch.cat(outputs).view_as(q_BSHC)
 
-    def last(self) -> LastPositions:
-        row_length = self.positions_BS.shape[1]
-        indices = [document.row * row_length + document.stop - 1 for document in self._documents]
-        return LastPositions(
-            indices_D=torch.tensor(indices), context=_LastOfEach(self._stored, self._documents, self.positions_BS)
-        )
 
+class _Narrowed(AttentionContext):
+    """Some positions of a batch as the only queries [1, N, H, C], over keys and values that earlier layers have stored."""
 
-class _LastOfEach(AttentionContext):
-    """One query per document [1, D, H, C], at its last position, over keys and values already stored."""
-
-    def __init__(self, stored: dict[int, tuple[Tensor, Tensor]], documents: Sequence[Span], positions_BS: Tensor) -> None:
-        super().__init__(torch.stack([positions_BS[d.row, d.stop - 1] for d in documents])[None])
-        self._stored, self._documents = stored, documents
+    def __init__(
+        self, stored: dict[int, tuple[Tensor, Tensor]], pieces: Sequence[_Piece], positions_BS: Tensor, indices_N: Tensor
+    ) -> None:
+        super().__init__(positions_BS.flatten()[indices_N][None])
+        self._stored, self._lengths = stored, [piece.length for piece in pieces]
+        stops = torch.tensor(self._lengths).cumsum(0)
+        ends = torch.searchsorted(indices_N, (stops - 1).to(indices_N.device), right=True).cpu()
+        self._num_queries: list[int] = ends.diff(prepend=ends.new_zeros(1)).tolist()
+        self._places_s = [places.cpu() for places in self.positions_BS[0].split(self._num_queries)]
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
-        raise AssertionError(f"layer {layer} stores keys and values but was built to be skipped by the prompt")
+        raise AssertionError(f"layer {layer} stores keys and values but was built to be skipped")
 
     def attend(self, layer: int, q_BSHC: Tensor, window: int | None) -> Tensor:
-        k_BSKC, v_BSKC = self._stored[layer]
-        outputs = []
-        for index, document in enumerate(self._documents):
-            start = document.start if window is None else max(document.start, document.stop - window)
-            keys, values = (x[document.row : document.row + 1, start : document.stop] for x in (k_BSKC, v_BSKC))
-            outputs.append(causal_attention(q_BSHC[:, index : index + 1], keys, values, None))
-        return torch.cat(outputs, dim=1)
+        q_s = q_BSHC[0].split(self._num_queries)
+        k_s, v_s = (x.flatten(0, 1).split(self._lengths) for x in self._stored[layer])
+        outputs = [
+            _attention_at(places, q[None], k[None], v[None], window)[0]
+            for places, q, k, v in zip(self._places_s, q_s, k_s, v_s, strict=True)
+            if len(places)
+        ]
+        return torch.cat(outputs)[None]
 
     def last(self) -> LastPositions:
-        raise AssertionError("already narrowed to the last positions")
+        raise AssertionError("already narrowed to some positions")
+
+
+def _attention_at(places_Q: Tensor, q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, window: int | None) -> Tensor:
+    """Attention of the queries at these ascending places of one document. Returns o_BQHC."""
+    first, last = int(places_Q[0]), int(places_Q[-1])
+    start = 0 if window is None else max(0, first - window + 1)
+    k_BLKC, v_BLKC = k_BLKC[:, start : last + 1], v_BLKC[:, start : last + 1]
+    if last - first + 1 == len(places_Q):
+        return causal_attention(q_BQHC, k_BLKC, v_BLKC, window)
+    ages_QL = (places_Q - start)[:, None] - torch.arange(k_BLKC.shape[1])
+    return _attention(q_BQHC, k_BLKC, v_BLKC, _visible(ages_QL, window).to(q_BQHC.device), is_causal=False)
 
 
 def causal_attention(q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, window: int | None) -> Tensor:
     """Attention of the last Q of L positions, each to itself and what precedes it within `window`. Returns o_BQHC."""
     num_queries, num_keys = q_BQHC.shape[1], k_BLKC.shape[1]
-    q, k, v = (x.transpose(1, 2) for x in (q_BQHC, k_BLKC, v_BLKC))
     windowed = window is not None and window < num_keys
-    square = num_queries == num_keys
-    mask_QL = None
-    if windowed or not (square or num_queries == 1):
-        mask_QL = _visible(num_queries, num_keys, window, q.device)
-    o = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask_QL, is_causal=mask_QL is None and square and num_queries > 1, enable_gqa=True
-    )
-    return o.transpose(1, 2)
+    if not windowed and num_queries in (1, num_keys):
+        return _attention(q_BQHC, k_BLKC, v_BLKC, None, is_causal=num_queries > 1)
+    keys_L = torch.arange(num_keys, device=q_BQHC.device)
+    ages_QL = keys_L[num_keys - num_queries :, None] - keys_L
+    return _attention(q_BQHC, k_BLKC, v_BLKC, _visible(ages_QL, window), is_causal=False)
 
 
-def _visible(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> Tensor:
-    ages_QL = torch.arange(num_keys - num_queries, num_keys, device=device)[:, None] - torch.arange(num_keys, device=device)
+def _visible(ages_QL: Tensor, window: int | None) -> Tensor:
+    """Which keys a query sees, by how many positions before it they stand."""
     visible_QL = ages_QL >= 0
     return visible_QL if window is None else visible_QL & (ages_QL < window)
+
+
+def _attention(q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, mask_QL: Tensor | None, *, is_causal: bool) -> Tensor:
+    q, k, v = (x.transpose(1, 2) for x in (q_BQHC, k_BLKC, v_BLKC))
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_QL, is_causal=is_causal, enable_gqa=True)
+    return o.transpose(1, 2)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from openafm.models.attention_context import AttentionContext, WholeRows
+from openafm.models.attention_context import AttentionContext, BatchContext, WholeRows
 from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
 from openafm.models.layers import Linear, RMSNorm
 
@@ -72,15 +72,26 @@ class Decoder(nn.Module):
         Layers that store no keys and values run for those positions alone: the prompt skips block 2 (report 2.1).
         """
         context = context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device)
-        x_BSD = self.embed(tokens_BS)
-        num_prefill_layers = self.config.num_prefill_layers
-        for layer in self.layers[:num_prefill_layers]:
-            x_BSD = layer(x_BSD, context)
+        x_BSD = self._prefill(tokens_BS, context)
         last = context.last()
-        x_1D = x_BSD.flatten(0, 1)[last.indices_D][None]
-        for layer in self.layers[num_prefill_layers:]:
-            x_1D = layer(x_1D, last.context)
-        return self.norm(x_1D)
+        return self._rest(x_BSD, last.indices_D, last.context)
+
+    def hidden_at(self, tokens_BS: Tensor, context: BatchContext, indices_N: Tensor) -> Tensor:
+        """The same at some positions of the flattened batch, [1, N, D]: the bypass in training, where they carry loss."""
+        x_BSD = self._prefill(tokens_BS, context)
+        return self._rest(x_BSD, indices_N, context.narrow(indices_N))
+
+    def _prefill(self, tokens_BS: Tensor, context: AttentionContext) -> Tensor:
+        x_BSD = self.embed(tokens_BS)
+        for layer in self.layers[: self.config.num_prefill_layers]:
+            x_BSD = layer(x_BSD, context)
+        return x_BSD
+
+    def _rest(self, x_BSD: Tensor, indices_N: Tensor, context: AttentionContext) -> Tensor:
+        x_1ND = x_BSD.flatten(0, 1)[indices_N][None]
+        for layer in self.layers[self.config.num_prefill_layers :]:
+            x_1ND = layer(x_1ND, context)
+        return self.norm(x_1ND)
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
         return F.embedding(tokens_BS, self.embedding).to(self.compute_dtype)
