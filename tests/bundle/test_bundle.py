@@ -31,9 +31,9 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 
-TOKENIZER = train_tokenizer(TokenizerConfig(vocab_size=400), ["the cat sat on the mat, the dog sat on the log. " * 30])
+TOKENIZER = train_tokenizer(TokenizerConfig(vocab_size=330), ["the cat sat on the mat, the dog sat on the log. " * 30])
 CONFIG = shared_kv_decoder(
-    vocab_size=400,
+    vocab_size=330,
     dim=16,
     num_own_layers=2,
     num_shared_layers=1,
@@ -44,7 +44,7 @@ CONFIG = shared_kv_decoder(
     context_length=64,
 )
 WEIGHTS = {
-    "embedding": np.arange(6400, dtype=np.float32).reshape(400, 16),
+    "embedding": np.arange(5280, dtype=np.float32).reshape(330, 16),
     "norm.weight": np.ones(16, dtype=np.float32),
 }
 
