@@ -51,7 +51,10 @@ def test_a_really_full_device_is_a_typed_error(tmp_path: Path) -> None:
 
 
 def test_second_holder_of_a_lock_is_told_who_has_it(tmp_path: Path) -> None:
-    script = f"from pathlib import Path; from openafm.core.files import folder_lock\nwith folder_lock(Path({str(tmp_path)!r})): pass"
+    script = (
+        "from pathlib import Path; from openafm.core.files import folder_lock\n"
+        f"with folder_lock(Path({str(tmp_path)!r})): pass"
+    )
     with folder_lock(tmp_path):
         other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert FolderInUseError.__name__ in other.stderr

@@ -1,0 +1,45 @@
+# Two commands for a newcomer: `make run` and `make test`. Everything lives in .venv and is made on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: run test test-all check format bench clean
+.DEFAULT_GOAL := run
+
+run: .venv/installed-run
+	$(BIN)/openafm quickstart
+
+test: .venv/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu"
+
+test-all: .venv/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
+
+check: .venv/installed-test
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/installed-test
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+bench: .venv/installed-test
+	for script in benchmarks/*.py; do $(BIN)/python $$script --quick --json || exit 1; done
+
+clean:
+	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "openafm needs Python 3.11 or newer; name one: make PYTHON=python3.12 run" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+
+.venv/installed-run: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install -q -e ".[metrics,plots]"
+	touch $@
+
+.venv/installed-test: pyproject.toml | .venv/bin/python
+	$(BIN)/pip install -q -e ".[test]"
+	touch $@

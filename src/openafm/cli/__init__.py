@@ -1,0 +1,1 @@
+"""`openafm <verb>`: imports nothing heavy until a verb needs it."""

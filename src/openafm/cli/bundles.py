@@ -1,0 +1,48 @@
+"""`openafm inspect` and `openafm use`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from openafm.cli.output import JsonOption, print_json, print_table
+
+
+def inspect(
+    name: Annotated[str, typer.Argument(help="A bundle by name or path, or a named size such as on_device.base.")],
+    json: JsonOption = False,
+) -> None:
+    """Describe a bundle, verifying every digest, or a named size without weights."""
+    from openafm.bundle import open_bundle
+    from openafm.bundle.describe import describe_bundle, describe_size
+    from openafm.models.sizes import SIZES
+
+    description = describe_size(name) if name in SIZES else describe_bundle(open_bundle(name))
+    if json:
+        print_json(description.to_dict())
+    else:
+        rows = [(key, "-" if value is None else value) for key, value in description.to_dict().items()]
+        print_table(("", ""), rows)
+
+
+def use(
+    name: Annotated[str | None, typer.Argument(help="The bundle that answers from now on, by name or path.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Choose the bundle that answers when none is named; without NAME, list the local bundles."""
+    from openafm.bundle import BundleNotFoundError, choose_model, list_bundles, resolve_model
+
+    if name is not None:
+        chosen = choose_model(name)
+        print_json({"bundle": str(chosen)}) if json else print(f"{chosen.name} answers from now on ({chosen})")
+        return
+    try:
+        answering = resolve_model()
+    except BundleNotFoundError:
+        answering = None
+    listing = [{"name": path.name, "path": str(path), "answers": path == answering} for path in list_bundles()]
+    if json:
+        print_json(listing)
+    else:
+        print_table(("name", "answers", "path"), [(b["name"], "*" if b["answers"] else "", b["path"]) for b in listing])

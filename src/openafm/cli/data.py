@@ -1,0 +1,82 @@
+"""`openafm data`: text and conversations into token shards."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openafm.cli.output import JsonOption, print_json, print_table
+
+app = typer.Typer(help="Pack text and chat JSONL into token shards; look at the built-in corpus.", no_args_is_help=True)
+
+
+@app.command()
+def pack(
+    path: Annotated[Path, typer.Argument(help="A file or folder of .txt, .md or .jsonl, each also with .gz.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of shards to write.")],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", help="Bundle whose tokenizer to use; else the one that answers.")
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json to use instead of a bundle's.")] = None,
+    language: Annotated[str, typer.Option(help="Language of documents that do not say theirs.")] = "",
+    held_out: Annotated[float, typer.Option(help="Share of documents to keep apart in OUT/held_out.")] = 0.0,
+    json: JsonOption = False,
+) -> None:
+    """Pack a folder of your own text or chat JSONL into token shards."""
+    from openafm.bundle import open_bundle, resolve_model
+    from openafm.data.pack import PackConfig, pack_path
+    from openafm.tokenizer.bpe import Tokenizer
+    from openafm.tokenizer.chat_template import ChatTemplate
+
+    if tokenizer is not None:
+        chosen, template = Tokenizer.load(tokenizer), ChatTemplate()
+    else:
+        bundle = open_bundle(model or resolve_model())
+        chosen, template = bundle.tokenizer, bundle.template
+    config = PackConfig(source=path.stem, language=language, held_out=held_out)
+    report = pack_path(path, out, chosen, template, config)
+    parts = [("train", report.train)] + ([("held_out", report.held_out)] if report.held_out else [])
+    summary = [
+        {"part": part, "documents": manifest.num_documents, "tokens": manifest.num_tokens} for part, manifest in parts
+    ]
+    if json:
+        print_json({"path": str(report.path), "skipped": report.num_skipped, "parts": summary})
+    else:
+        print_table(("part", "documents", "tokens"), [tuple(row.values()) for row in summary])
+        print(f"wrote {report.path}")
+
+
+@app.command()
+def sample(
+    count: Annotated[int, typer.Option(help="How many examples.")] = 3,
+    task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
+    language: Annotated[str | None, typer.Option(help="Only this language.")] = None,
+    split: Annotated[str, typer.Option(help="train or held_out.")] = "train",
+    seed: int = 0,
+) -> None:
+    """Print examples of the built-in corpus as chat JSONL."""
+    from openafm.core.config import from_dict
+    from openafm.data.synthetic import SyntheticConfig, generate
+
+    values: dict[str, object] = {"seed": seed, "split": split}
+    values |= {"tasks": {task: 1.0}} if task else {}
+    values |= {"languages": {language: 1.0}} if language else {}
+    for conversation in generate(from_dict(SyntheticConfig, values), count):
+        print_json(conversation.to_dict())
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="A folder of shards.")],
+    json: JsonOption = False,
+) -> None:
+    """Verify the digests of a folder of shards and say what it holds."""
+    from openafm.data.shards import open_shards
+
+    manifest = open_shards(path, verify=True).manifest
+    print_json(asdict(manifest)) if json else print_table(
+        ("", ""), [("documents", manifest.num_documents), ("tokens", manifest.num_tokens), ("shards", len(manifest.shards))]
+    )

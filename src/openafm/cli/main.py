@@ -1,0 +1,60 @@
+"""The `openafm` command. Exit codes: 0 done, 1 the work failed, 2 the call was wrong, 130 interrupted (Ctrl-C)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from openafm.cli import bundles, data, quickstart, respond, tokenizer, train
+from openafm.core.errors import OpenAFMError
+
+app = typer.Typer(
+    name="openafm",
+    help="An open implementation of Apple's 2025 foundation models: train, bundle and use them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command()(quickstart.quickstart)
+app.command()(train.train)
+app.add_typer(train.recipes_app, name="recipes")
+app.add_typer(data.app, name="data")
+app.add_typer(tokenizer.app, name="tokenizer")
+app.command()(bundles.inspect)
+app.command()(bundles.use)
+app.command()(respond.respond)
+app.command()(respond.chat)
+
+# What typer raises for a wrong call (an unknown option, a missing argument) has this common base.
+_WrongCall = typer.BadParameter.__mro__[1]
+
+
+def main() -> None:
+    """Entry point of the installed command."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; every expected failure becomes one line on standard error and an exit code."""
+    try:
+        result = app(args=list(arguments), standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except OpenAFMError as error:
+        return _fail(" ".join(str(error).split()), error.exit_code)
+    except _WrongCall as error:
+        return _fail(f"{error.format_message()} (see `openafm --help`)", 2)  # type: ignore[attr-defined]
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        # The reader of our output went away (`openafm recipes | head`): nothing is wrong, but nothing can be said either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _fail(message: str, exit_code: int) -> int:
+    print(f"openafm: {message}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,106 @@
+"""`openafm respond` and `openafm chat`: the framework from a terminal."""
+
+from __future__ import annotations
+
+import json as json_library
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from openafm.cli.output import print_json
+from openafm.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from openafm.framework.session import LanguageModelSession
+
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; else the one that answers.")]
+InstructionsOption = Annotated[
+    str | None, typer.Option("--instructions", "-i", help="Instructions; by default today's date and the coming week.")
+]
+TemperatureOption = Annotated[float | None, typer.Option(help="Sample at this temperature; greedy when not given.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling: same seed, same answer.")]
+TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
+
+
+class SchemaFileError(UsageError):
+    """The file given with --schema is not a JSON Schema object."""
+
+
+def respond(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    schema: Annotated[Path | None, typer.Option(help="JSON Schema file: the answer is JSON that satisfies it.")] = None,
+    model: ModelOption = None,
+    instructions: InstructionsOption = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
+    max_tokens: TokensOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print content and usage as JSON.")] = False,
+) -> None:
+    """Answer one prompt. With --schema the answer is guaranteed to satisfy it."""
+    session = _session(model, instructions)
+    options = _options(temperature, seed, max_tokens)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    content = session.respond_blocking(text, json_schema=_read_schema(schema), options=options)
+    answer: Any = content if isinstance(content, str) else json_library.loads(content.to_json())
+    if json:
+        print_json({"content": answer, "usage": session.usage.to_dict()})
+    else:
+        print(answer) if isinstance(answer, str) else print_json(answer)
+
+
+def chat(
+    model: ModelOption = None,
+    instructions: InstructionsOption = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
+    max_tokens: TokensOption = None,
+) -> None:
+    """Talk to a model turn by turn; the session keeps the transcript. Ctrl-D ends it."""
+    session = _session(model, instructions)
+    options = _options(temperature, seed, max_tokens)
+    while (prompt := _read_prompt()) is not None:
+        shown = ""
+        for snapshot in session.stream_blocking(prompt, options=options):
+            print(snapshot.content[len(shown) :], end="", flush=True)
+            shown = snapshot.content
+        print()
+
+
+def _read_prompt() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "")
+    except EOFError:
+        return None
+
+
+def _session(model: str | None, instructions: str | None) -> LanguageModelSession:
+    import datetime
+
+    from openafm.data.synthetic import reference_day
+    from openafm.framework.model import SystemLanguageModel
+    from openafm.framework.session import LanguageModelSession
+
+    if instructions is None:
+        instructions = reference_day(datetime.date.today())
+    return LanguageModelSession(instructions, SystemLanguageModel(bundle=model))
+
+
+def _options(temperature: float | None, seed: int | None, max_tokens: int | None) -> Any:
+    from openafm.framework.options import GenerationOptions, SamplingMode
+
+    sampling = SamplingMode.greedy() if temperature is None and seed is None else SamplingMode.random(seed=seed)
+    return GenerationOptions(sampling=sampling, temperature=temperature, maximum_response_tokens=max_tokens)
+
+
+def _read_schema(file: Path | None) -> dict[str, Any] | None:
+    if file is None:
+        return None
+    try:
+        schema = json_library.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SchemaFileError(f"{file} cannot be read as JSON ({error})") from error
+    if not isinstance(schema, dict):
+        raise SchemaFileError(f"{file} must hold a JSON Schema object, got {type(schema).__name__}")
+    return schema

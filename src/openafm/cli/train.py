@@ -1,0 +1,84 @@
+"""`openafm train` and `openafm recipes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.core.errors import UsageError
+
+recipes_app = typer.Typer(help="The runs of the report, as configs.", no_args_is_help=True)
+
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe, such as on_device.pretrain; `openafm recipes list` names them.")]
+SizeOption = Annotated[str, typer.Option(help="The size to train.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Change one value: trainer.optimizer.learning_rate=3e-4. May be repeated.")
+]
+FromOption = Annotated[str | None, typer.Option("--from", help="Bundle to start from, by name or path.")]
+
+
+class SetOptionError(UsageError):
+    """A --set that is not KEY=VALUE."""
+
+
+def train(
+    recipe: RecipeArgument,
+    size: SizeOption = "nano",
+    start: FromOption = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Train on this folder of text or JSONL instead of the built-in corpus.")
+    ] = None,
+    changes: SetOption = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Run folder; a run found there is resumed.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the bundle made; by default RECIPE-SIZE.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a recipe from raw data to a bundle. Killed at any point, the same command goes on where it stopped."""
+    from openafm.recipes.run import prepare_run, run_recipe
+
+    config = prepare_run(recipe, size, start=start, data=data, changes=_parse_changes(changes))
+    folder = output or Path("runs") / f"{recipe}-{size}"
+    result = run_recipe(config, folder, name or f"{recipe}-{size}")
+    if json:
+        print_json(result.to_dict())
+    else:
+        print_table(("", ""), list(result.to_dict().items()))
+
+
+@recipes_app.command("list")
+def list_recipes(json: JsonOption = False) -> None:
+    """List the recipes with their sizes."""
+    from openafm.recipes.config import all_recipes
+
+    listing = [
+        {"name": r.name, "sizes": list(r.sizes), "starts_from": r.starts_from, "summary": r.summary} for r in all_recipes()
+    ]
+    if json:
+        print_json(listing)
+    else:
+        print_table(
+            ("recipe", "sizes", "starts from", "summary"),
+            [(r["name"], " ".join(r["sizes"] or []), r["starts_from"] or "-", r["summary"]) for r in listing],
+        )
+
+
+@recipes_app.command("show")
+def show_recipe(recipe: RecipeArgument, size: SizeOption = "nano", changes: SetOption = None) -> None:
+    """Print the resolved config of a recipe as JSON."""
+    from openafm.core.config import dump
+    from openafm.recipes.run import prepare_run
+
+    print(dump(prepare_run(recipe, size, changes=_parse_changes(changes))), end="")
+
+
+def _parse_changes(changes: list[str] | None) -> dict[str, str]:
+    parsed = {}
+    for change in changes or []:
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise SetOptionError(f"--set {change} is not KEY=VALUE, such as trainer.optimizer.learning_rate=3e-4")
+        parsed[key] = value
+    return parsed

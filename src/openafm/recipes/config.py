@@ -1,0 +1,111 @@
+"""What a recipe is: where the data comes from, what reads it, and how to train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from openafm.core.config import Config, nearest
+from openafm.core.errors import UsageError
+from openafm.data.synthetic.config import SyntheticConfig
+from openafm.tokenizer.bpe import TokenizerConfig
+from openafm.training.config import TrainerConfig
+
+
+class UnknownRecipeError(UsageError):
+    """No recipe of this name or size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig(Config):
+    """Base of the ways to get a source's token shards. `name` is that of the trainer's source that reads them.
+
+    `learn` says which tokens carry loss: all of them, or those the assistant wrote.
+    """
+
+    name: str
+    learn: Literal["everything", "answers"] = "everything"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticCorpusConfig(CorpusConfig):
+    """The first `num_examples` examples of the built-in corpus."""
+
+    synthetic: SyntheticConfig
+    num_examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderCorpusConfig(CorpusConfig):
+    """Text, Markdown or JSONL files of the user's own, below `path`."""
+
+    path: str
+    language: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Config):
+    """A run from raw text to a bundle. `tokenizer` is None when the run starts from a bundle and keeps its tokenizer."""
+
+    recipe: str
+    corpora: tuple[CorpusConfig, ...]
+    tokenizer: TokenizerConfig | None
+    trainer: TrainerConfig
+
+    def __post_init__(self) -> None:
+        corpora = {corpus.name for corpus in self.corpora}
+        for source in self.trainer.data.sources:
+            self.require(source.name in corpora, f"source '{source.name}' has no corpus; corpora: {', '.join(sorted(corpora))}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A named run in several sizes. `starts_from` tells what `--from` must give, None when it starts from nothing."""
+
+    name: str
+    summary: str
+    sizes: tuple[str, ...]
+    build: Callable[[str], RunConfig]
+    starts_from: str | None = None
+
+
+RECIPES: dict[str, Recipe] = {}
+
+
+def recipe(
+    name: str, *, sizes: tuple[str, ...], starts_from: str | None = None
+) -> Callable[[Callable[[str], RunConfig]], Callable[[str], RunConfig]]:
+    """Register a function from a size to a `RunConfig`; the first line of its docstring is the summary."""
+
+    def register(build: Callable[[str], RunConfig]) -> Callable[[str], RunConfig]:
+        summary = (build.__doc__ or "").strip().splitlines()[0]
+        RECIPES[name] = Recipe(name=name, summary=summary, sizes=sizes, build=build, starts_from=starts_from)
+        return build
+
+    return register
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of this name.
+
+    Raises:
+        UnknownRecipeError: there is none; the message gives the nearest.
+    """
+    from openafm.recipes import on_device  # noqa: F401  registers its recipes
+
+    if name not in RECIPES:
+        raise UnknownRecipeError(f"unknown recipe '{name}'{nearest(name, list(RECIPES))}")
+    return RECIPES[name]
+
+
+def build_run(name: str, size: str) -> RunConfig:
+    """The complete config of a recipe at a size.
+
+    Raises:
+        UnknownRecipeError: no such recipe, or not at this size.
+    """
+    found = find_recipe(name)
+    if size not in found.sizes:
+        raise UnknownRecipeError(f"recipe '{name}' has no size '{size}'; sizes: {', '.join(found.sizes)}")
+    return found.build(size)
