@@ -45,8 +45,6 @@ def write_shards(
             folder, tokenizer_digest=tokenizer_digest, vocab_size=vocab_size, tokens_per_shard=tokens_per_shard
         )
         yield writer
-        if writer.num_documents == 0:
-            raise EmptyCorpusError(f"no document to write to {path}")
         writer.finish()
 
 
@@ -69,6 +67,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path, *, tokenizer_digest: str, vocab_size: int, tokens_per_shard: int) -> None:
         self.num_documents, self.num_tokens = 0, 0
+        folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._tokenizer_digest, self._vocab_size = folder, tokenizer_digest, vocab_size
         self._tokens_per_shard = tokens_per_shard
         self._token_type = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
@@ -78,7 +77,12 @@ class ShardWriter:
         self._clear()
 
     def add(
-        self, tokens: Sequence[int], *, language: str = "", source: str = "", loss_mask: Sequence[bool] | None = None
+        self,
+        tokens: Sequence[int] | npt.NDArray[np.int64],
+        *,
+        language: str = "",
+        source: str = "",
+        loss_mask: Sequence[bool] | None = None,
     ) -> None:
         """Append one document. `loss_mask` says which of its tokens to learn to predict; None means all.
 
@@ -102,9 +106,14 @@ class ShardWriter:
         self.num_tokens += len(ids)
 
     def finish(self) -> Manifest:
-        """Write the last shard and the manifest."""
-        if self._tags:
-            self._write_shard()
+        """Write the last shard and the manifest.
+
+        Raises:
+            EmptyCorpusError: no document was added.
+        """
+        if not self.num_documents:
+            raise EmptyCorpusError("no document to write: a corpus needs at least one")
+        self._write_shard()
         manifest = Manifest(
             tokenizer_digest=self._tokenizer_digest,
             vocab_size=self._vocab_size,

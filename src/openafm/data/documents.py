@@ -1,0 +1,150 @@
+"""Documents from files: .txt and .md (one document a file), .jsonl (one a line), each plain or gzipped.
+
+A line of JSONL is plain text, `{"text": "...", "language": "en"}`, or a conversation, `{"messages": [...], ...}` as in
+`tokenizer.conversation`; other keys are left alone.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from openafm.core.errors import OpenAFMError, UsageError
+from openafm.data.shards import EmptyCorpusError
+from openafm.tokenizer.conversation import Conversation, ConversationError
+
+TEXT_SUFFIXES = (".txt", ".md")
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
+BYTE_ORDER_MARK = "\ufeff"
+
+
+class InputPathError(UsageError):
+    """A path that does not exist, or a file of a kind that holds no documents."""
+
+
+class NotTextError(OpenAFMError):
+    """A file that is binary, not UTF-8, or a damaged archive."""
+
+
+class NotADocumentError(OpenAFMError):
+    """A line of JSONL that is not JSON, or holds neither text nor messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextDocument:
+    """A plain text. `read_from` is the file and line, for messages."""
+
+    text: str
+    language: str = ""
+    read_from: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatDocument:
+    """A conversation. `read_from` is the file and line, for messages."""
+
+    conversation: Conversation
+    read_from: str = ""
+
+
+AnyDocument: TypeAlias = TextDocument | ChatDocument
+
+
+class DocumentFiles:
+    """The documents of a file, or of all files below a folder in the order of their paths; hidden ones are passed over.
+
+    Iterating reads them; `bytes_read` of `total_bytes` (as stored) says how far that is.
+
+    Raises:
+        InputPathError: `path` does not exist or is a file of another kind.
+        EmptyCorpusError: the folder holds no file of a known kind.
+        NotTextError, NotADocumentError: while iterating; the message names the file and line.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.files = _find(path)
+        self.total_bytes = sum(file.stat().st_size for file in self.files)
+        self.bytes_read = 0
+
+    def __iter__(self) -> Iterator[AnyDocument]:
+        bytes_before = 0
+        for file in self.files:
+            with file.open("rb") as raw:
+                for document in _read(file, raw):
+                    self.bytes_read = bytes_before + raw.tell()
+                    yield document
+            bytes_before += file.stat().st_size
+        self.bytes_read = bytes_before
+
+
+def _find(path: Path) -> list[Path]:
+    known = f"known are {', '.join(SUFFIXES)}, each also with .gz"
+    if path.is_dir():
+        inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).parts)
+        shown = (file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts))
+        files = [file for file in shown if file.is_file() and _kind(file) in SUFFIXES]
+        if not files:
+            raise EmptyCorpusError(f"{path} holds no file of a known kind; {known}")
+        return files
+    if not path.exists():
+        raise InputPathError(f"{path} does not exist; give a file or a folder of text or JSONL")
+    if _kind(path) not in SUFFIXES:
+        raise InputPathError(f"{path}: a file of this kind is not read; {known}")
+    return [path]
+
+
+def _kind(file: Path) -> str:
+    name = file.name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def _read(file: Path, raw: IO[bytes]) -> Iterator[AnyDocument]:
+    stream = gzip.GzipFile(fileobj=raw) if file.name.lower().endswith(".gz") else raw
+    try:
+        if _kind(file) in TEXT_SUFFIXES:
+            yield TextDocument(text=_decode(stream.read(), str(file)), read_from=str(file))
+            return
+        for number, line in enumerate(stream, start=1):
+            where = f"{file}:{number}"
+            if text := _decode(line, where).strip():
+                yield _parse(text, where)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise NotTextError(f"{file} is not a whole gzip file: {error}; copy it again or leave it out") from error
+
+
+def _decode(data: bytes, where: str) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise NotTextError(f"{where} is not UTF-8 text (byte {error.start}); convert it or leave it out") from error
+    if "\0" in text:
+        raise NotTextError(f"{where} is a binary file (it holds NUL bytes); leave it out")
+    return text.removeprefix(BYTE_ORDER_MARK)
+
+
+def _parse(line: str, where: str) -> AnyDocument:
+    try:
+        values: Any = json.loads(line)
+        if "\\u" in line:
+            json.dumps(values, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8 form
+    except (ValueError, RecursionError) as error:
+        raise NotADocumentError(f"{where} is not a JSON value that holds text: {error}") from error
+    match values:
+        case {"messages": _}:
+            return ChatDocument(conversation=_conversation(values, where), read_from=where)
+        case {"text": str(text)}:
+            language = values.get("language")
+            return TextDocument(text=text, language=language if isinstance(language, str) else "", read_from=where)
+    raise NotADocumentError(f"{where} needs a text under 'text' or a conversation under 'messages'")
+
+
+def _conversation(values: dict[str, Any], where: str) -> Conversation:
+    try:
+        return Conversation.from_dict(values)
+    except ConversationError as error:
+        raise NotADocumentError(f"{where}: {error}") from error

@@ -1,0 +1,251 @@
+"""Packing: texts and conversations -> tokens -> shards.
+
+A text becomes <|bos|> text <|eos|>, all of it to be learnt; a conversation becomes what the chat template makes of it, the
+assistant's turns to be learnt. The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from openafm.core.config import Config
+from openafm.core.errors import OpenAFMError
+from openafm.core.files import atomic_folder
+from openafm.core.progress import Progress, progress
+from openafm.data.documents import AnyDocument, ChatDocument, DocumentFiles, NotADocumentError, TextDocument
+from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, check_output
+from openafm.data.shards import Manifest
+from openafm.tokenizer.schema_text import compact_json
+
+if TYPE_CHECKING:
+    from openafm.data.synthetic import SyntheticConfig
+    from openafm.tokenizer.bpe import Tokenizer
+    from openafm.tokenizer.chat_template import ChatTemplate
+    from openafm.tokenizer.conversation import Conversation
+
+HELD_OUT = "held_out"
+BATCH_CHARACTERS = 1 << 20  # encoded in one call: enough work for every core, little enough to hold
+SEGMENT_CHARACTERS = 1 << 16  # a longer text is encoded in segments
+NO_TOKEN_CROSSES = re.compile(r"[\r\n](?=\S)")  # the tokenizer ends a token at the last line break before other text
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackConfig(Config):
+    """Tags and split of a corpus.
+
+    `source` and `language` tag the documents that do not say it themselves (a conversation's source ends in its task).
+    A share `held_out` of the documents, chosen by the hash of their content so that equal ones stay together, goes to a
+    second corpus in the subfolder `held_out`.
+    """
+
+    source: str = ""
+    language: str = ""
+    held_out: float = 0.0
+    tokens_per_shard: int = TOKENS_PER_SHARD
+
+    def __post_init__(self) -> None:
+        self.require(0 <= self.held_out < 1, f"held_out is a share from 0 to below 1, got {self.held_out}")
+        self.require(self.tokens_per_shard > 0, f"tokens_per_shard must be at least 1, got {self.tokens_per_shard}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackReport:
+    """What was written where. `num_skipped` counts documents without any text."""
+
+    path: Path
+    train: Manifest
+    held_out: Manifest | None
+    num_skipped: int
+
+
+def pack_path(
+    path: Path, out: Path, tokenizer: Tokenizer, template: ChatTemplate, config: PackConfig | None = None
+) -> PackReport:
+    """Pack a file, or every .txt, .md and .jsonl file (also .gz) below a folder, into a corpus at `out`.
+
+    Raises:
+        InputPathError, NotTextError, NotADocumentError: something in `path` cannot be read; the message names it.
+        EmptyCorpusError: no document with text, on one side of the split.
+        OutputFolderError: `out` holds something that is not a corpus.
+        OutOfSpaceError: the disk is full. After any error, `out` is as it was.
+    """
+    files = DocumentFiles(path)
+    with progress(f"pack {path}", files.total_bytes) as bar:
+        documents = _watched(files, bar, lambda _: files.bytes_read)
+        return _pack(_encoded(documents, tokenizer, template), out, tokenizer, config or PackConfig(source=path.stem))
+
+
+def pack_texts(
+    texts: Iterable[TextDocument], out: Path, tokenizer: Tokenizer, config: PackConfig | None = None
+) -> PackReport:
+    """Pack plain texts into a corpus at `out`; errors as `pack_path`."""
+    return _pack(_encoded_texts(texts, tokenizer), out, tokenizer, config or PackConfig())
+
+
+def pack_conversations(
+    conversations: Iterable[Conversation],
+    out: Path,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    config: PackConfig | None = None,
+) -> PackReport:
+    """Pack conversations into a corpus at `out`; errors as `pack_path`."""
+    documents = (ChatDocument(conversation=conversation) for conversation in conversations)
+    return _pack(_encoded(documents, tokenizer, template), out, tokenizer, config or PackConfig())
+
+
+def pack_synthetic(
+    synthetic: SyntheticConfig,
+    count: int,
+    out: Path,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    config: PackConfig | None = None,
+) -> PackReport:
+    """Generate `count` synthetic conversations and pack them into a corpus at `out`; errors as `pack_path`."""
+    from openafm.data.synthetic import generate
+
+    with progress(f"generate {count:,} conversations", count) as bar:
+        conversations = _watched(generate(synthetic, count), bar, lambda done: done)
+        return pack_conversations(conversations, out, tokenizer, template, config or PackConfig(source="synthetic"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoded:
+    """A document ready to be stored. `identity` is what its side of the split depends on; no tokens: it held no text."""
+
+    tokens: npt.NDArray[np.int64]
+    loss_mask: Sequence[bool] | None
+    language: str
+    task: str
+    identity: bytes
+
+
+def _pack(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig) -> PackReport:
+    check_output(out)
+    num_skipped = 0
+    with atomic_folder(out) as folder:
+        train = _writer(folder, tokenizer, config)
+        held_out = _writer(folder / HELD_OUT, tokenizer, config) if config.held_out else None
+        for document in documents:
+            if not len(document.tokens):
+                num_skipped += 1
+                continue
+            writer = held_out if held_out and _share_of(document.identity) < config.held_out else train
+            writer.add(
+                document.tokens,
+                loss_mask=document.loss_mask,
+                language=document.language or config.language,
+                source="/".join(part for part in (config.source, document.task) if part),
+            )
+        return PackReport(
+            path=out, train=train.finish(), held_out=held_out.finish() if held_out else None, num_skipped=num_skipped
+        )
+
+
+def _writer(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> ShardWriter:
+    return ShardWriter(
+        folder,
+        tokenizer_digest=tokenizer.digest,
+        vocab_size=tokenizer.vocab_size,
+        tokens_per_shard=config.tokens_per_shard,
+    )
+
+
+def _share_of(identity: bytes) -> float:
+    """A number in [0, 1) that depends on the content alone, uniform over contents."""
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=6).digest()) / 2**48
+
+
+def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[_Encoded]:
+    for kind, run in groupby(documents, key=type):
+        if kind is TextDocument:
+            yield from _encoded_texts((document for document in run if isinstance(document, TextDocument)), tokenizer)
+        else:
+            for document in run:
+                if isinstance(document, ChatDocument):
+                    yield _encoded_chat(document, tokenizer, template)
+
+
+def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: ChatTemplate) -> _Encoded:
+    conversation = document.conversation
+    try:
+        encoded = template.encode(tokenizer, conversation.turns)
+    except OpenAFMError as error:
+        raise NotADocumentError(f"{document.read_from or 'a conversation'}: {error}") from error
+    return _Encoded(
+        tokens=np.array(encoded.tokens, dtype=np.int64),
+        loss_mask=encoded.loss_mask,
+        language=conversation.language,
+        task=conversation.task,
+        identity=compact_json(conversation.to_dict()).encode(),
+    )
+
+
+def _encoded_texts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> Iterator[_Encoded]:
+    """Batches go to the tokenizer, documents come out in order; a long text is encoded as several segments."""
+    bos, eos = [tokenizer.special.bos], [tokenizer.special.eos]
+    parts: list[npt.NDArray[np.int64]] = []
+    for batch in _batches(segment for document in documents for segment in _segments(document)):
+        for segment, ids in zip(batch, tokenizer.encode_batch([segment.text for segment in batch]), strict=True):
+            parts.append(np.array(ids, dtype=np.int64))
+            if segment.ends is None:
+                continue
+            document, has_text = segment.ends, bool(segment.ends.text.strip())
+            yield _Encoded(
+                tokens=np.concatenate([bos, *parts, eos] if has_text else [[]]).astype(np.int64),
+                loss_mask=None,
+                language=document.language,
+                task="",
+                identity=document.text.encode(),
+            )
+            parts = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Segment:
+    """Part of a text; `ends` is its document where this is the last part."""
+
+    text: str
+    ends: TextDocument | None
+
+
+def _segments(document: TextDocument) -> Iterator[_Segment]:
+    start = 0
+    while cut := NO_TOKEN_CROSSES.search(document.text, start + SEGMENT_CHARACTERS):
+        yield _Segment(text=document.text[start : cut.end()], ends=None)
+        start = cut.end()
+    yield _Segment(text=document.text[start:], ends=document)
+
+
+def _batches(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
+    batch: list[_Segment] = []
+    num_characters = 0
+    for segment in segments:
+        batch.append(segment)
+        num_characters += len(segment.text)
+        if num_characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
+        yield batch
+
+
+def _watched(items: Iterable[Item], bar: Progress, how_far: Callable[[int], float]) -> Iterator[Item]:
+    """The same items, while the bar shows `how_far` so many of them are."""
+    count = 0
+    for count, item in enumerate(items, start=1):
+        bar.update(how_far(count - 1), f"{count:,} documents")
+        yield item
+    bar.update(how_far(count), f"{count:,} documents")

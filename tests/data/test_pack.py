@@ -1,0 +1,235 @@
+"""Packing files into shards: what becomes of each kind of document, what is refused by name, and that nothing is lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from openafm.core.config import ConfigError
+from openafm.data.documents import DocumentFiles, InputPathError, NotADocumentError, NotTextError, TextDocument
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.pack import SEGMENT_CHARACTERS, PackConfig, pack_conversations, pack_path, pack_texts
+from openafm.data.shard_writer import OutputFolderError
+from openafm.data.shards import EmptyCorpusError, Shards, open_shards
+from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
+from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
+
+TEMPLATE = ChatTemplate()
+PROSE = "The quick brown fox jumps over the lazy dog.\n\nIt said: « déjà vu », 123 times.\n  日本語の文章です。\r\n\tEnd"
+CHAT = {
+    "messages": [
+        {"role": "instructions", "content": "Be brief."},
+        {"role": "user", "content": "Say hello."},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Again."},
+        {"role": "assistant", "content": "Hello again."},
+    ],
+    "task": "greeting",
+    "language": "en",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(vocab_size=390), [PROSE] * 5)
+
+
+def write_lines(path: Path, *values: Any) -> Path:
+    text = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+    data = text.encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def stored(shards: Shards) -> list[Any]:
+    return [
+        shards.document(shard, index)
+        for shard, record in enumerate(shards.manifest.shards)
+        for index in range(record.num_documents)
+    ]
+
+
+def test_a_folder_of_every_kind(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = tmp_path / "in"
+    write_lines(folder / "a.jsonl", {"text": "one"}, {"text": "zwei", "language": "de"}, CHAT)
+    write_lines(folder / "b" / "deep.JSONL.gz", {"text": "three", "extra": [1]}, {"text": "  \n"})
+    (folder / "c.txt").write_bytes(b"\xef\xbb\xbf" + PROSE.encode())
+    (folder / "d.md").write_text("# four", encoding="utf-8")
+    (folder / "e.png").write_bytes(b"\x89PNG\0")
+    (folder / ".hidden.txt").write_bytes(b"\xff")
+    report = pack_path(folder, tmp_path / "out", tokenizer, TEMPLATE, PackConfig(source="mine", language="en"))
+    documents = stored(open_shards(tmp_path / "out", tokenizer_digest=tokenizer.digest))
+    assert report.num_skipped == 1
+    assert report.train.num_documents == 6
+    texts = [documents[position] for position in (0, 1, 3, 4, 5)]
+    assert [tokenizer.decode(d.tokens.tolist()) for d in texts] == ["one", "zwei", "three", PROSE, "# four"]
+    assert all((d.tokens[0], d.tokens[-1]) == (tokenizer.special.bos, tokenizer.special.eos) for d in texts)
+    assert all(d.loss_mask.all() for d in texts)
+    assert [(d.language, d.source) for d in documents] == [
+        ("en", "mine"),
+        ("de", "mine"),
+        ("en", "mine/greeting"),
+        ("en", "mine"),
+        ("en", "mine"),
+        ("en", "mine"),
+    ]
+    chat, encoded = documents[2], TEMPLATE.encode(tokenizer, Conversation.from_dict(CHAT).turns)
+    assert chat.tokens.tolist() == encoded.tokens
+    assert chat.loss_mask.tolist() == encoded.loss_mask
+    learnt = chat.tokens[chat.loss_mask].tolist()
+    assert tokenizer.decode(learnt) == "Hello.Hello again."
+    assert learnt.count(tokenizer.special.turn_end) == 2
+
+
+def test_a_packed_conversation_trains_on_the_answers_alone(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    pack_conversations([Conversation.from_dict(CHAT)], tmp_path / "out", tokenizer, TEMPLATE)
+    sources = (SourceConfig(name="chat", path=str(tmp_path / "out")),)
+    batch = LoaderConfig(sources=sources, rows_per_step=1, row_tokens=200).build().batch(0)
+    assert tokenizer.decode(batch.targets_BS[batch.loss_mask_BS].tolist()) == "Hello.Hello again."
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=1, max_size=20))
+def test_texts_come_back_in_order(tmp_path: Path, tokenizer: Tokenizer, texts: list[str]) -> None:
+    if not any(text.strip() for text in texts):
+        texts.append("x")
+    report = pack_texts([TextDocument(text=text) for text in texts], tmp_path / "out", tokenizer)
+    kept = [text for text in texts if text.strip()]
+    assert [tokenizer.decode(d.tokens.tolist()) for d in stored(open_shards(tmp_path / "out"))] == kept
+    assert report.num_skipped == len(texts) - len(kept)
+
+
+def test_a_long_text_is_encoded_as_if_at_once(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rng = random.Random(0)
+    pieces = [
+        "fox",
+        " dog",
+        "\n",
+        "\n\n",
+        " \n ",
+        "\r\n",
+        "\t",
+        "  ",
+        "déjà",
+        "日本",
+        "1",
+        ".",
+        "'s",
+        "\u2028",
+        "\x1c",
+        "\x85",
+        "«",
+    ]
+    text = "".join(rng.choices(pieces, k=3 * SEGMENT_CHARACTERS))
+    pack_texts([TextDocument(text=text), TextDocument(text="next")], tmp_path / "out", tokenizer)
+    long, following = stored(open_shards(tmp_path / "out"))
+    assert long.tokens[1:-1].tolist() == tokenizer.encode(text)
+    assert tokenizer.decode(following.tokens.tolist()) == "next"
+
+
+def test_held_out_documents_are_chosen_by_content(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    texts = [TextDocument(text=f"document {n % 500}") for n in range(1000)]
+    report = pack_texts(texts, tmp_path / "out", tokenizer, PackConfig(held_out=0.2))
+    train, held_out = (stored(open_shards(path)) for path in (tmp_path / "out", tmp_path / "out" / "held_out"))
+    assert report.held_out is not None
+    assert report.held_out.num_documents == len(held_out)
+    assert 140 < len(held_out) < 260
+    contents = [{tokenizer.decode(d.tokens.tolist()) for d in side} for side in (train, held_out)]
+    assert not contents[0] & contents[1]
+    assert contents[0] | contents[1] == {text.text for text in texts}
+    again = pack_texts(texts[::-1], tmp_path / "again", tokenizer, PackConfig(held_out=0.2))
+    assert again.held_out is not None
+    assert {tokenizer.decode(d.tokens.tolist()) for d in stored(open_shards(tmp_path / "again" / "held_out"))} == contents[1]
+    with pytest.raises(ConfigError, match="share"):
+        PackConfig(held_out=1.0)
+
+
+def test_same_input_same_bytes(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folder = tmp_path / "in"
+    write_lines(folder / "a.jsonl", *[{"text": f"{PROSE} {n}"} for n in range(50)], CHAT)
+    config = PackConfig(tokens_per_shard=500)
+    digests = [pack_path(folder, tmp_path / name, tokenizer, TEMPLATE, config).train.digest for name in ("x", "y")]
+    assert digests[0] == digests[1]
+
+
+BAD_FILES = [
+    ("image.txt", b"\x89PNG\r\n\x1a\n\0\0", NotTextError, "image.txt is not UTF-8"),
+    ("zeros.md", b"\0" * 100, NotTextError, "zeros.md is a binary file"),
+    ("latin.txt", "déjà".encode("latin-1"), NotTextError, r"latin.txt is not UTF-8 text \(byte 1\)"),
+    ("a.jsonl", b'{"text": "x"}\n{"text": "\xff"}\n', NotTextError, "a.jsonl:2"),
+    ("a.jsonl", b'{"text": "x"}\n\nnot json\n', NotADocumentError, "a.jsonl:3"),
+    ("a.jsonl", b'{"text": 5}\n', NotADocumentError, "a.jsonl:1 needs a text"),
+    ("a.jsonl", b'{"title": "x"}\n', NotADocumentError, "a.jsonl:1 needs a text"),
+    ("a.jsonl", b'["text"]\n', NotADocumentError, "a.jsonl:1 needs a text"),
+    ("a.jsonl", b'{"text": "half \\ud83d"}\n', NotADocumentError, "a.jsonl:1"),
+    ("a.jsonl", b"[" * 100_000 + b"\n", NotADocumentError, "a.jsonl:1"),
+    ("a.jsonl", b'{"messages": []}\n', NotADocumentError, "a.jsonl:1: a conversation needs"),
+    ("a.jsonl", b'{"messages": [{"role": "wizard"}]}\n', NotADocumentError, "a.jsonl:1: message 0: unknown role"),
+    ("a.jsonl.gz", b"not gzip", NotTextError, "a.jsonl.gz is not a whole gzip file"),
+    ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 1000)[:-20], NotTextError, "a.jsonl.gz is not a whole gzip file"),
+]
+
+
+@pytest.mark.parametrize(("name", "data", "error", "text"), BAD_FILES)
+def test_bad_files_are_named_and_leave_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, name: str, data: bytes, error: type[Exception], text: str
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text("a good one, read before")
+    (folder / name).write_bytes(data)
+    with pytest.raises(error, match=text):
+        pack_path(folder, tmp_path / "out", tokenizer, TEMPLATE)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    late = {"messages": [{"role": "user", "content": "x"}, {"role": "instructions", "content": "too late"}]}
+    file = write_lines(tmp_path / "a.jsonl", CHAT, late)
+    with pytest.raises(NotADocumentError, match=r"a\.jsonl:2: "):
+        pack_path(file, tmp_path / "out", tokenizer, TEMPLATE)
+
+
+def test_empty_and_absent_inputs_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "in").mkdir()
+    with pytest.raises(EmptyCorpusError, match="no file of a known kind"):
+        pack_path(tmp_path / "in", tmp_path / "out", tokenizer, TEMPLATE)
+    (tmp_path / "in" / "blank.txt").write_text(" \n")
+    with pytest.raises(EmptyCorpusError, match="at least one"):
+        pack_path(tmp_path / "in", tmp_path / "out", tokenizer, TEMPLATE)
+    with pytest.raises(InputPathError, match="does not exist"):
+        pack_path(tmp_path / "absent", tmp_path / "out", tokenizer, TEMPLATE)
+    (tmp_path / "page.html").write_text("<p>")
+    with pytest.raises(InputPathError, match=r"known are \.txt"):
+        pack_path(tmp_path / "page.html", tmp_path / "out", tokenizer, TEMPLATE)
+    assert not (tmp_path / "out").exists()
+    (tmp_path / "in" / "good.txt").write_text("good")
+    with pytest.raises(OutputFolderError):
+        pack_path(tmp_path / "in", tmp_path / "in", tokenizer, TEMPLATE)
+
+
+def test_progress_reaches_the_end(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a.jsonl", *[{"text": str(n)} for n in range(1000)])
+    write_lines(tmp_path / "b.jsonl.gz", *[{"text": str(n)} for n in range(1000)])
+    files = DocumentFiles(tmp_path)
+    positions = [files.bytes_read for _ in files]
+    assert len(positions) == 2000
+    assert positions == sorted(positions)
+    assert files.bytes_read == files.total_bytes == sum(path.stat().st_size for path in tmp_path.iterdir())
+
+
+def test_turns_given_as_objects_are_packed_with_their_tags(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    turns = (Instructions(text="Be brief."), UserTurn(text="Hi"), AssistantTurn(text="Hello"))
+    conversation = Conversation(turns=turns, task="greeting", language="fr")
+    report = pack_conversations([conversation] * 3, tmp_path / "out", tokenizer, TEMPLATE, PackConfig(source="synthetic"))
+    assert report.train.shards[0].languages == {"fr": 3}
+    assert report.train.shards[0].sources == {"synthetic/greeting": 3}
