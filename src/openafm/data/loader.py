@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -240,7 +240,7 @@ class PackedSource:
             yield Origin(self.name, int(self._shard_D[document]), start, stop), stop < self._stop_D[document]
 
 
-def prefetch(loader: Loader, start_step: int, depth: int = 2) -> Iterator[Batch]:
+def prefetch(loader: Loader, start_step: int, depth: int = 2) -> Generator[Batch]:
     """The batches from `start_step` on, endless; a thread keeps `depth` of them ready until the iterator is closed."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader") as executor:
         ahead: deque[Future[Batch]] = deque()

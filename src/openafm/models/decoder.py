@@ -98,9 +98,12 @@ class Decoder(nn.Module):
 
     def head(self, x_BSD: Tensor) -> Tensor:
         """Logits in the dtype of x, [..., V]."""
-        if self.output is not None:
-            return self.output(x_BSD)
-        return F.linear(x_BSD, self.embedding.to(x_BSD.dtype))
+        return F.linear(x_BSD, self.head_weight.to(x_BSD.dtype))
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The fp32 projection to the vocabulary [V, D]: the embedding where the two are tied."""
+        return self.embedding if self.output is None else self.output.weight
 
     def initialise(self, seed: int) -> None:
         """Fresh weights: residual projections shrink with depth so that the variance of the stream does not grow."""

@@ -1,0 +1,61 @@
+"""What a decoder costs, by arithmetic on its config. Imports no tensor library.
+
+A multiplication with its addition counts as two floating-point operations. Norms, rotation and softmax are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from openafm.core.config import ConfigError
+from openafm.models.config import DecoderConfig, DenseFeedForwardConfig, LayerConfig, OwnKeysValuesConfig
+
+
+def flops_per_token(config: DecoderConfig, num_keys: float) -> float:
+    """Floating-point operations of one token's forward pass, head included, when it sees `num_keys` keys in every layer.
+
+    Training takes three times as many: the backward pass costs two forward passes.
+    """
+    layers = sum(_linear_flops(layer, config.dim) + _pair_flops(layer) * num_keys for layer in config.layers)
+    return layers + _head_flops(config)
+
+
+def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: int) -> int:
+    """Floating-point operations of forward and backward over packed documents of these lengths.
+
+    Layers that store no keys and values, and the head, are passed by the `num_targets` positions that carry loss only; how
+    many keys those see is taken from the mean of all positions.
+    """
+    lengths = list(lengths)
+    num_tokens = sum(lengths)
+    forward = float(num_targets * _head_flops(config))
+    for index, layer in enumerate(config.layers):
+        share = 1.0 if index < config.num_prefill_layers else num_targets / max(num_tokens, 1)
+        num_pairs = sum(_visible_pairs(length, layer.attention.window) for length in lengths)
+        forward += share * (num_tokens * _linear_flops(layer, config.dim) + num_pairs * _pair_flops(layer))
+    return round(3 * forward)
+
+
+def _linear_flops(layer: LayerConfig, dim: int) -> int:
+    attention, feed_forward = layer.attention, layer.feed_forward
+    if not isinstance(feed_forward, DenseFeedForwardConfig):
+        raise ConfigError(f"{type(feed_forward).__name__} has no count of operations in models/accounting.py; add it there")
+    keys_values = attention.keys_values
+    num_kv_heads = keys_values.num_heads if isinstance(keys_values, OwnKeysValuesConfig) else 0
+    num_heads = 2 * attention.num_heads + 2 * num_kv_heads  # query and output, key and value
+    return 2 * dim * (num_heads * attention.head_dim + 3 * feed_forward.hidden_dim)
+
+
+def _pair_flops(layer: LayerConfig) -> int:
+    """Of one query and one key: the score, and the value's share in the output."""
+    return 4 * layer.attention.num_heads * layer.attention.head_dim
+
+
+def _head_flops(config: DecoderConfig) -> int:
+    return 2 * config.vocab_size * config.dim
+
+
+def _visible_pairs(length: int, window: int | None) -> int:
+    """Pairs of a query and a key that it sees, in one document."""
+    seen = length if window is None else min(length, window)
+    return seen * (seen + 1) // 2 + (length - seen) * seen

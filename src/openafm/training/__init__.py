@@ -1,0 +1,1 @@
+"""One trainer, many objectives (report 4.3): configs free of torch, steps, checkpoints, metrics. `run.train` is the door."""

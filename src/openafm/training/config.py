@@ -1,0 +1,249 @@
+"""A training run as one typed config. Imports no tensor library; `run.train` carries it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from openafm.core.config import Config, ConfigError, to_dict
+from openafm.data.loader import LoaderConfig
+from openafm.models.config import DecoderConfig
+from openafm.training.schedules import ScheduleConfig, WarmupCosine
+
+if TYPE_CHECKING:
+    import torch
+
+    from openafm.models.decoder import Decoder
+    from openafm.training.objectives import Objective
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig(Config):
+    """Base of what can be trained for; `build` returns a function (model, batch) -> losses."""
+
+    def build(self) -> Objective:
+        raise ConfigError(f"{type(self).__name__} is abstract; use NextTokenConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTokenConfig(ObjectiveConfig):
+    """Cross entropy of the next token at the positions that the data marks to learn."""
+
+    def build(self) -> Objective:
+        from openafm.training.objectives import NextToken
+
+        return NextToken()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(Config):
+    """AdamW (arXiv 1711.05101). Weight decay falls on matrices only, not on norms and biases.
+
+    `gradient_clip` bounds the norm of the whole gradient; None leaves it alone.
+    """
+
+    learning_rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    gradient_clip: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        self.require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
+        self.require(all(0 <= beta < 1 for beta in self.betas), f"betas must lie in [0, 1), got {self.betas}")
+        self.require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
+        self.require(
+            self.gradient_clip is None or self.gradient_clip > 0, f"gradient_clip must be above 0, got {self.gradient_clip}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EMAConfig(Config):
+    """An exponential moving average of the weights, which is what the run hands on.
+
+    After update number n the average moves by 1 - min(decay, n / (n + 9)) towards the weights: early on it follows
+    quickly, so that a short run is not an average with its random start.
+    """
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        self.require(0 < self.decay < 1, f"decay must lie in (0, 1), got {self.decay}")
+
+    def decay_at(self, update: int) -> float:
+        """The decay of update number `update`, counted from 1."""
+        return min(self.decay, update / (update + 9))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionConfig(Config):
+    """Base of the compute precisions. Master weights, gradients and optimizer state are fp32 in all of them."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        raise ConfigError(f"{type(self).__name__} is abstract; use Float32Config or BFloat16Config")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Float32Config(PrecisionConfig):
+    """Compute in fp32."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class BFloat16Config(PrecisionConfig):
+    """Compute in bf16; norms, rotation, softmax and loss in fp32."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.bfloat16
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetConfig(Config):
+    """Base of how long a run may take."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBudget(BudgetConfig):
+    """A run of this many optimizer steps."""
+
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        self.require(self.num_steps > 0, f"num_steps must be at least 1, got {self.num_steps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeBudget(BudgetConfig):
+    """As many steps as fit into `seconds` on this machine.
+
+    The pace is measured once, on `measured_steps` steps that are thrown away, and the number of steps is then written down:
+    the schedule knows its end and a resumed run is the same run. `reserve` is the share of the time kept back for
+    checkpoints, evaluation and a busy machine.
+    """
+
+    seconds: float
+    measured_steps: int = 8
+    reserve: float = 0.1
+
+    def __post_init__(self) -> None:
+        self.require(self.seconds > 0, f"seconds must be above 0, got {self.seconds}")
+        self.require(self.measured_steps > 0, f"measured_steps must be at least 1, got {self.measured_steps}")
+        self.require(0 <= self.reserve < 1, f"reserve must lie in [0, 1), got {self.reserve}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileConfig(Config):
+    """torch.compile of the parts of a layer between attention calls; attention over documents stays eager.
+
+    Takes a minute or more at the start and needs a C++ compiler on a CPU.
+    """
+
+    mode: str = "default"
+
+    def apply(self, model: Decoder) -> None:
+        """Compile the model's parts in place, on their first use."""
+        for layer in model.layers:
+            layer.feed_forward.compile(mode=self.mode, dynamic=True)  # type: ignore[union-attr]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig(Config):
+    """When to save, beside the end of the run, and how many checkpoints to keep. None switches a trigger off."""
+
+    every_steps: int | None = None
+    every_seconds: float | None = 120.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        self.require(self.every_steps is None or self.every_steps > 0, "every_steps must be at least 1")
+        self.require(self.every_seconds is None or self.every_seconds > 0, "every_seconds must be above 0")
+        self.require(self.keep > 0, f"keep must be at least 1, got {self.keep}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(Config):
+    """The objective on held-out data, every `every_steps` steps and at the end, on the first `num_batches` batches."""
+
+    data: LoaderConfig
+    every_steps: int = 200
+    num_batches: int = 8
+
+    def __post_init__(self) -> None:
+        self.require(self.every_steps > 0 and self.num_batches > 0, "every_steps and num_batches must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(Config):
+    """A whole run. Equal configs, data and machine give equal weights, to the bit, however often the run is interrupted.
+
+    `microbatch_rows` cuts a step's rows into pieces whose gradients add up, to save memory; the update is the same.
+    `from_bundle` is the folder of a bundle whose weights to start from; None starts from fresh ones.
+    """
+
+    ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation")
+    """Keys that change nothing in the weights: a run may be resumed with other values of them."""
+
+    model: DecoderConfig
+    data: LoaderConfig
+    budget: BudgetConfig
+    objective: ObjectiveConfig = NextTokenConfig()
+    optimizer: AdamWConfig = AdamWConfig()
+    schedule: ScheduleConfig = field(default_factory=WarmupCosine)
+    ema: EMAConfig | None = None
+    precision: PrecisionConfig = Float32Config()
+    compile: CompileConfig | None = None
+    evaluation: EvaluationConfig | None = None
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    microbatch_rows: int | None = None
+    from_bundle: str | None = None
+    log_every: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.require(
+            self.microbatch_rows is None or self.microbatch_rows > 0,
+            f"microbatch_rows must be at least 1, got {self.microbatch_rows}",
+        )
+        self.require(self.log_every > 0, f"log_every must be at least 1, got {self.log_every}")
+        self.require(
+            self.data.row_tokens <= self.model.context_length,
+            f"rows of {self.data.row_tokens} tokens do not fit the model's context of {self.model.context_length}",
+        )
+
+
+def first_difference(found: Config, expected: Config, ignored: tuple[str, ...] = ()) -> str | None:
+    """The first dotted key at which two configs differ, with both values, as in `optimizer.eps is 1e-08, not 1e-06`.
+
+    Keys at the top that are `ignored` do not count. None if there is no difference.
+    """
+    found_tree, expected_tree = (
+        {key: value for key, value in to_dict(config).items() if key not in ignored} for config in (found, expected)
+    )
+    return _first_difference("", found_tree, expected_tree)
+
+
+def _first_difference(path: str, found: Any, expected: Any) -> str | None:
+    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        found, expected = ({f"[{i}]": item for i, item in enumerate(items)} for items in (found, expected))
+    if not (isinstance(found, dict) and isinstance(expected, dict)):
+        return None if found == expected else f"{path.lstrip('.')} is {_brief(found)}, not {_brief(expected)}"
+    for key in found | expected:
+        below = path + (key if key.startswith("[") else f".{key}")
+        difference = _first_difference(below, found.get(key, "absent"), expected.get(key, "absent"))
+        if difference is not None:
+            return difference
+    return None
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,87 @@
+"""What a run reports about itself: one JSON line per logged step, and the same for TensorBoard where it is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import resource
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+
+from openafm.core.files import atomic_file
+
+FILE = "metrics.jsonl"
+
+
+class Scalars(Protocol):
+    """The one thing that is asked of TensorBoard's writer."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+
+
+class MetricsLog:
+    """Appends to `metrics.jsonl` of a run's folder, each line on disk before the next step."""
+
+    def __init__(self, file: Any, scalars: Scalars | None) -> None:
+        self._file, self._scalars = file, scalars
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """One line: `step` and the values by name."""
+        rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **rounded}) + "\n")
+        self._file.flush()
+        if self._scalars is not None:
+            for name, value in values.items():
+                self._scalars.add_scalar(name, value, step)
+
+
+@contextmanager
+def metrics_log(folder: Path, step: int, note: Callable[[str], None]) -> Iterator[MetricsLog]:
+    """Open the log of a run that goes on after `step`: what an interrupted run logged beyond it is dropped."""
+    kept = [line for line in read_metrics(folder) if line["step"] <= step]
+    with atomic_file(folder / FILE, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in kept)
+    with (folder / FILE).open("a", encoding="utf-8") as file:
+        if importlib.util.find_spec("tensorboard") is None:
+            note("TensorBoard is not installed, metrics go to metrics.jsonl only; for it install openafm[metrics]")
+            yield MetricsLog(file, None)
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) as scalars:
+            yield MetricsLog(file, scalars)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's log, in order; a last line that a killed run left unfinished is dropped."""
+    path = folder / FILE
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+@cache
+def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.2) -> float:
+    """What this machine reaches in matrix products of 1024 x 1024, measured once per process with the threads in use."""
+    size = 1024
+    a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
+    best_s, end_s = float("inf"), perf_counter() + seconds
+    while perf_counter() < end_s:
+        start_s = perf_counter()
+        (a @ b).flatten()[0].item()
+        best_s = min(best_s, perf_counter() - start_s)
+    return 2 * size**3 / best_s
+
+
+def peak_memory_mb() -> float:
+    """The most memory this process has held, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

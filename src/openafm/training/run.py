@@ -1,0 +1,136 @@
+"""The door: carry out a training run in a folder, from its start or from where it was interrupted.
+
+output/  config.json  metrics.jsonl  tensorboard/  checkpoints/step-00001200/ ...
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from openafm.core.config import dump
+from openafm.core.files import atomic_file, folder_lock
+from openafm.core.progress import progress
+from openafm.models.decoder import Decoder
+from openafm.training.checkpoint import (
+    CheckpointError,
+    checkpoint_paths,
+    checkpoint_writer,
+    newest_snapshot,
+    open_checkpoint,
+    remove_leftovers,
+    write_checkpoint,
+)
+from openafm.training.config import TimeBudget, TrainerConfig
+from openafm.training.evaluation import Evaluator
+from openafm.training.metrics import metrics_log, read_metrics
+from openafm.training.signals import stop_on_signals
+from openafm.training.state import TrainingState, fresh_state
+from openafm.training.trainer import Trainer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult:
+    """Where a run stands: `finished` is False when it was asked to stop; the same call goes on with it.
+
+    `loss` is the mean of the last ten logged steps, `held_out_loss` the last one measured; `seconds` were spent in steps.
+    """
+
+    folder: Path
+    finished: bool
+    step: int
+    num_steps: int
+    num_tokens: int
+    seconds: float
+    loss: float | None
+    held_out_loss: float | None
+
+
+def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> TrainingResult:
+    """Train into the folder `output`, going on from its newest whole checkpoint if there is one.
+
+    SIGTERM or one Ctrl-C saves and returns with `finished` False.
+
+    Raises:
+        FolderInUseError: another process trains into this folder.
+        AnotherRunError: the folder holds a run of another config or of other data.
+        NonFiniteError: a loss or gradient is not finite; the message names the step and the documents.
+        OutOfSpaceError: a checkpoint does not fit on the disk; the one before is whole.
+        ShardError: the data cannot be read.
+    """
+    start_s = perf_counter()
+    with folder_lock(output), stop_on_signals() as stop, ExitStack() as opened:
+        loader = config.data.build()
+        checkpoints = output / "checkpoints"
+        remove_leftovers(checkpoints)
+        snapshot = newest_snapshot(checkpoints, config, loader.digest, _note)
+        state = fresh_state(config, device)
+        trainer = Trainer(config, state, loader)
+        with atomic_file(output / "config.json", "w") as file:
+            file.write(dump(config))
+        if snapshot is not None:
+            state.restore(snapshot)
+            _note(f"going on from step {state.step:,} of {state.num_steps:,} in {output}")
+        elif isinstance(config.budget, TimeBudget):
+            state.num_steps = _steps_that_fit(trainer, config.budget, start_s)
+            write_checkpoint(checkpoints, config, state.snapshot(), loader.digest)
+        evaluator = None if config.evaluation is None else Evaluator(config.evaluation, config.objective)
+        writer = opened.enter_context(checkpoint_writer(checkpoints, config, loader.digest))
+        log = opened.enter_context(metrics_log(output, state.step, _note))
+        bar = opened.enter_context(progress("training", state.num_steps))
+        trainer.run(stop, writer, log, evaluator, bar)
+    return _result(output, state)
+
+
+def load_trained(output: Path) -> Decoder:
+    """The model of a run's newest checkpoint, with the averaged weights where the run keeps them.
+
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+    """
+    paths = checkpoint_paths(output / "checkpoints")
+    if not paths:
+        raise CheckpointError(f"{output} holds no checkpoint; train into it first")
+    checkpoint = open_checkpoint(paths[0])
+    tensors = checkpoint.load().tensors
+    model = checkpoint.config.model.build()
+    model.load_state_dict(dict(tensors.get("ema", tensors["model"])))
+    return model
+
+
+def _steps_that_fit(trainer: Trainer, budget: TimeBudget, start_s: float) -> int:
+    """How many steps fit into what is left of the budget, at the pace of a few steps that are then undone."""
+    state = trainer.state
+    before = state.snapshot()
+    step_seconds = []
+    for step in range(budget.measured_steps + 1):
+        step_start_s = perf_counter()
+        trainer.update(trainer.loader.batch(step))
+        step_seconds.append(perf_counter() - step_start_s)
+    state.restore(before)
+    left_s = budget.seconds - (perf_counter() - start_s)
+    return max(1, int(left_s * (1 - budget.reserve) / statistics.median(step_seconds[1:])))
+
+
+def _result(output: Path, state: TrainingState) -> TrainingResult:
+    lines = read_metrics(output)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    held_out = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
+    return TrainingResult(
+        folder=output,
+        finished=state.step == state.num_steps,
+        step=state.step,
+        num_steps=state.num_steps,
+        num_tokens=state.num_tokens,
+        seconds=state.seconds,
+        loss=statistics.fmean(losses[-10:]) if losses else None,
+        held_out_loss=held_out[-1] if held_out else None,
+    )
+
+
+def _note(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,63 @@
+"""How the learning rate goes over a run of known length, as factors of the configured rate. Imports no tensor library."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from openafm.core.config import Config, ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig(Config):
+    """Base of the schedules. Fractions are of the run's number of steps, so a run of any length keeps its shape."""
+
+    warmup_fraction: float = 0.02
+
+    def __post_init__(self) -> None:
+        self.require(0 <= self.warmup_fraction < 1, f"warmup_fraction must lie in [0, 1), got {self.warmup_fraction}")
+
+    def factor(self, step: int, num_steps: int) -> float:
+        """What to multiply the learning rate by at `step`, counted from 0. The warm-up is linear and never 0."""
+        num_warmup = round(self.warmup_fraction * num_steps)
+        if step < num_warmup:
+            return (step + 1) / num_warmup
+        return self._after_warmup((step - num_warmup + 1) / (num_steps - num_warmup))
+
+    def _after_warmup(self, done: float) -> float:
+        """The factor when the share `done` in (0, 1] of the steps after the warm-up is done; 1 is the last step."""
+        raise ConfigError(f"{type(self).__name__} is abstract; use WarmupCosine, WarmupStableDecay or Constant")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupCosine(ScheduleConfig):
+    """Half a cosine from 1 down to `final` at the last step."""
+
+    final: float = 0.1
+
+    def _after_warmup(self, done: float) -> float:
+        return self.final + (1 - self.final) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmupStableDecay(ScheduleConfig):
+    """Constant, then linear down to `final` over the last `decay_fraction` of the steps after the warm-up."""
+
+    decay_fraction: float = 0.2
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0 < self.decay_fraction <= 1, f"decay_fraction must lie in (0, 1], got {self.decay_fraction}")
+
+    def _after_warmup(self, done: float) -> float:
+        left = min(1.0, (1 - done) / self.decay_fraction)
+        return self.final + (1 - self.final) * left
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(ScheduleConfig):
+    """Constant after the warm-up."""
+
+    def _after_warmup(self, done: float) -> float:
+        return 1.0

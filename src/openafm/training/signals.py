@@ -1,0 +1,43 @@
+"""Asking a long run to save and end: SIGTERM, or Ctrl-C once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class StopRequest:
+    """Whether somebody has asked to stop. Signals and callers set it; the run looks at it between steps."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def request(self) -> None:
+        self.requested = True
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[StopRequest]:
+    """Turn SIGTERM and the first SIGINT into a request while the block runs; a second SIGINT interrupts at once.
+
+    Outside the main thread, where Python allows no handlers, only callers can request a stop.
+    """
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def on_signal(number: int, _: FrameType | None) -> None:
+        stop.request()
+        if number == signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

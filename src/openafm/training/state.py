@@ -1,0 +1,160 @@
+"""All that a training run changes as it goes: weights, optimizer, average, random state, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openafm.bundle import open_bundle
+from openafm.core.errors import UsageError
+from openafm.models.decoder import Decoder
+from openafm.training.config import AdamWConfig, EMAConfig, StepBudget, TrainerConfig, first_difference
+
+Tensors = Mapping[str, Tensor]
+
+
+class BundleMismatchError(UsageError):
+    """The bundle to start from holds a model of another config."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A copy of the state between two steps; `tensors` by group: model, optimizer, random and, if there is one, ema."""
+
+    step: int
+    num_steps: int
+    num_tokens: int
+    seconds: float
+    tensors: Mapping[str, Tensors]
+
+
+class TrainingState:
+    """The state of a run: `step` updates done of `num_steps`, `num_tokens` real tokens seen, `seconds` spent."""
+
+    def __init__(self, model: Decoder, optimizer: AdamWConfig, ema: EMAConfig | None, num_steps: int) -> None:
+        self.model = model
+        self.step, self.num_steps, self.num_tokens, self.seconds = 0, num_steps, 0, 0.0
+        self._parameters = dict(model.named_parameters())
+        self.optimizer = adamw(optimizer, list(self._parameters.values()))
+        self._names = [self._name_of(p) for group in self.optimizer.param_groups for p in group["params"]]
+        self._ema_config = ema
+        self.ema = None if ema is None else {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    def update_ema(self) -> None:
+        """Move the average towards the weights, after update number `step`."""
+        if self.ema is None or self._ema_config is None:
+            return
+        weights = [self._parameters[name].detach() for name in self.ema]
+        torch._foreach_lerp_(list(self.ema.values()), weights, 1 - self._ema_config.decay_at(self.step))
+
+    @torch.no_grad()
+    def snapshot(self) -> Snapshot:
+        """Copy everything to the host, so that training can go on while the copy is written."""
+        tensors: dict[str, Tensors] = {
+            "model": self._parameters,
+            "optimizer": self._optimizer_tensors(),
+            "random": _random_state(),
+        }
+        if self.ema is not None:
+            tensors["ema"] = self.ema
+        copies = {group: {name: _copy(tensor) for name, tensor in named.items()} for group, named in tensors.items()}
+        return Snapshot(
+            step=self.step,
+            num_steps=self.num_steps,
+            num_tokens=self.num_tokens,
+            seconds=self.seconds,
+            tensors=copies,
+        )
+
+    @torch.no_grad()
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go back to a snapshot of the same config: from here on every bit is as it was from there on."""
+        self.step, self.num_steps = snapshot.step, snapshot.num_steps
+        self.num_tokens, self.seconds = snapshot.num_tokens, snapshot.seconds
+        _copy_all(snapshot.tensors["model"], self._parameters)
+        if self.ema is not None:
+            _copy_all(snapshot.tensors["ema"], self.ema)
+        self._restore_optimizer(snapshot.tensors["optimizer"])
+        _restore_random_state(snapshot.tensors["random"])
+
+    def _name_of(self, parameter: Tensor) -> str:
+        return next(name for name, candidate in self._parameters.items() if candidate is parameter)
+
+    def _optimizer_tensors(self) -> dict[str, Tensor]:
+        """The optimizer's state with the parameters' names in place of their numbers, as in `layers.0.norm/exp_avg`."""
+        per_parameter = self.optimizer.state_dict()["state"]
+        return {f"{self._names[i]}/{key}": tensor for i, values in per_parameter.items() for key, tensor in values.items()}
+
+    def _restore_optimizer(self, tensors: Tensors) -> None:
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            name, _, slot = key.rpartition("/")
+            state.setdefault(self._names.index(name), {})[slot] = tensor.clone()
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+
+
+def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
+    """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted."""
+    torch.manual_seed(config.seed)
+    model = config.model.build(config.seed)
+    if config.from_bundle is not None:
+        load_bundle_weights(model, config.from_bundle)
+    model.to(device)
+    model.compute_dtype = config.precision.compute_dtype
+    num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
+    return TrainingState(model, config.optimizer, config.ema, num_steps)
+
+
+def load_bundle_weights(model: Decoder, name_or_path: str) -> None:
+    """Fill a model with a bundle's weights.
+
+    Raises:
+        BundleMismatchError: the bundle holds a model of another config.
+    """
+    bundle = open_bundle(name_or_path)
+    difference = first_difference(bundle.config, model.config)
+    if difference is not None:
+        raise BundleMismatchError(f"the model of {bundle.path} is another one: {difference}")
+    weights = {name: torch.from_numpy(array.copy()) for name, array in bundle.tensors().items()}
+    model.load_state_dict(weights)
+
+
+def adamw(config: AdamWConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.AdamW:
+    """The optimizer: matrices decay, norms and biases do not."""
+    matrices = [p for p in parameters if p.ndim > 1]
+    vectors = [p for p in parameters if p.ndim <= 1]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
+def _copy_all(source: Tensors, target: Tensors) -> None:
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
+
+
+def _random_state() -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _restore_random_state(state: Tensors) -> None:
+    torch.set_rng_state(state["cpu"])
+    if torch.cuda.is_available() and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,0 +1,200 @@
+"""The trainer: steps, precision, accumulation, metrics. It knows nothing of what the model is trained for.
+
+Shapes: B rows of a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from openafm.core.errors import OpenAFMError
+from openafm.core.progress import Progress
+from openafm.data.loader import Batch, Loader, Origin, prefetch
+from openafm.training.checkpoint import CheckpointWriter
+from openafm.training.config import TrainerConfig
+from openafm.training.evaluation import Evaluator
+from openafm.training.metrics import MetricsLog, peak_flops_per_second, peak_memory_mb
+from openafm.training.signals import StopRequest
+from openafm.training.state import TrainingState
+
+
+class NonFiniteError(OpenAFMError):
+    """A loss or a gradient that is not a finite number. The weights are as they were before the step."""
+
+    def __init__(self, what: str, step: int, origins: tuple[Origin, ...]) -> None:
+        shown = ", ".join(f"{o.source} shard {o.shard} [{o.start}:{o.stop}]" for o in origins[:4])
+        rest = f" and {len(origins) - 4} more" if len(origins) > 4 else ""
+        super().__init__(
+            f"the {what} of step {step} is not finite; look at the documents of its batch ({shown}{rest}) "
+            "or lower the learning rate"
+        )
+        self.step, self.origins = step, origins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What one optimizer step did. `loss` and `parts` are means over the step's items; the norm is before clipping."""
+
+    loss: float
+    parts: dict[str, float]
+    gradient_norm: float
+    learning_rate: float
+    num_tokens: int
+    flops: int
+
+
+class Trainer:
+    """Carries a state forward, one batch of the loader at a time."""
+
+    def __init__(self, config: TrainerConfig, state: TrainingState, loader: Loader) -> None:
+        self.config, self.state, self.loader = config, state, loader
+        self._objective = config.objective.build()
+        if config.compile is not None:
+            config.compile.apply(state.model)
+
+    def run(
+        self, stop: StopRequest, writer: CheckpointWriter, log: MetricsLog, evaluator: Evaluator | None, bar: Progress
+    ) -> None:
+        """Train to the last step, or until asked to stop, and save the last state.
+
+        Raises:
+            NonFiniteError: a loss or gradient is not finite.
+            OutOfSpaceError: a checkpoint does not fit on the disk.
+        """
+        pace = _Pace(self.config, self.state.model.embedding.device.type)
+        saved_step, saved_s = self.state.step, perf_counter()
+        with closing(prefetch(self.loader, self.state.step)) as batches:
+            while self.state.step < self.state.num_steps and not stop.requested:
+                update = self.update(next(batches))
+                pace.add(update)
+                if self._due(self.config.log_every):
+                    log.write(self.state.step, _scalars(update) | pace.take() | {"seconds": self.state.seconds})
+                if evaluator is not None and self._due(evaluator.every_steps):
+                    log.write(self.state.step, evaluator.losses(self.state))
+                bar.update(self.state.step, f"loss {update.loss:.3f}")
+                writer.check()
+                if self._save_due(saved_s):
+                    writer.submit(self.state.snapshot())
+                    saved_step, saved_s = self.state.step, perf_counter()
+        if self.state.step != saved_step:
+            writer.submit(self.state.snapshot())
+
+    def update(self, batch: Batch) -> Update:
+        """One optimizer step on a batch: the update of the whole batch, however it is cut into microbatches.
+
+        Raises:
+            NonFiniteError: before anything is changed.
+        """
+        start_s = perf_counter()
+        state, optimizer = self.state, self.state.optimizer
+        learning_rate = self.config.optimizer.learning_rate * self.config.schedule.factor(state.step, state.num_steps)
+        sums: Counter[str] = Counter()
+        count = flops = 0
+        for piece in microbatches(batch, self.config.microbatch_rows):
+            losses = self._objective(state.model, piece)
+            if losses.count == 0:
+                continue
+            losses.total.backward()
+            total = losses.total.item()
+            if not math.isfinite(total):
+                raise NonFiniteError("loss", state.step, piece.origins)
+            sums.update({"loss": total} | {name: part.item() for name, part in losses.parts.items()})
+            count, flops = count + losses.count, flops + losses.flops
+        norm = self._average_and_clip_gradients(max(count, 1))
+        if not math.isfinite(norm):
+            raise NonFiniteError("gradient", state.step, batch.origins)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+        optimizer.zero_grad()
+        state.step += 1
+        state.update_ema()
+        state.num_tokens += batch.num_real_tokens
+        state.seconds += perf_counter() - start_s
+        means = {name: value / max(count, 1) for name, value in sums.items()}
+        return Update(
+            loss=means.pop("loss", 0.0),
+            parts=means,
+            gradient_norm=norm,
+            learning_rate=learning_rate,
+            num_tokens=batch.num_real_tokens,
+            flops=flops,
+        )
+
+    def _average_and_clip_gradients(self, count: int) -> float:
+        """Turn gradients of sums into those of means, clipped; returns the norm before clipping."""
+        gradients: list[Tensor] = [p.grad for p in self.state.model.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True).item() / count
+        clip = self.config.optimizer.gradient_clip
+        factor = 1.0 if clip is None or norm <= clip else clip / norm
+        torch._foreach_mul_(gradients, factor / count)
+        return norm
+
+    def _due(self, every_steps: int) -> bool:
+        return self.state.step % every_steps == 0 or self.state.step == self.state.num_steps
+
+    def _save_due(self, saved_s: float) -> bool:
+        steps, seconds = self.config.checkpoint.every_steps, self.config.checkpoint.every_seconds
+        by_steps = steps is not None and self.state.step % steps == 0
+        return by_steps or (seconds is not None and perf_counter() - saved_s >= seconds)
+
+
+def microbatches(batch: Batch, num_rows: int | None) -> Iterator[Batch]:
+    """A batch cut into pieces of at most `num_rows` rows; None leaves it whole."""
+    total = len(batch.tokens_BS)
+    num_rows = num_rows or total
+    if num_rows >= total:
+        yield batch
+        return
+    for first in range(0, total, num_rows):
+        rows = slice(first, first + num_rows)
+        inside = [i for i, span in enumerate(batch.documents) if rows.start <= span.row < rows.stop]
+        yield Batch(
+            tokens_BS=batch.tokens_BS[rows],
+            targets_BS=batch.targets_BS[rows],
+            loss_mask_BS=batch.loss_mask_BS[rows],
+            documents=tuple(batch.documents[i]._replace(row=batch.documents[i].row - first) for i in inside),
+            origins=tuple(batch.origins[i] for i in inside),
+        )
+
+
+class _Pace:
+    """Tokens and operations per second since the last line of the log."""
+
+    def __init__(self, config: TrainerConfig, device: str) -> None:
+        self._dtype, self._device = config.precision.compute_dtype, device
+        self._num_tokens = self._flops = 0
+        self._since_s = perf_counter()
+
+    def add(self, update: Update) -> None:
+        self._num_tokens += update.num_tokens
+        self._flops += update.flops
+
+    def take(self) -> dict[str, float]:
+        seconds = perf_counter() - self._since_s
+        values = {
+            "tokens_per_second": self._num_tokens / seconds,
+            "model_flops_utilization": self._flops / seconds / peak_flops_per_second(self._dtype, self._device),
+            "peak_memory_mb": peak_memory_mb(),
+        }
+        self._num_tokens = self._flops = 0
+        self._since_s = perf_counter()
+        return values
+
+
+def _scalars(update: Update) -> dict[str, float]:
+    return {
+        "loss": update.loss,
+        **update.parts,
+        "learning_rate": update.learning_rate,
+        "gradient_norm": update.gradient_norm,
+        "num_tokens": update.num_tokens,
+    }
