@@ -181,7 +181,7 @@ def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: C
 def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: ChatTemplate) -> _Encoded:
     conversation = document.conversation
     try:
-        encoded = template.encode(tokenizer, conversation.turns)
+        encoded = template.encode_conversation(tokenizer, conversation)
     except OpenAFMError as error:
         raise NotADocumentError(f"{document.read_from or 'a conversation'}: {error}") from error
     return _Encoded(
