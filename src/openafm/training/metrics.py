@@ -1,4 +1,7 @@
-"""What a run reports about itself: one JSON line per logged step, and the same for TensorBoard where it is installed."""
+"""What a run reports about itself: one JSON line per logged step, and the same for TensorBoard where it is installed.
+
+Imports no tensor library until something is measured or written.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,12 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from openafm.core.files import atomic_file
+
+if TYPE_CHECKING:
+    import torch
 
 FILE = "metrics.jsonl"
 
@@ -71,6 +75,8 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 @cache
 def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.2) -> float:
     """What this machine reaches in matrix products of 1024 x 1024, measured once per process with the threads in use."""
+    import torch
+
     size = 1024
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
     best_s, end_s = float("inf"), perf_counter() + seconds

@@ -1,0 +1,68 @@
+"""The loss curve of a run: as a picture, and in a terminal. Imports no tensor library."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from openafm.core.errors import OpenAFMError
+from openafm.training.metrics import read_metrics
+
+_BRAILLE = 0x2800
+_DOT_BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # 4 rows x 2 columns of a character
+
+
+class CurveError(OpenAFMError):
+    """There is nothing to draw, or nothing to draw with."""
+
+
+def plot_losses(run_folder: Path) -> Path:
+    """Draw training and held-out loss over steps into `loss.png` of a run's folder.
+
+    Raises:
+        CurveError: the run has logged nothing, or matplotlib is not installed.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CurveError("drawing a curve needs matplotlib; install openafm[plots]")
+    from matplotlib.figure import Figure
+
+    lines = read_metrics(run_folder)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for key, label in (("loss", "training"), ("held_out_loss", "held out")):
+        points = [(line["step"], line[key]) for line in lines if key in line]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label, linewidth=1.2)
+    if not axes.lines:
+        raise CurveError(f"{run_folder} has no logged losses yet; train into it first")
+    axes.set(xlabel="step", ylabel="loss (nats per token)", title=run_folder.name)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    path = run_folder / "loss.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def terminal_curve(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
+    """The losses as `height` (at least 2) lines of braille dots `width` characters wide, labelled with high and low.
+
+    Raises:
+        CurveError: there are no losses.
+    """
+    if not losses:
+        raise CurveError("no losses to draw yet")
+    columns = np.array([part.mean() for part in np.array_split(np.asarray(losses), min(len(losses), 2 * width))])
+    columns = np.interp(np.linspace(0, len(columns) - 1, 2 * width), np.arange(len(columns)), columns)
+    low, high = columns.min(), columns.max()
+    rows = np.rint((high - columns) / max(high - low, 1e-12) * (4 * height - 1)).astype(int)
+    dots = np.zeros((4 * height, 2 * width), dtype=bool)
+    for column, (row, row_before) in enumerate(zip(rows, [rows[0], *rows[:-1]], strict=True)):
+        dots[min(row, row_before) : max(row, row_before) + 1, column] = True
+    cells = (dots.reshape(height, 4, width, 2) * _DOT_BITS[None, :, None, :]).sum(axis=(1, 3))
+    labels = [f"{high:8.3f}"] + [" " * 8] * (height - 2) + [f"{low:8.3f}"]
+    return "\n".join(
+        f"{label} ┤{''.join(chr(_BRAILLE + cell) for cell in line)}" for label, line in zip(labels, cells, strict=True)
+    )
