@@ -127,6 +127,7 @@ class Tokenizer:
             raise TokenizerFileError(f"expected {NUM_SPECIAL_TOKENS} special tokens, got {len(self.special_names)}")
         self._vocab = _vocab(self.merges, self.special_names)
         self._backend = _backend(self.to_json())
+        self._model = self._backend.model
         self._bytes = {id: bytes_of(token) for token, id in self._vocab.items() if id >= NUM_SPECIAL_TOKENS}
         self._bytes |= dict.fromkeys(range(NUM_SPECIAL_TOKENS), b"")
         self._byte_ids = [self._vocab[character] for character in _characters()]
@@ -166,6 +167,15 @@ class Tokenizer:
             else:
                 ids.extend(self.encode(part))
         return ids
+
+    def split(self, text: str) -> list[str]:
+        """The words of `text`, in the byte alphabet: the stretches inside which tokens are merged."""
+        _check_encodable(text)
+        return [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(text)]
+
+    def encode_word(self, word: str) -> list[int]:
+        """Token ids of one word that `split` gave."""
+        return [token.id for token in self._model.tokenize(word)]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of token ids; special tokens render as nothing, bytes that are not UTF-8 as U+FFFD."""
