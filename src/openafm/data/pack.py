@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -46,12 +46,14 @@ class PackConfig(Config):
 
     `source` and `language` tag the documents that do not say it themselves (a conversation's source ends in its task).
     A share `held_out` of the documents, chosen by the hash of their content so that equal ones stay together, goes to a
-    second corpus in the subfolder `held_out`.
+    second corpus in the subfolder `held_out`. Of a conversation the assistant's turns are learnt ("answers"), or every
+    token ("everything"); of a text always every token.
     """
 
     source: str = ""
     language: str = ""
     held_out: float = 0.0
+    learn: Literal["answers", "everything"] = "answers"
     tokens_per_shard: int = TOKENS_PER_SHARD
 
     def __post_init__(self) -> None:
@@ -145,7 +147,7 @@ def _pack(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config
             writer = held_out if held_out and _share_of(document.identity) < config.held_out else train
             writer.add(
                 document.tokens,
-                loss_mask=document.loss_mask,
+                loss_mask=document.loss_mask if config.learn == "answers" else None,
                 language=document.language or config.language,
                 source="/".join(part for part in (config.source, document.task) if part),
             )
