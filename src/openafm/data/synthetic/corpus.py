@@ -1,0 +1,74 @@
+"""The built-in corpus: conversations in sixteen languages and six tasks, each a pure function of seed, split and index."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+
+from openafm.core.config import Config, nearest
+from openafm.data.synthetic.arithmetic import arithmetic_turns
+from openafm.data.synthetic.events import event_turns
+from openafm.data.synthetic.lexicons import LANGUAGES, Lexicon, Split, lexicon
+from openafm.data.synthetic.rewrite import rewrite_turns
+from openafm.data.synthetic.story import story_turns
+from openafm.data.synthetic.summary import summary_turns
+from openafm.data.synthetic.tagging import tagging_turns
+from openafm.tokenizer.conversation import Conversation, Turn
+
+_TASKS: dict[str, Callable[[random.Random, Lexicon], tuple[Turn, ...]]] = {
+    "event": event_turns,
+    "tagging": tagging_turns,
+    "summary": summary_turns,
+    "rewrite": rewrite_turns,
+    "arithmetic": arithmetic_turns,
+    "story": story_turns,
+}
+TASKS = tuple(_TASKS)
+
+
+def _default_tasks() -> dict[str, float]:
+    return {"event": 0.40, "tagging": 0.12, "summary": 0.12, "rewrite": 0.12, "arithmetic": 0.12, "story": 0.12}
+
+
+def _default_languages() -> dict[str, float]:
+    return {language: 0.25 if language == "en" else 0.05 for language in LANGUAGES}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticConfig(Config):
+    """An endless stream of examples. Weights need not sum to one.
+
+    `held_out` shares no sentence frame, name, place or title with `train`, whatever the seeds.
+    """
+
+    seed: int = 0
+    split: Split = "train"
+    tasks: dict[str, float] = dataclasses.field(default_factory=_default_tasks)
+    languages: dict[str, float] = dataclasses.field(default_factory=_default_languages)
+
+    def __post_init__(self) -> None:
+        self._check(self.tasks, TASKS, "task")
+        self._check(self.languages, LANGUAGES, "language")
+
+    def _check(self, weights: Mapping[str, float], known: tuple[str, ...], kind: str) -> None:
+        for name, weight in weights.items():
+            self.require(name in known, f"unknown {kind} '{name}'{nearest(name, list(known))}")
+            self.require(weight >= 0, f"{kind} '{name}': expected a weight of 0 or more, got {weight}")
+        self.require(sum(weights.values()) > 0, f"expected at least one {kind} with a positive weight")
+
+
+def example(config: SyntheticConfig, index: int) -> Conversation:
+    """Example `index` of the stream; the same in every process and on every machine."""
+    key = hashlib.blake2b(f"{config.seed} {config.split} {index}".encode(), digest_size=8).digest()
+    rng = random.Random(int.from_bytes(key, "big"))
+    task = rng.choices(tuple(config.tasks), tuple(config.tasks.values()))[0]
+    language = rng.choices(tuple(config.languages), tuple(config.languages.values()))[0]
+    turns = _TASKS[task](rng, lexicon(language, config.split))
+    return Conversation(turns=turns, task=task, language=language)
+
+
+def generate(config: SyntheticConfig, count: int) -> Iterator[Conversation]:
+    """The first `count` examples of the stream."""
+    return (example(config, index) for index in range(count))
