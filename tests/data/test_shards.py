@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,21 @@ with write_shards(Path({str(tmp_path / "corpus")!r}), tokenizer_digest="b", voca
     assert all(path.name.startswith(".") for path in half_written)
     write_small(tmp_path / "corpus", num_documents=4)
     assert open_shards(tmp_path / "corpus").manifest.num_documents == 4
+
+
+def test_memory_is_bounded_by_a_shard(tmp_path: Path) -> None:
+    def peak_bytes(num_documents: int) -> int:
+        tracemalloc.start()
+        with write_shards(tmp_path / "corpus", tokenizer_digest="b", vocab_size=9, tokens_per_shard=20_000) as writer:
+            for _ in range(num_documents):
+                writer.add(document)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    document = np.ones(500, dtype=np.int64)
+    peak_bytes(40)  # imports and caches
+    assert peak_bytes(1600) < 1.5 * peak_bytes(160)
 
 
 def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
