@@ -1,0 +1,209 @@
+"""Value types made of others: lists, values that may be null, and unions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from openafm.framework.errors import DecodingFailureError, UnsupportedGuideError
+from openafm.framework.generation_id import GenerationID
+from openafm.framework.guides import GenerationGuide, GuideType
+from openafm.framework.value_types import ValueType, mismatch
+from openafm.tokenizer.conversation import JsonSchema
+
+if TYPE_CHECKING:
+    from openafm.framework.structure import Structure
+
+
+@dataclass(frozen=True, kw_only=True)
+class Array(ValueType):
+    """`list[T]`, of a bounded number of items."""
+
+    kinds = frozenset({"array"})
+    item: ValueType
+    min_items: int = 0
+    max_items: int | None = None
+
+    def __str__(self) -> str:
+        return f"list[{self.item}]"
+
+    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+        schema: JsonSchema = {"type": "array", "items": self.item.json_schema(refer)}
+        if self.min_items:
+            schema["minItems"] = self.min_items
+        if self.max_items is not None:
+            schema["maxItems"] = self.max_items
+        return schema
+
+    def decode(self, value: Any, path: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise mismatch(self, value, path)
+        return [self.item.decode(item, f"{path}[{index}]") for index, item in enumerate(value)]
+
+    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> list[Any]:
+        if not isinstance(value, list):
+            raise mismatch(self, value, path)
+        items = []
+        for index, item in enumerate(value):
+            num_open_below = num_open - 1 if num_open and index == len(value) - 1 else 0
+            decoded = self.item.decode_partial(item, num_open_below, identity.child(index), f"{path}[{index}]")
+            if decoded is not None or not num_open_below:
+                items.append(decoded)
+        return items
+
+    def encode(self, value: Any) -> list[Any]:
+        if not isinstance(value, list):
+            raise mismatch(self, value, "$")
+        return [self.item.encode(item) for item in value]
+
+    def with_guide(self, guide: GenerationGuide) -> ValueType:
+        match guide.guide_type:
+            case GuideType.count:
+                return self._sized(guide.value, guide.value)
+            case GuideType.minItems:
+                return self._sized(guide.value, self.max_items)
+            case GuideType.maxItems:
+                return self._sized(self.min_items, guide.value)
+            case GuideType.element:
+                return dataclasses.replace(self, item=self.item.with_guide(guide.value))
+        return super().with_guide(guide)
+
+    def structures(self) -> Iterable[Structure]:
+        return self.item.structures()
+
+    def is_finite(self, finite: Set[Structure]) -> bool:
+        return self.min_items == 0 or self.item.is_finite(finite)
+
+    def _sized(self, low: int, high: int | None) -> Array:
+        low = max(low, self.min_items)
+        high = high if self.max_items is None or high is None else min(high, self.max_items)
+        if high is not None and low > high:
+            raise UnsupportedGuideError(f"the guides leave no list: it would hold at least {low} and at most {high} items")
+        return dataclasses.replace(self, min_items=low, max_items=high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nullable(ValueType):
+    """`T | None`: null where a value stands by itself; as a property of a structure, left out instead."""
+
+    value: ValueType
+
+    @property
+    def kinds(self) -> frozenset[str]:  # type: ignore[override]
+        return self.value.kinds | {"null"}
+
+    def __str__(self) -> str:
+        return f"{self.value} | None"
+
+    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+        schema = self.value.json_schema(refer)
+        null: JsonSchema = {"type": "null"}
+        return {"anyOf": [*schema["anyOf"], null]} if schema.keys() == {"anyOf"} else {"anyOf": [schema, null]}
+
+    def decode(self, value: Any, path: str) -> Any:
+        return None if value is None else self.value.decode(value, path)
+
+    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> Any:
+        return None if value is None else self.value.decode_partial(value, num_open, identity, path)
+
+    def encode(self, value: Any) -> Any:
+        return None if value is None else self.value.encode(value)
+
+    def with_guide(self, guide: GenerationGuide) -> ValueType:
+        return Nullable(value=self.value.with_guide(guide))
+
+    def structures(self) -> Iterable[Structure]:
+        return self.value.structures()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged(ValueType):
+    """A structure as a member of a union: an object of one property, named after the class, that holds it.
+
+    `Cat | Dog` is `{"Cat":{...}}` or `{"Dog":{...}}`: the model chooses first, no property of the class can clash with the
+    tag, and the class's own schema is the same inside and outside of unions.
+    """
+
+    kinds = frozenset({"object"})
+    structure: Structure
+
+    def __str__(self) -> str:
+        return str(self.structure)
+
+    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+        tag = self.structure.name
+        return {
+            "type": "object",
+            "properties": {tag: refer(self.structure)},
+            "required": [tag],
+            "additionalProperties": False,
+            "x-order": [tag],
+        }
+
+    def decode(self, value: Any, path: str) -> Any:
+        tag = self.structure.name
+        if not isinstance(value, dict) or value.keys() != {tag}:
+            raise mismatch(self, value, path)
+        return self.structure.decode(value[tag], f"{path}.{tag}")
+
+    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> Any:
+        if value == {}:
+            return None
+        tag = self.structure.name
+        if not isinstance(value, dict) or value.keys() != {tag}:
+            raise mismatch(self, value, path)
+        return self.structure.decode_partial(value[tag], max(num_open - 1, 0), identity.child(tag), f"{path}.{tag}")
+
+    def encode(self, value: Any) -> Any:
+        return {self.structure.name: self.structure.encode(value)}
+
+    def structures(self) -> Iterable[Structure]:
+        return (self.structure,)
+
+    def is_finite(self, finite: Set[Structure]) -> bool:
+        return self.structure.is_finite(finite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneOf(ValueType):
+    """A union. A value is read by the first member, in declared order, that it fits."""
+
+    members: tuple[ValueType, ...]
+
+    @property
+    def kinds(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset[str]().union(*(member.kinds for member in self.members))
+
+    def __str__(self) -> str:
+        return " | ".join(map(str, self.members))
+
+    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+        return {"anyOf": [member.json_schema(refer) for member in self.members]}
+
+    def decode(self, value: Any, path: str) -> Any:
+        return self._first(value, path, lambda member: member.decode(value, path))
+
+    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> Any:
+        if num_open and isinstance(value, str) and sum("string" in member.kinds for member in self.members) > 1:
+            return None  # its end decides which member it is
+        return self._first(value, path, lambda member: member.decode_partial(value, num_open, identity, path))
+
+    def encode(self, value: Any) -> Any:
+        return self._first(value, "$", lambda member: member.encode(value))
+
+    def structures(self) -> Iterable[Structure]:
+        for member in self.members:
+            yield from member.structures()
+
+    def is_finite(self, finite: Set[Structure]) -> bool:
+        return any(member.is_finite(finite) for member in self.members)
+
+    def _first(self, value: Any, path: str, read: Callable[[ValueType], Any]) -> Any:
+        for member in self.members:
+            try:
+                return read(member)
+            except DecodingFailureError:
+                continue
+        raise mismatch(self, value, path)

@@ -1,0 +1,106 @@
+"""Generated content: JSON on its way to a typed value, whole or still being written."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+from openafm.framework.annotations import PARTIAL_OF, value_type
+from openafm.framework.errors import DecodingFailureError
+from openafm.framework.generation_id import GenerationID
+from openafm.framework.partial_json import PartialJson, PartialJsonError, Prefix, read_json
+from openafm.tokenizer.schema_text import compact_json
+
+T = TypeVar("T")
+
+
+class GeneratedContent:
+    """A JSON value that a model wrote, or part of one, and its identity.
+
+    Args:
+        content_dict: any JSON value; an empty object by default.
+        id: the identity; a new one by default.
+
+    Raises:
+        TypeError: a value that is not serializable as JSON.
+    """
+
+    def __init__(self, content_dict: Any = None, id: GenerationID | None = None) -> None:
+        self._value = {} if content_dict is None else content_dict
+        self._num_open = 0
+        self.id = id or GenerationID()
+        compact_json(self._value)
+
+    @classmethod
+    def from_json(cls, json_str: str, id: GenerationID | None = None) -> GeneratedContent:
+        """Read JSON text, which may end anywhere.
+
+        Raises:
+            DecodingFailureError: text that is not the beginning of JSON; `raw_content` holds it.
+        """
+        try:
+            return cls._of(Prefix(value=read_json(json_str), num_open=0), id)
+        except ValueError:  # not whole
+            partial = PartialJson()
+        try:
+            partial.push(json_str)
+            return cls._of(partial.prefix(), id)
+        except PartialJsonError as error:
+            raise DecodingFailureError(str(error), raw_content=json_str) from error
+
+    @classmethod
+    def _of(cls, prefix: Prefix, id: GenerationID | None) -> GeneratedContent:
+        content = cls.__new__(cls)
+        content._value, content._num_open, content.id = prefix.value, prefix.num_open, id or GenerationID()
+        return content
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the JSON was written to its end."""
+        return self._num_open == 0
+
+    def to_json(self) -> str:
+        """Compact JSON; of incomplete content, what is settled, closed."""
+        return compact_json(self._value)
+
+    @overload
+    def value(self, type_class: type[T], for_property: str | None = None) -> T: ...
+    @overload
+    def value(self, type_class: Any = None, for_property: str | None = None) -> Any: ...
+    def value(self, type_class: Any = None, for_property: str | None = None) -> Any:
+        """The content, or one property of it, as `type_class`: a type that can be generated, `list` or `dict`; else as JSON.
+
+        A property that is not there is None. Incomplete content converts to a class's `PartiallyGenerated`.
+
+        Raises:
+            DecodingFailureError: the content is not of that type.
+            InvalidGenerationSchemaError: values of that type cannot be generated.
+        """
+        value, num_open, identity, path = self._value, self._num_open, self.id, "$"
+        if for_property is not None:
+            if not isinstance(value, dict):
+                raise DecodingFailureError(f"expected an object with '{for_property}', got {value!r}", self.to_json())
+            if for_property not in value:
+                return None
+            num_open = max(num_open - 1, 0) if for_property == next(reversed(value)) else 0
+            value, identity, path = value[for_property], identity.child(for_property), f"$.{for_property}"
+        if type_class is None or (type_class in (list, dict) and isinstance(value, type_class)):
+            return value
+        try:
+            if isinstance(type_class, type) and PARTIAL_OF in vars(type_class):
+                return vars(type_class)[PARTIAL_OF].decode_partial(value, num_open, identity, path)
+            return value_type(type_class).decode(value, path)
+        except DecodingFailureError as error:
+            error.raw_content = self.to_json()
+            raise
+        except RecursionError as error:
+            raise DecodingFailureError("nested deeper than Python can follow", self.to_json()) from error
+
+    def __repr__(self) -> str:
+        return f"GeneratedContent({self._value!r}{'' if self.is_complete else ', incomplete'})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GeneratedContent):
+            return NotImplemented
+        return (self._value, self._num_open) == (other._value, other._num_open)
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,86 @@
+"""`@generable`: a plain annotated class becomes a type that the model can write values of (report 7, guided generation)."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar, cast, dataclass_transform, overload, runtime_checkable
+
+from openafm.framework.annotations import STRUCTURE
+from openafm.framework.content import GeneratedContent
+from openafm.framework.errors import InvalidGenerationSchemaError
+from openafm.framework.guides import guide
+from openafm.framework.schema import GenerationSchema
+from openafm.framework.structure import Structure
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Generable(Protocol):
+    """What `@generable` adds to a class. Only for annotations and `isinstance`; never a base class."""
+
+    PartiallyGenerated: ClassVar[Any]
+
+    @classmethod
+    def generation_schema(cls) -> GenerationSchema: ...
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("Subclassing Protocol Generable is not allowed. Use the @fm.generable() decorator instead.")
+
+
+@overload
+@dataclass_transform(kw_only_default=True, field_specifiers=(guide, dataclasses.field))
+def generable(arg: type[T], /) -> type[T]: ...
+@overload
+@dataclass_transform(kw_only_default=True, field_specifiers=(guide, dataclasses.field))
+def generable(arg: str | None = None, /) -> Callable[[type[T]], type[T]]: ...
+def generable(arg: Any = None, /) -> Any:
+    """Make a class generable: `@generable`, `@generable()` or `@generable("what it is")`.
+
+    The class becomes a dataclass with keyword construction, unless it is one. It gains `generation_schema()`,
+    `generated_content` and `PartiallyGenerated`, the class of its snapshots while streaming. Its annotations are listed
+    in `annotations.py`; `guide()` narrows them. Types and guides are checked by `generation_schema()`, when every name that
+    the class mentions exists.
+
+    Raises:
+        InvalidGenerationSchemaError: not a class, a class without annotated fields, or one that cannot be a dataclass.
+    """
+    local_names = sys._getframe(1).f_locals
+    if arg is None or isinstance(arg, str):
+        return lambda cls: _make_generable(cls, arg, local_names)
+    return _make_generable(arg, None, local_names)
+
+
+def _make_generable(cls: Any, description: str | None, local_names: Mapping[str, Any]) -> type:
+    if not isinstance(cls, type):
+        raise InvalidGenerationSchemaError(
+            f"@generable can only be applied to classes, not to a {type(cls).__name__}.\n{_correct_usage('MyClass')}"
+        )
+    if not vars(cls).get("__annotations__") and not dataclasses.is_dataclass(cls):
+        raise InvalidGenerationSchemaError(
+            f"@generable needs type-annotated fields, and {cls.__name__} has none.\n{_correct_usage(cls.__name__)}"
+        )
+    if "__dataclass_fields__" not in vars(cls):
+        try:
+            dataclasses.dataclass(kw_only=True)(cls)
+        except (TypeError, ValueError) as error:
+            raise InvalidGenerationSchemaError(
+                f"{cls.__name__} cannot be a dataclass: {error}.\nExample of correct usage:\n"
+                f"  class {cls.__name__}:\n      tags: list[str] = field(default_factory=list)"
+            ) from error
+    structure = Structure(cls, description, local_names)
+    generable_class = cast(Any, cls)
+    setattr(cls, STRUCTURE, structure)
+    generable_class.PartiallyGenerated = structure.partial_class
+    generable_class.generation_schema = classmethod(GenerationSchema)
+    generable_class.generated_content = property(lambda self: GeneratedContent(structure.encode(self)))
+    return cls
+
+
+def _correct_usage(name: str) -> str:
+    return (
+        f"Correct usage:\n  @fm.generable\n  class {name}:\n      name: str  # Type annotation is required\n"
+        f"Incorrect usage:\n  class {name}:\n      name = ''  # Missing type annotation"
+    )

@@ -1,0 +1,166 @@
+"""Guides: what a field may hold beyond its type, enforced while decoding (report 7)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+_METADATA_KEY = "openafm.guide"
+
+
+class GuideType(Enum):
+    """The kinds of guides; a value is the JSON Schema keyword where there is just one."""
+
+    anyOf = "enum"
+    constant = "constant"
+    count = "count"
+    element = "element"
+    maxItems = "maxItems"
+    maximum = "maximum"
+    minItems = "minItems"
+    minimum = "minimum"
+    range = "range"
+    regex = "regex"
+
+
+@dataclass(frozen=True)
+class GenerationGuide:
+    """One guide. Made by the class method of its name; a value of the wrong kind raises `ValueError`."""
+
+    guide_type: GuideType
+    value: Any
+
+    @classmethod
+    def anyOf(cls, values: Sequence[str]) -> GenerationGuide:  # noqa: N802
+        """One of these strings."""
+        _require(
+            isinstance(values, list | tuple) and all(isinstance(value, str) for value in values),
+            "anyOf",
+            "a list of strings",
+        )
+        return cls(GuideType.anyOf, list(values))
+
+    @classmethod
+    def constant(cls, value: str) -> GenerationGuide:
+        """Exactly this string."""
+        _require(isinstance(value, str), "constant", "a string")
+        return cls(GuideType.constant, value)
+
+    @classmethod
+    def count(cls, count: int) -> GenerationGuide:
+        """A list of exactly `count` items."""
+        _require(_is_integer(count) and count > 0, "count", "a positive integer")
+        return cls(GuideType.count, count)
+
+    @classmethod
+    def element(cls, guide: GenerationGuide) -> GenerationGuide:
+        """A guide for every item of a list."""
+        _require(isinstance(guide, GenerationGuide), "element", "a GenerationGuide instance")
+        return cls(GuideType.element, guide)
+
+    @classmethod
+    def max_items(cls, value: int) -> GenerationGuide:
+        """A list of at most `value` items."""
+        _require(_is_integer(value) and value >= 0, "max_items", "a non-negative integer")
+        return cls(GuideType.maxItems, value)
+
+    @classmethod
+    def maximum(cls, value: float) -> GenerationGuide:
+        """A number of at most `value`."""
+        _require(_is_number(value), "maximum", "a number")
+        return cls(GuideType.maximum, value)
+
+    @classmethod
+    def min_items(cls, value: int) -> GenerationGuide:
+        """A list of at least `value` items."""
+        _require(_is_integer(value) and value >= 0, "min_items", "a non-negative integer")
+        return cls(GuideType.minItems, value)
+
+    @classmethod
+    def minimum(cls, value: float) -> GenerationGuide:
+        """A number of at least `value`."""
+        _require(_is_number(value), "minimum", "a number")
+        return cls(GuideType.minimum, value)
+
+    @classmethod
+    def range(cls, range_tuple: tuple[float, float]) -> GenerationGuide:
+        """A number between the two, both included."""
+        is_pair = isinstance(range_tuple, tuple) and len(range_tuple) == 2
+        _require(is_pair and all(map(_is_number, range_tuple)), "range", "a tuple of (min, max)")
+        return cls(GuideType.range, range_tuple)
+
+    @classmethod
+    def regex(cls, pattern: str) -> GenerationGuide:
+        """A string the whole of which matches `pattern`; `\\d`, `\\w` and `\\s` are ASCII (see `patterns.py`)."""
+        _require(isinstance(pattern, str), "regex", "a string")
+        return cls(GuideType.regex, pattern)
+
+
+def guide(
+    description: str | None = None,
+    *,
+    anyOf: Sequence[str] | None = None,
+    constant: str | None = None,
+    count: int | None = None,
+    element: GenerationGuide | None = None,
+    max_items: int | None = None,
+    maximum: float | None = None,
+    min_items: int | None = None,
+    minimum: float | None = None,
+    range: tuple[float, float] | None = None,
+    regex: str | None = None,
+    default: Any = dataclasses.MISSING,
+    default_factory: Any = dataclasses.MISSING,
+) -> Any:
+    """A dataclass field of a generable class, with what the model is told about it and what it is held to.
+
+    Raises:
+        ValueError: a guide's value is of the wrong kind. Whether the guide fits the field's type is checked with the schema.
+    """
+    makers: list[tuple[Callable[[Any], GenerationGuide], Any]] = [
+        (GenerationGuide.anyOf, anyOf),
+        (GenerationGuide.constant, constant),
+        (GenerationGuide.count, count),
+        (GenerationGuide.element, element),
+        (GenerationGuide.max_items, max_items),
+        (GenerationGuide.maximum, maximum),
+        (GenerationGuide.min_items, min_items),
+        (GenerationGuide.minimum, minimum),
+        (GenerationGuide.range, range),
+        (GenerationGuide.regex, regex),
+    ]
+    guides = tuple(make(value) for make, value in makers if value is not None)
+    metadata = {_METADATA_KEY: FieldGuide(description=description, guides=guides)}
+    if default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=default_factory, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FieldGuide:
+    """What `guide()` leaves on a dataclass field."""
+
+    description: str | None = None
+    guides: tuple[GenerationGuide, ...] = ()
+
+    @staticmethod
+    def of(field: dataclasses.Field[Any]) -> FieldGuide:
+        found = field.metadata.get(_METADATA_KEY)
+        return found if isinstance(found, FieldGuide) else FieldGuide()
+
+
+def _require(condition: bool, name: str, expected: str) -> None:
+    if not condition:
+        raise ValueError(f"'{name}' must be {expected}")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or (isinstance(value, float) and math.isfinite(value))

@@ -1,0 +1,87 @@
+"""How a response is sampled, as an app developer says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class SamplingModeType(StrEnum):
+    """The two ways to choose the next token."""
+
+    GREEDY = "greedy"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class SamplingMode:
+    """How the next token is chosen. Made by `greedy()` or `random()`."""
+
+    mode_type: SamplingModeType
+    top: int | None = None
+    probability_threshold: float | None = None
+    seed: int | None = None
+
+    @classmethod
+    def greedy(cls) -> SamplingMode:
+        """Always the most likely token."""
+        return cls(SamplingModeType.GREEDY)
+
+    @classmethod
+    def random(
+        cls, top: int | None = None, probability_threshold: float | None = None, seed: int | None = None
+    ) -> SamplingMode:
+        """A random token by probability: among the `top` most likely, or the likeliest that make up `probability_threshold`.
+
+        The same seed, model and conversation give the same tokens.
+
+        Raises:
+            ValueError: both limits at once, or one out of range.
+        """
+        if top is not None and probability_threshold is not None:
+            raise ValueError("Cannot specify both 'top' and 'probability_threshold'; choose one")
+        if top is not None and (not _is_integer(top) or top <= 0):
+            raise ValueError("'top' must be a positive integer")
+        if probability_threshold is not None and not (_is_number(probability_threshold) and 0 <= probability_threshold <= 1):
+            raise ValueError("'probability_threshold' must be between 0.0 and 1.0")
+        if seed is not None and not _is_integer(seed):
+            raise ValueError("'seed' must be an integer")
+        return cls(SamplingModeType.RANDOM, top, probability_threshold, seed)
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """Options of one request; None leaves the choice to the model.
+
+    Args:
+        sampling: greedy unless given; random when only a temperature is.
+        temperature: divides the logits before random sampling, 1 by default; 0 is greedy.
+        maximum_response_tokens: the response is cut off after so many tokens.
+
+    Raises:
+        ValueError: a value out of range.
+    """
+
+    sampling: SamplingMode | None = None
+    temperature: float | None = None
+    maximum_response_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampling is not None and not isinstance(self.sampling, SamplingMode):
+            raise ValueError("'sampling' must be a SamplingMode instance")
+        if self.temperature is not None and not _is_number(self.temperature):
+            raise ValueError("'temperature' must be a number")
+        if self.temperature is not None and not 0 <= self.temperature < float("inf"):
+            raise ValueError("'temperature' must be finite and non-negative")
+        if self.maximum_response_tokens is not None and not _is_integer(self.maximum_response_tokens):
+            raise ValueError("'maximum_response_tokens' must be an integer")
+        if self.maximum_response_tokens is not None and self.maximum_response_tokens <= 0:
+            raise ValueError("'maximum_response_tokens' must be positive")
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,146 @@
+"""JSON that is still being written: the value that a prefix of the text already settles.
+
+A scanner follows the text and remembers where it can be cut off and closed: letter by letter in strings, at the end of
+numbers, `true`, `false` and `null`, and at the value of a key. What stands after the cut is not shown yet.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+_WORDS = ("true", "false", "null")
+_NUMBER_START = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:(?<=[0-9])[eE][+-]?[0-9]*)?)?")
+_HIGH_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
+_UNSETTLED = re.compile(rf"(?:{_HIGH_SURROGATE})?(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?")  # half an escape, half a character
+
+
+class PartialJsonError(ValueError):
+    """Text that no further text can make JSON."""
+
+
+def read_json(text: str) -> Any:
+    """The value of a whole JSON text.
+
+    Raises:
+        ValueError: not JSON, or a number beyond floats.
+    """
+    return json.loads(text, parse_float=_finite, parse_constant=_finite)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefix:
+    """The value so far, and how many values on the way to the end of the text are still open (0: the text is whole)."""
+
+    value: Any
+    num_open: int
+
+
+class PartialJson:
+    """A JSON text that grows by `push`."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._closers: list[str] = []  # what closes the objects and lists that are open, innermost last
+        self._expects = "value"  # value, item or ], key or }, key, colon, comma; or inside: string, key string, word
+        self._start = 0  # of the string or word under way; within strings, of what is not settled yet
+        self._cut = 0
+
+    def push(self, text: str) -> bool:
+        """Read on; return whether more of the value is settled than before.
+
+        Raises:
+            PartialJsonError: the text cannot become JSON.
+        """
+        cut, start = self._cut, len(self.text)
+        self.text += text
+        for position, character in enumerate(text, start=start):
+            self._step(position, character)
+        return self._cut != cut
+
+    def prefix(self) -> Prefix:
+        """The value that the text so far settles; None with one open value before anything is.
+
+        Raises:
+            PartialJsonError: the text cannot become JSON.
+        """
+        if self._cut == 0:
+            return Prefix(value=None, num_open=1)
+        in_string = self._expects == "string"
+        closed = self.text[: self._cut] + '"' * in_string + "".join(reversed(self._closers))
+        try:
+            return Prefix(value=read_json(closed), num_open=len(self._closers) + in_string)
+        except ValueError as error:
+            raise PartialJsonError(f"not the beginning of JSON ({error}): {self.text!r}") from error
+
+    def _step(self, position: int, character: str) -> None:
+        if self._expects in ("string", "key string"):
+            return self._step_in_string(position, character)
+        if self._expects == "word":
+            if character.isalnum() or character in "+-.":
+                return self._step_in_word(position)
+            self._end_value(position)
+        if character in " \t\n\r":
+            return None
+        match character:
+            case '"' if self._expects in ("key", "key or }"):
+                self._expects, self._start = "key string", position + 1
+            case '"' if self._expects in ("value", "item or ]"):
+                self._expects, self._start, self._cut = "string", position + 1, position + 1
+            case ":" if self._expects == "colon":
+                self._expects = "value"
+            case "," if self._expects == "comma" and self._closers:
+                self._expects = "key" if self._closers[-1] == "}" else "value"
+            case "{" | "[" if self._expects in ("value", "item or ]"):
+                self._closers.append("}" if character == "{" else "]")
+                self._expects, self._cut = "key or }" if character == "{" else "item or ]", position + 1
+            case "}" | "]" if self._closers[-1:] == [character] and self._expects in (
+                "comma",
+                f"{_kind(character)} or {character}",
+            ):
+                self._closers.pop()
+                self._end_value(position + 1)
+            case _ if self._expects in ("value", "item or ]"):
+                self._expects, self._start = "word", position
+                self._step_in_word(position)
+            case _:
+                raise self._error(position)
+        return None
+
+    def _step_in_string(self, position: int, character: str) -> None:
+        is_key = self._expects == "key string"
+        if character == '"' and not self.text[self._start : position].endswith("\\"):
+            if is_key:
+                self._expects = "colon"
+            else:
+                self._end_value(position + 1)
+        elif not _UNSETTLED.fullmatch(self.text, self._start, position + 1):
+            self._start = position + 1
+            self._cut = self._cut if is_key else self._start
+
+    def _step_in_word(self, position: int) -> None:
+        word = self.text[self._start : position + 1]
+        if word in _WORDS:
+            self._end_value(position + 1)
+        elif not (_NUMBER_START.fullmatch(word) or any(known.startswith(word) for known in _WORDS)):
+            raise self._error(position)
+
+    def _end_value(self, cut: int) -> None:
+        self._expects, self._cut = "comma", cut
+
+    def _error(self, position: int) -> PartialJsonError:
+        return PartialJsonError(f"not the beginning of JSON, at character {position}: {self.text!r}")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is not a finite number")
+    return number
+
+
+def _kind(closer: str) -> str:
+    return "key" if closer == "}" else "item"

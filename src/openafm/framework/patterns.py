@@ -1,0 +1,134 @@
+"""Regular expressions of guides, rewritten so that every engine reads them alike.
+
+Python, ECMA-262 (JSON Schema) and the grammar engine disagree about `\\d`, `\\w`, `\\s`, set operators in classes, `{,3}`
+and what `^` and `$` see. A guide's pattern is parsed as Python would with `re.ASCII` and must match the whole string; it
+is written back with explicit classes and one pair of anchors, which all three read alike.
+"""
+
+from __future__ import annotations
+
+import re
+from re import _constants as op  # type: ignore[attr-defined]
+from re import _parser  # type: ignore[attr-defined]
+from typing import Any
+
+from openafm.framework.errors import UnsupportedGuideError
+
+_MAX_CHARACTER = 0x10FFFF
+_SPECIAL = r"\^$.|?*+()[]{}"
+_SPECIAL_IN_CLASS = r"\^[]-&~"  # doubled, the last three are set operators in some engines
+_CATEGORIES: dict[Any, list[tuple[int, int]]] = {
+    op.CATEGORY_DIGIT: [(0x30, 0x39)],
+    op.CATEGORY_WORD: [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
+    op.CATEGORY_SPACE: [(0x09, 0x0D), (0x20, 0x20)],
+}
+_COMPLEMENTS = {
+    op.CATEGORY_NOT_DIGIT: op.CATEGORY_DIGIT,
+    op.CATEGORY_NOT_WORD: op.CATEGORY_WORD,
+    op.CATEGORY_NOT_SPACE: op.CATEGORY_SPACE,
+}
+
+
+def common_pattern(regex: str) -> str:
+    """The anchored JSON Schema pattern of a Python regular expression that must match a whole string.
+
+    Raises:
+        UnsupportedGuideError: not a regular expression, or one with look-around, back-references, word boundaries, inline
+            flags or anchors in its middle, which cannot be enforced while decoding.
+    """
+    try:
+        tree = _parser.parse(regex, re.ASCII)
+    except re.error as error:
+        raise UnsupportedGuideError(f"regex={regex!r} is not a regular expression: {error}") from error
+    if tree.state.flags != re.ASCII:
+        raise UnsupportedGuideError(f"regex={regex!r} sets flags; spell them out, as in [Aa] for a letter of either case")
+    return f"^{_Writer(regex).sequence(tree, first=True, last=True)}$"
+
+
+def matches(regex: str, text: str) -> bool:
+    """Whether the whole of `text` matches, as `common_pattern` understands it."""
+    return re.fullmatch(regex, text, re.ASCII) is not None
+
+
+class _Writer:
+    """Writes a parsed pattern back. `first` and `last` say whether a node touches the ends of the string."""
+
+    def __init__(self, regex: str) -> None:
+        self._regex = regex
+
+    def sequence(self, nodes: Any, first: bool, last: bool) -> str:
+        end = len(nodes) - 1
+        return "".join(self._node(code, value, first and i == 0, last and i == end) for i, (code, value) in enumerate(nodes))
+
+    def _node(self, code: Any, value: Any, first: bool, last: bool) -> str:
+        match code:
+            case op.LITERAL:
+                return self._character(value, special=_SPECIAL)
+            case op.NOT_LITERAL:
+                return f"[^{self._range(value, value)}]"
+            case op.ANY:
+                return "."
+            case op.IN:
+                return self._set(value)
+            case op.BRANCH:
+                return f"(?:{'|'.join(self.sequence(branch, first, last) for branch in value[1])})"
+            case op.SUBPATTERN if not value[1] and not value[2]:
+                return self._group(value[3], first, last)
+            case op.MAX_REPEAT | op.MIN_REPEAT:  # greed does not change which whole strings match
+                least, most, body = value
+                return self._group(body, False, False) + _count(least, most)
+            case op.AT if first and value in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
+                return ""
+            case op.AT if last and value in (op.AT_END, op.AT_END_STRING):
+                return ""
+        raise self._unsupported(str(code).lower())
+
+    def _group(self, nodes: Any, first: bool, last: bool) -> str:
+        text = self.sequence(nodes, first, last)
+        is_one_unit = len(nodes) == 1 and nodes[0][0] not in (op.MAX_REPEAT, op.MIN_REPEAT, op.AT)
+        return text if is_one_unit else f"(?:{text})"
+
+    def _set(self, items: Any) -> str:
+        negated = items[0][0] is op.NEGATE
+        items = items[negated:]
+        if len(items) == 1 and items[0][1] in _COMPLEMENTS:
+            negated, items = not negated, [(op.CATEGORY, _COMPLEMENTS[items[0][1]])]
+        ranges = [bounds for code, value in items for bounds in _ranges(code, value)]
+        return f"[{'^' if negated else ''}{''.join(self._range(low, high) for low, high in ranges)}]"
+
+    def _range(self, low: int, high: int) -> str:
+        ends = [low] if low == high else [low, high]
+        return "-".join(self._character(end, special=_SPECIAL_IN_CLASS) for end in ends)
+
+    def _character(self, code_point: int, special: str) -> str:
+        character = chr(code_point)
+        if 0xD800 <= code_point <= 0xDFFF:
+            raise self._unsupported("half of a surrogate pair")
+        if character in special:
+            return f"\\{character}"
+        return f"\\x{code_point:02x}" if code_point < 0x20 or code_point == 0x7F else character
+
+    def _unsupported(self, what: str) -> UnsupportedGuideError:
+        return UnsupportedGuideError(
+            f"regex={self._regex!r} uses {what}, which cannot be enforced while decoding;"
+            " use characters, classes, groups, alternatives and repetition"
+        )
+
+
+def _ranges(code: Any, value: Any) -> list[tuple[int, int]]:
+    if code is op.LITERAL:
+        return [(value, value)]
+    if code is op.RANGE:
+        return [value]
+    if value in _CATEGORIES:
+        return _CATEGORIES[value]
+    edges = [-1, *(edge for bounds in _CATEGORIES[_COMPLEMENTS[value]] for edge in bounds), _MAX_CHARACTER + 1]
+    return [(low + 1, high - 1) for low, high in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def _count(least: int, most: int) -> str:
+    unbounded = most == _parser.MAXREPEAT
+    short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((least, None if unbounded else most))
+    if short:
+        return short
+    return f"{{{least}}}" if least == most else f"{{{least},{'' if unbounded else most}}}"

@@ -1,0 +1,48 @@
+"""`import openafm` is cheap, complete and typed."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import openafm as fm
+
+HEAVY = ("torch", "tokenizers", "llguidance", "pydantic", "numpy", "transformers")
+
+
+def run_python(code: str) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return result.stdout.strip()
+
+
+def test_import_loads_nothing_heavy() -> None:
+    code = f"import sys, openafm; print([name for name in {HEAVY!r} if name in sys.modules])"
+    assert run_python(code) == "[]"
+
+
+def test_types_and_schemas_need_nothing_heavy() -> None:
+    code = f"""
+import sys, openafm as fm
+@fm.generable
+class A:
+    n: int = fm.guide(minimum=1)
+assert fm.GeneratedContent.from_json('{{"n":2}}').value(A) == A(n=2)
+fm.GenerationSchema(A).to_dict(), fm.GenerationOptions(temperature=1)
+print([name for name in {HEAVY!r} if name in sys.modules])"""
+    assert run_python(code) == "[]"
+
+
+def test_every_public_name_exists_and_is_typed() -> None:
+    tree = ast.parse(Path(fm.__file__).read_text())
+    typed = {
+        alias.asname for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname
+    }
+    assert typed == set(fm.__all__) == set(dir(fm))
+    for name in fm.__all__:
+        assert getattr(fm, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        fm.nothing  # noqa: B018
