@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from openafm.core.config import ConfigError
-from openafm.models.config import DecoderConfig, DenseFeedForwardConfig, LayerConfig, OwnKeysValuesConfig
+from openafm.models.config import DecoderConfig, LayerConfig
 
 
 def flops_per_token(config: DecoderConfig, num_keys: float) -> float:
@@ -37,13 +36,7 @@ def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: i
 
 
 def _linear_flops(layer: LayerConfig, dim: int) -> int:
-    attention, feed_forward = layer.attention, layer.feed_forward
-    if not isinstance(feed_forward, DenseFeedForwardConfig):
-        raise ConfigError(f"{type(feed_forward).__name__} has no count of operations in models/accounting.py; add it there")
-    keys_values = attention.keys_values
-    num_kv_heads = keys_values.num_heads if isinstance(keys_values, OwnKeysValuesConfig) else 0
-    num_heads = 2 * attention.num_heads + 2 * num_kv_heads  # query and output, key and value
-    return 2 * dim * (num_heads * attention.head_dim + 3 * feed_forward.hidden_dim)
+    return layer.attention.linear_flops(dim) + layer.feed_forward.linear_flops(dim)
 
 
 def _pair_flops(layer: LayerConfig) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from openafm.models.attention_context import AttentionContext
 from openafm.models.config import AttentionConfig, OwnKeysValuesConfig, SharedKeysValuesConfig
-from openafm.models.layers import Linear, RMSNorm
+from openafm.models.layers import Linear, RMSNorm, Sublayer
 
 
 class KeysValues(nn.Module):
@@ -37,7 +37,7 @@ class KeysValues(nn.Module):
         if self.key_norm is not None:
             k_BSKC = self.key_norm(k_BSKC)
         if self._position is not None:
-            k_BSKC = context.rotation(self._position, self.head_dim).apply(k_BSKC)
+            k_BSKC = context.position_embedding(self._position, self.head_dim).apply(k_BSKC)
         context.store(layer, self.slot(k_BSKC), self.slot(v_BSKC))
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -47,7 +47,7 @@ class KeysValues(nn.Module):
             self.key_norm.initialise()
 
 
-class Attention(nn.Module):
+class Attention(Sublayer):
     """Attention of layer number `layer`; with shared keys/values it only has query and output projections."""
 
     def __init__(self, config: AttentionConfig, dim: int, layer: int) -> None:
@@ -73,7 +73,7 @@ class Attention(nn.Module):
         if self.query_norm is not None:
             q_BSHC = self.query_norm(q_BSHC)
         if self._position is not None:
-            q_BSHC = context.rotation(self._position, self.head_dim).apply(q_BSHC)
+            q_BSHC = context.position_embedding(self._position, self.head_dim).apply(q_BSHC)
         o_BSHC = context.attend(self._source, q_BSHC, self.window)
         return self.output(o_BSHC.flatten(-2))
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openafm.models.config import PositionConfig
-from openafm.models.rotary import Rotation
+from openafm.models.rotary import PositionEmbedding
 
 
 class AttentionContext(ABC):
@@ -26,14 +26,14 @@ class AttentionContext(ABC):
 
     def __init__(self, positions_BS: Tensor) -> None:
         self.positions_BS = positions_BS
-        self._rotations: dict[tuple[PositionConfig, int], Rotation] = {}
+        self._position_embeddings: dict[tuple[PositionConfig, int], PositionEmbedding] = {}
 
-    def rotation(self, config: PositionConfig, head_dim: int) -> Rotation:
+    def position_embedding(self, config: PositionConfig, head_dim: int) -> PositionEmbedding:
         """The position embedding of this batch, made on first use and shared by every layer."""
         key = (config, head_dim)
-        if key not in self._rotations:
-            self._rotations[key] = config.build(self.positions_BS, head_dim)
-        return self._rotations[key]
+        if key not in self._position_embeddings:
+            self._position_embeddings[key] = config.build(self.positions_BS, head_dim)
+        return self._position_embeddings[key]
 
     @abstractmethod
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
@@ -188,8 +188,11 @@ def _visible(ages_QL: Tensor, window: int | None) -> Tensor:
 
 def _attention(q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, mask_QL: Tensor | None, *, is_causal: bool) -> Tensor:
     q, k, v = (x.transpose(1, 2) for x in (q_BQHC, k_BLKC, v_BLKC))
+    if q.is_cpu and q.requires_grad and q.dtype is torch.bfloat16:
+        # The backward pass of a CPU's fused attention takes twice as long in bf16 as in fp32.
+        q, k, v = q.float(), k.float(), v.float()
     o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_QL, is_causal=is_causal, enable_gqa=True)
-    return o.transpose(1, 2)
+    return o.transpose(1, 2).to(q_BQHC.dtype)
 
 
 @dataclass(frozen=True)

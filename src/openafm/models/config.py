@@ -1,7 +1,8 @@
 """What a decoder is made of, as data: a tuple of layer configs. Imports no tensor library.
 
 On-device, server, draft and imported open-weight models are different tuples, not different classes. A new kind of position
-embedding, attention or feed-forward is one new config class with its `build`; nothing that exists has to know it.
+embedding, attention or feed-forward is one new config class with the module that it builds; nothing that exists has to know
+it (tests/models/test_new_kinds.py adds one of each).
 """
 
 from __future__ import annotations
@@ -14,17 +15,16 @@ from openafm.core.config import Config, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from openafm.models.attention import Attention
     from openafm.models.decoder import Decoder
-    from openafm.models.feed_forward import FeedForward
-    from openafm.models.rotary import Rotation
+    from openafm.models.layers import Sublayer
+    from openafm.models.rotary import PositionEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositionConfig(Config):
     """A way to tell attention where a token stands, applied to queries and keys. `None` in its place means NoPE."""
 
-    def build(self, positions_BS: Tensor, head_dim: int) -> Rotation:
+    def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
         raise ConfigError(f"{type(self).__name__} is abstract; use RotaryConfig")
 
 
@@ -39,7 +39,10 @@ class RotaryConfig(PositionConfig):
     theta: float = 500_000.0
     layout: Literal["interleaved", "half"] = "interleaved"
 
-    def build(self, positions_BS: Tensor, head_dim: int) -> Rotation:
+    def __post_init__(self) -> None:
+        self.require(self.theta > 0, f"theta must be positive, got {self.theta}")
+
+    def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
         from openafm.models.rotary import Rotation
 
         return Rotation(self, positions_BS, head_dim)
@@ -60,24 +63,19 @@ class SharedKeysValuesConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig(Config):
-    """Grouped-query attention. `window` counts the keys a query sees *including* its own position; None sees all.
+class BaseAttentionConfig(Config):
+    """Base of the attention kinds: what the decoder, the caches and the accounting ask of any of them.
 
-    `qk_norm` is the epsilon of an RMSNorm over the head dim of queries and keys before rotation; None for no such norm.
+    `window` counts the keys that a query sees *including* the one at its own position; None sees all.
     """
 
     num_heads: int
     head_dim: int
     keys_values: OwnKeysValuesConfig | SharedKeysValuesConfig
-    position: PositionConfig | None = RotaryConfig()
     window: int | None = None
-    qk_norm: float | None = 1e-5
-    input_bias: bool = False
-    output_bias: bool = False
 
     def __post_init__(self) -> None:
         self.require(self.num_heads > 0 and self.head_dim > 0, "num_heads and head_dim must be positive")
-        self.require(self.head_dim % 2 == 0, f"head_dim must be even to rotate pairs, got {self.head_dim}")
         self.require(self.window is None or self.window > 0, f"window must be positive, got {self.window}")
         if isinstance(self.keys_values, OwnKeysValuesConfig):
             kv_heads = self.keys_values.num_heads
@@ -86,7 +84,38 @@ class AttentionConfig(Config):
                 f"num_heads ({self.num_heads}) must be a multiple of the key/value heads ({kv_heads})",
             )
 
-    def build(self, dim: int, layer: int) -> Attention:
+    def build(self, dim: int, layer: int) -> Sublayer:
+        """The module of layer number `layer`; its forward takes x_BSD and an `AttentionContext`."""
+        raise ConfigError(f"{type(self).__name__} is abstract; use AttentionConfig")
+
+    def linear_flops(self, dim: int) -> int:
+        """Floating-point operations that one token's projections take, a multiply-add counting as two."""
+        num_kv_heads = self.keys_values.num_heads if isinstance(self.keys_values, OwnKeysValuesConfig) else 0
+        num_heads = 2 * self.num_heads + 2 * num_kv_heads  # query and output, key and value
+        return 2 * dim * num_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(BaseAttentionConfig):
+    """Grouped-query attention (arXiv 2305.13245).
+
+    `qk_norm` is the epsilon of an RMSNorm over the head dim of queries and keys before rotation; None for no such norm.
+    """
+
+    position: PositionConfig | None = RotaryConfig()
+    qk_norm: float | None = 1e-5
+    input_bias: bool = False
+    output_bias: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.head_dim % 2 == 0 or not isinstance(self.position, RotaryConfig),
+            f"head_dim must be even to rotate pairs of channels, got {self.head_dim}",
+        )
+        self.require(self.qk_norm is None or self.qk_norm > 0, f"qk_norm must be a positive epsilon, got {self.qk_norm}")
+
+    def build(self, dim: int, layer: int) -> Sublayer:
         from openafm.models.attention import Attention
 
         return Attention(self, dim, layer)
@@ -96,8 +125,13 @@ class AttentionConfig(Config):
 class FeedForwardConfig(Config):
     """Base of the feed-forward kinds."""
 
-    def build(self, dim: int) -> FeedForward:
+    def build(self, dim: int) -> Sublayer:
+        """The module; its forward takes x_BSD."""
         raise ConfigError(f"{type(self).__name__} is abstract; use DenseFeedForwardConfig")
+
+    def linear_flops(self, dim: int) -> int:
+        """Floating-point operations that one token takes, a multiply-add counting as two."""
+        raise ConfigError(f"{type(self).__name__} must say in linear_flops how many operations a token takes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,17 +145,20 @@ class DenseFeedForwardConfig(FeedForwardConfig):
     def __post_init__(self) -> None:
         self.require(self.hidden_dim > 0, f"hidden_dim must be positive, got {self.hidden_dim}")
 
-    def build(self, dim: int) -> FeedForward:
+    def build(self, dim: int) -> Sublayer:
         from openafm.models.feed_forward import FeedForward
 
         return FeedForward(self, dim)
+
+    def linear_flops(self, dim: int) -> int:
+        return 2 * 3 * dim * self.hidden_dim
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig(Config):
     """One pre-norm transformer layer."""
 
-    attention: AttentionConfig
+    attention: BaseAttentionConfig
     feed_forward: FeedForwardConfig
 
 
@@ -149,10 +186,11 @@ class DecoderConfig(Config):
     def __post_init__(self) -> None:
         self.require(self.vocab_size > 0 and self.dim > 0, "vocab_size and dim must be positive")
         self.require(len(self.layers) > 0, "a decoder needs at least one layer")
+        self.require(self.norm_eps > 0, f"norm_eps must be positive, got {self.norm_eps}")
         self.require(self.context_length > 0, f"context_length must be positive, got {self.context_length}")
         for index, layer in enumerate(self.layers):
             if isinstance(layer.attention.keys_values, SharedKeysValuesConfig):
-                self._check_source(index, layer.attention)
+                self._check_source(index, layer.attention, layer.attention.keys_values.layer)
 
     @property
     def own_layers(self) -> tuple[int, ...]:
@@ -182,15 +220,13 @@ class DecoderConfig(Config):
 
         return Decoder(self, seed)
 
-    def _check_source(self, index: int, attention: AttentionConfig) -> None:
-        assert isinstance(attention.keys_values, SharedKeysValuesConfig)
-        source = attention.keys_values.layer
+    def _check_source(self, index: int, attention: BaseAttentionConfig, source: int) -> None:
         self.require(
             0 <= source < index and source in self.own_layers,
             f"layer {index} shares the keys and values of layer {source}, which must be an earlier layer with its own",
         )
-        theirs = self.layers[source].attention
         self.require(
-            theirs.head_dim == attention.head_dim and attention.num_heads % self.kv_heads(source) == 0,
+            self.layers[source].attention.head_dim == attention.head_dim
+            and attention.num_heads % self.kv_heads(source) == 0,
             f"layer {index} and its source {source} must agree in head_dim and divide into key/value heads",
         )

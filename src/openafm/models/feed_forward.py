@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from openafm.models.config import DenseFeedForwardConfig
-from openafm.models.layers import Linear
+from openafm.models.layers import Linear, Sublayer
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu}
 
 
-class FeedForward(nn.Module):
+class FeedForward(Sublayer):
     """out(activation(gate(x)) * up(x)); gate and up are separate Linears so that adapters and exports can address them."""
 
     def __init__(self, config: DenseFeedForwardConfig, dim: int) -> None:

@@ -1,6 +1,8 @@
-"""The two primitives everything here is built of: a Linear that casts, and RMSNorm in fp32."""
+"""The primitives everything here is built of: a Linear that casts, RMSNorm in fp32, and the base of a layer's two halves."""
 
 from __future__ import annotations
+
+from abc import ABC, abstractmethod
 
 import torch
 import torch.nn.functional as F
@@ -40,3 +42,11 @@ class RMSNorm(nn.Module):
 
     def initialise(self) -> None:
         nn.init.ones_(self.weight)
+
+
+class Sublayer(nn.Module, ABC):
+    """Half of a layer: attention or feed-forward of any kind, whose output is added to the residual stream."""
+
+    @abstractmethod
+    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
+        """Fresh weights, those of the projection into the residual stream scaled by `residual_scale`."""

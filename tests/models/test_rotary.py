@@ -1,0 +1,66 @@
+"""Rotary position embedding: relative, norm-keeping, and one permutation apart in its two layouts."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_decoders import largest_difference
+from torch import Tensor
+
+from openafm.models.config import RotaryConfig
+
+HEAD_DIM = 8
+LAYOUTS: list[Literal["interleaved", "half"]] = ["interleaved", "half"]
+
+
+def rotated(x_C: Tensor, position: int, layout: Literal["interleaved", "half"], theta: float = 100.0) -> Tensor:
+    rotation = RotaryConfig(theta=theta, layout=layout).build(torch.tensor([[position]]), HEAD_DIM)
+    return rotation.apply(x_C.view(1, 1, 1, HEAD_DIM)).flatten()
+
+
+@pytest.mark.parametrize(("layout", "pair"), [("interleaved", (2, 3)), ("half", (1, 5))])
+def test_a_pair_turns_by_position_over_theta_to_its_share(
+    layout: Literal["interleaved", "half"], pair: tuple[int, int]
+) -> None:
+    a, b = pair
+    angle = 5 * 100.0 ** (-2 / HEAD_DIM)
+    expected_C = torch.zeros(HEAD_DIM)
+    expected_C[a], expected_C[b] = math.cos(angle), math.sin(angle)
+    assert largest_difference(rotated(torch.eye(HEAD_DIM)[a], 5, layout), expected_C) < 1e-6
+    expected_C[a], expected_C[b] = -math.sin(angle), math.cos(angle)
+    assert largest_difference(rotated(torch.eye(HEAD_DIM)[b], 5, layout), expected_C) < 1e-6
+
+
+@settings(deadline=None, max_examples=40)
+@given(query=st.integers(0, 500), key=st.integers(0, 500), shift=st.integers(0, 500), layout=st.sampled_from(LAYOUTS))
+def test_scores_depend_on_the_distance_only(
+    query: int, key: int, shift: int, layout: Literal["interleaved", "half"]
+) -> None:
+    q_C, k_C = torch.randn(2, HEAD_DIM, generator=torch.Generator().manual_seed(0))
+    score = rotated(q_C, query, layout) @ rotated(k_C, key, layout)
+    shifted = rotated(q_C, query + shift, layout) @ rotated(k_C, key + shift, layout)
+    assert math.isclose(score.item(), shifted.item(), abs_tol=1e-3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_position_zero_changes_nothing_and_lengths_are_kept(layout: Literal["interleaved", "half"]) -> None:
+    x_C = torch.randn(HEAD_DIM)
+    assert torch.equal(rotated(x_C, 0, layout), x_C)
+    assert math.isclose(rotated(x_C, 77, layout).norm().item(), x_C.norm().item(), rel_tol=1e-5)
+
+
+def test_the_layouts_are_a_permutation_of_channels_apart() -> None:
+    x_C = torch.randn(HEAD_DIM)
+    to_half = torch.arange(HEAD_DIM).view(-1, 2).T.flatten()
+    assert largest_difference(rotated(x_C, 9, "interleaved")[to_half], rotated(x_C[to_half], 9, "half")) < 1e-6
+    assert largest_difference(rotated(x_C, 9, "interleaved"), rotated(x_C, 9, "half")) > 1e-2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_result_has_the_input_s_dtype(layout: Literal["interleaved", "half"]) -> None:
+    assert rotated(torch.randn(HEAD_DIM).bfloat16(), 3, layout).dtype is torch.bfloat16

@@ -1,0 +1,68 @@
+"""The named sizes: exact parameter counts, the report's shape, and configs that need no tensor library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from openafm.core.config import from_dict, to_dict
+from openafm.models.config import DecoderConfig, SharedKeysValuesConfig
+from openafm.models.sizes import SIZES, UnknownSizeError, named_size
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("on_device.base", 3_111_368_064),
+        ("on_device.draft", 48_765_952),
+        ("on_device.nano", 10_687_552),
+        ("on_device.nano_draft", 2_688_064),
+        ("on_device.micro", 2_148_896),
+    ],
+)
+def test_parameter_counts_are_exact(name: str, count: int) -> None:
+    with torch.device("meta"):
+        model = named_size(name).build()
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+def test_layers_of_the_report_s_model_have_the_published_counts() -> None:
+    with torch.device("meta"):
+        model = named_size("on_device.base").build()
+    counts = [sum(parameter.numel() for parameter in layer.parameters()) for layer in model.layers]
+    assert counts == [50_336_000] * 35 + [49_287_296] * 21
+    assert model.embedding.numel() == 314_572_800
+    assert model.output is None
+
+
+def test_the_report_s_model_shares_the_last_regular_layer_s_keys_and_values() -> None:
+    config = named_size("on_device.base")
+    assert config.own_layers == tuple(range(35))
+    assert config.num_prefill_layers == 35
+    assert {layer.attention.keys_values for layer in config.layers[35:]} == {SharedKeysValuesConfig(layer=34)}
+    assert {config.kv_heads(index) for index in range(56)} == {2}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_survives_json(name: str) -> None:
+    config = named_size(name)
+    assert from_dict(DecoderConfig, to_dict(config)) == config
+
+
+def test_an_unknown_size_names_the_nearest() -> None:
+    with pytest.raises(UnknownSizeError, match=r"unknown size 'on_device\.nanno'; did you mean 'on_device\.nano'"):
+        named_size("on_device.nanno")
+
+
+def test_configs_do_not_import_torch() -> None:
+    program = (
+        "import sys, openafm.models.accounting\n"
+        "from openafm.models.sizes import SIZES\n"
+        "[size() for size in SIZES.values()]\n"
+        "print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "False"]
