@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from openafm.core.config import ConfigError
 from openafm.data.documents import DocumentFiles, InputPathError, NotADocumentError, NotTextError, TextDocument
 from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.pack import SEGMENT_CHARACTERS, PackConfig, pack_conversations, pack_path, pack_texts
+from openafm.data.pack import SEGMENT_CHARACTERS, PackConfig, pack_conversations, pack_path, pack_synthetic, pack_texts
 from openafm.data.shard_writer import OutputFolderError
 from openafm.data.shards import EmptyCorpusError, Shards, open_shards
+from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
@@ -233,3 +234,13 @@ def test_turns_given_as_objects_are_packed_with_their_tags(tmp_path: Path, token
     report = pack_conversations([conversation] * 3, tmp_path / "out", tokenizer, TEMPLATE, PackConfig(source="synthetic"))
     assert report.train.shards[0].languages == {"fr": 3}
     assert report.train.shards[0].sources == {"synthetic/greeting": 3}
+
+
+def test_synthetic_conversations_are_packed_as_generated(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    config = SyntheticConfig(seed=3)
+    report = pack_synthetic(config, 40, tmp_path / "out", tokenizer, TEMPLATE)
+    made = list(generate(config, 40))
+    documents = stored(open_shards(tmp_path / "out"))
+    assert report.train.num_documents == 40
+    assert [d.tokens.tolist() for d in documents] == [TEMPLATE.encode(tokenizer, c.turns).tokens for c in made]
+    assert [(d.language, d.source) for d in documents] == [(c.language, f"synthetic/{c.task}") for c in made]

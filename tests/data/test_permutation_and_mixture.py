@@ -75,5 +75,6 @@ def test_mixture_counts_add_up_and_grow_by_one_draw(weights: tuple[list[float], 
     assert sum(before) == n
     assert sorted(b - a for a, b in zip(before, after, strict=True)) == [0] * (len(values) - 1) + [1]
     total = sum(values)
+    assert abs(before[0] - n * Fraction(str(values[0])) / sum(Fraction(str(value)) for value in values)) <= Fraction(1, 2)
     for position, (value, count) in enumerate(zip(values, before, strict=True)):
         assert abs(count - n * value / total) < 1 + position + n * 1e-12
