@@ -53,7 +53,7 @@ def extend_tokenizer(
     known = set(tokens.values())
 
     def may_merge(left: int, right: int, product: int) -> bool:
-        # One way to spell each token: a second one would make pieces ambiguous.
+        # A known token comes up only where the old merges cannot reach it; a second way to it would make pieces ambiguous.
         token = tokens[left] + tokens[right]
         if token in known or len(token) > max_token_bytes:
             return False
@@ -78,11 +78,11 @@ def extend_tokenizer(
 
 
 def _encoded_words(tokenizer: Tokenizer, texts: Iterable[str]) -> dict[tuple[int, ...], int]:
-    """Distinct words of the texts as token ids, with their counts, in an order that depends on the texts' content alone."""
+    """Distinct words of the texts as token ids, with their counts."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(tokenizer.split(text))
-    return {tuple(tokenizer.encode_word(word)): counts[word] for word in sorted(counts)}
+    return {tuple(tokenizer.encode_word(word)): count for word, count in counts.items()}
 
 
 def _pieces(merges: list[Merge]) -> dict[int, tuple[int, ...]]:

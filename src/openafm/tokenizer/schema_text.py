@@ -200,7 +200,7 @@ class _Writer:
         target = self._resolve(reference)
         if reference == "#":
             return "#"
-        if self._uses[reference] == 1 and reference not in self._inlined and reference not in _references(target):
+        if self._uses[reference] == 1 and reference not in self._inlined:
             self._inlined.add(reference)
             return self._schema(target)
         if reference not in self._named:
