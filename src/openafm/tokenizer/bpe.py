@@ -198,7 +198,7 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Canonical `tokenizer.json`: the same tokenizer gives the same text."""
-        return json.dumps(_file_form(self._vocab, self.merges, self.special_names, self.pattern), ensure_ascii=False)
+        return json.dumps(self._file_form(), ensure_ascii=False)
 
     @staticmethod
     def from_json(text: str) -> Tokenizer:
@@ -216,7 +216,7 @@ class Tokenizer:
             )
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise TokenizerFileError(f"this is not a tokenizer.json of openafm ({error!r}); train one with it") from error
-        canonical = json.loads(tokenizer.to_json())
+        canonical = tokenizer._file_form()
         changed = [key for key in canonical.keys() | form.keys() if canonical.get(key) != form.get(key)]
         if changed:
             raise TokenizerFileError(f"tokenizer.json differs from what its merges say in {', '.join(sorted(changed))}")
@@ -238,6 +238,34 @@ class Tokenizer:
             return Tokenizer.from_json(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, TokenizerFileError) as error:
             raise TokenizerFileError(f"cannot read the tokenizer {path}: {error}") from error
+
+    def _file_form(self) -> dict[str, Any]:
+        """The tokenizer as the `tokenizers` library stores it."""
+        whole = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+        byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        split = {"type": "Split", "pattern": {"Regex": self.pattern}, "behavior": "Isolated", "invert": False}
+        return {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [{"id": id, "content": name, **whole} for id, name in enumerate(self.special_names)],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+            "post_processor": None,
+            "decoder": byte_level,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": None,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "byte_fallback": False,
+                "ignore_merges": False,
+                "vocab": self._vocab,
+                "merges": [list(pair) for pair in self.merges],
+            },
+        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Tokenizer, (self.merges, self.special_names, self.pattern)
@@ -305,37 +333,6 @@ def _vocab(merges: Iterable[tuple[str, str]], special_names: Sequence[str]) -> d
     for left, right in merges:
         vocab.setdefault(left + right, len(vocab))
     return vocab
-
-
-def _file_form(
-    vocab: dict[str, int], merges: Sequence[tuple[str, str]], special_names: Sequence[str], pattern: str
-) -> dict[str, Any]:
-    """The tokenizer as the `tokenizers` library stores it."""
-    whole = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [{"id": id, "content": name, **whole} for id, name in enumerate(special_names)],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "post_processor": None,
-        "decoder": byte_level,
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": vocab,
-            "merges": merges,
-        },
-    }
 
 
 def _backend(text: str) -> tokenizers.Tokenizer:
