@@ -19,6 +19,7 @@ from openafm.models.config import (
     LayerConfig,
     OwnKeysValuesConfig,
     PositionConfig,
+    QKNormConfig,
     RotaryConfig,
     UntiedHeadConfig,
 )
@@ -42,7 +43,7 @@ def with_attention(config: LayerConfig, **changes: Any) -> LayerConfig:
         (lambda: attention(keys_values=OwnKeysValuesConfig(num_heads=0)), "multiple of the key/value heads"),
         (lambda: attention(head_dim=7), "head_dim must be even to rotate pairs of channels, got 7"),
         (lambda: attention(window=0), "window must be positive, got 0"),
-        (lambda: attention(qk_norm=0.0), "qk_norm must be a positive epsilon"),
+        (lambda: QKNormConfig(eps=0.0), "eps must be positive, got 0.0"),
         (lambda: RotaryConfig(theta=-1.0), "theta must be positive"),
         (lambda: DenseFeedForwardConfig(hidden_dim=0), "hidden_dim must be positive"),
         (lambda: decoder_config(), "at least one layer"),

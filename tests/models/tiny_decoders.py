@@ -61,7 +61,7 @@ def perturbed(config: DecoderConfig, seed: int = 0) -> Decoder:
                 parameter.uniform_(0.5, 2.0, generator=generator)
             else:
                 parameter.mul_(1.5)
-        model.embedding.normal_(std=1.0, generator=generator)
+        model.embedding.normal_(std=0.3, generator=generator)
     return model
 
 

@@ -27,17 +27,14 @@ class KeysValues(nn.Module):
         self.num_kv_heads, self.head_dim = num_kv_heads, config.head_dim
         self.key = Linear(dim, num_kv_heads * config.head_dim, config.input_bias)
         self.value = Linear(dim, num_kv_heads * config.head_dim, config.input_bias)
-        self.key_norm = None if config.qk_norm is None else RMSNorm(config.head_dim, config.qk_norm)
+        self.key_norm = None if config.qk_norm is None else RMSNorm(config.head_dim, config.qk_norm.eps)
         self.slot: nn.Module = nn.Identity()
-        self._position = config.position
+        self._config = config
 
     def forward(self, x_BSD: Tensor, context: AttentionContext, layer: int) -> None:
         k_BSKC = self.key(x_BSD).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v_BSKC = self.value(x_BSD).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        if self.key_norm is not None:
-            k_BSKC = self.key_norm(k_BSKC)
-        if self._position is not None:
-            k_BSKC = context.position_embedding(self._position, self.head_dim).apply(k_BSKC)
+        k_BSKC = _norm_and_position(k_BSKC, self.key_norm, self._config, context)
         context.store(layer, self.slot(k_BSKC), self.slot(v_BSKC))
 
     def initialise(self, generator: torch.Generator) -> None:
@@ -53,11 +50,11 @@ class Attention(Sublayer):
     def __init__(self, config: AttentionConfig, dim: int, layer: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim, self.window = config.num_heads, config.head_dim, config.window
+        self._config, self._layer = config, layer
         inner_dim = config.num_heads * config.head_dim
         self.query = Linear(dim, inner_dim, config.input_bias)
-        self.query_norm = None if config.qk_norm is None else RMSNorm(config.head_dim, config.qk_norm)
+        self.query_norm = None if config.qk_norm is None else RMSNorm(config.head_dim, config.qk_norm.eps)
         self.output = Linear(inner_dim, dim, config.output_bias)
-        self._layer, self._position = layer, config.position
         match config.keys_values:
             case OwnKeysValuesConfig(num_heads=num_kv_heads):
                 self.keys_values: KeysValues | None = KeysValues(config, num_kv_heads, dim)
@@ -70,10 +67,7 @@ class Attention(Sublayer):
         if self.keys_values is not None:
             self.keys_values(x_BSD, context, self._layer)
         q_BSHC = self.query(x_BSD).unflatten(-1, (self.num_heads, self.head_dim))
-        if self.query_norm is not None:
-            q_BSHC = self.query_norm(q_BSHC)
-        if self._position is not None:
-            q_BSHC = context.position_embedding(self._position, self.head_dim).apply(q_BSHC)
+        q_BSHC = _norm_and_position(q_BSHC, self.query_norm, self._config, context)
         o_BSHC = context.attend(self._source, q_BSHC, self.window)
         return self.output(o_BSHC.flatten(-2))
 
@@ -84,3 +78,15 @@ class Attention(Sublayer):
         if self.keys_values is not None:
             self.keys_values.initialise(generator)
         self.output.initialise(generator, residual_scale)
+
+
+def _norm_and_position(x_BSHC: Tensor, norm: RMSNorm | None, config: AttentionConfig, context: AttentionContext) -> Tensor:
+    """Queries or keys with QK-norm and position embedding applied, whichever there are, in the config's order."""
+    norm_comes_first = config.qk_norm is not None and config.qk_norm.order == "before_position"
+    if norm is not None and norm_comes_first:
+        x_BSHC = norm(x_BSHC)
+    if config.position is not None:
+        x_BSHC = context.position_embedding(config.position, config.head_dim).apply(x_BSHC)
+    if norm is not None and not norm_comes_first:
+        x_BSHC = norm(x_BSHC)
+    return x_BSHC

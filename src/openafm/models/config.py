@@ -49,6 +49,21 @@ class RotaryConfig(PositionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class QKNormConfig(Config):
+    """RMSNorm over the head dim of queries and keys, its weight shared by the heads (arXiv 2302.05442).
+
+    `order` says whether it comes after the position embedding, as in the report's models, or before it, as in most open
+    weights. The two are equal only as long as the weight is the same for all channels.
+    """
+
+    eps: float = 1e-5
+    order: Literal["after_position", "before_position"] = "after_position"
+
+    def __post_init__(self) -> None:
+        self.require(self.eps > 0, f"eps must be positive, got {self.eps}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnKeysValuesConfig(Config):
     """The layer projects its own keys and values, with `num_heads` key/value heads (grouped-query attention)."""
 
@@ -97,13 +112,10 @@ class BaseAttentionConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(BaseAttentionConfig):
-    """Grouped-query attention (arXiv 2305.13245).
-
-    `qk_norm` is the epsilon of an RMSNorm over the head dim of queries and keys before rotation; None for no such norm.
-    """
+    """Grouped-query attention (arXiv 2305.13245). None as `position` means NoPE, as `qk_norm` no such norm."""
 
     position: PositionConfig | None = RotaryConfig()
-    qk_norm: float | None = 1e-5
+    qk_norm: QKNormConfig | None = QKNormConfig()
     input_bias: bool = False
     output_bias: bool = False
 
@@ -113,7 +125,6 @@ class AttentionConfig(BaseAttentionConfig):
             self.head_dim % 2 == 0 or not isinstance(self.position, RotaryConfig),
             f"head_dim must be even to rotate pairs of channels, got {self.head_dim}",
         )
-        self.require(self.qk_norm is None or self.qk_norm > 0, f"qk_norm must be a positive epsilon, got {self.qk_norm}")
 
     def build(self, dim: int, layer: int) -> Sublayer:
         from openafm.models.attention import Attention

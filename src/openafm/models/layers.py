@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from openafm.models.rms_norm import rms_norm
+
 
 class Linear(nn.Module):
     """y = x W^T + b with an fp32 master weight, computed in the dtype of x: precision is explicit, there is no autocast."""
@@ -38,7 +40,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
+        return rms_norm(x.float(), self.weight, self.eps).to(x.dtype)
 
     def initialise(self) -> None:
         nn.init.ones_(self.weight)
