@@ -12,7 +12,9 @@ from openafm.core.errors import UsageError
 
 recipes_app = typer.Typer(help="The runs of the report, as configs.", no_args_is_help=True)
 
-RecipeArgument = Annotated[str, typer.Argument(help="A recipe, such as on_device.pretrain; `openafm recipes list` names them.")]
+RecipeArgument = Annotated[
+    str, typer.Argument(help="A recipe, such as on_device.pretrain; `openafm recipes list` names them.")
+]
 SizeOption = Annotated[str, typer.Option(help="The size to train.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change one value: trainer.optimizer.learning_rate=3e-4. May be repeated.")

@@ -10,6 +10,14 @@ from collections.abc import Iterable
 from openafm.models.config import DecoderConfig, LayerConfig
 
 
+def num_parameters(config: DecoderConfig) -> int:
+    """Weights of the model, counted on the meta device: no storage is used, whatever the size."""
+    import torch
+
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in config.build().parameters())
+
+
 def flops_per_token(config: DecoderConfig, num_keys: float) -> float:
     """Floating-point operations of one token's forward pass, head included, when it sees `num_keys` keys in every layer.
 

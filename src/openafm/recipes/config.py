@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from openafm.core.config import Config, nearest
 from openafm.core.errors import UsageError
-from openafm.data.synthetic.config import SyntheticConfig
+from openafm.data.synthetic import SyntheticConfig
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import TrainerConfig
 
@@ -56,7 +57,9 @@ class RunConfig(Config):
     def __post_init__(self) -> None:
         corpora = {corpus.name for corpus in self.corpora}
         for source in self.trainer.data.sources:
-            self.require(source.name in corpora, f"source '{source.name}' has no corpus; corpora: {', '.join(sorted(corpora))}")
+            self.require(
+                source.name in corpora, f"source '{source.name}' has no corpus; corpora: {', '.join(sorted(corpora))}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,17 +89,22 @@ def recipe(
     return register
 
 
+def all_recipes() -> list[Recipe]:
+    """Every recipe, in the order of the report."""
+    importlib.import_module("openafm.recipes.on_device")
+    return list(RECIPES.values())
+
+
 def find_recipe(name: str) -> Recipe:
     """The recipe of this name.
 
     Raises:
         UnknownRecipeError: there is none; the message gives the nearest.
     """
-    from openafm.recipes import on_device  # noqa: F401  registers its recipes
-
-    if name not in RECIPES:
-        raise UnknownRecipeError(f"unknown recipe '{name}'{nearest(name, list(RECIPES))}")
-    return RECIPES[name]
+    found = {recipe.name: recipe for recipe in all_recipes()}
+    if name not in found:
+        raise UnknownRecipeError(f"unknown recipe '{name}'{nearest(name, list(found))}")
+    return found[name]
 
 
 def build_run(name: str, size: str) -> RunConfig:

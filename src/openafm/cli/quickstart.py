@@ -1,0 +1,59 @@
+"""`openafm quickstart`: what `make run` does."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from openafm.cli.output import JsonOption, print_json, print_table
+
+if TYPE_CHECKING:
+    from openafm.recipes.quickstart import QuickstartResult
+
+
+def quickstart(
+    sentence: Annotated[str | None, typer.Option(help="The message to extract an event from, at the end.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a micro model on the built-in corpus (4 minutes on two cores), bundle it, score it and use it."""
+    from openafm.recipes import quickstart as recipe
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr if json else sys.stdout, flush=True)
+
+    result = recipe.quickstart(say, sentence or recipe.SENTENCE)
+    if json:
+        print_json(result.to_dict())
+    else:
+        _show(result)
+
+
+def _show(result: QuickstartResult) -> None:
+    use = result.use
+    print(f"   {use.event}\n   first token after {use.ttft_ms:.0f} ms, then {use.tokens_per_second:.0f} tokens/s\n")
+    print(f"Held-out event extraction, {result.scores.trained.num_examples} messages in 16 languages, exact match:")
+    rows = [
+        (label, *(f"{scores.fields[field]:.1%}" for field in scores.fields), f"{scores.exact_match:.1%}")
+        for label, scores in (
+            ("this model", result.scores.trained),
+            ("the same model untrained", result.scores.untrained),
+            ("regular expressions", result.scores.regex),
+            ("constant answer", result.scores.constant),
+        )
+    ]
+    print_table(("", *result.scores.trained.fields, "whole event"), rows)
+    print(
+        "\nA model this small does this one task, in messages like those it was trained on. It knows nothing about"
+        "\nthe world, holds no conversation and often misreads what it has not seen. What it writes always satisfies"
+        "\nthe schema, right or wrong."
+        "\n\nWritten:"
+    )
+    for file in result.files:
+        print(f"  {file}")
+    print(
+        f"\nTrained for {result.train_seconds:.0f} s. Try a sentence of your own:"
+        '\n  openafm respond "Coffee with Ana tomorrow at 10:30 in Cafe Roma" --schema event.json'
+        '\n  openafm quickstart --sentence "..."   openafm inspect micro   openafm recipes list'
+    )

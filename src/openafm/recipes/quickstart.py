@@ -1,0 +1,217 @@
+"""From nothing to a model in use, in minutes: train `on_device.micro`, bundle it, score it, extract an event with it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import openafm as fm
+from openafm.bundle import BundleError, BundleNotFoundError, open_bundle, write_bundle
+from openafm.core.config import ConfigError, dump
+from openafm.core.files import data_home, write_json
+from openafm.core.progress import progress
+from openafm.data.synthetic import event_instructions
+from openafm.evaluation.events import (
+    EventExample,
+    EventScores,
+    Extractor,
+    constant_extractor,
+    held_out_events,
+    model_extractor,
+    regex_extractor,
+    score,
+)
+from openafm.recipes.config import RunConfig
+from openafm.recipes.run import RunResult, prepare_run, run_recipe
+
+BUNDLE_NAME = "micro"
+NUM_HELD_OUT = 320
+SENTENCE = "Dinner with Maria on Friday at 7 pm at Luigi's, don't be late!"
+
+
+@fm.generable
+class Event:
+    """The typed value that the quickstart extracts; the README and the built-in corpus use the same."""
+
+    title: str
+    date: datetime.date | None
+    time: str | None = fm.guide(regex=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")
+    location: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Held-out event extraction of the trained model beside an untrained one and two baselines without a model."""
+
+    trained: EventScores
+    untrained: EventScores
+    regex: EventScores
+    constant: EventScores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """One real use of the model: the event of a sentence, and how fast it came."""
+
+    sentence: str
+    event: dict[str, Any]
+    tokens_per_second: float
+    ttft_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuickstartResult:
+    """Everything that the quickstart found out and wrote."""
+
+    bundle: Path
+    run: RunResult
+    train_seconds: float
+    loss_first: float
+    scores: Scores
+    use: Use
+    files: tuple[Path, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The figures under the names that programs rely on, and the detail behind them."""
+        scores = self.scores
+        return {
+            "bundle": str(self.bundle),
+            "event": self.use.event,
+            "tokens_per_second": self.use.tokens_per_second,
+            "ttft_ms": self.use.ttft_ms,
+            "train_seconds": self.train_seconds,
+            "loss_first": self.loss_first,
+            "loss_last": self.run.loss_last,
+            "held_out_exact_match": scores.trained.exact_match,
+            "untrained_exact_match": scores.untrained.exact_match,
+            "regex_exact_match": scores.regex.exact_match,
+            "constant_exact_match": scores.constant.exact_match,
+            "held_out": {name: extractor.to_dict() for name, extractor in vars(scores).items()},
+            "files": [str(file) for file in self.files],
+        }
+
+
+def quickstart(say: Callable[[str], None], sentence: str = SENTENCE) -> QuickstartResult:
+    """Train, bundle, score and use the micro model; what stands from an earlier call is reused.
+
+    `say` takes the lines meant for a person.
+    """
+    home = data_home() / "runs" / "quickstart"
+    pretrain = prepare_run("on_device.pretrain", "micro")
+    say(f"1. pre-training on the built-in corpus ({home / 'pretrain'})")
+    base = _run_once(pretrain, home / "pretrain", f"{BUNDLE_NAME}-pretrained", say)
+    sft = prepare_run("on_device.sft", "micro", start=base.bundle)
+    say(f"2. fine-tuning on the answers ({home / 'sft'})")
+    run = _run_once(sft, home / "sft", BUNDLE_NAME, say)
+    curve = _draw(home, say)
+    say("3. scoring on held-out messages: other sentence frames, names, places and titles than in training")
+    scores = _scores_once(run, sft, home / "scores.json")
+    say("4. using it")
+    use = use_model(Path(run.bundle), sentence, say)
+    bundle = Path(run.bundle)
+    return QuickstartResult(
+        bundle=bundle,
+        run=run,
+        train_seconds=base.train_seconds + run.train_seconds,
+        loss_first=base.loss_first or 0.0,
+        scores=scores,
+        use=use,
+        files=(bundle, Path(base.bundle), home / "pretrain", home / "sft", *curve, home / "scores.json"),
+    )
+
+
+def use_model(bundle: Path, sentence: str, say: Callable[[str], None]) -> Use:
+    """Extract the typed event of a sentence, saying each snapshot as it grows."""
+    session = fm.LanguageModelSession(event_instructions(datetime.date.today()), fm.SystemLanguageModel(bundle=bundle))
+    session.prewarm()
+
+    async def stream() -> fm.GeneratedContent:
+        last = None
+        async for snapshot in session.stream_response(sentence, generating=Event):
+            if snapshot.raw_content.to_json() != last:
+                last = snapshot.raw_content.to_json()
+                say(f"   {last}")
+        return session.last_content
+
+    say(f'   "{sentence}"')
+    content = asyncio.run(stream())
+    return Use(
+        sentence=sentence,
+        event=json.loads(content.to_json()),
+        tokens_per_second=session.usage.tokens_per_second,
+        ttft_ms=session.usage.ttft_ms,
+    )
+
+
+def _run_once(config: RunConfig, folder: Path, name: str, say: Callable[[str], None]) -> RunResult:
+    """Carry out a run unless the same one is finished and its bundle stands."""
+    record = folder / "result.json"
+    if record.is_file():
+        known = json.loads(record.read_text(encoding="utf-8"))
+        if known["config"] == dump(config) and _bundle_stands(known["result"]):
+            say(f"   reused {known['result']['bundle']}")
+            return RunResult(**known["result"])
+    result = run_recipe(config, folder, name)
+    write_json(record, {"config": dump(config), "result": result.to_dict()})
+    return result
+
+
+def _bundle_stands(result: dict[str, Any]) -> bool:
+    try:
+        bundle = open_bundle(result["bundle"])
+        bundle.verify()
+    except (BundleError, BundleNotFoundError, ConfigError):
+        return False
+    return bundle.signature == result["signature"]
+
+
+def _scores_once(run: RunResult, config: RunConfig, file: Path) -> Scores:
+    """Score the four extractors, unless the scores of this very bundle stand in `file`."""
+    if file.is_file():
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if known["signature"] == run.signature:
+            return Scores(**{name: EventScores(**scores) for name, scores in known["scores"].items()})
+    examples = held_out_events(NUM_HELD_OUT)
+    with tempfile.TemporaryDirectory() as folder:
+        untrained = _untrained(run, config, Path(folder) / "untrained")
+        scores = Scores(
+            trained=_score("trained model", model_extractor(fm.SystemLanguageModel(bundle=run.bundle)), examples),
+            untrained=_score("untrained model", model_extractor(untrained), examples),
+            regex=_score("regular expressions", regex_extractor, examples),
+            constant=_score("constant answer", constant_extractor, examples),
+        )
+    write_json(file, {"signature": run.signature, "scores": asdict(scores)})
+    return scores
+
+
+def _score(name: str, extract: Extractor, examples: list[EventExample]) -> EventScores:
+    with progress(f"   scoring the {name}", len(examples)) as bar:
+        return score(extract, examples, bar.update)
+
+
+def _untrained(run: RunResult, config: RunConfig, path: Path) -> fm.SystemLanguageModel:
+    """The same model with the weights it started from."""
+    trained = open_bundle(run.bundle)
+    weights = {name: tensor.numpy() for name, tensor in trained.config.build(config.trainer.seed).state_dict().items()}
+    write_bundle(path, config=trained.config, tokenizer=trained.tokenizer, template=trained.template, tensors=weights)
+    return fm.SystemLanguageModel(bundle=path)
+
+
+def _draw(home: Path, say: Callable[[str], None]) -> tuple[Path, ...]:
+    """The loss curve in the terminal, and as a picture where matplotlib is installed."""
+    from openafm.training.curves import CurveError, plot_losses, terminal_curve
+    from openafm.training.metrics import read_metrics
+
+    losses = [line["loss"] for stage in ("pretrain", "sft") for line in read_metrics(home / stage) if "loss" in line]
+    say(terminal_curve(losses))
+    try:
+        return plot_losses(home / "pretrain"), plot_losses(home / "sft")
+    except CurveError as error:
+        say(f"   no picture of the curve: {error}")
+        return ()

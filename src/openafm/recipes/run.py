@@ -1,0 +1,219 @@
+"""Carry out a recipe: tokenizer, token shards, training, bundle. Every station that stands is reused.
+
+RUN/  run.json  tokenizer.json  data/<source>/  config.json  metrics.jsonl  losses.png  checkpoints/
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openafm.bundle import Bundle, open_bundle, write_bundle
+from openafm.bundle.store import bundles_home
+from openafm.core.config import dump, override
+from openafm.core.errors import UsageError
+from openafm.core.files import atomic_file
+from openafm.data.documents import ChatDocument, DocumentFiles
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.pack import PackConfig, pack_path, pack_synthetic
+from openafm.data.shards import ShardError, read_manifest
+from openafm.data.synthetic import generate
+from openafm.recipes.card import model_card
+from openafm.recipes.config import (
+    CorpusConfig,
+    FolderCorpusConfig,
+    RunConfig,
+    SyntheticCorpusConfig,
+    build_run,
+    find_recipe,
+)
+from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
+from openafm.tokenizer.conversation import Conversation, UserTurn
+from openafm.tokenizer.schema_text import schema_text
+
+if TYPE_CHECKING:
+    from openafm.training.run import TrainingResult
+
+TOKENIZER_EXAMPLES = 20_000
+
+
+class StartBundleError(UsageError):
+    """A recipe that starts from a bundle was given none, or one that starts from nothing was given one."""
+
+
+class RunInterruptedError(UsageError):
+    """The run was asked to stop before its end; what it has is saved."""
+
+    exit_code = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """Where a run left things."""
+
+    bundle: str
+    signature: str
+    run_folder: str
+    steps: int
+    tokens: int
+    train_seconds: float
+    loss_first: float | None
+    loss_last: float | None
+    held_out_loss: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def prepare_run(
+    recipe: str,
+    size: str,
+    *,
+    start: str | None = None,
+    data: Path | None = None,
+    changes: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """The resolved config of a recipe: from a bundle, on a folder of the user's own, with single values changed.
+
+    Raises:
+        UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
+        BundleNotFoundError: `start` names no bundle.
+    """
+    config = build_run(recipe, size)
+    if start is not None:
+        bundle = open_bundle(start)
+        trainer = replace(config.trainer, from_bundle=str(bundle.path.resolve()), model=bundle.config)
+        config = replace(config, tokenizer=None, trainer=trainer)
+    if data is not None:
+        corpus = FolderCorpusConfig(name="own", learn=config.corpora[0].learn, path=str(data.resolve()))
+        sources = (SourceConfig(name="own", path="own"),)
+        loader = replace(config.trainer.data, sources=sources)
+        config = replace(config, corpora=(corpus,), trainer=replace(config.trainer, data=loader, evaluation=None))
+    return override(config, changes or {})
+
+
+def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
+    """Run to the end and write the bundle `name`; a run that stands in `folder` goes on where it stopped.
+
+    Raises:
+        StartBundleError: the recipe needs `--from`.
+        RunInterruptedError: stopped by SIGTERM or Ctrl-C; all is saved.
+        Whatever its stations raise, each with the file it is about.
+    """
+    from openafm.training.run import load_trained, train
+
+    tokenizer, template = _tokenizer(config, folder)
+    with atomic_file(folder / "run.json", "w") as file:
+        file.write(dump(config))
+    for corpus in config.corpora:
+        _pack(corpus, folder / "data" / corpus.name, tokenizer, template)
+    trainer = replace(config.trainer, data=_located(config.trainer.data, folder))
+    if trainer.evaluation is not None:
+        evaluation = replace(trainer.evaluation, data=_located(trainer.evaluation.data, folder))
+        trainer = replace(trainer, evaluation=evaluation)
+    result = train(trainer, folder)
+    if not result.finished:
+        raise RunInterruptedError(
+            f"stopped at step {result.step:,} of {result.num_steps:,}; saved in {folder}, the same command goes on"
+        )
+    weights = {key: tensor.numpy() for key, tensor in load_trained(folder).state_dict().items()}
+    bundle = write_bundle(
+        bundles_home() / name,
+        config=trainer.model,
+        tokenizer=tokenizer,
+        template=template,
+        tensors=weights,
+        card=model_card(name, config, result),
+    )
+    return _result(bundle, folder, result)
+
+
+def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+    """The starting bundle's, else the one in the run folder, else one trained on the corpora."""
+    start = config.trainer.from_bundle
+    needed = find_recipe(config.recipe).starts_from
+    if start is not None:
+        bundle = open_bundle(start)
+        return bundle.tokenizer, bundle.template
+    if config.tokenizer is None:
+        raise StartBundleError(f"{config.recipe} starts from a bundle of {needed}: give one with --from BUNDLE")
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        return Tokenizer.load(file), ChatTemplate()
+    texts = itertools.islice(itertools.chain.from_iterable(map(_texts, config.corpora)), 4 * TOKENIZER_EXAMPLES)
+    tokenizer = train_tokenizer(config.tokenizer, texts)
+    tokenizer.save(file)
+    return tokenizer, ChatTemplate()
+
+
+def _texts(corpus: CorpusConfig) -> Iterator[str]:
+    """What the tokenizer learns from: every text that the corpus will be encoded from."""
+    match corpus:
+        case SyntheticCorpusConfig():
+            for conversation in generate(corpus.synthetic, min(corpus.num_examples, TOKENIZER_EXAMPLES)):
+                yield from _turn_texts(conversation)
+        case FolderCorpusConfig():
+            for document in DocumentFiles(Path(corpus.path)):
+                if isinstance(document, ChatDocument):
+                    yield from _turn_texts(document.conversation)
+                else:
+                    yield document.text
+
+
+def _turn_texts(conversation: Conversation) -> Iterator[str]:
+    for turn in conversation.turns:
+        yield turn.text
+        if isinstance(turn, UserTurn) and turn.response_format is not None:
+            yield schema_text(turn.response_format)
+
+
+def _pack(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    """Pack a corpus unless the same one, with the same tokenizer, already stands at `out`."""
+    wanted = dump(corpus) + tokenizer.digest
+    record = out.with_suffix(".packed")
+    if record.is_file() and record.read_text(encoding="utf-8") == wanted and _is_whole(out, tokenizer):
+        return
+    record.unlink(missing_ok=True)
+    match corpus:
+        case SyntheticCorpusConfig(synthetic=synthetic, num_examples=num_examples):
+            config = PackConfig(source=corpus.name, learn=corpus.learn)
+            pack_synthetic(synthetic, num_examples, out, tokenizer, template, config)
+        case FolderCorpusConfig(path=path, language=language):
+            config = PackConfig(source=corpus.name, language=language, learn=corpus.learn)
+            pack_path(Path(path), out, tokenizer, template, config)
+    with atomic_file(record, "w") as file:
+        file.write(wanted)
+
+
+def _is_whole(folder: Path, tokenizer: Tokenizer) -> bool:
+    try:
+        return read_manifest(folder).tokenizer_digest == tokenizer.digest
+    except ShardError:
+        return False
+
+
+def _located(loader: LoaderConfig, folder: Path) -> LoaderConfig:
+    """The same loader with the sources' paths below the run folder."""
+    sources = tuple(replace(source, path=str((folder / "data" / source.path).resolve())) for source in loader.sources)
+    return replace(loader, sources=sources)
+
+
+def _result(bundle: Bundle, folder: Path, result: TrainingResult) -> RunResult:
+    from openafm.training.metrics import read_metrics
+
+    losses = [line["loss"] for line in read_metrics(folder) if "loss" in line]
+    return RunResult(
+        bundle=str(bundle.path),
+        signature=bundle.signature,
+        run_folder=str(folder),
+        steps=result.step,
+        tokens=result.num_tokens,
+        train_seconds=result.seconds,
+        loss_first=losses[0] if losses else None,
+        loss_last=result.loss,
+        held_out_loss=result.held_out_loss,
+    )
