@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 22
-"""Logits of a chunk, about: 16 MiB in fp32, small enough to stay in a processor's last cache."""
+CHUNK_ELEMENTS = 1 << 23
+"""Logits of a chunk, about: 32 MiB in fp32, which is near a processor's last cache and enough rows for fast products."""
 
 
 def cross_entropy_sum(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
@@ -34,10 +34,11 @@ class _CrossEntropySum(torch.autograd.Function):
         loss = x_ND.new_zeros((), dtype=torch.float32)
         dx_ND = torch.empty_like(x_ND) if with_gradient else None
         dweight_VD = torch.zeros_like(weight_VD) if with_gradient else None
-        chunk = max(256, CHUNK_ELEMENTS // len(weight_VD))
+        chunk = min(max(256, CHUNK_ELEMENTS // len(weight_VD)), len(x_ND))
+        buffer_CV = x_ND.new_empty(chunk, len(weight_VD))  # of all chunks: fresh memory costs a page fault every 4 KiB
         for start in range(0, len(x_ND), chunk):
             x_CD, targets_C1 = x_ND[start : start + chunk], targets_N[start : start + chunk, None]
-            logits_CV = (x_CD @ cast_VD.T).float()
+            logits_CV = torch.mm(x_CD, cast_VD.T, out=buffer_CV[: len(x_CD)]).float()
             loss += _softmax_(logits_CV, targets_C1)
             if dx_ND is None or dweight_VD is None:
                 continue
@@ -56,7 +57,7 @@ class _CrossEntropySum(torch.autograd.Function):
     def backward(ctx: Any, *dlosses: Tensor) -> tuple[Tensor, Tensor, None]:
         (dloss,) = dlosses
         dx_ND, dweight_VD = ctx.saved_tensors
-        return dx_ND * dloss.to(dx_ND.dtype), dweight_VD * dloss, None
+        return dx_ND.mul_(dloss), dweight_VD.mul_(dloss), None  # nobody else holds them, and they are large
 
 
 def _softmax_(logits_CV: Tensor, targets_C1: Tensor) -> Tensor:

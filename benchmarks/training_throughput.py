@@ -1,0 +1,306 @@
+"""Training speed beside transformers.Trainer: real tokens per CPU-second at equal work, in one alternating run.
+
+Both sides train the same model (a Qwen3 shape, the same initial weights) on the same documents in every optimizer update, in
+the same precision, with fused AdamW, uncompiled, on one thread. Ours packs the documents of an update into rows of 512; the
+peer pads them to the longest of its batch, which is its default. The losses of both are compared: they do the same work.
+
+    python benchmarks/training_throughput.py [--quick] [--json]
+
+A full run writes docs/benchmarks/training_throughput.json. `--quick` runs the same code on few updates and claims nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+
+from openafm.data.loader import Batch, Loader, LoaderConfig, SourceConfig
+from openafm.data.shard_writer import write_shards
+from openafm.models.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LayerConfig,
+    OwnKeysValuesConfig,
+    RotaryConfig,
+)
+from openafm.training.config import (
+    AdamWConfig,
+    BFloat16Config,
+    Float32Config,
+    PrecisionConfig,
+    StepBudget,
+    TrainerConfig,
+)
+from openafm.training.schedules import Constant
+from openafm.training.state import fresh_state
+from openafm.training.trainer import Trainer
+
+DIM, NUM_LAYERS, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN_DIM, VOCAB = 256, 8, 4, 2, 64, 704, 8192
+ROWS, ROW_TOKENS, NORM_EPS, THETA = 4, 512, 1e-6, 10_000.0
+PRECISIONS = {"fp32": Float32Config(), "bf16": BFloat16Config()}
+OPTIMIZER = AdamWConfig(learning_rate=3e-4, weight_decay=0.0)
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "training_throughput.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Losses of consecutive updates, and the CPU seconds from the end of the first to the end of the last."""
+
+    losses: list[float]
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Documents of these lengths, and in how many batches the peer takes those of an update."""
+
+    name: str
+    corpus: str
+    peer_batches: int
+    by_length: bool = False
+
+
+CASES = (
+    Case(name="variable_length", corpus="variable", peer_batches=1),
+    Case(name="variable_length_small_batches", corpus="variable", peer_batches=4),
+    Case(name="variable_length_sorted_small_batches", corpus="variable", peer_batches=4, by_length=True),
+    Case(name="full_rows", corpus="full", peer_batches=1),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    rounds, updates = (1, 1) if options.quick else (5, 5)
+
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        loaders = {
+            "variable": write_corpus(Path(folder) / "variable", variable_lengths(4000)),
+            "full": write_corpus(Path(folder) / "full", [ROW_TOKENS] * 400),
+        }
+        for precision in PRECISIONS:
+            for case in CASES:
+                figures |= compare(case, precision, loaders[case.corpus], rounds, updates)
+                if not options.json:
+                    print_case(case, precision, figures)
+    report = {"figures": figures, "peer": f"transformers.Trainer {transformers.__version__}", "setting": {}}
+    if not options.quick:
+        REPORT.parent.mkdir(parents=True, exist_ok=True)
+        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(report))
+
+
+def compare(case: Case, precision: str, loader: Loader, rounds: int, updates: int) -> dict[str, float]:
+    """Alternate the two sides; each round starts both from the same weights, on the next documents."""
+    ratios, ours_rates, peer_rates, gaps = [], [], [], []
+    initial = peer_model(seed=0)
+    for round_index in range(rounds):
+        steps = range(round_index * (updates + 1), (round_index + 1) * (updates + 1))
+        batches = [loader.batch(step) for step in steps]
+        num_tokens = sum(batch.num_real_tokens for batch in batches[1:])
+        ours = run_ours(initial.state_dict(), PRECISIONS[precision], loader, steps)
+        peer = run_peer(initial.state_dict(), precision, batches, case)
+        ratios.append(peer.seconds / ours.seconds)
+        ours_rates.append(num_tokens / ours.seconds)
+        peer_rates.append(num_tokens / peer.seconds)
+        gaps += [abs(a - b) for a, b in zip(ours.losses, peer.losses, strict=True)]
+    suffix = "" if precision == "fp32" else f"_{precision}"
+    return {
+        f"{case.name}_ratio{suffix}": round(statistics.median(ratios), 3),
+        f"{case.name}_tokens_per_cpu_second{suffix}": round(statistics.median(ours_rates), 1),
+        f"{case.name}_peer_tokens_per_cpu_second{suffix}": round(statistics.median(peer_rates), 1),
+        f"{case.name}_largest_loss_gap{suffix}": float(f"{max(gaps):.2g}"),
+    }
+
+
+def run_ours(weights: dict[str, Tensor], precision: PrecisionConfig, loader: Loader, steps: range) -> Run:
+    config = TrainerConfig(
+        model=our_model(),
+        data=loader.config,
+        budget=StepBudget(num_steps=len(steps)),
+        optimizer=OPTIMIZER,
+        schedule=Constant(warmup_fraction=0.0),
+        precision=precision,
+    )
+    state = fresh_state(config, "cpu")
+    state.model.load_state_dict(our_weights(weights))
+    trainer = Trainer(config, state, loader)
+    losses, ends_s = [], []
+    for step in steps:
+        losses.append(trainer.update(loader.batch(step)).loss)
+        ends_s.append(process_time())
+    return Run(losses=losses, seconds=ends_s[-1] - ends_s[0])
+
+
+def run_peer(weights: dict[str, Tensor], precision: str, batches: Sequence[Batch], case: Case) -> Run:
+    model = peer_model(seed=0)
+    model.load_state_dict(weights)
+    items = [item for batch in batches for item in peer_items(batch, case)]
+    ends_s: list[float] = []
+
+    class Clock(transformers.TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            ends_s.append(process_time())
+
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=precision == "bf16",
+            max_steps=len(batches),
+            per_device_train_batch_size=1,  # an item is already a padded batch
+            gradient_accumulation_steps=case.peer_batches,
+            train_sampling_strategy="sequential",
+            learning_rate=OPTIMIZER.learning_rate,
+            adam_beta1=OPTIMIZER.betas[0],
+            adam_beta2=OPTIMIZER.betas[1],
+            adam_epsilon=OPTIMIZER.eps,
+            weight_decay=OPTIMIZER.weight_decay,
+            max_grad_norm=OPTIMIZER.gradient_clip,
+            lr_scheduler_type="constant",
+            optim="adamw_torch_fused",
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )
+        trainer = transformers.Trainer(
+            model=model, args=arguments, train_dataset=items, data_collator=pad, callbacks=[Clock()]
+        )
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    return Run(losses=losses, seconds=ends_s[-1] - ends_s[0])
+
+
+def peer_items(batch: Batch, case: Case) -> list[list[list[int]]]:
+    """The documents of one update in as many batches as the peer takes them."""
+    documents = [batch.tokens_BS[span.row, span.start : span.stop].tolist() for span in batch.documents]
+    if case.by_length:
+        documents.sort(key=len)
+    cuts = [len(documents) * i // case.peer_batches for i in range(case.peer_batches + 1)]
+    return [documents[start:stop] for start, stop in itertools.pairwise(cuts)]
+
+
+def pad(items: list[list[list[int]]]) -> dict[str, Tensor]:
+    """Pad to the longest document of the batch, as transformers' own collators do."""
+    (documents,) = items
+    longest = max(map(len, documents))
+    padded = [document + [0] * (longest - len(document)) for document in documents]
+    labels = [document + [-100] * (longest - len(document)) for document in documents]
+    mask = [[1] * len(document) + [0] * (longest - len(document)) for document in documents]
+    return {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(mask), "labels": torch.tensor(labels)}
+
+
+def variable_lengths(count: int) -> list[int]:
+    """Log-normal, capped to a row, about 130 tokens in the mean."""
+    lengths = np.random.default_rng(0).lognormal(mean=4.6, sigma=0.8, size=count)
+    return [int(length) for length in lengths.clip(8, ROW_TOKENS)]
+
+
+def write_corpus(folder: Path, lengths: Sequence[int]) -> Loader:
+    generator = np.random.default_rng(1)
+    with write_shards(folder, tokenizer_digest="benchmark", vocab_size=VOCAB) as writer:
+        for length in lengths:
+            writer.add((generator.zipf(1.3, length) % (VOCAB - 1) + 1).tolist())
+    source = SourceConfig(name=folder.name, path=str(folder))
+    return LoaderConfig(sources=(source,), rows_per_step=ROWS, row_tokens=ROW_TOKENS).build()
+
+
+def our_model() -> DecoderConfig:
+    attention = AttentionConfig(
+        num_heads=NUM_HEADS,
+        head_dim=HEAD_DIM,
+        keys_values=OwnKeysValuesConfig(num_heads=NUM_KV_HEADS),
+        position=RotaryConfig(theta=THETA, layout="half"),
+        qk_norm=NORM_EPS,
+    )
+    layer = LayerConfig(attention=attention, feed_forward=DenseFeedForwardConfig(hidden_dim=HIDDEN_DIM))
+    return DecoderConfig(
+        vocab_size=VOCAB, dim=DIM, layers=(layer,) * NUM_LAYERS, norm_eps=NORM_EPS, context_length=ROW_TOKENS
+    )
+
+
+def peer_model(seed: int) -> transformers.Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=DIM,
+        intermediate_size=HIDDEN_DIM,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=NUM_HEADS,
+        num_key_value_heads=NUM_KV_HEADS,
+        head_dim=HEAD_DIM,
+        rms_norm_eps=NORM_EPS,
+        rope_parameters={"rope_type": "default", "rope_theta": THETA},
+        max_position_embeddings=ROW_TOKENS,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+    return transformers.Qwen3ForCausalLM(config)
+
+
+NAMES = {
+    "model.embed_tokens.weight": "embedding",
+    "model.norm.": "norm.",
+    "model.layers.": "layers.",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "feed_forward_norm",
+    "self_attn.q_proj": "attention.query",
+    "self_attn.k_proj": "attention.keys_values.key",
+    "self_attn.v_proj": "attention.keys_values.value",
+    "self_attn.o_proj": "attention.output",
+    "self_attn.q_norm": "attention.query_norm",
+    "self_attn.k_norm": "attention.keys_values.key_norm",
+    "mlp.gate_proj": "feed_forward.gate",
+    "mlp.up_proj": "feed_forward.up",
+    "mlp.down_proj": "feed_forward.down",
+}
+
+
+def our_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The peer's weights under our names; the head is tied."""
+    renamed = {}
+    for name, tensor in weights.items():
+        for theirs, ours in NAMES.items():
+            name = name.replace(theirs, ours)
+        renamed[name] = tensor
+    del renamed["lm_head.weight"]
+    return renamed
+
+
+def print_case(case: Case, precision: str, figures: dict[str, float]) -> None:
+    suffix = "" if precision == "fp32" else f"_{precision}"
+    ours, peer, ratio, gap = (
+        figures[f"{case.name}_{key}{suffix}"]
+        for key in ("tokens_per_cpu_second", "peer_tokens_per_cpu_second", "ratio", "largest_loss_gap")
+    )
+    print(f"{case.name:38} {precision}  ours {ours:7.0f}  peer {peer:7.0f} tok/CPU-s  {ratio:5.2f}x  loss gap {gap:g}")
+
+
+if __name__ == "__main__":
+    main()
