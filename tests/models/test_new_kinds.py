@@ -24,6 +24,7 @@ from torch import Tensor
 
 from openafm.core.config import dump, from_dict, override, to_dict
 from openafm.models.accounting import flops_per_token
+from openafm.models.attention import BaseAttention
 from openafm.models.attention_context import AttentionContext, PackedDocuments
 from openafm.models.config import (
     AttentionConfig,
@@ -90,26 +91,30 @@ class OneMatrixAttentionConfig(BaseAttentionConfig):
 
     gain: float = 1.0
 
-    def build(self, dim: int, layer: int) -> Sublayer:
+    def build(self, dim: int, layer: int) -> BaseAttention:
         return OneMatrixAttention(self, dim, layer)
 
 
-class OneMatrixAttention(Sublayer):
+class OneMatrixAttention(BaseAttention):
     def __init__(self, config: OneMatrixAttentionConfig, dim: int, layer: int) -> None:
         super().__init__()
         self.config, self.layer = config, layer
         self.input = Linear(dim, config.num_heads * config.head_dim)
         self.output = Linear(config.num_heads * config.head_dim, dim)
 
-    def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
-        q_BSHC = self.input(x_BSD).unflatten(-1, (self.config.num_heads, self.config.head_dim))
-        source = self.layer
-        if isinstance(self.config.keys_values, SharedKeysValuesConfig):
-            source = self.config.keys_values.layer
-        else:
-            k_BSKC = q_BSHC[..., : self.config.keys_values.num_heads, :]
+    def store(self, x_BSD: Tensor, context: AttentionContext) -> None:
+        if isinstance(self.config.keys_values, OwnKeysValuesConfig):
+            k_BSKC = self._heads(x_BSD)[..., : self.config.keys_values.num_heads, :]
             context.store(self.layer, k_BSKC, k_BSKC)
-        return self.output(context.attend(source, q_BSHC * self.config.gain, self.config.window).flatten(-2))
+
+    def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
+        keys_values = self.config.keys_values
+        source = keys_values.layer if isinstance(keys_values, SharedKeysValuesConfig) else self.layer
+        o_BSHC = context.attend(source, self._heads(x_BSD) * self.config.gain, self.config.window)
+        return self.output(o_BSHC.flatten(-2))
+
+    def _heads(self, x_BSD: Tensor) -> Tensor:
+        return self.input(x_BSD).unflatten(-1, (self.config.num_heads, self.config.head_dim))
 
     def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
         self.input.initialise(generator)

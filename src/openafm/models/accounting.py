@@ -23,28 +23,33 @@ def flops_per_token(config: DecoderConfig, num_keys: float) -> float:
 
     Training takes three times as many: the backward pass costs two forward passes.
     """
-    layers = sum(_linear_flops(layer, config.dim) + _pair_flops(layer) * num_keys for layer in config.layers)
+    layers = sum(
+        layer.attention.store_flops(config.dim) + _read_flops(layer, config.dim) + _pair_flops(layer) * num_keys
+        for layer in config.layers
+    )
     return layers + _head_flops(config)
 
 
 def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: int) -> int:
     """Floating-point operations of forward and backward over packed documents of these lengths.
 
-    Layers that store no keys and values, and the head, are passed by the `num_targets` positions that carry loss only; how
-    many keys those see is taken from the mean of all positions.
+    From the last keys and values that are stored on, only the `num_targets` positions that carry loss pass; how many keys
+    those see is taken from the mean of all positions.
     """
     lengths = list(lengths)
     num_tokens = sum(lengths)
     forward = float(num_targets * _head_flops(config))
     for index, layer in enumerate(config.layers):
-        share = 1.0 if index < config.num_prefill_layers else num_targets / max(num_tokens, 1)
+        share = 1.0 if index < config.num_prefill_layers - 1 else num_targets / max(num_tokens, 1)
         num_pairs = sum(_visible_pairs(length, layer.attention.window) for length in lengths)
-        forward += share * (num_tokens * _linear_flops(layer, config.dim) + num_pairs * _pair_flops(layer))
+        forward += num_tokens * layer.attention.store_flops(config.dim)
+        forward += share * (num_tokens * _read_flops(layer, config.dim) + num_pairs * _pair_flops(layer))
     return round(3 * forward)
 
 
-def _linear_flops(layer: LayerConfig, dim: int) -> int:
-    return layer.attention.linear_flops(dim) + layer.feed_forward.linear_flops(dim)
+def _read_flops(layer: LayerConfig, dim: int) -> int:
+    """Of one token, all but its keys and values and the pairs it forms with others'."""
+    return layer.attention.read_flops(dim) + layer.feed_forward.linear_flops(dim)
 
 
 def _pair_flops(layer: LayerConfig) -> int:

@@ -7,6 +7,8 @@ Shapes: B batch, S sequence, D model dim, H heads, K key/value heads, C head dim
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor, nn
 
@@ -44,7 +46,19 @@ class KeysValues(nn.Module):
             self.key_norm.initialise()
 
 
-class Attention(Sublayer):
+class BaseAttention(Sublayer):
+    """Base of the attention kinds. Storing and reading are apart: a position that nobody reads need only store."""
+
+    @abstractmethod
+    def store(self, x_BSD: Tensor, context: AttentionContext) -> None:
+        """Put these positions' keys and values into the context; nothing to do where another layer's are read."""
+
+    @abstractmethod
+    def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
+        """What these positions read from the keys and values in the context, their own among them."""
+
+
+class Attention(BaseAttention):
     """Attention of layer number `layer`; with shared keys/values it only has query and output projections."""
 
     def __init__(self, config: AttentionConfig, dim: int, layer: int) -> None:
@@ -63,9 +77,11 @@ class Attention(Sublayer):
                 self.keys_values = None
                 self._source = source
 
-    def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
+    def store(self, x_BSD: Tensor, context: AttentionContext) -> None:
         if self.keys_values is not None:
             self.keys_values(x_BSD, context, self._layer)
+
+    def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
         q_BSHC = self.query(x_BSD).unflatten(-1, (self.num_heads, self.head_dim))
         q_BSHC = _norm_and_position(q_BSHC, self.query_norm, self._config, context)
         o_BSHC = context.attend(self._source, q_BSHC, self.window)

@@ -15,6 +15,7 @@ from openafm.core.config import Config, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from openafm.models.attention import BaseAttention
     from openafm.models.decoder import Decoder
     from openafm.models.layers import Sublayer
     from openafm.models.rotary import PositionEmbedding
@@ -99,15 +100,18 @@ class BaseAttentionConfig(Config):
                 f"num_heads ({self.num_heads}) must be a multiple of the key/value heads ({kv_heads})",
             )
 
-    def build(self, dim: int, layer: int) -> Sublayer:
-        """The module of layer number `layer`; its forward takes x_BSD and an `AttentionContext`."""
+    def build(self, dim: int, layer: int) -> BaseAttention:
+        """The module of layer number `layer`."""
         raise ConfigError(f"{type(self).__name__} is abstract; use AttentionConfig")
 
-    def linear_flops(self, dim: int) -> int:
-        """Floating-point operations that one token's projections take, a multiply-add counting as two."""
+    def store_flops(self, dim: int) -> int:
+        """Floating-point operations of one token's key and value projections, a multiply-add counting as two."""
         num_kv_heads = self.keys_values.num_heads if isinstance(self.keys_values, OwnKeysValuesConfig) else 0
-        num_heads = 2 * self.num_heads + 2 * num_kv_heads  # query and output, key and value
-        return 2 * dim * num_heads * self.head_dim
+        return 2 * dim * 2 * num_kv_heads * self.head_dim
+
+    def read_flops(self, dim: int) -> int:
+        """The same of its query and output projections."""
+        return 2 * dim * 2 * self.num_heads * self.head_dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +130,7 @@ class AttentionConfig(BaseAttentionConfig):
             f"head_dim must be even to rotate pairs of channels, got {self.head_dim}",
         )
 
-    def build(self, dim: int, layer: int) -> Sublayer:
+    def build(self, dim: int, layer: int) -> BaseAttention:
         from openafm.models.attention import Attention
 
         return Attention(self, dim, layer)
@@ -214,7 +218,7 @@ class DecoderConfig(Config):
     def num_prefill_layers(self) -> int:
         """Layers that every prompt position passes: up to the last one that stores keys and values.
 
-        What follows reads other layers' keys and values only, so positions whose output nobody asks for may skip it.
+        Positions whose output nobody asks for only store there, and skip what follows, which reads other layers' alone.
         """
         return self.own_layers[-1] + 1
 

@@ -18,7 +18,10 @@ from openafm.models.layers import Linear, RMSNorm
 
 
 class Layer(nn.Module):
-    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    """x + attention(norm(x)), then x + feed_forward(norm(x)).
+
+    Its two steps, storing keys and values and reading them, can be taken apart: positions that nobody reads only store.
+    """
 
     def __init__(self, config: LayerConfig, dim: int, index: int, norm_eps: float) -> None:
         super().__init__()
@@ -28,7 +31,20 @@ class Layer(nn.Module):
         self.feed_forward = config.feed_forward.build(dim)
 
     def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
-        x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), context)
+        normed_BSD = self.attention_norm(x_BSD)
+        self.attention.store(normed_BSD, context)
+        return self._add(x_BSD, normed_BSD, context)
+
+    def store(self, x_BSD: Tensor, context: AttentionContext) -> None:
+        """Put these positions' keys and values into the context, and no more."""
+        self.attention.store(self.attention_norm(x_BSD), context)
+
+    def read(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
+        """The output at positions whose keys and values the context already holds."""
+        return self._add(x_BSD, self.attention_norm(x_BSD), context)
+
+    def _add(self, x_BSD: Tensor, normed_BSD: Tensor, context: AttentionContext) -> Tensor:
+        x_BSD = x_BSD + self.attention(normed_BSD, context)
         return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
 
     def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
@@ -69,28 +85,33 @@ class Decoder(nn.Module):
     def last_hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
         """The same at the last position of every document only, [1, documents, D].
 
-        Layers that store no keys and values run for those positions alone: the prompt skips block 2 (report 2.1).
+        The other positions stop at the last keys and values they store: the prompt skips block 2 (report 2.1), and the
+        attention and feed-forward of the last layer before it.
         """
         context = context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device)
         x_BSD = self._prefill(tokens_BS, context)
         last = context.last()
-        return self._rest(x_BSD, last.indices_D, last.context)
+        return self._finish(x_BSD, last.indices_D, last.context)
 
     def hidden_at(self, tokens_BS: Tensor, context: BatchContext, indices_N: Tensor) -> Tensor:
         """The same at some positions of the flattened batch, [1, N, D]: the bypass in training, where they carry loss."""
         x_BSD = self._prefill(tokens_BS, context)
-        return self._rest(x_BSD, indices_N, context.narrow(indices_N))
+        return self._finish(x_BSD, indices_N, context.narrow(indices_N))
 
     def _prefill(self, tokens_BS: Tensor, context: AttentionContext) -> Tensor:
+        """Store all keys and values there are. Returns the input of the last layer that stores any."""
+        *before, last = cast("Iterable[Layer]", self.layers[: self.config.num_prefill_layers])
         x_BSD = self.embed(tokens_BS)
-        for layer in self.layers[: self.config.num_prefill_layers]:
+        for layer in before:
             x_BSD = layer(x_BSD, context)
+        last.store(x_BSD, context)
         return x_BSD
 
-    def _rest(self, x_BSD: Tensor, indices_N: Tensor, context: AttentionContext) -> Tensor:
+    def _finish(self, x_BSD: Tensor, indices_N: Tensor, context: AttentionContext) -> Tensor:
+        """Take these positions from where `_prefill` has left them to the end."""
         x_1ND = x_BSD.flatten(0, 1)[indices_N][None]
-        for layer in self.layers[self.config.num_prefill_layers :]:
-            x_1ND = layer(x_1ND, context)
+        for layer in cast("Iterable[Layer]", self.layers[self.config.num_prefill_layers - 1 :]):
+            x_1ND = layer.read(x_1ND, context)
         return self.norm(x_1ND)
 
     def embed(self, tokens_BS: Tensor) -> Tensor:
