@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all check format bench clean
+.PHONY: run test test-all check format golden bench clean
 .DEFAULT_GOAL := run
 
 run: .venv/installed-run
@@ -24,6 +24,9 @@ check: .venv/installed-test
 format: .venv/installed-test
 	$(BIN)/ruff format src tests benchmarks
 	$(BIN)/ruff check --fix src tests benchmarks
+
+golden: .venv/installed-test
+	OPENAFM_UPDATE_GOLDEN=1 $(BIN)/pytest tests/recipes/test_golden.py tests/tokenizer
 
 bench: .venv/installed-test
 	for script in benchmarks/*.py; do $(BIN)/python $$script --quick --json || exit 1; done

@@ -25,6 +25,15 @@ class Wave(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Window(Config):
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        self.require(self.low < self.high, "low must lie below high")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Picture(Config):
     shape: Shape = Shape()
     wave: Wave | None = None
@@ -49,12 +58,18 @@ def test_override_by_dotted_key_parses_json_and_leaves_the_original() -> None:
     assert picture.shape.sides == 3
 
 
+def test_changes_are_checked_together() -> None:
+    changed = override(Picture(weights={}), {"shape": '{"type": "Colored", "sides": 8}', "shape.color": "green"})
+    assert changed.shape == Colored(sides=8, color="green")
+    assert override(Window(low=1, high=2), {"low": "5", "high": "6"}) == Window(low=5, high=6)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "text"),
     [
         ({"shape.side": "5"}, UnknownKeyError, "did you mean 'sides'"),
         ({"shpae.sides": "5"}, UnknownKeyError, "did you mean 'shape'"),
-        ({"shape.sides.x": "5"}, UnknownKeyError, "no keys below"),
+        ({"shape.sides.x": "5"}, UnknownKeyError, "no keys below it"),
         ({"shape.sides": "five"}, ConfigError, "expected int"),
         ({"shape.sides": "true"}, ConfigError, "expected int"),
         ({"sizes": "[]"}, ConfigError, "must not be empty"),

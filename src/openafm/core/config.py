@@ -67,9 +67,7 @@ def override(config: ConfigT, changes: Mapping[str, str]) -> ConfigT:
 
     Values are JSON (`3e-4`, `true`, `null`, `[1, 2]`); text that is not JSON is taken as a string.
     """
-    for dotted, text in changes.items():
-        config = _override_one(config, dotted.split("."), _parse_value(text), dotted)
-    return config
+    return _override(config, {tuple(dotted.split(".")): _parse_value(text) for dotted, text in changes.items()}, "")
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -78,17 +76,25 @@ def nearest(name: str, known: list[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
 
 
-def _override_one(config: ConfigT, keys: list[str], value: Any, dotted: str) -> ConfigT:
+def _override(config: ConfigT, changes: Mapping[tuple[str, ...], Any], path: str) -> ConfigT:
+    """All changes to one config at once: it is checked when it is whole again, not in between."""
+    hints = get_type_hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
-    if keys[0] not in names:
-        raise UnknownKeyError(f"unknown key '{dotted}': {type(config).__name__} has no '{keys[0]}'{nearest(keys[0], names)}")
-    hint = get_type_hints(type(config))[keys[0]]
-    if len(keys) == 1:
-        return dataclasses.replace(config, **{keys[0]: _value_from_json(hint, value, dotted)})
-    child = getattr(config, keys[0])
-    if not isinstance(child, Config):
-        raise UnknownKeyError(f"unknown key '{dotted}': '{keys[0]}' is a value and has no keys below it")
-    return dataclasses.replace(config, **{keys[0]: _override_one(child, keys[1:], value, dotted)})
+    replaced: dict[str, Any] = {}
+    for name in dict.fromkeys(keys[0] for keys in changes):
+        dotted = f"{path}{name}"
+        if name not in names:
+            raise UnknownKeyError(f"unknown key '{dotted}': {type(config).__name__} has no '{name}'{nearest(name, names)}")
+        value = getattr(config, name)
+        if (name,) in changes:
+            value = _value_from_json(hints[name], changes[(name,)], dotted)
+        below = {keys[1:]: change for keys, change in changes.items() if keys[0] == name and len(keys) > 1}
+        if below and not isinstance(value, Config):
+            raise UnknownKeyError(
+                f"unknown key '{dotted}.{next(iter(below))[0]}': '{dotted}' is a value, with no keys below it"
+            )
+        replaced[name] = _override(value, below, f"{dotted}.") if below else value
+    return dataclasses.replace(config, **replaced)
 
 
 def _parse_value(text: str) -> Any:

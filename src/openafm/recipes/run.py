@@ -86,7 +86,12 @@ def prepare_run(
     config = build_run(recipe, size)
     if start is not None:
         bundle = open_bundle(start)
-        trainer = replace(config.trainer, from_bundle=str(bundle.path.resolve()), model=bundle.config)
+        trainer = replace(
+            config.trainer,
+            from_bundle=str(bundle.path.resolve()),
+            model=bundle.config,
+            data=_within(config.trainer.data, bundle.config.context_length),
+        )
         config = replace(config, tokenizer=None, trainer=trainer)
     if data is not None:
         corpus = FolderCorpusConfig(name="own", learn=config.corpora[0].learn, path=str(data.resolve()))
@@ -194,6 +199,10 @@ def _is_whole(folder: Path, tokenizer: Tokenizer) -> bool:
         return read_manifest(folder).tokenizer_digest == tokenizer.digest
     except ShardError:
         return False
+
+
+def _within(loader: LoaderConfig, context_length: int) -> LoaderConfig:
+    return replace(loader, row_tokens=min(loader.row_tokens, context_length))
 
 
 def _located(loader: LoaderConfig, folder: Path) -> LoaderConfig:

@@ -1,0 +1,5 @@
+"""`python -m openafm` is the `openafm` command."""
+
+from openafm.cli.main import main
+
+main()

@@ -1,0 +1,142 @@
+"""The command line: light imports, one-line errors, exit codes, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openafm.cli.main import run
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.mark.parametrize("command", ["--help", "recipes list", "train --help", "use", "data sample --count 1"])
+def test_light_verbs_do_not_import_heavy_libraries(command: str) -> None:
+    script = (
+        "import sys; from openafm.cli.main import run\n"
+        f"code = run({command.split()!r})\n"
+        "heavy = {'torch', 'tokenizers', 'transformers', 'llguidance', 'matplotlib', 'tensorboard'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else code)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_framework_imports_without_heavy_libraries() -> None:
+    script = (
+        "import sys, openafm as fm\n"
+        "fm.LanguageModelSession, fm.generable, fm.SystemLanguageModel\n"
+        "heavy = {'torch', 'tokenizers', 'llguidance', 'pydantic'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "exit_code", "text"),
+    [
+        ("inspect on_device.bas", 2, "no bundle 'on_device.bas'"),
+        ("train on_device.pretain --size micro", 2, "did you mean 'on_device.pretrain'"),
+        ("train on_device.pretrain --size huge", 2, "sizes: micro, nano"),
+        ("train on_device.sft --size micro", 2, "--from BUNDLE"),
+        ("recipes show on_device.pretrain --set trainer.optimizer.learning_rat=1", 2, "did you mean 'learning_rate'"),
+        ("recipes show on_device.pretrain --set trainer.optimizer.learning_rate=-1", 2, "learning_rate must be above 0"),
+        ("recipes show on_device.pretrain --set trainer", 2, "not KEY=VALUE"),
+        ("use nothing", 2, "no bundle 'nothing'"),
+        ("respond hello", 2, "quickstart"),
+        ("respond hello --schema missing.json", 2, "missing.json"),
+        ("frobnicate", 2, "frobnicate"),
+        ("inspect", 2, "--help"),
+    ],
+)
+def test_errors_are_one_line_on_standard_error(
+    command: str,
+    exit_code: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(command.split()) == exit_code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert text in captured.err
+
+
+def test_inspect_a_named_size(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "on_device.base", "--json"]) == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["parameters"] == 3_111_368_064
+    assert described["kv_bytes_per_token"] == 17_920 + 280
+    assert described["kv_bytes_at_4096"] == 4096 * (17_920 + 280)
+    assert described["signature"] is None
+
+
+def test_recipes_show_is_the_resolved_config(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["recipes", "show", "on_device.pretrain", "--size", "micro", "--set", "trainer.optimizer.learning_rate=3e-4"]
+    assert run(arguments) == 0
+    assert json.loads(capsys.readouterr().out)["trainer"]["optimizer"]["learning_rate"] == 3e-4
+
+
+def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["recipes", "list", "--json"]) == 0
+    names = [recipe["name"] for recipe in json.loads(capsys.readouterr().out)]
+    assert names == ["on_device.pretrain", "on_device.sft"]
+
+
+def test_tokenizer_train_extend_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "en.txt").write_text("the cat sat on the mat and the dog sat on the log " * 40)
+    (tmp_path / "de.txt").write_text("die Katze sass auf der Matte und der Hund sass auf dem Baumstamm " * 40)
+    small, large = str(tmp_path / "small.json"), str(tmp_path / "large.json")
+    assert run(["tokenizer", "train", str(tmp_path / "en.txt"), "--out", small, "--vocab-size", "335"]) == 0
+    assert run(["tokenizer", "extend", small, str(tmp_path / "de.txt"), "--out", large, "--vocab-size", "350"]) == 0
+    capsys.readouterr()
+    assert run(["tokenizer", "report", small, large, str(tmp_path), "--json"]) == 0
+    rows = {row["language"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["de"]["tokens_per_character_after"] < rows["de"]["tokens_per_character_before"]
+    assert run(["tokenizer", "report", small, large, str(tmp_path / "none")]) != 0
+
+
+def test_data_pack_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the cat sat on the mat " * 50)
+    tokenizer = str(tmp_path / "tokenizer.json")
+    assert run(["tokenizer", "train", str(tmp_path / "texts"), "--out", tokenizer, "--vocab-size", "330"]) == 0
+    out = str(tmp_path / "shards")
+    assert run(["data", "pack", str(tmp_path / "texts"), "--out", out, "--tokenizer", tokenizer, "--json"]) == 0
+    assert run(["data", "show", out]) == 0
+    (tmp_path / "texts" / "b.txt").write_bytes(b"\x00\xff\x00")
+    capsys.readouterr()
+    assert run(["data", "pack", str(tmp_path / "texts"), "--out", out, "--tokenizer", tokenizer]) == 1
+    assert "b.txt" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    assert run(["data", "pack", str(tmp_path / "empty"), "--out", out, "--tokenizer", tokenizer]) == 1
+
+
+def test_broken_pipe_is_silent() -> None:
+    command = f"{sys.executable} -m openafm recipes show on_device.pretrain | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_python_dash_m(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "openafm", "use", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OPENAFM_HOME": str(tmp_path)},
+    )
+    assert (done.returncode, done.stdout) == (0, "[]\n")

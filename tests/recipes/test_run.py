@@ -1,0 +1,115 @@
+"""Carrying out a recipe: tokenizer, shards, training, bundle; stations that stand are reused; own text works."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from openafm.bundle import open_bundle
+from openafm.core.config import UnknownKeyError
+from openafm.recipes.config import RunConfig
+from openafm.recipes.run import StartBundleError, prepare_run, run_recipe
+
+TINY = {
+    "tokenizer.vocab_size": "400",
+    "trainer.model": "",
+    "trainer.budget": '{"type": "StepBudget", "num_steps": 4}',
+    "trainer.data.rows_per_step": "1",
+    "trainer.data.row_tokens": "256",
+    "trainer.log_every": "1",
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def tiny_model(vocab_size: int) -> str:
+    attention = {
+        "type": "AttentionConfig",
+        "num_heads": 2,
+        "head_dim": 8,
+        "keys_values": {"type": "OwnKeysValuesConfig", "num_heads": 1},
+    }
+    layer = {"attention": attention, "feed_forward": {"type": "DenseFeedForwardConfig", "hidden_dim": 24}}
+    return json.dumps({"vocab_size": vocab_size, "dim": 16, "layers": [layer], "context_length": 256})
+
+
+def tiny_pretraining(**changes: str) -> RunConfig:
+    corpus = (
+        '[{"type": "SyntheticCorpusConfig", "name": "built_in", "synthetic": {"languages": {"en": 1}}, "num_examples": 60}]'
+    )
+    return prepare_run(
+        "on_device.pretrain", "micro", changes=TINY | {"trainer.model": tiny_model(400), "corpora": corpus} | changes
+    )
+
+
+def test_a_recipe_ends_in_a_verified_bundle_and_stations_are_reused(tmp_path: Path) -> None:
+    result = run_recipe(tiny_pretraining(), tmp_path / "run", "tiny")
+    bundle = open_bundle("tiny")
+    bundle.verify()
+    assert bundle.signature == result.signature
+    assert result.steps == 4
+    assert "built-in corpus" in bundle.card()
+    shards = (tmp_path / "run" / "data" / "built_in" / "manifest.json").stat().st_mtime_ns
+    again = run_recipe(tiny_pretraining(), tmp_path / "run", "tiny")
+    assert again.signature == result.signature
+    assert (tmp_path / "run" / "data" / "built_in" / "manifest.json").stat().st_mtime_ns == shards
+
+
+def test_fine_tuning_starts_from_the_bundle_and_keeps_its_tokenizer(tmp_path: Path) -> None:
+    base = run_recipe(tiny_pretraining(), tmp_path / "base", "base")
+    changes = {key: value for key, value in TINY.items() if not key.startswith(("tokenizer", "trainer.model"))}
+    corpus = (
+        '[{"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 60}]'
+    )
+    tuned = prepare_run("on_device.sft", "micro", start="base", changes=changes | {"corpora": corpus})
+    result = run_recipe(tuned, tmp_path / "tuned", "tuned")
+    assert open_bundle("tuned").tokenizer.digest == open_bundle("base").tokenizer.digest
+    assert result.signature != base.signature
+
+
+def test_fine_tuning_without_a_bundle_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(StartBundleError, match="--from"):
+        run_recipe(prepare_run("on_device.sft", "micro"), tmp_path, "x")
+
+
+def test_own_text(tmp_path: Path) -> None:
+    (tmp_path / "own.txt").write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 60)
+    changes = TINY | {"trainer.model": tiny_model(340), "tokenizer.vocab_size": "340"}
+    config = prepare_run("on_device.pretrain", "micro", data=tmp_path / "own.txt", changes=changes)
+    run_recipe(config, tmp_path / "run", "own")
+    open_bundle("own").verify()
+
+
+def test_unknown_key() -> None:
+    with pytest.raises(UnknownKeyError, match="did you mean 'optimizer'"):
+        prepare_run("on_device.pretrain", "micro", changes={"trainer.optimiser.learning_rate": "1"})
+
+
+def test_killed_and_repeated_the_command_ends_in_the_same_bundle(tmp_path: Path) -> None:
+    """`openafm train` killed with SIGKILL at its first checkpoint: the same command goes on to the same signature."""
+    steps = {"trainer.budget": '{"type": "StepBudget", "num_steps": 40}', "trainer.checkpoint": '{"every_steps": 5}'}
+    expected = run_recipe(tiny_pretraining(**steps), tmp_path / "undisturbed", "undisturbed").signature
+    script = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom pathlib import Path\nimport test_run as t\n"
+        f"print(t.run_recipe(t.tiny_pretraining(**{steps!r}), Path({str(tmp_path / 'killed')!r}), 'killed').signature)"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    first = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL)
+    deadline_s = time.monotonic() + 60
+    while not list((tmp_path / "killed" / "checkpoints").glob("step-*")) and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    second = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert second.stdout.strip() == expected
