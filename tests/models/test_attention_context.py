@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -91,6 +93,29 @@ def test_packed_documents_never_see_each_other_to_the_bit(name: str) -> None:
         changed_BS[d.row, d.start : d.stop] = tokens_BS[d.row, d.start : d.stop]
         changed = model(changed_BS, PackedDocuments(DOCUMENTS, NUM_ROWS, ROW_LENGTH))
         assert torch.equal(changed[d.row, d.start : d.stop], logits[d.row, d.start : d.stop])
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> list[Span]:
+    """Documents cut out of rows at random places, some of the cuttings left as padding."""
+    documents = []
+    for row in range(NUM_ROWS):
+        cuts = sorted({0, ROW_LENGTH} | draw(st.sets(st.integers(1, ROW_LENGTH - 1), max_size=5)))
+        pieces = [Span(row=row, start=start, stop=stop) for start, stop in itertools.pairwise(cuts)]
+        documents += [piece for piece in pieces if draw(st.integers(0, 3))]
+    return documents or [Span(row=1, start=2, stop=4)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(documents=packings())
+def test_any_packing_equals_the_documents_alone(documents: list[Span]) -> None:
+    model = perturbed(CONFIGS["window"])
+    tokens_BS = random_tokens(NUM_ROWS, ROW_LENGTH)
+    with torch.no_grad():
+        packed = model(tokens_BS, PackedDocuments(documents, NUM_ROWS, ROW_LENGTH))
+        for d in documents:
+            alone = model(tokens_BS[d.row : d.row + 1, d.start : d.stop])
+            assert largest_difference(packed[d.row, d.start : d.stop], alone[0]) < TOLERANCE
 
 
 @torch.no_grad()
