@@ -6,8 +6,14 @@ A multiplication with its addition counts as two floating-point operations. Norm
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from openafm.models.config import DecoderConfig, LayerConfig
+
+KVNumerics: TypeAlias = Literal["float32", "bfloat16", "int8_per_token_head"]
+_PAYLOAD_BYTES: dict[KVNumerics, int] = {"float32": 4, "bfloat16": 2, "int8_per_token_head": 1}
+_SCALE_BYTES: dict[KVNumerics, int] = {"float32": 0, "bfloat16": 0, "int8_per_token_head": 2}
 
 
 def num_parameters(config: DecoderConfig) -> int:
@@ -45,6 +51,36 @@ def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: i
         forward += num_tokens * layer.attention.store_flops(config.dim)
         forward += share * (num_tokens * _read_flops(layer, config.dim) + num_pairs * _pair_flops(layer))
     return round(3 * forward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVBytes:
+    """Bytes of keys and values: the numbers themselves, and their scales (one in fp16 for each token and head of int8)."""
+
+    payload: int
+    scales: int
+
+    @property
+    def total(self) -> int:
+        return self.payload + self.scales
+
+
+def kv_bytes_per_token(config: DecoderConfig, numerics: KVNumerics) -> KVBytes:
+    """What one more token adds to the cache while every layer keeps it; sharing layers add nothing (report 2.1)."""
+    vectors = {index: 2 * config.kv_heads(index) for index in config.own_layers}  # keys and values, of each head
+    numbers = sum(count * config.layers[index].attention.head_dim for index, count in vectors.items())
+    return KVBytes(payload=numbers * _PAYLOAD_BYTES[numerics], scales=sum(vectors.values()) * _SCALE_BYTES[numerics])
+
+
+def kv_bytes(config: DecoderConfig, numerics: KVNumerics, num_tokens: int) -> int:
+    """Bytes of the cache of `num_tokens`, scales included. A layer with a window keeps no more tokens than it sees."""
+    total = 0
+    for index in config.own_layers:
+        attention = config.layers[index].attention
+        kept = num_tokens if attention.window is None else min(num_tokens, attention.window)
+        vector_bytes = attention.head_dim * _PAYLOAD_BYTES[numerics] + _SCALE_BYTES[numerics]
+        total += kept * 2 * config.kv_heads(index) * vector_bytes
+    return total
 
 
 def _read_flops(layer: LayerConfig, dim: int) -> int:

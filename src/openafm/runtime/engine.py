@@ -1,0 +1,217 @@
+"""What generation asks of an engine, whatever computes it: feed tokens to sequences, get logits back.
+
+Prefill, decoding and the verification of drafts are the same call, `Engine.step`. Sampling, grammars and stopping live
+outside. An implementation gives a `Cache` and `_forward`; checks, locking and the all-or-nothing rule are here, once.
+Imports no tensor library.
+
+Shapes: N tokens of one sequence in a step, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from collections.abc import Sequence as List
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.core.errors import OpenAFMError, UsageError
+from openafm.runtime.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, write_snapshot
+
+LogitsOf: TypeAlias = Literal["last", "all"]
+
+
+class ContextWindowError(OpenAFMError):
+    """Tokens do not fit the model's context window. Raised before anything is computed; the sequence is as it was."""
+
+    def __init__(self, token_count: int, context_length: int) -> None:
+        super().__init__(
+            f"{token_count} tokens do not fit the model's context window of {context_length};"
+            " shorten the conversation or start a new one"
+        )
+        self.token_count, self.context_length = token_count, context_length
+
+
+class SequenceError(UsageError):
+    """A sequence that this call cannot take: closed, of another engine, or named twice in one step."""
+
+
+class RollbackError(UsageError):
+    """More tokens to take back than the sequence holds."""
+
+
+class TokenError(UsageError):
+    """No tokens at all, or an id outside the model's vocabulary."""
+
+
+class Cache(ABC):
+    """Keys and values of one sequence, as an engine keeps them. Tokens beyond `length` do not count."""
+
+    length: int = 0
+
+    @abstractmethod
+    def copy(self) -> Cache:
+        """An independent copy of the first `length` tokens."""
+
+    @abstractmethod
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The first `length` tokens as plain arrays by name."""
+
+    @abstractmethod
+    def load(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
+        """Take over what `arrays` of an equal engine gave.
+
+        Raises:
+            KeyError, ValueError: an array is missing or has another shape or dtype.
+        """
+
+
+class Sequence:
+    """A handle on tokens that an engine holds. Its memory goes with `Engine.close`, or with the handle."""
+
+    def __init__(self, engine: Engine, cache: Cache) -> None:
+        self._engine = engine
+        self._cache: Cache | None = cache
+
+    @property
+    def length(self) -> int:
+        """Tokens it holds; 0 once closed."""
+        return 0 if self._cache is None else self._cache.length
+
+    @property
+    def is_closed(self) -> bool:
+        return self._cache is None
+
+
+class Engine(ABC):
+    """A model that holds sequences of tokens. Calls from several threads are safe: one runs at a time.
+
+    Args:
+        vocab_size: ids run from 0 to `vocab_size - 1`; may exceed the tokenizer's.
+        context_length: the most tokens a sequence can hold.
+        signature: what snapshots are bound to: equal only for engines that compute the same and keep it alike.
+    """
+
+    def __init__(self, *, vocab_size: int, context_length: int, signature: str) -> None:
+        self.vocab_size, self.context_length, self.signature = vocab_size, context_length, signature
+        self._lock = threading.RLock()
+
+    @abstractmethod
+    def _new_cache(self) -> Cache:
+        """An empty cache."""
+
+    @abstractmethod
+    def _forward(self, batch: List[tuple[Cache, List[int]]], logits: LogitsOf) -> list[NDArray[np.float32]]:
+        """Compute a checked, non-empty batch. Writes keys and values behind `cache.length`, which stays as it is."""
+
+    def new_sequence(self) -> Sequence:
+        """An empty sequence."""
+        return Sequence(self, self._new_cache())
+
+    def step(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> list[NDArray[np.float32]]:
+        """Append tokens to sequences, one or many to each, and compute what may follow them.
+
+        Returns fp32 logits for every entry: [V] after its last token, or [N, V] after each of its tokens; the caller may
+        change them. All sequences take
+        their tokens, or none does when anything is raised.
+
+        Raises:
+            ContextWindowError: a sequence would outgrow the context window.
+            SequenceError: a sequence is closed, of another engine, or twice in the batch.
+            TokenError: an entry without tokens, or a token outside the vocabulary.
+        """
+        with self._lock:
+            caches = [self._cache_of(sequence) for sequence, _ in batch]
+            if len({id(cache) for cache in caches}) < len(caches):
+                raise SequenceError("a sequence stands twice in one step; give all its tokens in one entry")
+            for cache, (_, tokens) in zip(caches, batch, strict=True):
+                self._check_tokens(cache, tokens)
+            if not batch:
+                return []
+            outputs = self._forward([(cache, tokens) for cache, (_, tokens) in zip(caches, batch, strict=True)], logits)
+            for cache, (_, tokens) in zip(caches, batch, strict=True):
+                cache.length += len(tokens)
+            return outputs
+
+    def rollback(self, sequence: Sequence, num_tokens: int) -> None:
+        """Take back the last `num_tokens`, at no cost.
+
+        Raises:
+            RollbackError: the sequence holds fewer.
+            SequenceError: the sequence is closed or of another engine.
+        """
+        with self._lock:
+            cache = self._cache_of(sequence)
+            if not 0 <= num_tokens <= cache.length:
+                raise RollbackError(f"cannot take {num_tokens} tokens back from a sequence of {cache.length}")
+            cache.length -= num_tokens
+
+    def fork(self, sequence: Sequence) -> Sequence:
+        """A second sequence with the same tokens; each goes its own way. Copies the keys and values.
+
+        Raises:
+            SequenceError: the sequence is closed or of another engine.
+        """
+        with self._lock:
+            return Sequence(self, self._cache_of(sequence).copy())
+
+    def snapshot(self, sequence: Sequence) -> bytes:
+        """The sequence as bytes, for `restore` of an engine of the same model, in this process or a later one.
+
+        Raises:
+            SequenceError: the sequence is closed or of another engine.
+        """
+        with self._lock:
+            cache = self._cache_of(sequence)
+            return write_snapshot(Snapshot(signature=self.signature, length=cache.length, arrays=cache.arrays()))
+
+    def restore(self, data: bytes) -> Sequence:
+        """The sequence that `snapshot` wrote, without computing anything.
+
+        Raises:
+            SnapshotCorruptedError: the bytes are damaged, cut short or no snapshot.
+            SnapshotMismatchError: another model, kind of engine or version of openafm wrote it.
+        """
+        snapshot = read_snapshot(data)
+        if snapshot.signature != self.signature:
+            raise SnapshotMismatchError(
+                f"the snapshot was made by '{snapshot.signature}', this is '{self.signature}'; prefill the tokens again"
+            )
+        cache = self._new_cache()
+        try:
+            cache.load(snapshot.arrays, snapshot.length)
+        except (KeyError, ValueError) as error:
+            raise SnapshotMismatchError(
+                f"the snapshot does not fit this engine ({error}); prefill the tokens again"
+            ) from error
+        return Sequence(self, cache)
+
+    def close(self, sequence: Sequence) -> None:
+        """Free the sequence's memory. Closing twice is no error.
+
+        Raises:
+            SequenceError: the sequence is of another engine.
+        """
+        with self._lock:
+            if not sequence.is_closed:
+                self._cache_of(sequence)
+            sequence._cache = None
+
+    def _cache_of(self, sequence: Sequence) -> Cache:
+        if sequence._engine is not self:
+            raise SequenceError("this sequence belongs to another engine")
+        if sequence._cache is None:
+            raise SequenceError("this sequence is closed; make another with new_sequence")
+        return sequence._cache
+
+    def _check_tokens(self, cache: Cache, tokens: List[int]) -> None:
+        if not tokens:
+            raise TokenError("an entry of a step has no tokens; leave the sequence out of it")
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            unknown = next(token for token in tokens if not 0 <= token < self.vocab_size)
+            raise TokenError(f"token {unknown} is outside the model's vocabulary of {self.vocab_size}")
+        if cache.length + len(tokens) > self.context_length:
+            raise ContextWindowError(cache.length + len(tokens), self.context_length)

@@ -1,0 +1,294 @@
+"""One answer: prefill the prompt, then sample token by token under a grammar, feeding forced tokens as drafts.
+
+A token that the grammar forces is not sampled and costs no step of its own: it joins the tokens that wait to be fed, and one
+step feeds them all. Its acceptance is certain, since the mask allows nothing else (grammar.py).
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Sequence as List
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.core.errors import UsageError
+from openafm.runtime.engine import ContextWindowError, Engine, Sequence, TokenError
+from openafm.runtime.grammar import Grammar
+from openafm.runtime.sampling import SamplingConfig
+from openafm.tokenizer.bpe import SPECIAL_TOKENS
+
+PREFILL_CHUNK = 512
+
+Finish: TypeAlias = Literal["stop", "length", "cancelled"]
+
+
+class GenerationRunningError(UsageError):
+    """The summary of a generation that has not come to its end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenEvent:
+    """A token of the answer. `is_stop` marks the stop token, always the last, which renders as nothing."""
+
+    token: int
+    is_forced: bool
+    is_stop: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """How a generation ended and what it took. Times are wall time in seconds.
+
+    Attributes:
+        finish: a stop token came; or `max_tokens` were reached, which may cut a structure; or it was cancelled.
+        num_prompt_tokens: tokens of the prompt.
+        num_tokens: tokens of the answer, the stop token included.
+        num_forced_tokens: how many of them the grammar forced, so that no step was needed to choose them.
+        num_steps: engine steps, prefill included.
+        time_to_first_token_s: from the start to the first token; None if there was none.
+        mask_s: time in the grammar.
+        total_s: all of it.
+    """
+
+    finish: Finish
+    num_prompt_tokens: int
+    num_tokens: int
+    num_forced_tokens: int
+    num_steps: int
+    time_to_first_token_s: float | None
+    mask_s: float
+    total_s: float
+
+
+def generate(
+    engine: Engine,
+    sequence: Sequence,
+    prompt_tokens: List[int],
+    *,
+    sampling: SamplingConfig,
+    stop_tokens: Collection[int],
+    max_tokens: int | None = None,
+    grammar: Grammar | None = None,
+    cancelled: Callable[[], bool] = lambda: False,
+) -> Generation:
+    """Append the prompt to the sequence and generate an answer, token by token as the result is iterated over.
+
+    At its end the sequence holds its earlier tokens, the prompt and every token yielded, the stop token included; if
+    cancelled while the prompt is prefilled, its earlier tokens only. A generation that does not come to its end, because
+    something was raised or it was closed, leaves the sequence as it was before. Nobody else may use the sequence meanwhile.
+
+    Args:
+        stop_tokens: tokens that end the answer; under a grammar `turn_end` always does.
+        max_tokens: most tokens of the answer, its stop token not counted. None: up to the context window.
+        grammar: what the answer may be. Without one any token of the model may come, special ones included.
+        cancelled: asked between steps.
+
+    Raises:
+        ContextWindowError: the prompt and a first token do not fit; or, while iterating, the answer does not.
+        TokenError: the prompt is empty.
+    """
+    if not prompt_tokens:
+        raise TokenError("an answer needs a prompt of at least one token to follow")
+    _check_fits(engine, sequence.length + len(prompt_tokens) + 1)
+    request = _Request(
+        engine=engine,
+        sequence=sequence,
+        prompt_tokens=list(prompt_tokens),
+        sampling=sampling,
+        stop_tokens=frozenset(stop_tokens) | ({SPECIAL_TOKENS.turn_end} if grammar else set()),
+        max_tokens=engine.context_length if max_tokens is None else max_tokens,
+        grammar=grammar,
+        cancelled=cancelled,
+    )
+    return Generation(request)
+
+
+def prefill(
+    engine: Engine, sequence: Sequence, tokens: List[int], cancelled: Callable[[], bool] = lambda: False
+) -> NDArray[np.float32] | None:
+    """Append tokens in chunks, so that it can be cancelled. Returns the logits [V] after the last; None when cancelled.
+
+    All tokens are appended, or none when it is cancelled or something is raised.
+
+    Raises:
+        ContextWindowError: they do not fit; nothing has been computed.
+        TokenError: there are none.
+    """
+    start = sequence.length
+    _check_fits(engine, start + len(tokens))
+    logits_V = None
+    try:
+        for chunk in range(0, max(len(tokens), 1), PREFILL_CHUNK):
+            logits_V = None
+            if cancelled():
+                break
+            (logits_V,) = engine.step([(sequence, tokens[chunk : chunk + PREFILL_CHUNK])])
+    finally:
+        if logits_V is None:
+            _roll_back_to(engine, sequence, start)
+    return logits_V
+
+
+class Generation(Iterator[TokenEvent]):
+    """The tokens of one answer as they come, made by `generate`. `summary` stands once they have."""
+
+    def __init__(self, request: _Request) -> None:
+        self._request = request
+        self._sampler = request.sampling.build()
+        self._matcher = None if request.grammar is None else request.grammar.matcher()
+        # How many tokens of an answer the window holds after the prompt.
+        self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
+        self._num_tokens = self._num_forced = self._num_steps = 0
+        self._time_to_first_token_s: float | None = None
+        self._mask_s = 0.0
+        self._summary: Summary | None = None
+        self._started = time.perf_counter()
+        self._events = self._run()
+
+    def __next__(self) -> TokenEvent:
+        return next(self._events)
+
+    def close(self) -> None:
+        """Give it up: unless it has ended, the sequence goes back to what it was before."""
+        self._events.close()
+
+    @property
+    def summary(self) -> Summary:
+        """How it ended and what it took.
+
+        Raises:
+            GenerationRunningError: it has not come to its end.
+        """
+        if self._summary is None:
+            raise GenerationRunningError("the generation has not come to its end; take its tokens first")
+        return self._summary
+
+    def _run(self) -> Generator[TokenEvent]:
+        request, self._started = self._request, time.perf_counter()
+        length = request.sequence.length
+        try:
+            finish = yield from self._answer()
+            self._summary = Summary(
+                finish=finish,
+                num_prompt_tokens=len(request.prompt_tokens),
+                num_tokens=self._num_tokens,
+                num_forced_tokens=self._num_forced,
+                num_steps=self._num_steps,
+                time_to_first_token_s=self._time_to_first_token_s,
+                mask_s=self._mask_s,
+                total_s=time.perf_counter() - self._started,
+            )
+        finally:
+            if self._summary is None:
+                _roll_back_to(request.engine, request.sequence, length)
+
+    def _answer(self) -> Generator[TokenEvent, None, Finish]:
+        run = self._next_run(None)  # what the grammar forces at the start is prefilled with the prompt
+        logits_V = self._prefill(run.tokens)
+        if logits_V is None:
+            return "cancelled"
+        yield from self._told(run)
+        while run.finish is None:
+            if self._request.cancelled():
+                return "cancelled"
+            run = self._next_run(logits_V)
+            yield from self._told(run)
+            if run.events:
+                (logits_V,) = self._request.engine.step([(self._request.sequence, run.tokens)])
+                self._num_steps += 1
+        return run.finish
+
+    def _prefill(self, forced: List[int]) -> NDArray[np.float32] | None:
+        request = self._request
+        tokens = [*request.prompt_tokens, *forced]
+        self._num_steps += -(-len(tokens) // PREFILL_CHUNK)
+        return prefill(request.engine, request.sequence, tokens, request.cancelled)
+
+    def _next_run(self, logits_V: NDArray[np.float32] | None) -> _Run:
+        """The tokens before the next choice: one sampled where there are logits, and what the grammar forces after it."""
+        events: list[TokenEvent] = []
+        while True:
+            position = self._num_tokens + len(events)
+            if position >= self._room:
+                return self._out_of_room(events, position)
+            forced = self._forced()
+            if not forced and (logits_V is None or events):
+                return _Run(events, None)
+            token = forced[0] if forced or logits_V is None else self._sample(logits_V, position)
+            is_stop = token in self._request.stop_tokens
+            if position >= self._request.max_tokens and not is_stop:
+                return _Run(events, "length")
+            self._accept(token)
+            events.append(TokenEvent(token=token, is_forced=bool(forced), is_stop=is_stop))
+            if is_stop:
+                return _Run(events, "stop")
+
+    def _out_of_room(self, events: list[TokenEvent], position: int) -> _Run:
+        if position >= self._request.max_tokens:
+            return _Run(events, "length")
+        context_length = self._request.engine.context_length
+        raise ContextWindowError(context_length + 1, context_length)
+
+    def _told(self, run: _Run) -> Iterator[TokenEvent]:
+        if run.events and self._time_to_first_token_s is None:
+            self._time_to_first_token_s = time.perf_counter() - self._started
+        for event in run.events:
+            self._num_tokens += 1
+            self._num_forced += event.is_forced
+            yield event
+
+    def _forced(self) -> tuple[int, ...]:
+        return () if self._matcher is None else self._matcher.forced()
+
+    def _sample(self, logits_V: NDArray[np.float32], position: int) -> int:
+        if self._matcher is not None:
+            started = time.perf_counter()
+            self._matcher.apply(logits_V)
+            self._mask_s += time.perf_counter() - started
+        return self._sampler.sample(logits_V, position)
+
+    def _accept(self, token: int) -> None:
+        if self._matcher is not None:
+            started = time.perf_counter()
+            self._matcher.accept((token,))
+            self._mask_s += time.perf_counter() - started
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    engine: Engine
+    sequence: Sequence
+    prompt_tokens: list[int]
+    sampling: SamplingConfig
+    stop_tokens: frozenset[int]
+    max_tokens: int
+    grammar: Grammar | None
+    cancelled: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Tokens chosen before the next step, and whether the answer ends with them."""
+
+    events: list[TokenEvent]
+    finish: Finish | None
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.token for event in self.events]
+
+
+def _check_fits(engine: Engine, token_count: int) -> None:
+    if token_count > engine.context_length:
+        raise ContextWindowError(token_count, engine.context_length)
+
+
+def _roll_back_to(engine: Engine, sequence: Sequence, length: int) -> None:
+    if not sequence.is_closed:
+        engine.rollback(sequence, sequence.length - length)

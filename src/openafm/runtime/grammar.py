@@ -1,0 +1,203 @@
+"""What may be generated: JSON of a schema, text, or text or tool calls. An invalid answer cannot be sampled.
+
+Stands on llguidance. Its errors never raise but put it in a state that allows anything or nothing; so each of its calls
+here is followed by a check, and what it will not enforce is refused.
+
+Where a grammar leaves only one text, its tokens are forced: the mask then allows the one token that encoding that text
+would give, though others would spell it too. So an answer is the same whether forced tokens are taken as drafts or sampled
+one by one, and it is tokenized as training data is.
+
+Shapes: V vocabulary of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.core.errors import OpenAFMError, UsageError
+from openafm.runtime.schema_rewrite import UnsupportedSchemaError, enforceable_schema, needs_unicode_escapes
+from openafm.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from openafm.tokenizer.conversation import JsonSchema
+
+# Every text that is UTF-8. Special tokens are no text.
+_TEXT = "(?s:.*)"
+# Escapes that a string may hold. Without `u` there are no control characters but these, and no halves of surrogate pairs.
+_ESCAPES = 'nrtbf"\\'
+
+
+class GrammarError(OpenAFMError):
+    """The grammar engine gave up, as it does on schemas that grow too large while they are followed."""
+
+
+class IllegalTokenError(UsageError):
+    """A token that the grammar does not allow here, or a rollback beyond the start."""
+
+
+class GrammarCompiler:
+    """Makes grammars over one tokenizer. Keeps the last `cache_size` of them; safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer, cache_size: int = 128) -> None:
+        self._tokenizer = llguidance.LLTokenizer(
+            tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=SPECIAL_TOKENS.turn_end
+        )
+        self._cache_size = cache_size
+        self._cache: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def text(self) -> Grammar:
+        """Any text, as valid UTF-8 and free of special tokens; it may stop anywhere."""
+        return self._compiled("text", None, lambda: f"start: /{_TEXT}/")
+
+    def json_schema(self, schema: JsonSchema) -> Grammar:
+        """Compact JSON that fits `schema`, its properties in the order of `x-order`, then as declared.
+
+        Raises:
+            UnsupportedSchemaError: the schema says what cannot be enforced while decoding, or allows nothing.
+        """
+        return self._compiled("json", schema, lambda: _json_grammar(schema))
+
+    def text_or_tool_calls(self, calls_schema: JsonSchema) -> Grammar:
+        """Either any text, or the special token that opens tool calls and then compact JSON that fits `calls_schema`.
+
+        Raises:
+            UnsupportedSchemaError: as `json_schema`.
+        """
+        return self._compiled("text_or_tool_calls", calls_schema, lambda: _text_or_tool_calls_grammar(calls_schema))
+
+    def _compiled(self, kind: str, schema: JsonSchema | None, source: Callable[[], str]) -> Grammar:
+        key = (kind, json.dumps(schema))
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        grammar = Grammar(self._tokenizer, source())
+        with self._lock:
+            self._cache[key] = grammar
+            if len(self._cache) > self._cache_size:
+                self._cache.popitem(last=False)
+        return grammar
+
+
+class Grammar:
+    """A compiled grammar; `matcher` starts an answer under it."""
+
+    def __init__(self, tokenizer: Any, source: str) -> None:
+        matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
+        if matcher.is_error():
+            raise UnsupportedSchemaError(f"the schema cannot be enforced while decoding: {_first_line(matcher.get_error())}")
+        if warnings := matcher.get_grammar_warnings():
+            raise UnsupportedSchemaError(f"part of the schema would not be enforced: {'; '.join(warnings)}")
+        self._matcher, self._vocab_size = matcher, tokenizer.vocab_size
+
+    def matcher(self) -> Matcher:
+        """A matcher at the start of an answer."""
+        return Matcher(self._matcher.deep_copy(), self._vocab_size)
+
+
+class Matcher:
+    """How far one answer has come under its grammar, and what may follow."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+        self._forced: list[tuple[int, ...]] = []  # what was forced at the start and after each accepted token
+        self._forced.append(self._compute_forced())
+
+    @property
+    def may_stop(self) -> bool:
+        """Whether the answer so far is whole, or has been stopped."""
+        return self._checked(self._matcher.is_accepting())
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether nothing but the stop token can follow, or it has come."""
+        return self._checked(self._matcher.is_stopped())
+
+    def forced(self) -> tuple[int, ...]:
+        """The tokens that must follow now, the stop token included; empty where there is a choice."""
+        return self._forced[-1]
+
+    def mask(self) -> NDArray[np.bool_]:
+        """Which tokens of the tokenizer may follow, [V]. The stop token of every grammar is `turn_end`."""
+        if forced := self._forced[-1]:
+            mask_V = np.zeros(self._vocab_size, np.bool_)
+            mask_V[forced[0]] = True
+            return mask_V
+        bits: bytes = self._checked(self._matcher.compute_bitmask())
+        return np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def apply(self, logits_V: NDArray[np.float32]) -> None:
+        """Set the logits of all other tokens to -inf, in place; ids beyond the tokenizer's are never allowed."""
+        mask_V = self.mask()
+        logits_V[: len(mask_V)][~mask_V] = -np.inf
+        logits_V[len(mask_V) :] = -np.inf
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Move on by `tokens`, all or none of them.
+
+        Raises:
+            IllegalTokenError: one of them is not allowed where it stands.
+        """
+        for done, token in enumerate(tokens):
+            forced = self._forced[-1]
+            if not self._is_legal(token, forced):
+                self.rollback(done)
+                raise IllegalTokenError(f"token {token} is not allowed by the grammar here")
+            if not self._matcher.consume_token(token):
+                raise GrammarError(_first_line(self._matcher.get_error()))
+            self._forced.append(forced[1:] or self._compute_forced())
+
+    def rollback(self, num_tokens: int) -> None:
+        """Take back the last `num_tokens` accepted.
+
+        Raises:
+            IllegalTokenError: fewer have been accepted.
+        """
+        if not 0 <= num_tokens < len(self._forced):
+            raise IllegalTokenError(f"cannot take back {num_tokens} of {len(self._forced) - 1} accepted tokens")
+        if num_tokens:
+            self._checked(self._matcher.rollback(num_tokens))
+            del self._forced[-num_tokens:]
+
+    def _is_legal(self, token: int, forced: tuple[int, ...]) -> bool:
+        if forced:
+            return token == forced[0]
+        return bool(self._checked(self._matcher.validate_tokens([token])) == 1)
+
+    def _compute_forced(self) -> tuple[int, ...]:
+        if self._checked(self._matcher.is_stopped()):
+            ended = self._matcher.stop_reason() == "EndOfSentence"
+            return () if ended else (SPECIAL_TOKENS.turn_end,)
+        return tuple(self._checked(self._matcher.compute_ff_tokens()))
+
+    def _checked(self, result: Any) -> Any:
+        if self._matcher.is_error():
+            raise GrammarError(f"the grammar cannot be followed further: {_first_line(self._matcher.get_error())}")
+        return result
+
+
+def _json_grammar(schema: JsonSchema) -> str:
+    return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_with_options(schema))))
+
+
+def _text_or_tool_calls_grammar(calls_schema: JsonSchema) -> str:
+    calls = json.dumps(_with_options(calls_schema))
+    return f"start: TEXT | <[{SPECIAL_TOKENS.tool_calls}]> calls\nTEXT: /{_TEXT}/\ncalls: %json {calls}"
+
+
+def _with_options(schema: JsonSchema) -> JsonSchema:
+    options = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":", "coerce_one_of": False}
+    if not needs_unicode_escapes(schema):
+        options["json_allowed_escapes"] = _ESCAPES
+    return enforceable_schema(schema) | {"x-guidance": options | {"lenient": False}}
+
+
+def _first_line(message: str) -> str:
+    return message.splitlines()[0] if message else "no reason given"

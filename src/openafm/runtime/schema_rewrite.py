@@ -1,0 +1,139 @@
+"""A JSON Schema as the grammar engine should read it: what JSON Schema and Python mean, said so that the engine enforces it.
+
+- properties in the order of `x-order`, which is the order of generation;
+- numbers within ±1e18 and without exponent, so that none is an infinity or longer than Python reads; where any value may
+  stand, that holds at any depth;
+- dates that exist: a year from 0001, 29 February in leap years only; seconds up to 59, which Python reads;
+- `minProperties` above 1 beside names of one's own choice is refused: the engine does not see a name that comes twice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from openafm.core.errors import UsageError
+from openafm.tokenizer.conversation import JsonSchema
+from openafm.tokenizer.schema_text import ordered_properties
+
+LARGEST_NUMBER = 10**18
+
+_YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
+_DAY = "(?:0[1-9]|1[0-9]|2[0-8])"
+_DATE = (
+    f"(?:{_LEAP_YEAR}-02-29|{_YEAR}-02-{_DAY}|{_YEAR}-(?:0[469]|11)-(?:{_DAY}|29|30)"
+    f"|{_YEAR}-(?:0[13578]|1[02])-(?:{_DAY}|29|3[01]))"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+
+_SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMAS = ("items", "additionalProperties")
+_SAY_WHAT = {"type", "const", "enum", "$ref", "anyOf", "oneOf", "allOf"}
+_ALL_TYPES = ["null", "boolean", "number", "string", "array", "object"]
+_ANY = "x-any-json"
+_ANY_REFERENCE = {"$ref": f"#/$defs/{_ANY}"}
+_ANY_DEFINITION = {
+    "type": _ALL_TYPES,
+    "minimum": -LARGEST_NUMBER,
+    "maximum": LARGEST_NUMBER,
+    "items": _ANY_REFERENCE,
+    "additionalProperties": _ANY_REFERENCE,
+}
+
+
+class UnsupportedSchemaError(UsageError):
+    """A schema that says what cannot be enforced while decoding, or that allows nothing."""
+
+
+def enforceable_schema(schema: JsonSchema | bool) -> JsonSchema:
+    """The schema to compile a grammar from: accepts nothing that `schema` refuses. `schema` itself is left as it is.
+
+    Raises:
+        UnsupportedSchemaError: it says what the engine would pass over, or allows nothing.
+    """
+    if schema is False:
+        raise UnsupportedSchemaError("the schema `false` allows nothing")
+    rewritten = dict(_value(schema, whole=True))
+    return rewritten | {"$defs": {**rewritten.get("$defs", {}), _ANY: _ANY_DEFINITION}}
+
+
+def needs_unicode_escapes(schema: JsonSchema | bool) -> bool:
+    """Whether a text that the schema spells out can only be written with an escape such as `\\u0001`."""
+    return re.search(r"\\u00[01]|\x7f", json.dumps(schema, ensure_ascii=False)) is not None
+
+
+def _value(schema: Any, *, whole: bool) -> Any:
+    """`whole` says that nothing beside this schema restricts the value."""
+    if isinstance(schema, dict):
+        return _object(schema, whole)
+    return _ANY_REFERENCE if schema is True and whole else schema
+
+
+def _object(schema: JsonSchema, whole: bool) -> JsonSchema:
+    rewritten = {key: value for key, value in schema.items() if key != "x-guidance"}
+    for key in _SCHEMAS_BY_NAME:
+        if isinstance(schema.get(key), dict):
+            rewritten[key] = {name: _value(below, whole=True) for name, below in schema[key].items()}
+    alone = whole and not schema.keys() & {"type", "properties", "items", "allOf"}
+    for key in _SCHEMA_LISTS:
+        if isinstance(schema.get(key), list):
+            below_is_whole = key == "prefixItems" or (alone and key != "allOf")
+            rewritten[key] = [_value(below, whole=below_is_whole) for below in schema[key]]
+    for key in _SCHEMAS:
+        if key in schema:
+            rewritten[key] = _value(schema[key], whole=True)
+    if isinstance(schema.get("properties"), dict):
+        rewritten["properties"] = {name: rewritten["properties"][name] for name in ordered_properties(schema)}
+    if whole and not schema.keys() & _SAY_WHAT:
+        rewritten["type"] = _ALL_TYPES
+    _check_names(rewritten)
+    return rewritten | _open_ends(rewritten, whole) | _bounds(rewritten) | _exact_format(rewritten)
+
+
+def _open_ends(schema: JsonSchema, whole: bool) -> JsonSchema:
+    """Where a schema of a type leaves items or further properties open: any JSON, at any depth."""
+    types, ends = _types(schema), {}
+    if whole and "array" in types and "items" not in schema:
+        ends["items"] = _ANY_REFERENCE
+    if whole and "object" in types and "additionalProperties" not in schema:
+        ends["additionalProperties"] = _ANY_REFERENCE
+    return ends
+
+
+def _bounds(schema: JsonSchema) -> JsonSchema:
+    bounds: JsonSchema = {}
+    if not _types(schema) & {"integer", "number"}:
+        return bounds
+    if not isinstance(schema.get("exclusiveMinimum"), int | float):
+        bounds["minimum"] = max(schema.get("minimum", -LARGEST_NUMBER), -LARGEST_NUMBER)
+    if not isinstance(schema.get("exclusiveMaximum"), int | float):
+        bounds["maximum"] = min(schema.get("maximum", LARGEST_NUMBER), LARGEST_NUMBER)
+    return bounds
+
+
+def _exact_format(schema: JsonSchema) -> JsonSchema:
+    pattern = _FORMATS.get(schema.get("format", ""))
+    if pattern is None or "string" not in _types(schema):
+        return {}
+    return {"format": None, "allOf": [*schema.get("allOf", ()), {"type": "string", "pattern": pattern}]}
+
+
+def _check_names(schema: JsonSchema) -> None:
+    open_names = "patternProperties" in schema or schema.get("additionalProperties", True) is not False
+    if "object" in _types(schema) and open_names and schema.get("minProperties", 0) > 1:
+        raise UnsupportedSchemaError(
+            "minProperties above 1 cannot be enforced where names are open, since a name may come twice;"
+            " name the properties or set additionalProperties to false"
+        )
+
+
+def _types(schema: JsonSchema) -> set[str]:
+    """The types it names; none where its values are spelled out."""
+    types = schema.get("type", ())
+    if schema.keys() & {"enum", "const"}:
+        return set()
+    return {types} if isinstance(types, str) else set(types)

@@ -1,0 +1,77 @@
+"""Sequences as bytes: a magic line, the SHA-256 of what follows, a JSON header, then raw arrays. Never pickle.
+
+OPENAFM-SEQUENCE-1\\n | 32 bytes SHA-256 | 4 bytes little-endian header length | header | arrays, one after the other
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.core.errors import OpenAFMError
+
+_MAGIC = b"OPENAFM-SEQUENCE-1\n"
+_START = len(_MAGIC) + hashlib.sha256().digest_size
+_DTYPES = ("float32", "float16", "uint16", "int8", "uint8")
+
+
+class SnapshotCorruptedError(OpenAFMError):
+    """Bytes that are no whole snapshot."""
+
+
+class SnapshotMismatchError(OpenAFMError):
+    """A snapshot of another model, another kind of engine or another version of the format."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """The keys and values of `length` tokens by name, and the signature of the engine that computed them."""
+
+    signature: str
+    length: int
+    arrays: Mapping[str, NDArray[Any]]
+
+
+def write_snapshot(snapshot: Snapshot) -> bytes:
+    """The bytes that `read_snapshot` reads back."""
+    entries = [{"name": name, "dtype": str(array.dtype), "shape": array.shape} for name, array in snapshot.arrays.items()]
+    header = json.dumps({"signature": snapshot.signature, "length": snapshot.length, "arrays": entries}).encode()
+    parts = [struct.pack("<I", len(header)), header]
+    parts += [array.tobytes() for array in snapshot.arrays.values()]
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return b"".join([_MAGIC, digest.digest(), *parts])
+
+
+def read_snapshot(data: bytes) -> Snapshot:
+    """Read what `write_snapshot` wrote; the arrays are read-only views of `data`.
+
+    Raises:
+        SnapshotCorruptedError: the bytes are damaged, cut short or no snapshot.
+        SnapshotMismatchError: another version of the format.
+    """
+    if data[: len(_MAGIC)] != _MAGIC:
+        if data.startswith(b"OPENAFM-SEQUENCE-"):
+            raise SnapshotMismatchError("the snapshot was written by another version of openafm; prefill the tokens again")
+        raise SnapshotCorruptedError("these bytes are no snapshot of a sequence")
+    body = memoryview(data)[_START:]
+    if hashlib.sha256(body).digest() != data[len(_MAGIC) : _START]:
+        raise SnapshotCorruptedError("the snapshot is damaged or cut short; prefill the tokens again")
+    (header_length,) = struct.unpack_from("<I", body)
+    header = json.loads(bytes(body[4 : 4 + header_length]))
+    arrays: dict[str, NDArray[Any]] = {}
+    start = 4 + header_length
+    for entry in header["arrays"]:
+        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[entry["name"]] = np.frombuffer(body, dtype, count, start).reshape(shape)
+        start += count * dtype.itemsize
+    return Snapshot(signature=header["signature"], length=header["length"], arrays=arrays)
