@@ -80,7 +80,7 @@ class BatchContext(AttentionContext):
         """A context in which only these positions are queries [1, N, H, C]; the layers it passes store nothing.
 
         `indices_N` point into the flattened batch, ascend, and lie in documents. Exact: each sees what it saw before. So
-        positions whose output nobody reads skip the layers that store no keys and values, in prefill (only the last of a
+        positions whose output nobody reads stop at the last keys and values that are stored, in prefill (only the last of a
         document matters) and in training (only those that carry loss).
         """
         return _Narrowed(self._stored, _pieces(self._documents, *self.positions_BS.shape), self.positions_BS, indices_N)
