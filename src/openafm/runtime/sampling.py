@@ -101,7 +101,7 @@ class _Random(Sampler):
             candidates_C, weights_C = candidates_C[kept_C], weights_C[kept_C]
         sums_C = weights_C.cumsum()
         drawn = np.searchsorted(sums_C, self._uniform(position) * sums_C[-1], side="right")
-        return int(candidates_C[drawn])
+        return int(candidates_C[min(drawn, len(candidates_C) - 1)])  # rounding may reach the very end
 
     def _uniform(self, position: int) -> float:
         """A number in [0, 1) that belongs to the seed and the position alone."""

@@ -1,0 +1,94 @@
+"""Engines over decoders of a few thousand parameters, and what they must agree with: one forward pass without a cache."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from openafm.models.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LayerConfig,
+    OwnKeysValuesConfig,
+    PositionConfig,
+    RotaryConfig,
+    SharedKeysValuesConfig,
+    UntiedHeadConfig,
+)
+from openafm.models.decoder import Decoder
+from openafm.runtime.engine import Engine
+from openafm.runtime.torch_engine import TorchEngine
+
+VOCAB_SIZE = 53
+CONTEXT_LENGTH = 96
+TOLERANCE = 1e-5
+
+ROTARY = RotaryConfig(theta=100.0)
+
+
+def layer(source: int | None = None, window: int | None = None, position: PositionConfig | None = ROTARY) -> LayerConfig:
+    """A layer with its own keys and values, or those of layer `source`."""
+    return LayerConfig(
+        attention=AttentionConfig(
+            num_heads=4,
+            head_dim=8,
+            keys_values=OwnKeysValuesConfig(num_heads=2) if source is None else SharedKeysValuesConfig(layer=source),
+            window=window,
+            position=position,
+        ),
+        feed_forward=DenseFeedForwardConfig(hidden_dim=40),
+    )
+
+
+def config(*layers: LayerConfig, untied: bool = False) -> DecoderConfig:
+    head = {"head": UntiedHeadConfig()} if untied else {}
+    return DecoderConfig(vocab_size=VOCAB_SIZE, dim=32, layers=layers, context_length=CONTEXT_LENGTH, **head)
+
+
+CONFIGS = {
+    "shared": config(layer(), layer(), layer(source=1), layer(source=1)),
+    "windows": config(layer(window=3), layer(position=None), layer(source=0, window=5), layer(source=1)),
+    "nothing shared": config(layer(), layer(window=2), untied=True),
+}
+
+# An engine that joins here passes all of tests/runtime/test_engine_contract.py.
+ENGINES: dict[str, Callable[[Decoder], Engine]] = {"torch": lambda decoder: TorchEngine(decoder, signature="tiny")}
+
+
+@functools.cache
+def decoder(name: str) -> Decoder:
+    """A decoder whose norm weights are not 1 and whose attention is not nearly uniform."""
+    torch.set_num_threads(1)
+    model = CONFIGS[name].build(seed=3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if "norm" in parameter_name:
+                parameter.uniform_(0.5, 1.5, generator=generator)
+        model.embedding.normal_(std=0.1, generator=generator)
+    return model
+
+
+def engine(name: str = "shared", kind: str = "torch") -> Engine:
+    return ENGINES[kind](decoder(name))
+
+
+@torch.no_grad()
+def full_logits(name: str, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Logits after every token, [N, V], without a cache."""
+    return decoder(name)(torch.tensor([list(tokens)]))[0].numpy()
+
+
+def random_tokens(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(VOCAB_SIZE, size=count).tolist()
+
+
+def assert_close(a: NDArray[np.float32], b: NDArray[np.float32]) -> None:
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype == np.float32
+    assert np.abs(a - b).max() < TOLERANCE * max(1.0, np.abs(b).max())

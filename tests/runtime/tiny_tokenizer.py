@@ -1,0 +1,31 @@
+"""A tokenizer that knows a little JSON and English, so that forced texts are several tokens of several bytes."""
+
+from __future__ import annotations
+
+import random
+
+from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
+from openafm.tokenizer.schema_text import compact_json
+
+
+def _texts() -> list[str]:
+    chance = random.Random(0)
+    words = [
+        "title",
+        "date",
+        "guests",
+        "name",
+        "city",
+        "temperature",
+        "unit",
+        "celsius",
+        "open",
+        "closed",
+        "meeting",
+        "noon",
+    ]
+    values = [*words, 1, 20, 3.5, True, None, ["a", "b"], {"title": "x"}]
+    return [compact_json({word: chance.choice(values) for word in chance.sample(words, 5)}) for _ in range(2000)]
+
+
+TOKENIZER: Tokenizer = train_tokenizer(TokenizerConfig(vocab_size=380), _texts())
