@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +13,8 @@ from openafm.training.schedules import ScheduleConfig, WarmupCosine
 
 if TYPE_CHECKING:
     import torch
+    from torch.nn import Parameter
+    from torch.optim import Optimizer
 
     from openafm.models.decoder import Decoder
     from openafm.training.objectives import Objective
@@ -36,25 +39,64 @@ class NextTokenConfig(ObjectiveConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamWConfig(Config):
-    """AdamW (arXiv 1711.05101). Weight decay falls on matrices only, not on norms and biases.
+class OptimizerConfig(Config):
+    """Base of the optimizers. Weight decay falls on matrices only, not on norms and biases.
 
     `gradient_clip` bounds the norm of the whole gradient; None leaves it alone.
     """
 
     learning_rate: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
     weight_decay: float = 0.1
     gradient_clip: float | None = 1.0
 
     def __post_init__(self) -> None:
         self.require(self.learning_rate > 0, f"learning_rate must be above 0, got {self.learning_rate}")
-        self.require(all(0 <= beta < 1 for beta in self.betas), f"betas must lie in [0, 1), got {self.betas}")
         self.require(self.weight_decay >= 0, f"weight_decay must not be negative, got {self.weight_decay}")
         self.require(
             self.gradient_clip is None or self.gradient_clip > 0, f"gradient_clip must be above 0, got {self.gradient_clip}"
         )
+
+    def build(self, parameters: Mapping[str, Parameter]) -> tuple[Optimizer, ...]:
+        """The optimizers that share the parameters out among themselves. Schedules scale each group's `initial_lr`."""
+        raise ConfigError(f"{type(self).__name__} is abstract; use AdamWConfig or MuonConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(OptimizerConfig):
+    """AdamW (arXiv 1711.05101)."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(all(0 <= beta < 1 for beta in self.betas), f"betas must lie in [0, 1), got {self.betas}")
+
+    def build(self, parameters: Mapping[str, Parameter]) -> tuple[Optimizer, ...]:
+        from openafm.training.optimizers import adamw
+
+        return (adamw(self, list(parameters.values())),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(OptimizerConfig):
+    """Muon (Jordan et al. 2024) for the matrices inside the layers; AdamW for the embedding, the head, norms and biases.
+
+    The updates of a matrix are orthogonalised momentum. At the same learning rate they are as large as AdamW's (arXiv
+    2502.16982).
+    """
+
+    momentum: float = 0.95
+    adamw: AdamWConfig = AdamWConfig(weight_decay=0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(0 <= self.momentum < 1, f"momentum must lie in [0, 1), got {self.momentum}")
+
+    def build(self, parameters: Mapping[str, Parameter]) -> tuple[Optimizer, ...]:
+        from openafm.training.optimizers import muon
+
+        return muon(self, parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +238,7 @@ class TrainerConfig(Config):
     data: LoaderConfig
     budget: BudgetConfig
     objective: ObjectiveConfig = NextTokenConfig()
-    optimizer: AdamWConfig = AdamWConfig()
+    optimizer: OptimizerConfig = AdamWConfig()
     schedule: ScheduleConfig = field(default_factory=WarmupCosine)
     ema: EMAConfig | None = None
     precision: PrecisionConfig = Float32Config()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 23
+CHUNK_ELEMENTS = 1 << 22
 """Logits of a chunk, about: 32 MiB in fp32, which is near a processor's last cache and enough rows for fast products."""
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from openafm.bundle import open_bundle
 from openafm.core.errors import UsageError
 from openafm.models.decoder import Decoder
-from openafm.training.config import AdamWConfig, EMAConfig, StepBudget, TrainerConfig, first_difference
+from openafm.training.config import EMAConfig, OptimizerConfig, StepBudget, TrainerConfig, first_difference
 
 Tensors = Mapping[str, Tensor]
 
@@ -35,12 +34,11 @@ class Snapshot:
 class TrainingState:
     """The state of a run: `step` updates done of `num_steps`, `num_tokens` real tokens seen, `seconds` spent."""
 
-    def __init__(self, model: Decoder, optimizer: AdamWConfig, ema: EMAConfig | None, num_steps: int) -> None:
+    def __init__(self, model: Decoder, optimizer: OptimizerConfig, ema: EMAConfig | None, num_steps: int) -> None:
         self.model = model
         self.step, self.num_steps, self.num_tokens, self.seconds = 0, num_steps, 0, 0.0
         self._parameters = dict(model.named_parameters())
-        self.optimizer = adamw(optimizer, list(self._parameters.values()))
-        self._names = [self._name_of(p) for group in self.optimizer.param_groups for p in group["params"]]
+        self.optimizers = optimizer.build(self._parameters)
         self._ema_config = ema
         self.ema = None if ema is None else {name: p.detach().clone() for name, p in self._parameters.items()}
 
@@ -78,23 +76,24 @@ class TrainingState:
         _copy_all(snapshot.tensors["model"], self._parameters)
         if self.ema is not None:
             _copy_all(snapshot.tensors["ema"], self.ema)
-        self._restore_optimizer(snapshot.tensors["optimizer"])
+        self._restore_optimizers(snapshot.tensors["optimizer"])
         _restore_random_state(snapshot.tensors["random"])
 
-    def _name_of(self, parameter: Tensor) -> str:
-        return next(name for name, candidate in self._parameters.items() if candidate is parameter)
-
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimizer's state with the parameters' names in place of their numbers, as in `layers.0.norm/exp_avg`."""
-        per_parameter = self.optimizer.state_dict()["state"]
-        return {f"{self._names[i]}/{key}": tensor for i, values in per_parameter.items() for key, tensor in values.items()}
+        """The optimizers' state by the parameters' names, as in `layers.0.norm.weight/exp_avg`."""
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self._parameters.items()}
+        per_parameter = [item for optimizer in self.optimizers for item in optimizer.state.items()]
+        return {f"{names[p]}/{key}": tensor for p, values in per_parameter for key, tensor in values.items()}
 
-    def _restore_optimizer(self, tensors: Tensors) -> None:
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in tensors.items():
-            name, _, slot = key.rpartition("/")
-            state.setdefault(self._names.index(name), {})[slot] = tensor.clone()
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+    def _restore_optimizers(self, tensors: Tensors) -> None:
+        for optimizer in self.optimizers:
+            numbers = {p: number for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
+            state: dict[int, dict[str, Tensor]] = {}
+            for key, tensor in tensors.items():
+                name, _, slot = key.rpartition("/")
+                if self._parameters[name] in numbers:
+                    state.setdefault(numbers[self._parameters[name]], {})[slot] = tensor.clone()
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
 def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
@@ -121,21 +120,6 @@ def load_bundle_weights(model: Decoder, name_or_path: str) -> None:
         raise BundleMismatchError(f"the model of {bundle.path} is another one: {difference}")
     weights = {name: torch.from_numpy(array.copy()) for name, array in bundle.tensors().items()}
     model.load_state_dict(weights)
-
-
-def adamw(config: AdamWConfig, parameters: list[torch.nn.Parameter]) -> torch.optim.AdamW:
-    """The optimizer: matrices decay, norms and biases do not."""
-    matrices = [p for p in parameters if p.ndim > 1]
-    vectors = [p for p in parameters if p.ndim <= 1]
-    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(
-        groups,
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
 
 
 def _copy(tensor: Tensor) -> Tensor:

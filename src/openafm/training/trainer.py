@@ -94,8 +94,8 @@ class Trainer:
             NonFiniteError: before anything is changed.
         """
         start_s = perf_counter()
-        state, optimizer = self.state, self.state.optimizer
-        learning_rate = self.config.optimizer.learning_rate * self.config.schedule.factor(state.step, state.num_steps)
+        state = self.state
+        factor = self.config.schedule.factor(state.step, state.num_steps)
         sums: Counter[str] = Counter()
         count = flops = 0
         for piece in microbatches(batch, self.config.microbatch_rows):
@@ -111,10 +111,11 @@ class Trainer:
         norm = self._average_and_clip_gradients(max(count, 1))
         if not math.isfinite(norm):
             raise NonFiniteError("gradient", state.step, batch.origins)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate
-        optimizer.step()
-        optimizer.zero_grad()
+        for optimizer in state.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
+            optimizer.step()
+            optimizer.zero_grad()
         state.step += 1
         state.update_ema()
         state.num_tokens += batch.num_real_tokens
@@ -124,7 +125,7 @@ class Trainer:
             loss=means.pop("loss", 0.0),
             parts=means,
             gradient_norm=norm,
-            learning_rate=learning_rate,
+            learning_rate=self.config.optimizer.learning_rate * factor,
             num_tokens=batch.num_real_tokens,
             flops=flops,
         )
