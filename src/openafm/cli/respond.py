@@ -78,12 +78,12 @@ def _read_prompt() -> str | None:
 def _session(model: str | None, instructions: str | None) -> LanguageModelSession:
     import datetime
 
-    from openafm.data.synthetic import reference_day
+    from openafm.data.synthetic import reference_week
     from openafm.framework.model import SystemLanguageModel
     from openafm.framework.session import LanguageModelSession
 
     if instructions is None:
-        instructions = reference_day(datetime.date.today())
+        instructions = reference_week(datetime.date.today())
     return LanguageModelSession(instructions, SystemLanguageModel(bundle=model))
 
 

@@ -129,21 +129,20 @@ def quickstart(say: Callable[[str], None], sentence: str = SENTENCE) -> Quicksta
 def use_model(bundle: Path, sentence: str, say: Callable[[str], None]) -> Use:
     """Extract the typed event of a sentence, saying each snapshot as it grows."""
     session = fm.LanguageModelSession(event_instructions(datetime.date.today()), fm.SystemLanguageModel(bundle=bundle))
-    session.prewarm()
 
-    async def stream() -> fm.GeneratedContent:
-        last = None
+    async def extract() -> str:
+        shown = ""
         async for snapshot in session.stream_response(sentence, generating=Event):
-            if snapshot.raw_content.to_json() != last:
-                last = snapshot.raw_content.to_json()
-                say(f"   {last}")
-        return session.last_content
+            if snapshot.raw_content.to_json() != shown:
+                shown = snapshot.raw_content.to_json()
+                say(f"   {shown}")
+        return shown
 
     say(f'   "{sentence}"')
-    content = asyncio.run(stream())
+    event = asyncio.run(extract())
     return Use(
         sentence=sentence,
-        event=json.loads(content.to_json()),
+        event=json.loads(event),
         tokens_per_second=session.usage.tokens_per_second,
         ttft_ms=session.usage.ttft_ms,
     )
@@ -168,7 +167,7 @@ def _bundle_stands(result: dict[str, Any]) -> bool:
         bundle.verify()
     except (BundleError, BundleNotFoundError, ConfigError):
         return False
-    return bundle.signature == result["signature"]
+    return bool(bundle.signature == result["signature"])
 
 
 def _scores_once(run: RunResult, config: RunConfig, file: Path) -> Scores:

@@ -1,7 +1,7 @@
 """Built-in corpus: a seeded generator of chat conversations in sixteen languages, pure standard library."""
 
 from openafm.data.synthetic.corpus import TASKS, SyntheticConfig, example, generate
-from openafm.data.synthetic.events import EVENT_SCHEMA, event_instructions, event_instructions_today_only
+from openafm.data.synthetic.events import EVENT_SCHEMA, event_instructions, event_instructions_today_only, reference_week
 from openafm.data.synthetic.lexicons import LANGUAGES
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "event_instructions_today_only",
     "example",
     "generate",
+    "reference_week",
 ]

@@ -30,7 +30,8 @@ EVENT_SCHEMA: JsonSchema = {
 }
 
 _WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_TODAY_ONLY_SHARE = 0.15
+# Canonical, today only, and the week only, which leaves the task to the response format.
+_INSTRUCTIONS_SHARES = (0.6, 0.1, 0.3)
 _DATE_SHARE, _TIME_SHARE, _PLACE_SHARE = 0.85, 0.75, 0.65
 _OPENER_SHARE, _CLOSER_SHARE = 0.4, 0.3
 _ALL_LOWER_CASE_SHARE = 0.06
@@ -43,14 +44,16 @@ _TIME_SLOTS = frozenset({"when", "when_bare", "time", "time_bare"})
 _PLACE_SLOTS = frozenset({"place", "place_bare"})
 
 
-def event_instructions(day: datetime.date) -> str:
-    """The canonical instructions of event extraction on `day`.
-
-    They list the coming week, so that a small model looks up what "on Friday" is instead of computing it.
-    """
+def reference_week(day: datetime.date) -> str:
+    """Instructions that state the day and list the coming week: what "on Friday" is can be looked up, not computed."""
     week = [day + datetime.timedelta(days=offset) for offset in range(1, 8)]
     listed = ", ".join(f"{_WEEKDAYS[d.weekday()]} {d:%m-%d}" if d.year == day.year else _dated(d) for d in week)
-    return f"Extract the event. Today is {_dated(day)}; {listed}."
+    return f"Today is {_dated(day)}; {listed}."
+
+
+def event_instructions(day: datetime.date) -> str:
+    """The canonical instructions of event extraction on `day`."""
+    return f"Extract the event. {reference_week(day)}"
 
 
 def event_instructions_today_only(day: datetime.date) -> str:
@@ -61,7 +64,7 @@ def event_instructions_today_only(day: datetime.date) -> str:
 def event_turns(rng: random.Random, words: Lexicon) -> tuple[Turn, ...]:
     """One message with its event."""
     today = draw_reference_day(rng)
-    write = event_instructions_today_only if rng.random() < _TODAY_ONLY_SHARE else event_instructions
+    write = rng.choices((event_instructions, event_instructions_today_only, reference_week), _INSTRUCTIONS_SHARES)[0]
     message, event = _draw_message(rng, words, today)
     return (
         Instructions(text=write(today)),
