@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from openafm.core.config import Config, from_dict
 
-LANGUAGES = (
+LANGUAGES = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "zh-Hans", "zh-Hant", "ja", "ko", "vi",)
     "en",
     "da",
     "nl",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from openafm.data.synthetic.lexicons import Lexicon, lexicon
 
 # Languages in whose messages a foreign first name looks at home.
-_LATIN = (
+_LATIN = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "vi",)
     "en",
     "da",
     "nl",
@@ -86,7 +86,7 @@ def draw_proper(rng: random.Random, words: Lexicon) -> str:
     if rng.random() >= _INVENTED_SHARE:
         return rng.choice(words.propers)
     while True:
-        name = "".join(rng.choices(words.syllables, k=words.num_syllables)).capitalize()
+        name = "".join(rng.choices(words.syllables, k=words.num_syllables)).strip().title()
         if (zlib.crc32(name.encode()) % 4 == 0) == (words.split == "held_out"):
             return name
 
