@@ -27,21 +27,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from openafm.core.config import Config, from_dict
 
-LANGUAGES = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "zh-Hans", "zh-Hant", "ja", "ko", "vi",)
-    "en",
-    "da",
-    "nl",
-    "fr",
-    "de",
-    "it",
-    "nb",
-    "pt",
-    "es",
-    "sv",
-    "tr",
-    "zh-Hans",
-    "vi",
-)
+LANGUAGES = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "zh-Hans", "zh-Hant", "ja", "ko", "vi")
 Split: TypeAlias = Literal["train", "held_out"]
 Texts: TypeAlias = tuple[str, ...]
 ItemT = TypeVar("ItemT")

@@ -12,20 +12,7 @@ from dataclasses import dataclass
 from openafm.data.synthetic.lexicons import Lexicon, lexicon
 
 # Languages in whose messages a foreign first name looks at home.
-_LATIN = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "vi",)
-    "en",
-    "da",
-    "nl",
-    "fr",
-    "de",
-    "it",
-    "nb",
-    "pt",
-    "es",
-    "sv",
-    "tr",
-    "vi",
-)
+_LATIN = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "vi")
 _FOREIGN_SHARE = 0.15
 _INVENTED_SHARE = 0.5
 
