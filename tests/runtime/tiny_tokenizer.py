@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
+from openafm.runtime.grammar import Grammar
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.schema_text import compact_json
 
@@ -29,3 +31,15 @@ def _texts() -> list[str]:
 
 
 TOKENIZER: Tokenizer = train_tokenizer(TokenizerConfig(vocab_size=380), _texts())
+
+
+def accepts(grammar: Grammar, text: str | bytes) -> bool:
+    """Whether the grammar allows exactly `text`, tokenized in any way: byte by byte here."""
+    matcher = llguidance_matcher(grammar)
+    tokens = [TOKENIZER.encode_bytes(bytes([byte]))[0] for byte in (text.encode() if isinstance(text, str) else text)]
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+
+
+def llguidance_matcher(grammar: Grammar) -> Any:
+    """The engine's own matcher, which forces no tokenization."""
+    return grammar._matcher.deep_copy()

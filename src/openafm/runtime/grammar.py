@@ -13,6 +13,7 @@ Shapes: V vocabulary of the model.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -184,7 +185,7 @@ class Matcher:
 
 
 def _json_grammar(schema: JsonSchema) -> str:
-    return str(llguidance.LLMatcher.grammar_from_json_schema(json.dumps(_with_options(schema))))
+    return f"start: %json {json.dumps(_with_options(schema))}"
 
 
 def _text_or_tool_calls_grammar(calls_schema: JsonSchema) -> str:
@@ -200,4 +201,6 @@ def _with_options(schema: JsonSchema) -> JsonSchema:
 
 
 def _first_line(message: str) -> str:
-    return message.splitlines()[0] if message else "no reason given"
+    """The engine's reason, without the place in the grammar that we wrote around the schema."""
+    line = message.splitlines()[0] if message else "no reason given"
+    return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", line)

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -53,12 +54,15 @@ def enforceable_schema(schema: JsonSchema | bool) -> JsonSchema:
     """The schema to compile a grammar from: accepts nothing that `schema` refuses. `schema` itself is left as it is.
 
     Raises:
-        UnsupportedSchemaError: it says what the engine would pass over, or allows nothing.
+        UnsupportedSchemaError: it says what the engine would pass over, allows nothing, or is no JSON Schema.
     """
     if schema is False:
         raise UnsupportedSchemaError("the schema `false` allows nothing")
-    rewritten = dict(_value(schema, whole=True))
-    return rewritten | {"$defs": {**rewritten.get("$defs", {}), _ANY: _ANY_DEFINITION}}
+    try:
+        rewritten = dict(_value(schema, whole=True))
+        return rewritten | {"$defs": {**rewritten.get("$defs", {}), _ANY: _ANY_DEFINITION}}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UnsupportedSchemaError(f"this is not a JSON Schema ({error}): {schema!r}") from error
 
 
 def needs_unicode_escapes(schema: JsonSchema | bool) -> bool:
@@ -91,7 +95,9 @@ def _object(schema: JsonSchema, whole: bool) -> JsonSchema:
     if whole and not schema.keys() & _SAY_WHAT:
         rewritten["type"] = _ALL_TYPES
     _check_names(rewritten)
-    return rewritten | _open_ends(rewritten, whole) | _bounds(rewritten) | _exact_format(rewritten)
+    for part in (_open_ends(rewritten, whole), _bounds(rewritten)):
+        rewritten |= part
+    return _with_exact_format(rewritten)
 
 
 def _open_ends(schema: JsonSchema, whole: bool) -> JsonSchema:
@@ -105,21 +111,39 @@ def _open_ends(schema: JsonSchema, whole: bool) -> JsonSchema:
 
 
 def _bounds(schema: JsonSchema) -> JsonSchema:
+    """Bounds that are exact in the engine's doubles, none wider than what `schema` says."""
     bounds: JsonSchema = {}
     if not _types(schema) & {"integer", "number"}:
         return bounds
-    if not isinstance(schema.get("exclusiveMinimum"), int | float):
-        bounds["minimum"] = max(schema.get("minimum", -LARGEST_NUMBER), -LARGEST_NUMBER)
-    if not isinstance(schema.get("exclusiveMaximum"), int | float):
-        bounds["maximum"] = min(schema.get("maximum", LARGEST_NUMBER), LARGEST_NUMBER)
+    if _is_number(least := schema.get("exclusiveMinimum")):
+        bounds["exclusiveMinimum"] = -_greatest_double(-least)
+    else:
+        bounds["minimum"] = -_greatest_double(-max(schema.get("minimum", -LARGEST_NUMBER), -LARGEST_NUMBER))
+    if _is_number(greatest := schema.get("exclusiveMaximum")):
+        bounds["exclusiveMaximum"] = _greatest_double(greatest)
+    else:
+        bounds["maximum"] = _greatest_double(min(schema.get("maximum", LARGEST_NUMBER), LARGEST_NUMBER))
     return bounds
 
 
-def _exact_format(schema: JsonSchema) -> JsonSchema:
+def _greatest_double(bound: float) -> float:
+    """The greatest double that is at most `bound`, as an integer where it is one."""
+    double = float(bound)
+    if double > bound:
+        double = math.nextafter(double, -math.inf)
+    return int(double) if double.is_integer() else double
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _with_exact_format(schema: JsonSchema) -> JsonSchema:
     pattern = _FORMATS.get(schema.get("format", ""))
     if pattern is None or "string" not in _types(schema):
-        return {}
-    return {"format": None, "allOf": [*schema.get("allOf", ()), {"type": "string", "pattern": pattern}]}
+        return schema
+    without = {key: value for key, value in schema.items() if key != "format"}
+    return without | {"allOf": [*schema.get("allOf", ()), {"pattern": pattern}]}
 
 
 def _check_names(schema: JsonSchema) -> None:
