@@ -24,16 +24,23 @@ if TYPE_CHECKING:
     from openafm.framework.errors import RefusalError as RefusalError
     from openafm.framework.errors import UnsupportedGuideError as UnsupportedGuideError
     from openafm.framework.errors import UnsupportedLanguageOrLocaleError as UnsupportedLanguageOrLocaleError
+    from openafm.framework.formats import Snapshot as Snapshot
     from openafm.framework.generable import Generable as Generable
     from openafm.framework.generable import generable as generable
     from openafm.framework.generation_id import GenerationID as GenerationID
     from openafm.framework.guides import GenerationGuide as GenerationGuide
     from openafm.framework.guides import GuideType as GuideType
     from openafm.framework.guides import guide as guide
+    from openafm.framework.model import SystemLanguageModel as SystemLanguageModel
+    from openafm.framework.model import SystemLanguageModelUnavailableReason as SystemLanguageModelUnavailableReason
     from openafm.framework.options import GenerationOptions as GenerationOptions
     from openafm.framework.options import SamplingMode as SamplingMode
     from openafm.framework.options import SamplingModeType as SamplingModeType
+    from openafm.framework.response_stream import ResponseStream as ResponseStream
     from openafm.framework.schema import GenerationSchema as GenerationSchema
+    from openafm.framework.session import LanguageModelSession as LanguageModelSession
+    from openafm.framework.session_cache import Usage as Usage
+    from openafm.framework.transcript import Transcript as Transcript
 
 _MODULES = {
     "AssetsUnavailableError": "errors",
@@ -52,12 +59,19 @@ _MODULES = {
     "GuardrailViolationError": "errors",
     "GuideType": "guides",
     "InvalidGenerationSchemaError": "errors",
+    "LanguageModelSession": "session",
     "RateLimitedError": "errors",
     "RefusalError": "errors",
+    "ResponseStream": "response_stream",
     "SamplingMode": "options",
     "SamplingModeType": "options",
+    "Snapshot": "formats",
+    "SystemLanguageModel": "model",
+    "SystemLanguageModelUnavailableReason": "model",
+    "Transcript": "transcript",
     "UnsupportedGuideError": "errors",
     "UnsupportedLanguageOrLocaleError": "errors",
+    "Usage": "session_cache",
     "generable": "generable",
     "guide": "guides",
 }

@@ -336,3 +336,21 @@ def test_properties_may_shadow_the_names_of_types() -> None:
         date: datetime.date  # type: ignore[name-defined]
 
     assert schema_of(Event)["properties"]["date"]["format"] == "date"
+
+
+def test_running_a_cell_again_refers_to_the_new_classes() -> None:
+    def cell() -> tuple[Any, Any]:
+        @fm.generable
+        class First:
+            second: Second
+
+        @fm.generable
+        class Second:
+            n: int
+
+        return First, Second
+
+    old = cell()
+    first, second = cell()
+    assert fm.GenerationSchema(first).properties[0].type_class is second
+    assert second is not old[1]

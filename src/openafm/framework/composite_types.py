@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,8 @@ class Array(ValueType):
     max_items: int | None = None
 
     def __str__(self) -> str:
-        return f"list[{self.item}]"
+        sizes = "" if self.min_items == 0 and self.max_items is None else f" of {self.min_items} to {self._most} items"
+        return f"list[{self.item}]{sizes}"
 
     def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
         schema: JsonSchema = {"type": "array", "items": self.item.json_schema(refer)}
@@ -38,12 +40,12 @@ class Array(ValueType):
         return schema
 
     def decode(self, value: Any, path: str) -> list[Any]:
-        if not isinstance(value, list):
+        if not isinstance(value, list) or not self.min_items <= len(value) <= self._most:
             raise mismatch(self, value, path)
         return [self.item.decode(item, f"{path}[{index}]") for index, item in enumerate(value)]
 
     def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> list[Any]:
-        if not isinstance(value, list):
+        if not isinstance(value, list) or len(value) > self._most or (not num_open and len(value) < self.min_items):
             raise mismatch(self, value, path)
         items = []
         for index, item in enumerate(value):
@@ -54,7 +56,7 @@ class Array(ValueType):
         return items
 
     def encode(self, value: Any) -> list[Any]:
-        if not isinstance(value, list):
+        if not isinstance(value, list) or not self.min_items <= len(value) <= self._most:
             raise mismatch(self, value, "$")
         return [self.item.encode(item) for item in value]
 
@@ -75,6 +77,10 @@ class Array(ValueType):
 
     def is_finite(self, finite: Set[Structure]) -> bool:
         return self.min_items == 0 or self.item.is_finite(finite)
+
+    @property
+    def _most(self) -> float:
+        return math.inf if self.max_items is None else self.max_items
 
     def _sized(self, low: int, high: int | None) -> Array:
         low = max(low, self.min_items)

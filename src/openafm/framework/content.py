@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
 from openafm.framework.annotations import PARTIAL_OF, value_type
@@ -38,17 +40,18 @@ class GeneratedContent:
             DecodingFailureError: text that is not the beginning of JSON; `raw_content` holds it.
         """
         try:
-            return cls._of(Prefix(value=read_json(json_str), num_open=0), id)
+            return cls.from_prefix(Prefix(value=read_json(json_str), num_open=0), id)
         except ValueError:  # not whole
             partial = PartialJson()
         try:
             partial.push(json_str)
-            return cls._of(partial.prefix(), id)
+            return cls.from_prefix(partial.prefix(), id)
         except PartialJsonError as error:
             raise DecodingFailureError(str(error), raw_content=json_str) from error
 
     @classmethod
-    def _of(cls, prefix: Prefix, id: GenerationID | None) -> GeneratedContent:
+    def from_prefix(cls, prefix: Prefix, id: GenerationID | None = None) -> GeneratedContent:
+        """Content of which `prefix` is what is settled so far."""
         content = cls.__new__(cls)
         content._value, content._num_open, content.id = prefix.value, prefix.num_open, id or GenerationID()
         return content
@@ -85,10 +88,24 @@ class GeneratedContent:
             value, identity, path = value[for_property], identity.child(for_property), f"$.{for_property}"
         if type_class is None or (type_class in (list, dict) and isinstance(value, type_class)):
             return value
-        try:
+        with self._raw_content_in_errors():
             if isinstance(type_class, type) and PARTIAL_OF in vars(type_class):
                 return vars(type_class)[PARTIAL_OF].decode_partial(value, num_open, identity, path)
             return value_type(type_class).decode(value, path)
+
+    def partial_value(self, type_class: Any) -> Any:
+        """What a `type_class` looks like so far: classes as their `PartiallyGenerated`, None where nothing is to be seen.
+
+        Raises:
+            DecodingFailureError: the content is not the beginning of that type.
+        """
+        with self._raw_content_in_errors():
+            return value_type(type_class).decode_partial(self._value, self._num_open, self.id, "$")
+
+    @contextlib.contextmanager
+    def _raw_content_in_errors(self) -> Iterator[None]:
+        try:
+            yield
         except DecodingFailureError as error:
             error.raw_content = self.to_json()
             raise

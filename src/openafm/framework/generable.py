@@ -58,10 +58,6 @@ def _make_generable(cls: Any, description: str | None, local_names: Mapping[str,
         raise InvalidGenerationSchemaError(
             f"@generable can only be applied to classes, not to a {type(cls).__name__}.\n{_correct_usage('MyClass')}"
         )
-    if not vars(cls).get("__annotations__") and not dataclasses.is_dataclass(cls):
-        raise InvalidGenerationSchemaError(
-            f"@generable needs type-annotated fields, and {cls.__name__} has none.\n{_correct_usage(cls.__name__)}"
-        )
     if "__dataclass_fields__" not in vars(cls):
         try:
             dataclasses.dataclass(kw_only=True)(cls)
@@ -70,6 +66,10 @@ def _make_generable(cls: Any, description: str | None, local_names: Mapping[str,
                 f"{cls.__name__} cannot be a dataclass: {error}.\nExample of correct usage:\n"
                 f"  class {cls.__name__}:\n      tags: list[str] = field(default_factory=list)"
             ) from error
+    if not dataclasses.fields(cls):
+        raise InvalidGenerationSchemaError(
+            f"@generable needs type-annotated fields, and {cls.__name__} has none.\n{_correct_usage(cls.__name__)}"
+        )
     structure = Structure(cls, description, local_names)
     generable_class = cast(Any, cls)
     setattr(cls, STRUCTURE, structure)

@@ -99,6 +99,9 @@ class GenerationGuide:
         _require(isinstance(pattern, str), "regex", "a string")
         return cls(GuideType.regex, pattern)
 
+    def __hash__(self) -> int:  # a list of choices has none; unions of `Annotated` types need one
+        return hash((self.guide_type, repr(self.value)))
+
 
 def guide(
     description: str | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class SamplingModeType(StrEnum):
@@ -77,6 +78,21 @@ class GenerationOptions:
             raise ValueError("'maximum_response_tokens' must be an integer")
         if self.maximum_response_tokens is not None and self.maximum_response_tokens <= 0:
             raise ValueError("'maximum_response_tokens' must be positive")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options that are given, as Apple's framework writes them."""
+        sampling = self.sampling and {
+            "mode": self.sampling.mode_type.value,
+            "top_k": self.sampling.top,
+            "top_p": self.sampling.probability_threshold,
+            "seed": self.sampling.seed,
+        }
+        options = {
+            "sampling": sampling and {name: value for name, value in sampling.items() if value is not None},
+            "temperature": self.temperature,
+            "maximum_response_tokens": self.maximum_response_tokens,
+        }
+        return {name: value for name, value in options.items() if value is not None}
 
 
 def _is_integer(value: object) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,7 +53,7 @@ class Structure(ValueType):
         self.name = cls.__name__
         self.partial_class = _partial_class(self)
         self._fields = [field for field in dataclasses.fields(cls) if field.init]
-        self._names = _Names(cls, local_names)
+        self._names = _Names(cls, self._fields, local_names)
 
     def __str__(self) -> str:
         return self.name
@@ -172,17 +172,15 @@ class Structure(ValueType):
 class _Names:
     """Resolves the annotations of a class, also of one inside a function, and of names that are defined only later."""
 
-    def __init__(self, cls: type, local_names: Mapping[str, Any]) -> None:
+    def __init__(self, cls: type, fields: Iterable[dataclasses.Field[Any]], local_names: Mapping[str, Any]) -> None:
         self._cls = cls
         self._scope = f"{cls.__module__}.{cls.__qualname__}".removesuffix(cls.__name__)
-        self._local_names: dict[str, Any] = {}
         self._hints: dict[str, Any] | None = None
         is_local = "." in cls.__qualname__
         if is_local:
             _local_classes[self._scope + cls.__name__] = cls
-            self._local_names = dict(local_names)
-        with contextlib.suppress(InvalidGenerationSchemaError):  # a forward reference: resolved on first use
-            self.type_hints()
+        mentioned = set(re.findall(r"\w+", " ".join(str(field.type) for field in fields))) if is_local else set()
+        self._local_names = {name: local_names[name] for name in mentioned & local_names.keys()}
 
     def type_hints(self) -> dict[str, Any]:
         """The types of the fields by name.
@@ -200,7 +198,7 @@ class _Names:
                     f"the type hints of {self._cls.__name__} cannot be resolved ({error});"
                     " use types that are defined where the class stands"
                 ) from error
-            self._local_names = {}  # no longer needed: let them go
+            self._local_names = {}  # no longer needed
         return self._hints
 
 

@@ -83,17 +83,19 @@ class Text(ValueType):
     regex: str | None = None
 
     def __str__(self) -> str:
-        return "str"
+        return "str" if self.regex is None else f"str like {self.regex!r}"
 
     def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
         return {"type": "string"} | ({} if self.regex is None else {"pattern": common_pattern(self.regex)})
 
     def decode(self, value: Any, path: str) -> str:
-        if isinstance(value, str):
+        if isinstance(value, str) and (self.regex is None or matches(self.regex, value)):
             return value
         raise mismatch(self, value, path)
 
     def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> str:
+        if num_open and isinstance(value, str):
+            return value
         return self.decode(value, path)
 
     def with_guide(self, guide: GenerationGuide) -> ValueType:
@@ -173,7 +175,8 @@ class Number(ValueType):
         return frozenset({"integer"} if self.is_integer else {"integer", "number"})
 
     def __str__(self) -> str:
-        return "int" if self.is_integer else "float"
+        bounds = [f"{sign} {end}" for sign, end in ((">=", self.minimum), ("<=", self.maximum)) if end is not None]
+        return " ".join(["int" if self.is_integer else "float", *bounds])
 
     def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
         bounds = {"minimum": self.minimum, "maximum": self.maximum}
@@ -186,7 +189,7 @@ class Number(ValueType):
             number = int(value) if self.is_integer else float(value)
         except (OverflowError, ValueError):  # an integer beyond floats, or an infinity
             raise mismatch(self, value, path) from None
-        if number != value or not math.isfinite(number):
+        if not math.isfinite(number) or (self.is_integer and number != value) or not self._allows(number):
             raise mismatch(self, value, path)
         return number
 
@@ -200,6 +203,9 @@ class Number(ValueType):
                 return self._within(*guide.value)
         return super().with_guide(guide)
 
+    def _allows(self, number: float) -> bool:
+        return (self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum)
+
     def _within(self, low: float | None, high: float | None) -> Number:
         if self.is_integer:
             low = None if low is None else math.ceil(low)
@@ -208,8 +214,9 @@ class Number(ValueType):
         highs = [bound for bound in (self.maximum, high) if bound is not None]
         narrowed = Number(is_integer=self.is_integer, minimum=max(lows, default=None), maximum=min(highs, default=None))
         if narrowed.minimum is not None and narrowed.maximum is not None and narrowed.minimum > narrowed.maximum:
+            name = "int" if self.is_integer else "float"
             raise UnsupportedGuideError(
-                f"the guides leave no {self}: it would be at least {narrowed.minimum} and at most {narrowed.maximum}"
+                f"the guides leave no {name}: it would be at least {narrowed.minimum} and at most {narrowed.maximum}"
             )
         if any(abs(bound) > LARGEST_NUMBER for bound in lows + highs):
             raise UnsupportedGuideError(f"bounds beyond ±{LARGEST_NUMBER:.0e} cannot be enforced while decoding")

@@ -1,0 +1,103 @@
+"""Response formats: how the text that a model writes is read, while it grows and at its end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from openafm.framework.content import GeneratedContent
+from openafm.framework.errors import DecodingFailureError
+from openafm.framework.generation_id import GenerationID
+from openafm.framework.partial_json import PartialJson, Prefix
+from openafm.framework.schema import GenerationSchema
+from openafm.tokenizer.conversation import JsonSchema
+
+PartialT = TypeVar("PartialT")
+FinalT = TypeVar("FinalT")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot(Generic[PartialT]):
+    """The whole response so far: `content` as it was asked for, `raw_content` as text or JSON."""
+
+    content: PartialT
+    raw_content: GeneratedContent
+
+
+class ResponseFormat(ABC, Generic[PartialT, FinalT]):
+    """What a response is: free text, or JSON under `schema`. Serves one request."""
+
+    schema: JsonSchema | None = None
+
+    @abstractmethod
+    def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[PartialT]]:
+        """A snapshot for every piece of text that shows more of the response."""
+
+    @abstractmethod
+    def final(self, text: str) -> FinalT:
+        """The response that the whole text is.
+
+        Raises:
+            DecodingFailureError: the text was cut off, or is refused by the type it is for.
+        """
+
+
+class TextFormat(ResponseFormat[str, str]):
+    """Free text."""
+
+    def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[str]]:
+        identity, text = GenerationID(), ""
+        for piece in pieces:
+            text += piece
+            if piece:
+                yield Snapshot(
+                    content=text, raw_content=GeneratedContent.from_prefix(Prefix(value=text, num_open=1), identity)
+                )
+
+    def final(self, text: str) -> str:
+        return text
+
+
+class JsonFormat(ResponseFormat[GeneratedContent, GeneratedContent]):
+    """JSON under a schema, as generated content."""
+
+    def __init__(self, schema: JsonSchema) -> None:
+        self.schema = schema
+        self._identity = GenerationID()
+
+    def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[GeneratedContent]]:
+        for content in self._growing(pieces):
+            yield Snapshot(content=content, raw_content=content)
+
+    def final(self, text: str) -> GeneratedContent:
+        content = GeneratedContent.from_json(text, self._identity)
+        if not content.is_complete:
+            raise DecodingFailureError("the response was cut off before its end; allow it more tokens", raw_content=text)
+        return content
+
+    def _growing(self, pieces: Iterable[str]) -> Iterator[GeneratedContent]:
+        partial = PartialJson()
+        for piece in pieces:
+            if partial.push(piece):
+                yield GeneratedContent.from_prefix(partial.prefix(), self._identity)
+
+
+class TypedFormat(ResponseFormat[Any, FinalT]):
+    """JSON under the schema of a type, as values of that type; snapshots are of its partial form."""
+
+    def __init__(self, type_class: Any) -> None:
+        self._type_class = type_class
+        self.schema = GenerationSchema(type_class).to_dict()
+        self._json = JsonFormat(self.schema)
+
+    def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[Any]]:
+        for snapshot in self._json.snapshots(pieces):
+            partial = snapshot.content.partial_value(self._type_class)
+            if partial is not None:
+                yield Snapshot(content=partial, raw_content=snapshot.raw_content)
+
+    def final(self, text: str) -> FinalT:
+        value: FinalT = self._json.final(text).value(self._type_class)
+        return value

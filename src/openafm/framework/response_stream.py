@@ -1,0 +1,120 @@
+"""A response as it is written: generated in a thread of its own, awaited snapshot by snapshot."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from openafm.framework.formats import FinalT, PartialT, ResponseFormat, Snapshot
+from openafm.framework.options import GenerationOptions
+
+ItemT = TypeVar("ItemT")
+
+
+@dataclass(kw_only=True, eq=False)
+class Request(Generic[PartialT, FinalT]):
+    """One request of a session, from the call to the response."""
+
+    prompt: str
+    format: ResponseFormat[PartialT, FinalT]
+    options: GenerationOptions
+    include_schema_in_prompt: bool
+    cancelled: threading.Event = field(default_factory=threading.Event)  # set by anyone: end soon, undo everything
+    finished: Future[None] = field(default_factory=Future)  # the session is free again
+    response: FinalT | None = None  # set when the request succeeds
+
+
+class ResponseStream(Generic[PartialT, FinalT]):
+    """The snapshots of one response, each the whole value so far: `async for snapshot in stream`.
+
+    Nothing happens before the first one is asked for. A stream that is closed, or dropped half-way, cancels its request: the
+    session is then as before it.
+    """
+
+    def __init__(
+        self,
+        request: Request[PartialT, FinalT],
+        claim: Callable[[Request[Any, Any]], Awaitable[None]],
+        items: Iterator[Any],
+    ) -> None:
+        self._request = request
+        self._items = _in_thread(request, claim, items)  # holds no reference to this object, so that __del__ is called
+
+    def __aiter__(self) -> ResponseStream[PartialT, FinalT]:
+        return self
+
+    async def __anext__(self) -> Snapshot[PartialT]:
+        snapshot: Snapshot[PartialT] = await anext(self._items)
+        return snapshot
+
+    async def collect(self) -> FinalT:
+        """Wait for the end; the response.
+
+        Raises:
+            GenerationError: as `LanguageModelSession.respond`.
+        """
+        try:
+            async for _ in self._items:
+                pass
+        finally:
+            await self.aclose()
+        return self._request.response  # type: ignore[return-value]  # set: the stream ended without an error
+
+    async def aclose(self) -> None:
+        """Cancel what is still to come and wait until the session is free. Does nothing after the end."""
+        await self._items.aclose()
+
+    async def __aenter__(self) -> ResponseStream[PartialT, FinalT]:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        self._request.cancelled.set()
+
+
+async def _in_thread(
+    request: Request[Any, Any], claim: Callable[[Request[Any, Any]], Awaitable[None]], items: Iterator[ItemT]
+) -> AsyncGenerator[ItemT, None]:
+    """Run `items` in a thread and yield what it yields. Closing this cancels the request and waits for the thread."""
+    await claim(request)
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[tuple[ItemT] | BaseException | None] = asyncio.Queue()
+
+    def deliver(item: tuple[ItemT] | BaseException | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+            loop.call_soon_threadsafe(queue.put_nowait, item)
+
+    def work() -> None:
+        try:
+            for item in items:
+                deliver((item,))
+        except BaseException as error:  # raised again where the response is awaited
+            deliver(error)
+        else:
+            deliver(None)
+
+    threading.Thread(target=work, name="openafm-response", daemon=True).start()
+    ended = False
+    try:
+        while not ended:
+            item = await queue.get()
+            ended = not isinstance(item, tuple)
+            match item:
+                case (value,):
+                    yield value
+                case BaseException():
+                    raise item
+    finally:
+        request.cancelled.set()
+        while not ended:
+            ended = not isinstance(await queue.get(), tuple)
