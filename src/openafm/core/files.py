@@ -69,6 +69,18 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
+def room_for(path: Path) -> Iterator[None]:
+    """For a file that grows line by line: report a full disk while the block runs as `OutOfSpaceError` naming `path`."""
+    try:
+        yield
+    except Exception as error:
+        translated = _translated(error, path)
+        if translated is error:
+            raise
+        raise translated from error
+
+
+@contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold the only lock of `folder` while the block runs; the system drops it when the process dies.
 
@@ -136,6 +148,8 @@ def _flush(path: Path) -> None:
 
 
 def _translated(error: BaseException, path: Path) -> BaseException:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    # safetensors reports the system's errors as text.
+    told = (f"os error {number})" in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT) if isinstance(error, OSError) else any(told):
         return OutOfSpaceError(f"no space left on the disk while writing {path}; free some and run the command again")
     return error

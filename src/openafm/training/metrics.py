@@ -16,7 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
-from openafm.core.files import atomic_file
+from openafm.core.files import atomic_file, room_for
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ def metrics_log(folder: Path, step: int, note: Callable[[str], None]) -> Iterato
     kept = [line for line in read_metrics(folder) if line["step"] <= step]
     with atomic_file(folder / FILE, "w") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
-    with (folder / FILE).open("a", encoding="utf-8") as file:
+    with room_for(folder / FILE), (folder / FILE).open("a", encoding="utf-8") as file:
         if importlib.util.find_spec("tensorboard") is None:
             note("TensorBoard is not installed, metrics go to metrics.jsonl only; for it install openafm[metrics]")
             yield MetricsLog(file, None)

@@ -1,0 +1,181 @@
+"""Whole runs: killed, stopped, doubled, budgeted, resumed; the weights do not know it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_child, write_corpus
+
+from openafm.core.errors import UsageError
+from openafm.core.files import FolderInUseError, folder_lock
+from openafm.data.loader import LoaderConfig
+from openafm.training.checkpoint import AnotherRunError, checkpoint_paths
+from openafm.training.config import (
+    BFloat16Config,
+    CheckpointConfig,
+    EMAConfig,
+    EvaluationConfig,
+    MuonConfig,
+    TimeBudget,
+    TrainerConfig,
+)
+from openafm.training.metrics import read_metrics
+from openafm.training.run import load_trained, train
+
+VARIANTS = {
+    "adamw": {"ema": EMAConfig(decay=0.9), "microbatch_rows": 3},
+    "muon in bf16": {"optimizer": MuonConfig(), "precision": BFloat16Config()},
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> LoaderConfig:
+    return write_corpus(tmp_path / "corpus")
+
+
+def wait_for_step(output: Path, step: int, process: int) -> bool:
+    """Until the run has logged `step`; False if it has ended before."""
+    while not any(line["step"] >= step for line in read_metrics(output)):
+        if os.waitpid(process, os.WNOHANG)[0]:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path: Path, corpus: LoaderConfig, variant: str) -> None:
+    config = tiny_run(corpus, num_steps=40, **VARIANTS[variant])
+    config = replace(config, checkpoint=CheckpointConfig(every_steps=2, every_seconds=None))
+    undisturbed = train(config, tmp_path / "undisturbed")
+    choose = random.Random(variant)
+    output, num_kills, step = tmp_path / "killed", 0, 0
+    while (step := step + choose.randint(2, 9)) < 40:
+        process = train_in_child(config, output)
+        if not wait_for_step(output, step, process):
+            break
+        time.sleep(choose.random() * 0.03)  # before, amid or after a checkpoint
+        os.kill(process, signal.SIGKILL)
+        assert exit_code(process) in (-signal.SIGKILL, 0)
+        num_kills += 1
+    result = train(config, output)
+    assert num_kills >= 4
+    assert result.finished
+    assert final_bytes(output) == final_bytes(tmp_path / "undisturbed")
+    assert (result.num_tokens, result.loss) == (undisturbed.num_tokens, undisturbed.loss)
+    curve = [(line["step"], line["loss"]) for line in read_metrics(output)]
+    assert curve == [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "undisturbed")]
+    assert [step for step, _ in curve] == list(range(1, 41))
+
+
+STOPPABLE = """
+import sys
+from pathlib import Path
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.training.run import train
+from tiny_runs import tiny_run
+loader = LoaderConfig(sources=(SourceConfig(name="count", path=sys.argv[1]),), rows_per_step=4, row_tokens=48)
+result = train(tiny_run(loader, num_steps=100_000), Path(sys.argv[2]))
+print("finished" if result.finished else "stopped", result.step)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_and_exits_with_0(tmp_path: Path, corpus: LoaderConfig, number: int) -> None:
+    output = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-c", STOPPABLE, corpus.sources[0].path, str(output)],
+        env={"PYTHONPATH": ":".join([str(Path(__file__).parent), *sys.path]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while len(read_metrics(output)) < 5:
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    printed, _ = process.communicate()
+    assert process.returncode == 0
+    assert printed.startswith("stopped ")
+    assert checkpoint_paths(output / "checkpoints")[0].name == f"step-{int(printed.split()[1]):08}"
+    assert read_metrics(output)[-1]["step"] == int(printed.split()[1])
+
+
+def test_two_trainers_in_one_folder_are_refused(tmp_path: Path, corpus: LoaderConfig) -> None:
+    with folder_lock(tmp_path / "run"), pytest.raises(FolderInUseError, match=f"in use by process {os.getpid()}"):
+        train(tiny_run(corpus), tmp_path / "run")
+    assert train(tiny_run(corpus, num_steps=1), tmp_path / "run").finished
+
+
+def test_a_finished_run_is_left_alone_and_another_config_refused(tmp_path: Path, corpus: LoaderConfig) -> None:
+    config = tiny_run(corpus)
+    first = train(config, tmp_path / "run")
+    before = final_bytes(tmp_path / "run")
+    assert train(config, tmp_path / "run") == first
+    assert final_bytes(tmp_path / "run") == before
+    with pytest.raises(AnotherRunError, match=r"budget\.num_steps is 12, not 13"):
+        train(tiny_run(corpus, num_steps=13), tmp_path / "run")
+    assert '"num_steps": 12' in (tmp_path / "run" / "config.json").read_text()
+
+
+def test_a_time_budget_fixes_the_steps_once(tmp_path: Path, corpus: LoaderConfig) -> None:
+    config = tiny_run(corpus, budget=TimeBudget(seconds=1.0, measured_steps=3))
+    process = train_in_child(config, tmp_path / "run")
+    assert wait_for_step(tmp_path / "run", 2, process)
+    os.kill(process, signal.SIGKILL)
+    exit_code(process)
+    result = train(config, tmp_path / "run")
+    assert result.finished
+    lines = read_metrics(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(1, result.num_steps + 1))
+
+    # The steps that measured the pace left no trace: the same number of steps without them gives the same weights.
+    again = replace(config, budget=replace(tiny_run(corpus).budget, num_steps=result.num_steps))  # type: ignore[call-arg]
+    train(again, tmp_path / "again")
+    assert final_bytes(tmp_path / "again") == final_bytes(tmp_path / "run")
+
+
+def test_held_out_loss_is_that_of_the_averaged_weights(tmp_path: Path, corpus: LoaderConfig) -> None:
+    held_out = write_corpus(tmp_path / "held_out", num_documents=30, seed=1)
+    evaluation = EvaluationConfig(data=held_out, every_steps=5, num_batches=2)
+    config = tiny_run(corpus, evaluation=evaluation, ema=EMAConfig(decay=0.5))
+    result = train(config, tmp_path / "run")
+    lines = [line for line in read_metrics(tmp_path / "run") if "held_out_loss" in line]
+    assert [line["step"] for line in lines] == [5, 10, 12]
+    assert result.held_out_loss == lines[-1]["held_out_loss"]
+
+    model = load_trained(tmp_path / "run")
+    objective, loader = config.objective.build(), held_out.build()
+    with torch.no_grad():
+        losses = [objective(model, loader.batch(step)) for step in range(2)]
+    expected = sum(loss.total.item() for loss in losses) / sum(loss.count for loss in losses)
+    assert result.held_out_loss == pytest.approx(expected, rel=1e-5)
+
+    train(replace(config, evaluation=None), tmp_path / "without")
+    assert final_bytes(tmp_path / "without") == final_bytes(tmp_path / "run")
+
+
+def test_a_run_starts_from_a_bundle_of_its_own_shape_only(tmp_path: Path, corpus: LoaderConfig) -> None:
+    from openafm.bundle import write_bundle
+    from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+    from openafm.tokenizer.chat_template import ChatTemplate
+
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=320), ["a few words of text"])
+    model = replace(tiny_model(), vocab_size=tokenizer.vocab_size).build(seed=7)
+    tensors = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in model.state_dict().items()}
+    write_bundle(tmp_path / "start", config=model.config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors)
+    config: TrainerConfig = tiny_run(corpus, num_steps=1, model=model.config, from_bundle=str(tmp_path / "start"))
+    from openafm.training.state import fresh_state
+
+    weights = fresh_state(config, "cpu").model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    with pytest.raises(UsageError, match="vocab_size is"):
+        train(tiny_run(corpus, from_bundle=str(tmp_path / "start")), tmp_path / "run")

@@ -1,0 +1,102 @@
+"""Steps: accumulation, clipping, precision, and stopping at what is not a number."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import tiny_run, write_corpus
+
+from openafm.data.loader import LoaderConfig
+from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, TrainerConfig
+from openafm.training.schedules import Constant
+from openafm.training.state import fresh_state
+from openafm.training.trainer import NonFiniteError, Trainer, microbatches
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> LoaderConfig:
+    return write_corpus(tmp_path / "corpus")
+
+
+def trainer_of(config: TrainerConfig) -> Trainer:
+    return Trainer(config, fresh_state(config, "cpu"), config.data.build())
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_accumulating_microbatches_is_the_update_of_the_whole_batch(corpus: LoaderConfig, rows: int) -> None:
+    # With a small epsilon AdamW blows up the last bits of gradients that are nearly 0.
+    optimizer = AdamWConfig(learning_rate=3e-3, eps=1e-3)
+    whole, cut = (trainer_of(tiny_run(corpus, microbatch_rows=n, optimizer=optimizer)) for n in (None, rows))
+    for step in range(3):
+        expected, found = (trainer.update(trainer.loader.batch(step)) for trainer in (whole, cut))
+        assert found.loss == pytest.approx(expected.loss, abs=1e-6)
+        assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-5)
+        assert found.num_tokens == expected.num_tokens
+    pairs = zip(whole.state.model.parameters(), cut.state.model.parameters(), strict=True)
+    assert max((a - b).abs().max().item() for a, b in pairs) < 1e-6
+
+
+def test_microbatches_hold_every_row_and_document_once(corpus: LoaderConfig) -> None:
+    batch = corpus.build().batch(0)
+    pieces = list(microbatches(batch, 3))
+    assert [len(piece.tokens_BS) for piece in pieces] == [3, 1]
+    np.testing.assert_array_equal(np.concatenate([piece.tokens_BS for piece in pieces]), batch.tokens_BS)
+    documents = [span._replace(row=span.row + 3 * i) for i, piece in enumerate(pieces) for span in piece.documents]
+    assert tuple(documents) == batch.documents
+    assert tuple(origin for piece in pieces for origin in piece.origins) == batch.origins
+
+
+@pytest.mark.parametrize("clip", [None, 1e-3, 1e3])
+def test_the_gradient_is_clipped_by_its_whole_norm(corpus: LoaderConfig, clip: float | None) -> None:
+    trainer = trainer_of(tiny_run(corpus, optimizer=AdamWConfig(gradient_clip=clip)))
+    seen: list[torch.Tensor] = []
+    (optimizer,) = trainer.state.optimizers
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(p.grad.clone() for p in trainer.state.model.parameters() if p.grad is not None)
+    )
+    update = trainer.update(trainer.loader.batch(0))
+    norm = torch.cat([gradient.flatten() for gradient in seen]).norm().item()
+    assert norm == pytest.approx(min(update.gradient_norm, clip or np.inf), rel=1e-5)
+
+
+def test_the_learning_rate_follows_the_schedule(corpus: LoaderConfig) -> None:
+    trainer = trainer_of(tiny_run(corpus, num_steps=4, schedule=Constant(warmup_fraction=0.5)))
+    rates = [trainer.update(trainer.loader.batch(step)).learning_rate for step in range(4)]
+    assert rates == pytest.approx([1.5e-3, 3e-3, 3e-3, 3e-3])
+
+
+@pytest.mark.parametrize("precision", [Float32Config(), BFloat16Config()], ids=["fp32", "bf16"])
+def test_the_loss_falls(corpus: LoaderConfig, precision: PrecisionConfig) -> None:
+    trainer = trainer_of(tiny_run(corpus, num_steps=40, precision=precision, optimizer=AdamWConfig(learning_rate=0.02)))
+    losses = [trainer.update(trainer.loader.batch(step)).loss for step in range(40)]
+    assert losses[0] > 4.3
+    assert np.mean(losses[-3:]) < 3.0
+    assert {p.dtype for p in trainer.state.model.parameters()} == {torch.float32}
+
+
+def test_a_loss_that_is_not_finite_stops_before_anything_changes(corpus: LoaderConfig) -> None:
+    trainer = trainer_of(tiny_run(corpus, microbatch_rows=1))
+    trainer.update(trainer.loader.batch(0))
+    batch = trainer.loader.batch(1)
+    poisoned = int(batch.tokens_BS[2, batch.documents[-1].start])
+    with torch.no_grad():
+        trainer.state.model.embedding[poisoned] = torch.nan
+    before = {name: p.clone() for name, p in trainer.state.model.named_parameters()}
+    with pytest.raises(NonFiniteError, match=r"loss of step 1 is not finite.*count shard \d+ \[\d+:\d+\]") as raised:
+        trainer.update(batch)
+    assert raised.value.step == 1
+    assert set(raised.value.origins) <= set(batch.origins)
+    assert len(raised.value.origins) < len(batch.origins)
+    for name, parameter in trainer.state.model.named_parameters():
+        torch.testing.assert_close(parameter, before[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_gradient_that_is_not_finite_stops_too(corpus: LoaderConfig) -> None:
+    trainer = trainer_of(tiny_run(corpus))
+    trainer.state.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
+    with pytest.raises(NonFiniteError, match="gradient of step 0"):
+        trainer.update(trainer.loader.batch(0))
+    assert trainer.state.step == 0
