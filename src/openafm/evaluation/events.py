@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from openafm.framework.model import SystemLanguageModel
 
 FIELDS = ("title", "date", "time", "location")
+MOST_TOKENS = 160  # the longest gold answer takes about half
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +80,22 @@ def score(
 
 
 def model_extractor(model: SystemLanguageModel) -> Extractor:
-    """Guided generation by a model, greedy, a session of its own for each message."""
+    """Guided generation by a model, greedy, a session of its own for each message.
+
+    An answer that has not ended after `MOST_TOKENS` is no answer: a model that rambles gets nothing right.
+    """
+    from openafm.framework.errors import DecodingFailureError
+    from openafm.framework.options import GenerationOptions, SamplingMode
     from openafm.framework.session import LanguageModelSession
+
+    options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=MOST_TOKENS)
 
     def extract(example: EventExample) -> dict[str, Any]:
         session = LanguageModelSession(example.instructions, model)
-        content = session.respond_blocking(example.message, json_schema=example.schema)
+        try:
+            content = session.respond_blocking(example.message, json_schema=example.schema, options=options)
+        except DecodingFailureError:
+            return {}
         event = json.loads(content.to_json())
         assert isinstance(event, dict)
         return event
