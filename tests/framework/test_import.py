@@ -36,6 +36,11 @@ print([name for name in {HEAVY!r} if name in sys.modules])"""
     assert run_python(code) == "[]"
 
 
+def test_sessions_need_no_torch() -> None:
+    code = "import sys, openafm as fm; fm.LanguageModelSession('Be brief.'); print('torch' in sys.modules)"
+    assert run_python(code) == "False"
+
+
 def test_every_public_name_exists_and_is_typed() -> None:
     tree = ast.parse(Path(fm.__file__).read_text())
     typed = {

@@ -246,7 +246,7 @@ class LanguageModelSession:
             ResponseEntry(
                 turn=AssistantTurn(text=answer.text),
                 source=None if schema is None else str(schema.get("title", "")),
-                assets=(model.bundle.name,),
+                assets=(self._model.described().name,),
             ),
         )
 

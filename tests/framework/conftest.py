@@ -1,0 +1,29 @@
+"""Tiny models as fixtures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tiny_bundles import SlowEngine, write_tiny_bundle
+
+import openafm as fm
+from openafm.runtime.torch_engine import TorchEngine
+
+
+@pytest.fixture(scope="session")
+def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny").path
+
+
+@pytest.fixture
+def model(bundle_path: Path) -> fm.SystemLanguageModel:
+    return fm.SystemLanguageModel(bundle=bundle_path)
+
+
+@pytest.fixture
+def slow_model(model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch) -> fm.SystemLanguageModel:
+    loaded = model.load()
+    assert isinstance(loaded.engine, TorchEngine)
+    monkeypatch.setattr(loaded, "engine", SlowEngine(loaded.engine.decoder))
+    return model

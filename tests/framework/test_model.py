@@ -1,0 +1,123 @@
+"""Which model answers, whether it can, and what things cost in tokens, exactly."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tiny_bundles import write_tiny_bundle
+
+import openafm as fm
+from openafm.bundle import choose_model
+
+Reason = fm.SystemLanguageModelUnavailableReason
+
+
+@fm.generable("A thing")
+class Thing:
+    size: int = fm.guide("How large", range=(1, 9))
+    parts: list[Thing] = fm.guide(max_items=1)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_without_a_model_availability_says_so_and_requests_fail(home: Path) -> None:
+    model = fm.SystemLanguageModel()
+    assert model.is_available() == (False, Reason.MODEL_NOT_INSTALLED)
+    assert fm.SystemLanguageModel(bundle="nothing").is_available() == (False, Reason.MODEL_NOT_INSTALLED)
+    session = fm.LanguageModelSession()
+    with pytest.raises(fm.AssetsUnavailableError, match="openafm"):
+        asyncio.run(session.respond("hello"))
+    assert not session.is_responding
+    with pytest.raises(fm.AssetsUnavailableError):
+        _ = model.context_size
+    write_tiny_bundle(home / "bundles" / "first")
+    assert model.is_available() == (True, None)
+    assert session.respond_blocking("hello", options=fm.GenerationOptions(maximum_response_tokens=2)) is not None
+
+
+def test_the_chosen_bundle_answers(home: Path, tmp_path: Path) -> None:
+    write_tiny_bundle(home / "bundles" / "local", context_length=100)
+    chosen = write_tiny_bundle(tmp_path / "chosen", context_length=200)
+    assert fm.SystemLanguageModel().context_size == 100
+    choose_model(chosen.path)
+    assert fm.SystemLanguageModel().context_size == 200
+    assert fm.SystemLanguageModel(bundle="local").context_size == 100
+
+
+def test_damaged_bundles_are_not_available(tmp_path: Path) -> None:
+    path = write_tiny_bundle(tmp_path / "damaged", seed=9).path
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-9])
+    model = fm.SystemLanguageModel(bundle=path)
+    assert model.is_available() == (False, Reason.MODEL_DAMAGED)
+    with pytest.raises(fm.AssetsUnavailableError, match=r"model\.safetensors"):
+        fm.LanguageModelSession(model=model).respond_blocking("hello")
+    weights.unlink()
+    assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_DAMAGED)
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"version": 1', '"version": 99'))
+    assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_VERSION_UNSUPPORTED)
+
+
+def test_counts_of_parts_add_up_to_what_is_prefilled(model: fm.SystemLanguageModel) -> None:
+    async def run() -> None:
+        instructions = await model.token_count(instructions="Be brief.")
+        prompt = await model.token_count("the cat, 猫")
+        schema = await model.token_count(fm.GenerationSchema(Thing))
+        options = fm.GenerationOptions(fm.SamplingMode.random(seed=1))
+        shown, hidden = fm.LanguageModelSession("Be brief.", model), fm.LanguageModelSession("Be brief.", model)
+        await shown.respond("the cat, 猫", Thing, options=options)
+        await hidden.respond("the cat, 猫", Thing, options=options, include_schema_in_prompt=False)
+        assert shown.usage.prompt_tokens == instructions + prompt + schema
+        assert hidden.usage.prompt_tokens == instructions + prompt
+        for session in (shown, hidden):
+            total = session.usage.prompt_tokens + session.usage.generated_tokens
+            assert await model.token_count(session.transcript) == total
+            assert session.usage.forced_tokens > 5
+
+    asyncio.run(run())
+
+
+def test_a_count_of_nothing_or_of_two_things_is_refused(model: fm.SystemLanguageModel) -> None:
+    for arguments in ({}, {"value": "a", "instructions": "b"}):
+        with pytest.raises(ValueError, match="one of the two"):
+            asyncio.run(model.token_count(**arguments))
+
+
+def test_empty_instructions_cost_what_a_session_without_any_does(model: fm.SystemLanguageModel) -> None:
+    session = fm.LanguageModelSession(model=model)
+    session.respond_blocking("a", options=fm.GenerationOptions(maximum_response_tokens=1))
+    opening = asyncio.run(model.token_count(instructions=""))
+    assert session.usage.prompt_tokens == opening + asyncio.run(model.token_count("a"))
+
+
+def test_sixteen_languages(model: fm.SystemLanguageModel) -> None:
+    assert len(model.supported_languages) == 16
+    assert {"en", "ja", "vi", "zh-Hant"} < model.supported_languages
+
+
+def test_the_wire_form_of_a_transcript(model: fm.SystemLanguageModel) -> None:
+    session = fm.LanguageModelSession("Be brief.", model)
+    sampling = fm.SamplingMode.random(top=3, seed=5)
+    thing = session.respond_blocking("a thing", Thing, options=fm.GenerationOptions(sampling, temperature=0.5))
+    session.respond_blocking("more", options=fm.GenerationOptions(maximum_response_tokens=3))
+    wire = asyncio.run(session.transcript.to_dict())
+    assert (wire["version"], wire["type"]) == (1, "FoundationModels.Transcript")
+    entries = wire["transcript"]["entries"]
+    assert [entry["role"] for entry in entries] == ["instructions", "user", "response", "user", "response"]
+    assert len({entry["id"] for entry in entries}) == 5
+    assert entries[0]["contents"] == [{"id": "0", "type": "text", "text": "Be brief."}]
+    assert entries[1]["options"] == {"sampling": {"mode": "random", "top_k": 3, "seed": 5}, "temperature": 0.5}
+    schema = fm.GenerationSchema(Thing).to_dict()
+    assert entries[1]["responseFormat"] == {"type": "jsonSchema", "jsonSchema": {"name": "Thing", "schema": schema}}
+    structure = {"source": "Thing", "content": thing.generated_content.value()}  # type: ignore[attr-defined]
+    assert entries[2]["contents"] == [{"id": "0", "type": "structure", "structure": structure}]
+    assert entries[2]["assets"] == ["tiny"]
+    assert entries[3]["options"] == {"maximum_response_tokens": 3}
+    assert wire == asyncio.run(session.transcript.to_dict())

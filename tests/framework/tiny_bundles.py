@@ -1,0 +1,51 @@
+"""Tiny models with random weights: real bundles, a real engine, and answers that mean nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from openafm.bundle import Bundle, write_bundle
+from openafm.models.sizes import shared_kv_decoder
+from openafm.runtime.torch_engine import TorchEngine
+from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
+
+TEXT = 'the cat {"name":"Mo","age":3,"kind":["red","blue"]} and the dog sat on the mat, no: the log. '
+
+
+def write_tiny_bundle(path: Path, seed: int = 0, context_length: int = 512) -> Bundle:
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
+    config = shared_kv_decoder(
+        vocab_size=400,  # more than the tokenizer has: the surplus must never be chosen
+        dim=32,
+        num_own_layers=2,
+        num_shared_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        hidden_dim=48,
+        context_length=context_length,
+    )
+    decoder = config.build(seed=seed)
+    with torch.no_grad():
+        decoder.embedding.normal_(std=0.1, generator=torch.Generator().manual_seed(seed))
+    tensors = {name: tensor.detach().numpy().astype(np.float32) for name, tensor in decoder.state_dict().items()}
+    return write_bundle(path, config=config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors)
+
+
+class SlowEngine(TorchEngine):
+    """Takes its time, so that something can happen in the middle of an answer, and counts its steps."""
+
+    num_steps = 0
+
+    def _forward(self, batch: Sequence[Any], logits: Any) -> Any:
+        self.num_steps += 1
+        time.sleep(0.02)
+        return super()._forward(batch, logits)
