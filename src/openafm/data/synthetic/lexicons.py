@@ -10,8 +10,8 @@ A lexicon file is the JSON form of `Lexicon` below; an unknown or missing key is
 | `the |meeting` | a title after its article |
 | `{person}(은/는)` | Korean particle: after a consonant / after a vowel |
 
-Every text may use the slots person, other (someone else), n (a number), proper (a name such as cafés have) and place (a place
-with its preposition); further slots stand beside the fields.
+Every text may use the slots person, other (someone else), n (a number), proper (a name such as cafés have) and place (with
+its preposition); further slots stand beside the fields.
 
 **Splits.** The last quarter of every list, rounded up, is held out, unless the list is "closed": `lexicon(language, split)`
 returns a lexicon that holds only that split's part of each list, so that no task has to think about splits.
