@@ -41,5 +41,5 @@ def accepts(grammar: Grammar, text: str | bytes) -> bool:
 
 
 def llguidance_matcher(grammar: Grammar) -> Any:
-    """The engine's own matcher, which forces no tokenization."""
+    """The grammar engine's own matcher at the start."""
     return grammar._matcher.deep_copy()

@@ -104,22 +104,30 @@ class Grammar:
 
 
 class Matcher:
-    """How far one answer has come under its grammar, and what may follow."""
+    """How far one answer has come under its grammar, and what may follow.
+
+    The stop token is not shown to llguidance, which does not take it back fully.
+    """
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
-        self._forced: list[tuple[int, ...]] = []  # what was forced at the start and after each accepted token
-        self._forced.append(self._compute_forced())
+        self._accepted: list[int] = []
+        self._forced = [self._compute_forced()]  # what was forced at the start and after each accepted token
 
     @property
     def may_stop(self) -> bool:
-        """Whether the answer so far is whole, or has been stopped."""
+        """Whether the answer so far is whole, so that the stop token may come or has come."""
         return self._checked(self._matcher.is_accepting())
 
     @property
     def must_stop(self) -> bool:
         """Whether nothing but the stop token can follow, or it has come."""
-        return self._checked(self._matcher.is_stopped())
+        return self.has_stopped or self._checked(self._matcher.is_stopped())
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the stop token has come; nothing may follow it."""
+        return self._accepted[-1:] == [SPECIAL_TOKENS.turn_end]
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that must follow now, the stop token included; empty where there is a choice."""
@@ -127,9 +135,9 @@ class Matcher:
 
     def mask(self) -> NDArray[np.bool_]:
         """Which tokens of the tokenizer may follow, [V]. The stop token of every grammar is `turn_end`."""
-        if forced := self._forced[-1]:
+        if self._forced[-1] or self.has_stopped:
             mask_V = np.zeros(self._vocab_size, np.bool_)
-            mask_V[forced[0]] = True
+            mask_V[list(self._forced[-1][:1])] = True
             return mask_V
         bits: bytes = self._checked(self._matcher.compute_bitmask())
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
@@ -151,8 +159,9 @@ class Matcher:
             if not self._is_legal(token, forced):
                 self.rollback(done)
                 raise IllegalTokenError(f"token {token} is not allowed by the grammar here")
-            if not self._matcher.consume_token(token):
-                raise GrammarError(_first_line(self._matcher.get_error()))
+            if token != SPECIAL_TOKENS.turn_end:
+                self._checked(self._matcher.consume_token(token))
+            self._accepted.append(token)
             self._forced.append(forced[1:] or self._compute_forced())
 
     def rollback(self, num_tokens: int) -> None:
@@ -161,21 +170,22 @@ class Matcher:
         Raises:
             IllegalTokenError: fewer have been accepted.
         """
-        if not 0 <= num_tokens < len(self._forced):
-            raise IllegalTokenError(f"cannot take back {num_tokens} of {len(self._forced) - 1} accepted tokens")
+        if not 0 <= num_tokens <= len(self._accepted):
+            raise IllegalTokenError(f"cannot take back {num_tokens} of {len(self._accepted)} accepted tokens")
         if num_tokens:
-            self._checked(self._matcher.rollback(num_tokens))
-            del self._forced[-num_tokens:]
+            self._checked(self._matcher.rollback(num_tokens - self.has_stopped))
+            del self._accepted[-num_tokens:], self._forced[-num_tokens:]
 
     def _is_legal(self, token: int, forced: tuple[int, ...]) -> bool:
-        if forced:
-            return token == forced[0]
+        if forced or self.has_stopped:
+            return token in forced[:1]
         return bool(self._checked(self._matcher.validate_tokens([token])) == 1)
 
     def _compute_forced(self) -> tuple[int, ...]:
+        if self.has_stopped:
+            return ()
         if self._checked(self._matcher.is_stopped()):
-            ended = self._matcher.stop_reason() == "EndOfSentence"
-            return () if ended else (SPECIAL_TOKENS.turn_end,)
+            return (SPECIAL_TOKENS.turn_end,)
         return tuple(self._checked(self._matcher.compute_ff_tokens()))
 
     def _checked(self, result: Any) -> Any:
