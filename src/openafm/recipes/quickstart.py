@@ -18,6 +18,7 @@ from openafm.core.files import data_home, write_json
 from openafm.core.progress import progress
 from openafm.data.synthetic import event_instructions
 from openafm.evaluation.events import (
+    MOST_TOKENS,
     EventExample,
     EventScores,
     Extractor,
@@ -41,7 +42,7 @@ class Event:
 
     title: str
     date: datetime.date | None
-    time: str | None = fm.guide(regex=r"^([01][0-9]|2[0-3]):[0-5][0-9]$")
+    time: str | None = fm.guide(regex=r"^(?:[01][0-9]|2[0-3]):[0-5][0-9]$")
     location: str | None
 
 
@@ -130,12 +131,17 @@ def use_model(bundle: Path, sentence: str, say: Callable[[str], None]) -> Use:
     """Extract the typed event of a sentence, saying each snapshot as it grows."""
     session = fm.LanguageModelSession(event_instructions(datetime.date.today()), fm.SystemLanguageModel(bundle=bundle))
 
+    options = fm.GenerationOptions(maximum_response_tokens=MOST_TOKENS)
+
     async def extract() -> str:
         shown = ""
-        async for snapshot in session.stream_response(sentence, generating=Event):
-            if snapshot.raw_content.to_json() != shown:
-                shown = snapshot.raw_content.to_json()
-                say(f"   {shown}")
+        try:
+            async for snapshot in session.stream_response(sentence, generating=Event, options=options):
+                if snapshot.raw_content.to_json() != shown:
+                    shown = snapshot.raw_content.to_json()
+                    say(f"   {shown}")
+        except fm.DecodingFailureError as error:
+            say(f"   {error}")
         return shown
 
     say(f'   "{sentence}"')

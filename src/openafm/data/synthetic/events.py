@@ -21,7 +21,7 @@ EVENT_SCHEMA: JsonSchema = {
     "properties": {
         "title": {"type": "string"},
         "date": {"type": "string", "format": "date"},
-        "time": {"type": "string", "pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"},
+        "time": {"type": "string", "pattern": "^(?:[01][0-9]|2[0-3]):[0-5][0-9]$"},
         "location": {"type": "string"},
     },
     "required": ["title"],
