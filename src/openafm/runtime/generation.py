@@ -232,6 +232,8 @@ class Generation(Iterator[TokenEvent]):
     def _out_of_room(self, events: list[TokenEvent], position: int) -> _Run:
         if position >= self._request.max_tokens:
             return _Run(events, "length")
+        if events:
+            return _Run(events, None)
         context_length = self._request.engine.context_length
         raise ContextWindowError(context_length + 1, context_length)
 
