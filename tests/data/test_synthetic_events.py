@@ -95,7 +95,7 @@ DATES: list[tuple[str, str, Reader]] = [
     ),
     ("fr", r"\b[Ll]e (\d\d)/(\d\d)/(\d{4})\b", lambda m, _: f"{m[3]}-{m[2]}-{m[1]}"),
     ("es", r"\b[Pp]asado mañana\b", in_days(2)),
-    ("es", rf"\b[Ee]l ({'|'.join(ES_DAYS)})\b(?! \d)", next_weekday(ES_DAYS)),
+    ("es", rf"\b[Ee]l ({'|'.join(ES_DAYS)})\b(?!,? \d)", next_weekday(ES_DAYS)),
     ("tr", rf"(?P<d>\d+) ({'|'.join(TR_MONTHS)})\b(?! \d{{4}})", next_date(lambda m: TR_MONTHS.index(m[2]) + 1)),
     ("tr", r"\b[Öö]bür gün\b", in_days(2)),
     ("ja", r"明後日|あさって", in_days(2)),
