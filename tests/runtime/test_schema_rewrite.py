@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import json
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -175,3 +176,28 @@ def test_the_schema_given_is_left_as_it_is() -> None:
     assert schema == before
     assert list(schema["properties"]) == ["b", "a", "any"]
     assert list(rewritten["properties"]) == ["a", "b", "any"]
+
+
+@given(st.floats(-1e17, 1e17), st.sampled_from(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"]))
+@example(0.9706139926869055, "maximum")
+@example(9.19416160786391e-09, "minimum")
+def test_the_engine_reads_bounds_of_many_digits_exactly(bound: float, keyword: str) -> None:
+    (rewritten,) = [enforceable_schema({"type": "number", keyword: bound})[keyword]]
+    assert rewritten <= bound if "aximum" in keyword else rewritten >= bound
+    if rewritten not in (0, bound):
+        assert abs(rewritten - bound) <= max(1e-14 * abs(bound), 1e-22)
+    text = format(Decimal(repr(rewritten)), "f")
+    edge = {"type": "number", "minimum": rewritten, "maximum": rewritten}
+    assert accepts(COMPILER.json_schema(edge), text)
+
+
+@pytest.mark.parametrize("schema", [{"const": 0.9706139926869055}, {"enum": [1, [{"a": 1.2345678901234567}]]}])
+def test_spelled_out_numbers_of_too_many_digits_are_refused(schema: Any) -> None:
+    with pytest.raises(UnsupportedSchemaError, match="more digits"):
+        enforceable_schema(schema)
+    assert enforceable_schema({"const": 0.1})["const"] == 0.1
+
+
+def test_exclusive_bounds_of_integers_keep_what_lies_between() -> None:
+    grammar = COMPILER.json_schema({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5})
+    assert [text for text in "0123" if accepts(grammar, text)] == ["1", "2"]

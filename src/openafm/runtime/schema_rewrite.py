@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any
+from decimal import ROUND_FLOOR, Context, Decimal
+from typing import Any, TypeGuard
 
 from openafm.core.errors import UsageError
 from openafm.tokenizer.conversation import JsonSchema
@@ -35,6 +36,7 @@ _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties")
 _SAY_WHAT = {"type", "const", "enum", "$ref", "anyOf", "oneOf", "allOf"}
 _ALL_TYPES = ["null", "boolean", "number", "string", "array", "object"]
+_FINEST = Decimal("1e-22")
 _ANY = "x-any-json"
 _ANY_REFERENCE = {"$ref": f"#/$defs/{_ANY}"}
 _ANY_DEFINITION = {
@@ -61,7 +63,7 @@ def enforceable_schema(schema: JsonSchema | bool) -> JsonSchema:
     try:
         rewritten = dict(_value(schema, whole=True))
         return rewritten | {"$defs": {**rewritten.get("$defs", {}), _ANY: _ANY_DEFINITION}}
-    except (AttributeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise UnsupportedSchemaError(f"this is not a JSON Schema ({error}): {schema!r}") from error
 
 
@@ -95,6 +97,7 @@ def _object(schema: JsonSchema, whole: bool) -> JsonSchema:
     if whole and not schema.keys() & _SAY_WHAT:
         rewritten["type"] = _ALL_TYPES
     _check_names(rewritten)
+    _check_literals([schema[key] for key in ("enum", "const") if key in schema])
     for part in (_open_ends(rewritten, whole), _bounds(rewritten)):
         rewritten |= part
     return _with_exact_format(rewritten)
@@ -111,30 +114,44 @@ def _open_ends(schema: JsonSchema, whole: bool) -> JsonSchema:
 
 
 def _bounds(schema: JsonSchema) -> JsonSchema:
-    """Bounds that are exact in the engine's doubles, none wider than what `schema` says."""
+    """Bounds that the engine reads exactly, none wider than what `schema` says."""
+    types = _types(schema) & {"integer", "number"}
+    if not types:
+        return {}
+    at_most = _greatest_double if types == {"integer"} else _greatest_decimal
     bounds: JsonSchema = {}
-    if not _types(schema) & {"integer", "number"}:
-        return bounds
     if _is_number(least := schema.get("exclusiveMinimum")):
-        bounds["exclusiveMinimum"] = -_greatest_double(-least)
+        bounds["exclusiveMinimum"] = -at_most(-least)
     else:
-        bounds["minimum"] = -_greatest_double(-max(schema.get("minimum", -LARGEST_NUMBER), -LARGEST_NUMBER))
+        bounds["minimum"] = -at_most(-max(schema.get("minimum", -LARGEST_NUMBER), -LARGEST_NUMBER))
     if _is_number(greatest := schema.get("exclusiveMaximum")):
-        bounds["exclusiveMaximum"] = _greatest_double(greatest)
+        bounds["exclusiveMaximum"] = at_most(greatest)
     else:
-        bounds["maximum"] = _greatest_double(min(schema.get("maximum", LARGEST_NUMBER), LARGEST_NUMBER))
+        bounds["maximum"] = at_most(min(schema.get("maximum", LARGEST_NUMBER), LARGEST_NUMBER))
     return bounds
 
 
 def _greatest_double(bound: float) -> float:
-    """The greatest double that is at most `bound`, as an integer where it is one."""
+    """The greatest double at most `bound`, which is how the engine reads bounds of integers."""
     double = float(bound)
     if double > bound:
         double = math.nextafter(double, -math.inf)
     return int(double) if double.is_integer() else double
 
 
-def _is_number(value: Any) -> bool:
+def _greatest_decimal(bound: float) -> float:
+    """The greatest number at most `bound` that the engine reads exactly and writes as it is, as an integer where it is one.
+
+    Its reader is exact up to 15 digits and 22 behind the point; beyond, it is off by one double at times.
+    """
+    exact = Decimal(int(bound)) if bound == int(bound) else Decimal(repr(bound))
+    digits = Context(prec=15, rounding=ROUND_FLOOR).create_decimal(exact)
+    if abs(digits) < 1:
+        digits = digits.quantize(_FINEST, ROUND_FLOOR)
+    return int(digits) if digits == digits.to_integral_value() else float(digits)
+
+
+def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -153,6 +170,15 @@ def _check_names(schema: JsonSchema) -> None:
             "minProperties above 1 cannot be enforced where names are open, since a name may come twice;"
             " name the properties or set additionalProperties to false"
         )
+
+
+def _check_literals(value: Any) -> None:
+    """Refuse spelled-out numbers of which the engine would write another."""
+    if isinstance(value, dict | list):
+        for below in value.values() if isinstance(value, dict) else value:
+            _check_literals(below)
+    elif isinstance(value, float) and _greatest_decimal(value) != value:
+        raise UnsupportedSchemaError(f"the number {value!r} has more digits than can be enforced; use 15 at most")
 
 
 def _types(schema: JsonSchema) -> set[str]:
