@@ -10,7 +10,7 @@ import torch
 from tiny_runs import tiny_run, write_corpus
 
 from openafm.data.loader import LoaderConfig
-from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, TrainerConfig
+from openafm.training.config import AdamWConfig, BFloat16Config, CompileConfig, Float32Config, PrecisionConfig, TrainerConfig
 from openafm.training.schedules import Constant
 from openafm.training.state import fresh_state
 from openafm.training.trainer import NonFiniteError, Trainer, microbatches
@@ -100,3 +100,12 @@ def test_a_gradient_that_is_not_finite_stops_too(corpus: LoaderConfig) -> None:
     with pytest.raises(NonFiniteError, match="gradient of step 0"):
         trainer.update(trainer.loader.batch(0))
     assert trainer.state.step == 0
+
+
+@pytest.mark.slow
+def test_a_compiled_model_makes_the_same_steps(corpus: LoaderConfig) -> None:
+    eager, compiled = (trainer_of(tiny_run(corpus, compile=config)) for config in (None, CompileConfig()))
+    for step in range(2):
+        expected, found = (trainer.update(trainer.loader.batch(step)) for trainer in (eager, compiled))
+        assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert compiled.state.snapshot().tensors["model"].keys() == eager.state.snapshot().tensors["model"].keys()

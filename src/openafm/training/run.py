@@ -106,6 +106,7 @@ def _steps_that_fit(trainer: Trainer, budget: TimeBudget, start_s: float) -> int
     """How many steps fit into what is left of the budget, at the pace of a few steps that are then undone."""
     state = trainer.state
     before = state.snapshot()
+    state.num_steps = budget.measured_steps + 1
     step_seconds = []
     for step in range(budget.measured_steps + 1):
         step_start_s = perf_counter()

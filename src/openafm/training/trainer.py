@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
 import torch
@@ -49,6 +49,16 @@ class Update:
     learning_rate: float
     num_tokens: int
     flops: int
+
+
+@dataclass
+class _Sums:
+    """Losses of the microbatches of a step, added up."""
+
+    loss: float = 0.0
+    count: int = 0
+    flops: int = 0
+    parts: Counter[str] = field(default_factory=Counter)
 
 
 class Trainer:
@@ -95,22 +105,12 @@ class Trainer:
         """
         start_s = perf_counter()
         state = self.state
-        factor = self.config.schedule.factor(state.step, state.num_steps)
-        sums: Counter[str] = Counter()
-        count = flops = 0
-        for piece in microbatches(batch, self.config.microbatch_rows):
-            losses = self._objective(state.model, piece)
-            if losses.count == 0:
-                continue
-            losses.total.backward()
-            total = losses.total.item()
-            if not math.isfinite(total):
-                raise NonFiniteError("loss", state.step, piece.origins)
-            sums.update({"loss": total} | {name: part.item() for name, part in losses.parts.items()})
-            count, flops = count + losses.count, flops + losses.flops
-        norm = self._average_and_clip_gradients(max(count, 1))
+        sums = self._accumulate_gradients(batch)
+        count = max(sums.count, 1)
+        norm = self._average_and_clip_gradients(count)
         if not math.isfinite(norm):
             raise NonFiniteError("gradient", state.step, batch.origins)
+        factor = self.config.schedule.factor(state.step, state.num_steps)
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * factor
@@ -120,15 +120,31 @@ class Trainer:
         state.update_ema()
         state.num_tokens += batch.num_real_tokens
         state.seconds += perf_counter() - start_s
-        means = {name: value / max(count, 1) for name, value in sums.items()}
         return Update(
-            loss=means.pop("loss", 0.0),
-            parts=means,
+            loss=sums.loss / count,
+            parts={name: part / count for name, part in sums.parts.items()},
             gradient_norm=norm,
             learning_rate=self.config.optimizer.learning_rate * factor,
             num_tokens=batch.num_real_tokens,
-            flops=flops,
+            flops=sums.flops,
         )
+
+    def _accumulate_gradients(self, batch: Batch) -> _Sums:
+        """Add up losses, and their gradients in the parameters, over the microbatches."""
+        sums = _Sums()
+        for piece in microbatches(batch, self.config.microbatch_rows):
+            losses = self._objective(self.state.model, piece)
+            if losses.count == 0:
+                continue
+            losses.total.backward()
+            loss = losses.total.item()
+            if not math.isfinite(loss):
+                raise NonFiniteError("loss", self.state.step, piece.origins)
+            sums.loss += loss
+            sums.count += losses.count
+            sums.flops += losses.flops
+            sums.parts.update({name: part.item() for name, part in losses.parts.items()})
+        return sums
 
     def _average_and_clip_gradients(self, count: int) -> float:
         """Turn gradients of sums into those of means, clipped; returns the norm before clipping."""
