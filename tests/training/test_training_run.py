@@ -19,8 +19,9 @@ from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_chi
 from openafm.core.errors import UsageError
 from openafm.core.files import FolderInUseError, folder_lock
 from openafm.data.loader import LoaderConfig
-from openafm.training.checkpoint import AnotherRunError, checkpoint_paths
+from openafm.training.checkpoint import AnotherRunError, checkpoint_paths, open_checkpoint
 from openafm.training.config import (
+    AdamWConfig,
     BFloat16Config,
     CheckpointConfig,
     EMAConfig,
@@ -31,6 +32,7 @@ from openafm.training.config import (
 )
 from openafm.training.metrics import read_metrics
 from openafm.training.run import load_trained, train
+from openafm.training.trainer import NonFiniteError
 
 VARIANTS = {
     "adamw": {"ema": EMAConfig(decay=0.9), "microbatch_rows": 3},
@@ -107,6 +109,18 @@ def test_asked_to_stop_it_saves_and_exits_with_0(tmp_path: Path, corpus: LoaderC
     assert printed.startswith("stopped ")
     assert checkpoint_paths(output / "checkpoints")[0].name == f"step-{int(printed.split()[1]):08}"
     assert read_metrics(output)[-1]["step"] == int(printed.split()[1])
+
+
+def test_a_run_that_diverges_stops_and_leaves_whole_checkpoints(tmp_path: Path, corpus: LoaderConfig) -> None:
+    config = tiny_run(corpus, num_steps=40, optimizer=AdamWConfig(learning_rate=1e30))
+    config = replace(config, checkpoint=CheckpointConfig(every_steps=1, every_seconds=None))
+    with pytest.raises(NonFiniteError, match=r"of step \d+ is not finite.*count shard") as raised:
+        train(config, tmp_path / "run")
+    newest = open_checkpoint(checkpoint_paths(tmp_path / "run" / "checkpoints")[0])
+    assert newest.load().step == raised.value.step
+    assert all(np.isfinite(line["loss"]) for line in read_metrics(tmp_path / "run"))
+    with pytest.raises(NonFiniteError, match=f"step {raised.value.step} "):
+        train(config, tmp_path / "run")
 
 
 def test_two_trainers_in_one_folder_are_refused(tmp_path: Path, corpus: LoaderConfig) -> None:
