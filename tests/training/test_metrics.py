@@ -58,6 +58,7 @@ def test_a_run_reports_its_pace_and_tensorboard_the_same(tmp_path: Path) -> None
     for key in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "peak_memory_mb", "seconds"):
         assert all(line[key] > 0 for line in lines), key
     assert all(0 < line["model_flops_utilization"] < 1 for line in lines)
+    assert [line["num_tokens"] for line in lines] == sorted({line["num_tokens"] for line in lines})
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))

@@ -86,7 +86,7 @@ class Trainer:
                 update = self.update(next(batches))
                 pace.add(update)
                 if self._due(self.config.log_every):
-                    log.write(self.state.step, _scalars(update) | pace.take() | {"seconds": self.state.seconds})
+                    log.write(self.state.step, self._scalars(update) | pace.take())
                 if evaluator is not None and self._due(evaluator.every_steps):
                     log.write(self.state.step, evaluator.losses(self.state))
                 bar.update(self.state.step, f"loss {update.loss:.3f}")
@@ -155,6 +155,17 @@ class Trainer:
         torch._foreach_mul_(gradients, factor / count)
         return norm
 
+    def _scalars(self, update: Update) -> dict[str, float]:
+        """The values of a line of the log; tokens and seconds are those of the whole run so far."""
+        return {
+            "loss": update.loss,
+            **update.parts,
+            "learning_rate": update.learning_rate,
+            "gradient_norm": update.gradient_norm,
+            "num_tokens": self.state.num_tokens,
+            "seconds": self.state.seconds,
+        }
+
     def _due(self, every_steps: int) -> bool:
         return self.state.step % every_steps == 0 or self.state.step == self.state.num_steps
 
@@ -205,13 +216,3 @@ class _Pace:
         self._num_tokens = self._flops = 0
         self._since_s = perf_counter()
         return values
-
-
-def _scalars(update: Update) -> dict[str, float]:
-    return {
-        "loss": update.loss,
-        **update.parts,
-        "learning_rate": update.learning_rate,
-        "gradient_norm": update.gradient_norm,
-        "num_tokens": update.num_tokens,
-    }
