@@ -19,6 +19,10 @@ from openafm.core.config import Config, ConfigError
 from openafm.core.errors import OpenAFMError
 
 
+# exp(-46) is 1e-20: all tokens of a vocabulary that far below the likeliest would not be drawn once in 1e14 draws.
+_NEGLIGIBLE = 46.0
+
+
 class BrokenLogitsError(OpenAFMError):
     """Logits that no token can be chosen from: not a number somewhere, or every token forbidden."""
 
@@ -91,11 +95,11 @@ class _Random(Sampler):
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
         greatest = float(logits_V.max())
         _check(greatest)
-        scaled_V = (logits_V.astype(np.float64) - greatest) / self._config.temperature
-        candidates_C = np.flatnonzero(scaled_V > -np.inf)
+        temperature = self._config.temperature
+        candidates_C = np.flatnonzero(logits_V >= greatest - _NEGLIGIBLE * temperature)
         if self._config.top_k is not None:
-            candidates_C = _largest(scaled_V, candidates_C, self._config.top_k)
-        weights_C = np.exp(scaled_V[candidates_C])
+            candidates_C = _largest(logits_V, candidates_C, self._config.top_k)
+        weights_C = np.exp((logits_V[candidates_C].astype(np.float64) - greatest) / temperature)
         if self._config.top_p is not None:
             kept_C = _nucleus(weights_C, self._config.top_p)
             candidates_C, weights_C = candidates_C[kept_C], weights_C[kept_C]
@@ -108,7 +112,7 @@ class _Random(Sampler):
         return float(np.random.Generator(np.random.Philox(key=self._key, counter=position)).random())
 
 
-def _largest(values_V: NDArray[np.float64], candidates_C: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+def _largest(values_V: NDArray[np.float32], candidates_C: NDArray[np.intp], count: int) -> NDArray[np.intp]:
     """The candidates with the `count` largest values, of equals the lowest ids, in order of id."""
     if count >= len(candidates_C):
         return candidates_C
