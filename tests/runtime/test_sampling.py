@@ -84,6 +84,14 @@ def test_frequencies_follow_the_law(config: RandomConfig) -> None:
     assert chi_square < 40  # 11 degrees of freedom: exceeded once in 30,000 draws
 
 
+def test_no_temperature_lets_a_forbidden_token_through() -> None:
+    logits_V = np.array([0, -np.inf, -50, -np.inf, 30], np.float32)
+    for temperature in (1e-30, 1e3, 1e37, 1e300):
+        counts = drawn(logits_V, RandomConfig(temperature=temperature, seed=2), 100)
+        assert counts[[1, 3]].sum() == 0
+        assert (counts[[0, 2, 4]] > 0).all() == (temperature >= 1e3)
+
+
 def test_ties_at_the_edge_of_top_k_go_to_the_lowest_ids() -> None:
     logits_V = np.array([1, 2, 1, 1, 1], np.float32)
     counts = drawn(logits_V, RandomConfig(top_k=3, seed=0), 500)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from openafm.core.config import Config, ConfigError
 from openafm.core.errors import OpenAFMError
 
-
 # exp(-46) is 1e-20: all tokens of a vocabulary that far below the likeliest would not be drawn once in 1e14 draws.
 _NEGLIGIBLE = 46.0
+_LEAST_LOGIT = float(np.finfo(np.float32).min)
 
 
 class BrokenLogitsError(OpenAFMError):
@@ -96,7 +96,8 @@ class _Random(Sampler):
         greatest = float(logits_V.max())
         _check(greatest)
         temperature = self._config.temperature
-        candidates_C = np.flatnonzero(logits_V >= greatest - _NEGLIGIBLE * temperature)
+        least = max(greatest - _NEGLIGIBLE * temperature, _LEAST_LOGIT)
+        candidates_C = np.flatnonzero(logits_V >= least)
         if self._config.top_k is not None:
             candidates_C = _largest(logits_V, candidates_C, self._config.top_k)
         weights_C = np.exp((logits_V[candidates_C].astype(np.float64) - greatest) / temperature)

@@ -86,7 +86,7 @@ def _weights(bundle: Bundle, dtype: torch.dtype, device: torch.device | None) ->
 def _laid_out(weight: Tensor) -> Tensor:
     """The same matrix [outputs, inputs], with the longer of the two running through memory first.
 
-    On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' as long as before.
+    On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' takes as before.
     """
     is_tall = weight.is_cpu and weight.shape[0] > weight.shape[1]
     return weight.t().contiguous().t() if is_tall else weight
