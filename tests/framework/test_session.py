@@ -379,3 +379,11 @@ def test_cancelled_after_any_snapshot_the_session_is_as_before(model: fm.SystemL
         assert list(session.transcript) == before
     assert session.respond_blocking("the dog", options=SHORT) == untouched.respond_blocking("the dog", options=SHORT)
     assert session.usage.cached_tokens == untouched.usage.cached_tokens
+
+
+def test_every_type_ends_with_a_snapshot_of_the_whole(model: fm.SystemLanguageModel) -> None:
+    for type_class in (bool, int, list[int], Kind):
+        session = fm.LanguageModelSession(model=model)
+        snapshots = list(session.stream_blocking("x", type_class, options=random_options(4)))
+        assert snapshots[-1].raw_content.is_complete
+        assert snapshots[-1].content == snapshots[-1].raw_content.value(type_class)

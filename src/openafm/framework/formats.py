@@ -82,6 +82,8 @@ class JsonFormat(ResponseFormat[GeneratedContent, GeneratedContent]):
         for piece in pieces:
             if partial.push(piece):
                 yield GeneratedContent.from_prefix(partial.prefix(), self._identity)
+        if partial.prefix().num_open:  # a number by itself, which only the end of the text ends
+            yield self.final(partial.text)
 
 
 class TypedFormat(ResponseFormat[Any, FinalT]):

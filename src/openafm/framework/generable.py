@@ -75,6 +75,7 @@ def _make_generable(cls: Any, description: str | None, local_names: Mapping[str,
     setattr(cls, STRUCTURE, structure)
     generable_class.PartiallyGenerated = structure.partial_class
     generable_class.generation_schema = classmethod(GenerationSchema)
+    generable_class._from_generated_content = classmethod(lambda cls, content: content.value(cls))
     generable_class.generated_content = property(lambda self: GeneratedContent(structure.encode(self)))
     return cls
 

@@ -26,9 +26,12 @@ def read_json(text: str) -> Any:
     """The value of a whole JSON text.
 
     Raises:
-        ValueError: not JSON, or a number beyond floats.
+        ValueError: not JSON, a number beyond floats, or nested deeper than Python can follow.
     """
-    return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except RecursionError as error:
+        raise ValueError("nested deeper than Python can follow") from error
 
 
 @dataclass(frozen=True, kw_only=True)

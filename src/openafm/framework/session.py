@@ -59,8 +59,8 @@ class LanguageModelSession:
 
     def __init__(self, instructions: str | None = None, model: SystemLanguageModel | None = None) -> None:
         self._model = model or SystemLanguageModel()
-        self._instructions = Instructions(text=instructions or "")
-        self._transcript = Transcript([InstructionsEntry(turn=self._instructions)] if instructions else [])
+        opening = [InstructionsEntry(turn=Instructions(text=instructions))] if instructions else []
+        self._transcript = Transcript(opening)
         self._cache: SessionCache | None = None
         self._usage = Usage()
         self._active: Request[Any, Any] | None = None
@@ -234,7 +234,7 @@ class LanguageModelSession:
     def _answer(self, request: Request[Any, Any]) -> Generator[str, None, None]:
         model = self._model.load()
         if self._cache is None:
-            self._cache = SessionCache(model, self._instructions)
+            self._cache = SessionCache(model, self._transcript.turns)
         schema = request.format.schema
         turn = UserTurn(text=request.prompt, response_format=schema if request.include_schema_in_prompt else None)
         with self._cache.undone_on_error():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from openafm.framework.model import LoadedModel
 from openafm.framework.options import GenerationOptions, SamplingModeType
 from openafm.runtime.generation import Summary, generate
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
-from openafm.tokenizer.conversation import Instructions, JsonSchema, UserTurn
+from openafm.tokenizer.chat_template import opened
+from openafm.tokenizer.conversation import JsonSchema, Turn, UserTurn
 from openafm.tokenizer.detokenizer import Detokenizer
 
 
@@ -51,10 +52,10 @@ class Answer:
 class SessionCache:
     """A sequence of the engine, and the tokens of the transcript that are still to be fed to it."""
 
-    def __init__(self, model: LoadedModel, instructions: Instructions) -> None:
+    def __init__(self, model: LoadedModel, turns: Iterable[Turn]) -> None:
         self._model = model
         self._sequence = model.engine.new_sequence()  # its memory goes with it
-        self._pending = model.template.encode_turn(model.tokenizer, instructions).tokens
+        self._pending = model.template.encode(model.tokenizer, opened(turns)).tokens
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:

@@ -14,12 +14,11 @@ from openafm.framework.errors import DecodingFailureError, UnsupportedGuideError
 from openafm.framework.generation_id import GenerationID
 from openafm.framework.guides import GenerationGuide, GuideType
 from openafm.framework.patterns import common_pattern, matches
+from openafm.runtime.schema_rewrite import LARGEST_NUMBER
 from openafm.tokenizer.conversation import JsonSchema
 
 if TYPE_CHECKING:
     from openafm.framework.structure import Structure
-
-LARGEST_NUMBER = 10**18  # what the grammar engine can compare; also what keeps numbers finite
 
 
 class ValueType(ABC):

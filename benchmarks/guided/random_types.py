@@ -1,0 +1,229 @@
+"""Random types over everything that `@generable` can express, each with its own judge of Python values.
+
+The judges know nothing of schemas or grammars: they look at values with `re`, `isinstance` and comparisons.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Annotated, Any, Literal, Optional, Union
+
+import openafm as fm
+
+Judge = Callable[[Any], bool]
+
+WORDS = (
+    "red",
+    "Ünïcode",
+    'quo"te',
+    "back\\slash",
+    "new\nline",
+    "a/b",
+    "日本語",
+    "🌹",
+    "",
+    " spaced ",
+    "true",
+    "12",
+    "{",
+    "\x7f",
+)
+DESCRIPTIONS = (None, "plain", 'with "quotes", \\ and\nlines', "日本語 🌹")
+NARROW = (*'aB7- é"', r"\.", r"\d", r"\w", r"\s", r"\n", r"\\", "[a-f]", r"[\s-]")
+WIDE = (r"\D", r"\W", r"\S", r"[^\d]", "[^a]", ".")
+FEW = ("?", "{2}", "{1,3}", "{,2}")
+MANY = ("*", "+", "{3,}", "*?")
+INTEGERS = (0, 1, -1, 7, -40, 999, 10**6, -(10**12), 10**18)
+NUMBERS = (0, 1, -1.5, 0.1, 0.30000000000000004, 1e-7, -3e-5, 2.5e5, 1e17)
+DEFAULTS = {str: "some", int: 0, float: 0.5, bool: True, datetime.date: datetime.date(2024, 2, 29)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomType:
+    """An annotation, the guides for a field that has it, and the judge of its values."""
+
+    annotation: Any
+    judge: Judge
+    guides: dict[str, Any] = field(default_factory=dict)
+
+
+class TypeMaker:
+    """Makes types by chance. Classes may refer to those that they are made inside of, so some are recursive."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._num_classes = 0
+        self._unfinished: list[str] = []
+        self._judges: dict[str, Judge] = {}  # by class name
+
+    def root(self) -> RandomType:
+        """A class nine times in ten, else any type."""
+        return self._class(3) if self._random.random() < 0.9 else self._any(2)
+
+    def _any(self, depth: int) -> RandomType:
+        scalars = (self._text, self._integer, self._number, self._boolean, self._date, self._literal, self._enum)
+        nested = (self._list, self._class, self._optional, self._scalar_union, self._class_union, self._recursion)
+        return self._random.choice((*scalars, *nested, *nested) if depth > 0 else scalars)(depth - 1)
+
+    def _text(self, _: int) -> RandomType:
+        match self._random.choice(("plain", "anyOf", "constant", "regex", "regex")):
+            case "anyOf":
+                choices = self._random.sample(WORDS, self._random.randint(1, 4))
+                return RandomType(annotation=str, guides={"anyOf": choices}, judge=lambda value: value in choices)
+            case "constant":
+                word = self._random.choice(WORDS)
+                return RandomType(annotation=str, guides={"constant": word}, judge=lambda value: bool(value == word))
+            case "regex":
+                regex = self._regex(2)
+                return RandomType(
+                    annotation=str,
+                    guides={"regex": regex},
+                    judge=lambda value: _is_text(value) and re.fullmatch(regex, value, re.ASCII) is not None,
+                )
+        return RandomType(annotation=str, judge=_is_text)
+
+    def _regex(self, depth: int, is_last: bool = True) -> str:
+        """A pattern. Wide classes repeat without bound only at its end: random text after them would not find the rest."""
+        match "atom" if depth == 0 else self._random.choice(("atom", "row", "row", "few", "many", "choice")):
+            case "atom":
+                return self._random.choice(NARROW + WIDE)
+            case "few":
+                return f"(?:{self._regex(depth - 1, is_last=False)}){self._random.choice(FEW)}"
+            case "many":
+                body = self._regex(depth - 1, is_last=False) if is_last else self._random.choice(NARROW)
+                return f"(?:{body}){self._random.choice(MANY)}"
+            case "choice":
+                return f"({'|'.join(self._regex(depth - 1, is_last) for _ in range(self._random.randint(1, 3)))})"
+        lasts = [False] * self._random.randint(0, 2) + [is_last]
+        return "".join(self._regex(depth - 1, last) for last in lasts)
+
+    def _integer(self, _: int) -> RandomType:
+        return self._bounded(int, *self._random.choices(INTEGERS, k=2))
+
+    def _number(self, _: int) -> RandomType:
+        return self._bounded(float, *self._random.choices((*NUMBERS, self._random.uniform(-1, 1)), k=2))
+
+    def _bounded(self, cls: type, one_end: float, other_end: float) -> RandomType:
+        low, high = sorted((one_end, other_end))
+        if cls is float and high - low < 1e-9:
+            high = low + 1  # between two numbers of 17 digits there may be none that can be enforced
+        has_low, has_high = self._random.random() < 0.6, self._random.random() < 0.6
+        if has_low and has_high and self._random.random() < 0.5:
+            guides: dict[str, Any] = {"range": (low, high)}
+        else:
+            guides = ({"minimum": low} if has_low else {}) | ({"maximum": high} if has_high else {})
+        return RandomType(
+            annotation=cls,
+            guides=guides,
+            judge=lambda v: type(v) is cls and (not has_low or v >= low) and (not has_high or v <= high) and abs(v) <= 1e18,
+        )
+
+    def _boolean(self, _: int) -> RandomType:
+        return RandomType(annotation=bool, judge=lambda value: type(value) is bool)
+
+    def _date(self, _: int) -> RandomType:
+        return RandomType(annotation=datetime.date, judge=lambda value: type(value) is datetime.date)
+
+    def _literal(self, _: int) -> RandomType:
+        values = tuple(self._random.sample((*WORDS, 1, 0, -7, True, False), self._random.randint(1, 4)))
+        return RandomType(
+            annotation=Literal[values], judge=lambda value: (type(value), value) in [(type(v), v) for v in values]
+        )
+
+    def _enum(self, _: int) -> RandomType:
+        names = self._random.sample(("ONE", "TWO", "Trois", "四"), self._random.randint(1, 4))
+        values = self._random.sample(WORDS, len(names)) if self._random.random() < 0.5 else range(len(names))
+        made = Enum("Made", dict(zip(names, values, strict=True)))
+        return RandomType(annotation=made, judge=lambda value: isinstance(value, made))
+
+    def _list(self, depth: int) -> RandomType:
+        item = self._any(depth)
+        least, most = sorted(self._random.choices(range(4), k=2))
+        sizes: list[dict[str, Any]] = [{}, {"max_items": most}, {"min_items": least, "max_items": most}]
+        guides = self._random.choice([*sizes, {"count": most}] if most else sizes)
+        low = guides.get("count", guides.get("min_items", 0))
+        high = guides.get("count", guides.get("max_items", 10**9))
+        if len(item.guides) == 1 and self._random.random() < 0.5:
+            guides = guides | {"element": _guides(item.guides)[0]}
+            item = replace(item, guides={})
+        return RandomType(
+            annotation=list[annotated(item)],  # type: ignore[misc]
+            guides=guides,
+            judge=lambda value: type(value) is list and low <= len(value) <= high and all(map(item.judge, value)),
+        )
+
+    def _optional(self, depth: int) -> RandomType:
+        value_type = self._any(depth)
+        judge = value_type.judge
+        return replace(
+            value_type,
+            annotation=Optional[value_type.annotation],  # noqa: UP045
+            judge=lambda value: value is None or judge(value),
+        )
+
+    def _scalar_union(self, _: int) -> RandomType:
+        kinds = (self._integer, self._number, self._boolean, self._date, self._literal, self._enum, self._text)
+        members = [make(0) for make in self._random.sample(kinds, self._random.randint(2, 4))]
+        return RandomType(
+            annotation=Union[tuple(annotated(member) for member in members)],  # noqa: UP007
+            judge=lambda value: any(member.judge(value) for member in members),
+        )
+
+    def _class_union(self, depth: int) -> RandomType:
+        members = [self._class(depth) for _ in range(self._random.randint(2, 3))]
+        members += [self._text(0)] * (self._random.random() < 0.2)
+        return RandomType(
+            annotation=Union[tuple(annotated(member) for member in members)],  # noqa: UP007
+            judge=lambda value: any(member.judge(value) for member in members),
+        )
+
+    def _recursion(self, depth: int) -> RandomType:
+        if not self._unfinished:
+            return self._class(depth)
+        name = self._random.choice(self._unfinished)
+        if self._random.random() < 0.5:
+            annotation = Optional[name]  # noqa: UP045
+            return RandomType(annotation=annotation, judge=lambda value: value is None or self._judges[name](value))
+        return RandomType(
+            annotation=list[name],  # type: ignore[valid-type]
+            guides={"max_items": 2},
+            judge=lambda value: type(value) is list and len(value) <= 2 and all(map(self._judges[name], value)),
+        )
+
+    def _class(self, depth: int) -> RandomType:
+        name = f"Class{self._num_classes}"
+        self._num_classes += 1
+        self._unfinished.append(name)
+        fields = {f"field_{i}": self._any(depth) for i in range(self._random.randint(1, 4))}
+        self._unfinished.pop()
+        body: dict[str, Any] = {
+            "__qualname__": f"TypeMaker.<locals>.{name}",  # a local class: the others are found by name
+            "__annotations__": {name: made.annotation for name, made in fields.items()},
+        }
+        for field_name, made in fields.items():
+            has_default = made.annotation in DEFAULTS and not made.guides and self._random.random() < 0.2
+            default = {"default": DEFAULTS[made.annotation]} if has_default else {}
+            body[field_name] = fm.guide(self._random.choice(DESCRIPTIONS), **made.guides, **default)
+        cls = fm.generable(self._random.choice(DESCRIPTIONS))(type(name, (), body))
+        self._judges[name] = lambda value: (
+            type(value) is cls and all(made.judge(getattr(value, field)) for field, made in fields.items())
+        )
+        return RandomType(annotation=cls, judge=self._judges[name])
+
+
+def _guides(guides: dict[str, Any]) -> list[fm.GenerationGuide]:
+    return [getattr(fm.GenerationGuide, name)(value) for name, value in guides.items()]
+
+
+def annotated(made: RandomType) -> Any:
+    """The annotation with its guides, as it stands by itself."""
+    return Annotated[(made.annotation, *_guides(made.guides))] if made.guides else made.annotation
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str and not any("\ud800" <= character <= "\udfff" for character in value)

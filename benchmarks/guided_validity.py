@@ -1,0 +1,239 @@
+"""Guided generation never gives an invalid value: random types, random logits, an independent judge (report 7).
+
+Every case makes a random type over everything that `@generable` can express (`guided/random_types.py`), and lets random
+logits, which know nothing of JSON, choose among what the grammar allows. The text must then satisfy three judges that know
+nothing of the grammar: `jsonschema` on the published schema, conversion to the Python type, and a judge of the Python value
+that knows nothing of schemas. A text that does not end within the token limit is invalid too.
+
+Random logits would write numbers, strings and lists for ever, so tokens that close something (`}`, `]`, `"`, then `,`, and
+the stop token) gain a bonus that grows with the length of the answer. One case in ten is cut off on purpose: there, what is
+settled so far must convert to the partial form of the type.
+
+    python benchmarks/guided_validity.py [--quick] [--json] [--out FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import random
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+from guided.random_types import RandomType, TypeMaker, annotated
+from numpy.typing import NDArray
+
+import openafm as fm
+from openafm.core.files import write_json
+from openafm.core.progress import progress
+from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.runtime.grammar import GrammarCompiler, Matcher
+from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
+
+MAX_TOKENS = 4_000
+CUT_OFF_EVERY = 10
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """How much work, and on what vocabulary."""
+
+    cases: int
+    vocab_size: int
+    seed: int = 0
+
+
+FULL = Setting(cases=10_000, vocab_size=16_384)
+QUICK = Setting(cases=300, vocab_size=4_096)
+
+
+@dataclass
+class Tally:
+    """What is counted over all cases."""
+
+    num_invalid: int = 0
+    num_cut_off: int = 0
+    num_tokens: int = 0
+    num_forced: int = 0
+    num_masks: int = 0
+    mask_s: float = 0.0
+    compile_s: float = 0.0
+    problems: list[str] = field(default_factory=list)
+    kinds: Counter[str] = field(default_factory=Counter)
+
+
+class RandomLogits:
+    """Rows of noise [V], and bonuses [V] for tokens that lead to the end: outside of strings, in strings, in names."""
+
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self._rows_RV = rng.normal(size=(64, tokenizer.vocab_size)).astype(np.float32)
+        texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        outside = {b"}": 1.0, b"]": 1.0, b'"': 0.5, b"n": 0.5, b",": 0.4}
+        self._outside_V = np.array([outside.get(text[:1], 0.0) - _opens(text[1:]) for text in texts], np.float32)
+        self._outside_V[tokenizer.special.turn_end] = 1.0
+        inside = {bytes([byte]): 0.5 for byte in (*range(128), *"é".encode())}  # what patterns wait for
+        self._inside_V = np.array(
+            [1 - _opens(text) if text[:1] == b'"' else inside.get(text, 0.0) for text in texts], np.float32
+        )
+        later = {str(digit).encode(): 0.1 * digit for digit in range(10)}  # leaves out optional properties before
+        self._name_V = np.array([later.get(text, 0.0) for text in texts], np.float32)
+
+    def row(self, chooser: random.Random, text: bytes, length: int, patience: int) -> NDArray[np.float32]:
+        """Logits [V] after `text` of `length` tokens; the end becomes likelier from token number `patience` on."""
+        row_V = self._rows_RV[chooser.randrange(len(self._rows_RV))]
+        noise_V = np.roll(row_V, chooser.randrange(len(row_V))) * chooser.choice((0.5, 1.0, 4.0))
+        return noise_V + self._bonus(text) * (0.3 * max(0, length - patience))
+
+    def _bonus(self, text: bytes) -> NDArray[np.float32]:
+        _, quote, string = STRING.sub(b"", text).partition(b'"')
+        if not quote:
+            return self._outside_V
+        return self._name_V if string in (b"field_", b"Class") else self._inside_V
+
+
+def _opens(text: bytes) -> float:
+    """How little a token is wanted at the end because it begins something new."""
+    return 0.3 * sum(text.count(sign) for sign in (b",", b"{", b"["))
+
+
+def run(setting: Setting, tally: Tally) -> dict[str, Any]:
+    """All cases; the figures."""
+    tokenizer = _tokenizer(setting.vocab_size)
+    compiler, logits = GrammarCompiler(tokenizer), RandomLogits(tokenizer, setting.seed)
+    with progress("guided validity", setting.cases) as bar:
+        for case in range(setting.cases):
+            seed = setting.seed * 1_000_000 + case
+            try:
+                _case(seed, tokenizer, compiler, logits, tally, is_cut_off=case % CUT_OFF_EVERY == CUT_OFF_EVERY - 1)
+            except Exception as error:  # whatever goes wrong in a case is what is looked for
+                tally.num_invalid += 1
+                tally.problems.append(f"case {seed}: {type(error).__name__}: {error}")
+            bar.update(case + 1, f"{tally.num_invalid} invalid")
+    return {
+        "cases": setting.cases,
+        "invalid": tally.num_invalid,
+        "cut_off_on_purpose": tally.num_cut_off,
+        "mean_mask_us": round(1e6 * tally.mask_s / max(1, tally.num_masks), 1),
+        "mean_compile_ms": round(1e3 * tally.compile_s / setting.cases, 2),
+        "forced_share": round(tally.num_forced / max(1, tally.num_tokens), 3),
+        "mean_tokens": round(tally.num_tokens / setting.cases, 1),
+        "kinds": dict(sorted(tally.kinds.items())),
+        "problems": tally.problems[:20],
+    }
+
+
+def _case(
+    seed: int, tokenizer: Tokenizer, compiler: GrammarCompiler, logits: RandomLogits, tally: Tally, is_cut_off: bool
+) -> None:
+    chooser = random.Random(seed)
+    made = TypeMaker(seed).root()
+    schema = fm.GenerationSchema(annotated(made))
+    tally.kinds.update(_kinds(schema.to_dict()))
+    start_s = time.perf_counter()
+    matcher = compiler.json_schema(schema.to_dict()).matcher()
+    tally.compile_s += time.perf_counter() - start_s
+    limit = chooser.randrange(1, 30) if is_cut_off else MAX_TOKENS
+    tokens = _write(tokenizer, matcher, logits, chooser, limit, tally)
+    if tokens[-1] == tokenizer.special.turn_end:
+        _judge(tokenizer.decode_bytes(tokens[:-1]).decode(), made, schema)
+    elif is_cut_off:
+        tally.num_cut_off += 1
+        _judge_beginning(tokenizer.decode(tokens), schema)
+    else:
+        raise AssertionError(f"no end after {limit} tokens: {tokenizer.decode(tokens)[:200]!r}")
+
+
+def _write(
+    tokenizer: Tokenizer, matcher: Matcher, logits: RandomLogits, chooser: random.Random, limit: int, tally: Tally
+) -> list[int]:
+    """The tokens of an answer, with its stop token unless `limit` comes first."""
+    tokens: list[int] = []
+    text = b""
+    patience = chooser.randrange(60)
+    while len(tokens) < limit and (not tokens or tokens[-1] != tokenizer.special.turn_end):
+        new = list(matcher.forced())
+        tally.num_forced += len(new)
+        if not new:
+            row_V = logits.row(chooser, text, len(tokens), patience)
+            start_s = time.perf_counter()
+            mask_V = matcher.mask()
+            tally.mask_s += time.perf_counter() - start_s
+            tally.num_masks += 1
+            if not mask_V.any():
+                raise AssertionError("the grammar allows no token")
+            new = [int(np.where(mask_V, row_V, -np.inf).argmax())]
+        matcher.accept(new)
+        tokens += new
+        text += tokenizer.decode_bytes(new)
+    tally.num_tokens += len(tokens)
+    return tokens
+
+
+def _judge(text: str, made: RandomType, schema: fm.GenerationSchema) -> None:
+    """Raise what is wrong with a whole text."""
+    value = json.loads(text)
+    jsonschema.Draft202012Validator(schema.to_dict(), format_checker=jsonschema.FormatChecker(("date",))).validate(value)
+    converted = fm.GeneratedContent.from_json(text).value(schema.type_class)
+    if not made.judge(converted):
+        raise AssertionError(f"the type does not allow {converted!r}")
+    if re.search(rb"\s", STRING.sub(b"", text.encode())):
+        raise AssertionError(f"white space outside of strings: {text!r}")
+
+
+def _judge_beginning(text: str, schema: fm.GenerationSchema) -> None:
+    """Raise what is wrong with the beginning of a text."""
+    fm.GeneratedContent.from_json(text.rstrip("\N{REPLACEMENT CHARACTER}")).partial_value(schema.type_class)
+
+
+def _kinds(schema: Any) -> set[str]:
+    """Which features a schema has, so that the report shows that none was left out."""
+    if isinstance(schema, list):
+        return set().union(*map(_kinds, schema))
+    if not isinstance(schema, dict):
+        return set()
+    named = {"pattern", "enum", "anyOf", "minItems", "maxItems", "minimum", "maximum", "format", "default", "$ref"}
+    own = {key for key in schema if key in named} | ({schema["type"]} if isinstance(schema.get("type"), str) else set())
+    return own.union(*map(_kinds, schema.values()))
+
+
+def _tokenizer(vocab_size: int) -> Tokenizer:
+    conversations = generate(SyntheticConfig(seed=0), 4_000)
+    texts = [turn.text for conversation in conversations for turn in conversation.turns]
+    return train_tokenizer(TokenizerConfig(vocab_size=vocab_size), texts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code; claims nothing")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON line")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    arguments = parser.parse_args()
+    setting = QUICK if arguments.quick else FULL
+    figures = run(setting, Tally())
+    result = {
+        "figures": figures,
+        "peer": f"jsonschema {version('jsonschema')} (Draft 2020-12, dates checked), and judges of the Python values",
+        "setting": {"quick": arguments.quick, **dataclasses.asdict(setting), "max_tokens": MAX_TOKENS},
+    }
+    if not arguments.json:
+        for name, figure in figures.items():
+            print(f"{name:20} {figure}")
+    if arguments.out:
+        write_json(arguments.out, result)
+    print(json.dumps(result))
+    return 1 if figures["invalid"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
