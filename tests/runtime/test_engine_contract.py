@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import sys
 import threading
 import weakref
 
@@ -79,16 +80,20 @@ def test_rolled_back_and_played_again_equals_fresh(case: tuple[Engine, str]) -> 
 
 def test_forks_go_their_own_ways(case: tuple[Engine, str]) -> None:
     engine, name = case
-    past, here, there = random_tokens(21), random_tokens(8, seed=1), random_tokens(8, seed=2)
     sequence = engine.new_sequence()
-    engine.step([(sequence, past)])
+    held = {sequence: random_tokens(21)}
+    engine.step([(sequence, held[sequence])])
     fork = engine.fork(sequence)
-    for tokens, branch in ((here, sequence), (there, fork)):
-        (logits_NV,) = engine.step([(branch, tokens)], "all")
-        assert_close(logits_NV, full_logits(name, past + tokens)[len(past) :])
+    held[fork] = list(held[sequence])
+    for seed in range(4):  # in turns, so that one would overwrite what the other wrote
+        for branch in (sequence, fork):
+            new = random_tokens(3, seed=seed + 10 * (branch is fork))
+            held[branch] += new
+            (logits_NV,) = engine.step([(branch, new)], "all")
+            assert_close(logits_NV, full_logits(name, held[branch])[-3:])
     engine.close(sequence)
-    (logits_V,) = engine.step([(fork, here)])
-    assert_close(logits_V, full_logits(name, past + there + here)[-1])
+    (logits_V,) = engine.step([(fork, [1])])
+    assert_close(logits_V, full_logits(name, [*held[fork], 1])[-1])
 
 
 def test_a_restored_snapshot_goes_on_where_it_was(case: tuple[Engine, str]) -> None:
@@ -211,6 +216,26 @@ def test_threads_do_not_disturb_each_other(engine: Engine) -> None:
         thread.join()
     for seed in range(4):
         assert_close(answers[seed], full_logits("shared", random_tokens(25, seed)))
+
+
+def test_steps_of_one_sequence_from_several_threads_come_one_after_the_other(engine: Engine) -> None:
+    sequence, num_threads, num_steps = engine.new_sequence(), 4, 20
+    switch_interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [
+            threading.Thread(target=lambda: [engine.step([(sequence, [7])]) for _ in range(num_steps)])
+            for _ in range(num_threads)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch_interval)
+    assert sequence.length == num_threads * num_steps
+    (logits_V,) = engine.step([(sequence, [1])])
+    assert_close(logits_V, full_logits("shared", [7] * num_threads * num_steps + [1])[-1])
 
 
 def test_logits_belong_to_the_caller(engine: Engine) -> None:
