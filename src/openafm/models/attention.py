@@ -64,7 +64,7 @@ class Attention(BaseAttention):
     def __init__(self, config: AttentionConfig, dim: int, layer: int) -> None:
         super().__init__()
         self.num_heads, self.head_dim, self.window = config.num_heads, config.head_dim, config.window
-        self._config, self._layer = config, layer
+        self.position, self._config, self._layer = config.position, config, layer
         inner_dim = config.num_heads * config.head_dim
         self.query = Linear(dim, inner_dim, config.input_bias)
         self.query_norm = None if config.qk_norm is None else RMSNorm(config.head_dim, config.qk_norm.eps)

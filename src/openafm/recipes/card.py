@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from openafm.models.accounting import num_parameters
-from openafm.recipes.config import CorpusConfig, RunConfig, SyntheticCorpusConfig
+from openafm.recipes.config import CopiesCorpusConfig, CorpusConfig, RunConfig, SyntheticCorpusConfig
 
 if TYPE_CHECKING:
     from openafm.training.run import TrainingResult
@@ -37,4 +37,6 @@ def _describe(corpus: CorpusConfig) -> str:
     if isinstance(corpus, SyntheticCorpusConfig):
         tasks = ", ".join(f"{task} {share:.0%}" for task, share in corpus.synthetic.tasks.items())
         return f"{corpus.num_examples:,} examples of the built-in corpus ({tasks})"
+    if isinstance(corpus, CopiesCorpusConfig):
+        return f"{corpus.num_examples:,} documents of random tokens that repeat themselves"
     return f"files of the user's own ({type(corpus).__name__})"

@@ -9,6 +9,7 @@ from typing import Literal
 
 from openafm.core.config import Config, nearest
 from openafm.core.errors import UsageError
+from openafm.data.copies import CopiesConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import TrainerConfig
@@ -34,6 +35,14 @@ class SyntheticCorpusConfig(CorpusConfig):
     """The first `num_examples` examples of the built-in corpus."""
 
     synthetic: SyntheticConfig
+    num_examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesCorpusConfig(CorpusConfig):
+    """`num_examples` documents of random tokens that repeat themselves; only the repetition is learnt."""
+
+    copies: CopiesConfig
     num_examples: int
 
 

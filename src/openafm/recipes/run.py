@@ -16,6 +16,7 @@ from openafm.bundle.store import bundles_home
 from openafm.core.config import dump, override
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
+from openafm.data.copies import pack_copies
 from openafm.data.documents import ChatDocument, DocumentFiles
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.pack import PackConfig, pack_path, pack_synthetic
@@ -23,6 +24,7 @@ from openafm.data.shards import ShardError, read_manifest
 from openafm.data.synthetic import generate
 from openafm.recipes.card import model_card
 from openafm.recipes.config import (
+    CopiesCorpusConfig,
     CorpusConfig,
     FolderCorpusConfig,
     RunConfig,
@@ -187,6 +189,8 @@ def _pack(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: ChatT
         case SyntheticCorpusConfig(synthetic=synthetic, num_examples=num_examples):
             config = PackConfig(source=corpus.name, learn=corpus.learn)
             pack_synthetic(synthetic, num_examples, out, tokenizer, template, config)
+        case CopiesCorpusConfig(copies=copies, num_examples=num_examples):
+            pack_copies(copies, num_examples, out, tokenizer)
         case FolderCorpusConfig(path=path, language=language):
             config = PackConfig(source=corpus.name, language=language, learn=corpus.learn)
             pack_path(Path(path), out, tokenizer, template, config)

@@ -100,6 +100,32 @@ class MuonConfig(OptimizerConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartConfig(Config):
+    """Base of what is written into fresh weights before the first step."""
+
+    def apply(self, model: Decoder, seed: int) -> None:
+        raise ConfigError(f"{type(self).__name__} is abstract; use PlainStart or InductionStart")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainStart(StartConfig):
+    """Weights as the model initialises them."""
+
+    def apply(self, model: Decoder, seed: int) -> None:
+        """Nothing to change."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InductionStart(StartConfig):
+    """A head start for copying from the context: models/induction.py."""
+
+    def apply(self, model: Decoder, seed: int) -> None:
+        from openafm.models.induction import start_induction
+
+        start_induction(model, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EMAConfig(Config):
     """An exponential moving average of the weights, which is what the run hands on.
 
@@ -228,7 +254,7 @@ class TrainerConfig(Config):
     """A whole run. Equal configs, data and machine give equal weights, to the bit, however often the run is interrupted.
 
     `microbatch_rows` cuts a step's rows into pieces whose gradients add up, to save memory; the update is the same.
-    `from_bundle` is the folder of a bundle whose weights to start from; None starts from fresh ones.
+    `from_bundle` is the folder of a bundle whose weights to start from; None starts from fresh ones, changed by `start`.
     """
 
     ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation")
@@ -247,6 +273,7 @@ class TrainerConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     microbatch_rows: int | None = None
     from_bundle: str | None = None
+    start: StartConfig = PlainStart()
     log_every: int = 10
     seed: int = 0
 

@@ -102,6 +102,8 @@ def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
     model = config.model.build(config.seed)
     if config.from_bundle is not None:
         load_bundle_weights(model, config.from_bundle)
+    else:
+        config.start.apply(model, config.seed)
     model.to(device)
     model.compute_dtype = config.precision.compute_dtype
     num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
