@@ -184,14 +184,15 @@ def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: ChatTe
     conversation = document.conversation
     try:
         encoded = template.encode_conversation(tokenizer, conversation)
-    except OpenAFMError as error:
+        identity = compact_json(conversation.to_dict()).encode()
+    except (OpenAFMError, ValueError) as error:  # NaN and infinities, which Python's JSON reads, are none
         raise NotADocumentError(f"{document.read_from or 'a conversation'}: {error}") from error
     return _Encoded(
         tokens=np.array(encoded.tokens, dtype=np.int64),
         loss_mask=encoded.loss_mask,
         language=conversation.language,
         task=conversation.task,
-        identity=compact_json(conversation.to_dict()).encode(),
+        identity=identity,
     )
 
 

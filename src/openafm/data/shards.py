@@ -227,11 +227,15 @@ def verify_shards(path: Path, manifest: Manifest | None = None) -> None:
 
 
 def load_array(path: Path, file: FileRecord) -> npt.NDArray[Any]:
-    """Map an array file of a shard, read-only."""
+    """Map an array file of a shard, read-only.
+
+    Raises:
+        TruncatedShardError: it is no array file, or cannot be read.
+    """
     try:
         # A view as a plain array: slicing a memmap costs several times more.
         return np.asarray(np.load(path / file.name, mmap_mode="r", allow_pickle=False))
-    except ValueError as error:
+    except (OSError, EOFError, ValueError) as error:
         raise TruncatedShardError(f"{path / file.name} is not a whole array file: {error}") from error
 
 

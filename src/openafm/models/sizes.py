@@ -1,4 +1,4 @@
-"""The sizes of this house by name, from a laptop's to the report's (report 2.1; ARCHITECTURE.md lists them)."""
+"""The sizes of this house by name, from a laptop's to the report's (report 2.1)."""
 
 from __future__ import annotations
 
@@ -111,16 +111,16 @@ def on_device_nano_draft() -> DecoderConfig:
 
 
 def on_device_micro() -> DecoderConfig:
-    """What `make run` trains in minutes: the same shape, its width chosen by measurement (docs/benchmarks.md)."""
+    """What `make run` trains in minutes: the same shape, smaller."""
     return shared_kv_decoder(
-        vocab_size=4096,
+        vocab_size=3072,
         dim=128,
         num_own_layers=5,
         num_shared_layers=3,
         num_heads=4,
         num_kv_heads=2,
         head_dim=32,
-        hidden_dim=416,
+        hidden_dim=256,
         context_length=1024,
     )
 

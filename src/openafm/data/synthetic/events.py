@@ -11,7 +11,7 @@ import random
 
 from openafm.data.synthetic.lexicons import EventWords, Lexicon
 from openafm.data.synthetic.moments import Phrase, draw_date, draw_reference_day, draw_time
-from openafm.data.synthetic.slots import Slots, bare, marked, pieces
+from openafm.data.synthetic.slots import Slots, bare, draw_proper, marked, pieces
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, Turn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
@@ -32,6 +32,8 @@ EVENT_SCHEMA: JsonSchema = {
 _WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 # Canonical, today only, and the week only, which leaves the task to the response format.
 _INSTRUCTIONS_SHARES = (0.6, 0.1, 0.3)
+# In training some titles mean nothing: what cannot be learnt by heart has to be read off the message.
+_INVENTED_TITLE_WEIGHT = 7
 _DATE_SHARE, _TIME_SHARE, _PLACE_SHARE = 0.85, 0.75, 0.65
 _OPENER_SHARE, _CLOSER_SHARE = 0.4, 0.3
 _ALL_LOWER_CASE_SHARE = 0.06
@@ -116,7 +118,8 @@ def _draw_message(rng: random.Random, words: Lexicon, today: datetime.date) -> t
 def _set_title(slots: Slots, words: EventWords) -> None:
     """Draw a title and set its slots: bare, with its article, with its article in the accusative."""
     rng = slots.rng
-    match rng.choices(("errand", "social", "meeting", "named"), (3, 3, 4, 1))[0]:
+    invented = _INVENTED_TITLE_WEIGHT if slots.words.split == "train" else 0
+    match rng.choices(("errand", "social", "meeting", "named", "invented"), (3, 3, 4, 1, invented))[0]:
         case "errand":
             text = rng.choice(words.errands)
         case "social":
@@ -129,8 +132,10 @@ def _set_title(slots: Slots, words: EventWords) -> None:
                 text = rng.choice(words.with_topic).replace("{activity}", text).replace("{topic}", rng.choice(words.topics))
             elif draw < 0.8:
                 text = rng.choice(words.with_person).replace("{activity}", text)
-        case _:
+        case "named":
             text = rng.choice(words.named)
+        case _:
+            text = _invented_title(slots)
     # The people in a title are its own: `{person}` of the family is someone else.
     text = Slots(rng, slots.words).fill(text)
     articles, bar, title = text.rpartition("|")
@@ -142,6 +147,16 @@ def _set_title(slots: Slots, words: EventWords) -> None:
     slots["title"] = _TITLE + title + _TITLE
     slots["the_title"] = nominative + slots["title"]
     slots["acc_title"] = (accusative or nominative) + slots["title"]
+
+
+def _invented_title(slots: Slots) -> str:
+    """One to three invented names and topics in a row."""
+    rng, words = slots.rng, slots.words
+    parts = [
+        draw_proper(rng, words) if rng.random() < 0.6 else rng.choice(words.event.topics) for _ in range(rng.randint(1, 3))
+    ]
+    title = words.space.join(parts)
+    return title.lower() if rng.random() < 0.4 else title
 
 
 def _set_when(slots: Slots, date: Phrase | None, time: Phrase | None) -> None:
