@@ -60,3 +60,38 @@ def test_second_holder_of_a_lock_is_told_who_has_it(tmp_path: Path) -> None:
         assert FolderInUseError.__name__ in other.stderr
         assert str(os.getpid()) in other.stderr
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_what_is_written_is_as_readable_as_other_files(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "file").touch()
+    with atomic_folder(tmp_path / "folder") as folder, atomic_file(folder / "file") as file:
+        file.write(b"x")
+    for name in ("", "file"):
+        assert (tmp_path / "folder" / name).stat().st_mode == (tmp_path / "plain" / name).stat().st_mode
+
+
+def test_where_folders_cannot_be_swapped_a_failed_rename_puts_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "old").touch()
+    renamed = os.replace
+    calls = []
+
+    def replace(source: Path, target: Path) -> None:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, "broken")
+        renamed(source, target)
+
+    monkeypatch.setattr("openafm.core.files._exchange", lambda *_: False)
+    monkeypatch.setattr("os.replace", replace)
+    with pytest.raises(OSError, match="broken"), atomic_folder(tmp_path / "bundle") as folder:
+        (folder / "new").touch()
+    assert names(tmp_path / "bundle") == ["old"]
+    assert names(tmp_path) == ["bundle"]
+    with atomic_folder(tmp_path / "bundle") as folder:
+        (folder / "new").touch()
+    assert names(tmp_path / "bundle") == ["new"]
+    assert names(tmp_path) == ["bundle"]

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import json
 import os
+import secrets
 import shutil
-import tempfile
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from openafm.core.errors import OpenAFMError
+
+_EDQUOT = getattr(errno, "EDQUOT", errno.ENOSPC)  # Windows has no quotas
 
 
 class OutOfSpaceError(OpenAFMError):
@@ -32,17 +34,18 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     Raises:
         OutOfSpaceError: the disk is full. The temporary file is removed and `path` is as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = _beside(path)
     try:
-        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise _translated(error, path) from error
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        _raise_translated(error, path)
 
 
 @contextlib.contextmanager
@@ -54,9 +57,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     Raises:
         OutOfSpaceError: the disk is full. The temporary folder is removed and `path` is as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary = _beside(path)
     try:
+        temporary.mkdir(parents=True)
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
@@ -65,7 +68,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
         _put_in_place(temporary, path)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise _translated(error, path) from error
+        _raise_translated(error, path)
 
 
 @contextlib.contextmanager
@@ -74,10 +77,7 @@ def room_for(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        translated = _translated(error, path)
-        if translated is error:
-            raise
-        raise translated from error
+        _raise_translated(error, path)
 
 
 @contextlib.contextmanager
@@ -89,14 +89,12 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock(file):
             file.seek(0)
             holder = file.read().strip() or "unknown"
             raise FolderInUseError(
                 f"{folder} is in use by process {holder}; wait for it to end or choose another output folder"
-            ) from None
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -124,22 +122,52 @@ def _put_in_place(temporary: Path, path: Path) -> None:
     elif _exchange(temporary, path):
         shutil.rmtree(temporary)
     else:
-        retired = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-        os.replace(path, retired / path.name)
-        os.replace(temporary, path)
+        retired = _beside(path)
+        os.replace(path, retired)
+        try:
+            os.replace(temporary, path)
+        except BaseException:
+            os.replace(retired, path)
+            raise
         shutil.rmtree(retired)
 
 
 def _exchange(one: Path, other: Path) -> bool:
     """Swap two folders in one step; False where the system cannot (then there is a moment with neither in place)."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
     if rename is None:
         return False
     at_cwd, exchange = -100, 2
     return int(rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange)) == 0
 
 
+def _beside(path: Path) -> Path:
+    """A hidden name of its own beside `path`. What is made under it has the permissions that the user's umask gives."""
+    return path.parent / f".{path.name}.{secrets.token_hex(4)}"
+
+
+def _lock(file: IO[Any]) -> bool:
+    """Take the lock of an open file; False where another process holds it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(1 << 30)  # locked bytes cannot be read there, and the holder's number must be
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+            return False
+        raise
+    return True
+
+
 def _flush(path: Path) -> None:
+    if sys.platform == "win32":
+        return  # cannot flush what is open for reading, nor folders
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -147,9 +175,12 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _translated(error: BaseException, path: Path) -> BaseException:
+def _raise_translated(error: BaseException, path: Path) -> NoReturn:
+    """Raise `error` again, as `OutOfSpaceError` where a full disk is behind it."""
     # safetensors reports the system's errors as text.
-    told = (f"os error {number})" in str(error) for number in (errno.ENOSPC, errno.EDQUOT))
-    if error.errno in (errno.ENOSPC, errno.EDQUOT) if isinstance(error, OSError) else any(told):
-        return OutOfSpaceError(f"no space left on the disk while writing {path}; free some and run the command again")
-    return error
+    told = (f"os error {number})" in str(error) for number in (errno.ENOSPC, _EDQUOT))
+    if error.errno in (errno.ENOSPC, _EDQUOT) if isinstance(error, OSError) else any(told):
+        raise OutOfSpaceError(
+            f"no space left on the disk while writing {path}; free some and run the command again"
+        ) from error
+    raise error
