@@ -16,16 +16,19 @@ import pytest
 from openafm.bundle import (
     Bundle,
     BundleError,
+    BundleNameError,
     BundleNotFoundError,
     BundleTamperedError,
     BundleTruncatedError,
     BundleVersionError,
+    bundle_place,
     choose_model,
     list_bundles,
     open_bundle,
     resolve_model,
     write_bundle,
 )
+from openafm.bundle.tensor_file import read_tensors
 from openafm.core.files import OutOfSpaceError
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
@@ -198,3 +201,49 @@ def test_which_bundle_answers(home: Path, tmp_path: Path) -> None:
     assert resolve_model().name == "old"
     with pytest.raises(BundleNotFoundError, match="did you mean 'new'"):
         open_bundle("newt")
+
+
+def test_only_a_bundle_is_ever_replaced(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "config.json").write_text("{}")
+    with pytest.raises(BundleError, match="letters exists and is not a bundle"):
+        write(tmp_path / "letters")
+    assert [file.name for file in (tmp_path / "letters").iterdir()] == ["config.json"]
+    write(tmp_path / "cat")
+    (tmp_path / "cat" / "config.json").write_text("damaged")
+    write(tmp_path / "cat").verify()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../cat", "a/b", "/tmp/cat", ".hidden", "a\\b", "c:cat"])
+def test_a_name_never_leads_out_of_the_bundles(name: str) -> None:
+    with pytest.raises(BundleNameError):
+        bundle_place(name)
+
+
+def test_plain_names_have_a_place(home: Path) -> None:
+    assert bundle_place("on_device.sft-nano") == home / "bundles" / "on_device.sft-nano"
+
+
+def test_a_bundle_without_a_signature_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "cat")
+    (tmp_path / "cat" / "signature.json").write_text("{}")
+    with pytest.raises(BundleTamperedError, match=r"signature\.json"):
+        open_bundle(tmp_path / "cat")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[]",
+        b'"text"',
+        b'{"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F32","shape":[-1,-2],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0.0,8]}}',
+        b'{"a":{"dtype":"F32","shape":["x"],"data_offsets":[0,8]}}',
+    ],
+)
+def test_odd_tensor_headers_are_typed_errors(tmp_path: Path, header: bytes) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(BundleError, match=r"model\.safetensors"):
+        read_tensors(file)

@@ -3,21 +3,24 @@
 from openafm.bundle.bundle import Bundle, Numerics, open_bundle, write_bundle
 from openafm.bundle.errors import (
     BundleError,
+    BundleNameError,
     BundleNotFoundError,
     BundleTamperedError,
     BundleTruncatedError,
     BundleVersionError,
 )
-from openafm.bundle.store import choose_model, find_bundle, list_bundles, resolve_model
+from openafm.bundle.store import bundle_place, choose_model, find_bundle, list_bundles, resolve_model
 
 __all__ = [
     "Bundle",
     "BundleError",
+    "BundleNameError",
     "BundleNotFoundError",
     "BundleTamperedError",
     "BundleTruncatedError",
     "BundleVersionError",
     "Numerics",
+    "bundle_place",
     "choose_model",
     "find_bundle",
     "list_bundles",

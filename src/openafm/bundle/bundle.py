@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleTruncatedError, BundleVersionError
-from openafm.bundle.signature import sign
+from openafm.bundle.signature import SIGNATURE_LENGTH, sign
 from openafm.bundle.store import find_bundle
 from openafm.bundle.tensor_file import StoredTensor, read_tensors, write_tensors
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
@@ -25,6 +25,7 @@ from openafm.models.config import DecoderConfig
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 
+FORMAT = "openafm.bundle"
 FORMAT_VERSION = 1
 _DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
 
@@ -51,6 +52,8 @@ class Bundle:
         except (KeyError, ConfigError) as error:
             raise BundleError(f"{path / 'config.json'} does not describe a model this version knows: {error}") from error
         self.signature: str = _read_json(path / "signature.json").get("signature", "")
+        if not isinstance(self.signature, str) or len(self.signature) != SIGNATURE_LENGTH:
+            raise BundleTamperedError(f"{path / 'signature.json'} holds no signature; restore it")
 
     @property
     def name(self) -> str:
@@ -125,12 +128,13 @@ def write_bundle(
     numerics: Numerics = Numerics(),
     card: str = "",
 ) -> Bundle:
-    """Write and sign a bundle at `path`, whole or not at all; one that stands there is replaced.
+    """Write and sign a bundle at `path`, whole or not at all; a bundle that stands there is replaced, nothing else is.
 
     Raises:
         OutOfSpaceError: the disk is full; what stood at `path` is untouched.
-        BundleError: a weight is not finite, or the tokenizer does not fit the model.
+        BundleError: a weight is not finite, the tokenizer does not fit the model, or `path` holds something else.
     """
+    _check_place(path)
     if tokenizer.vocab_size > config.vocab_size:
         raise BundleError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size} rows; extend the model"
@@ -140,7 +144,7 @@ def write_bundle(
             raise BundleError(f"weight '{name}' holds a value that is not finite; the model is broken and was not saved")
     with atomic_folder(path) as folder:
         header = {
-            "format": "openafm.bundle",
+            "format": FORMAT,
             "version": FORMAT_VERSION,
             "model": to_dict(config),
             "numerics": to_dict(numerics),
@@ -155,8 +159,16 @@ def write_bundle(
     return Bundle(path)
 
 
+def _check_place(path: Path) -> None:
+    """Only nothing, an empty folder or another bundle, of any version or damaged, may be replaced."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return
+    if not (path / "signature.json").is_file():
+        raise BundleError(f"{path} exists and is not a bundle; it was left alone, choose another place")
+
+
 def _check_version(path: Path, header: dict[str, Any]) -> None:
-    if header.get("format") != "openafm.bundle":
+    if header.get("format") != FORMAT:
         raise BundleError(f'{path / "config.json"} is not the config of an openafm bundle (no "format": "openafm.bundle")')
     if header.get("version") != FORMAT_VERSION:
         raise BundleVersionError(

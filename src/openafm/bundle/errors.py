@@ -13,6 +13,10 @@ class BundleNotFoundError(UsageError):
     """No bundle of this name or at this path, or none at all on this machine."""
 
 
+class BundleNameError(UsageError):
+    """A name that cannot be a folder of its own among this user's bundles."""
+
+
 class BundleTruncatedError(BundleError):
     """A file of the bundle is missing or shorter than it says."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
-from openafm.bundle.errors import BundleError, BundleNotFoundError
+from openafm.bundle.errors import BundleError, BundleNameError, BundleNotFoundError
 from openafm.core.config import nearest
 from openafm.core.files import data_home, write_json
 
@@ -13,6 +14,17 @@ from openafm.core.files import data_home, write_json
 def bundles_home() -> Path:
     """The folder that holds this user's bundles by name."""
     return data_home() / "bundles"
+
+
+def bundle_place(name: str) -> Path:
+    """Where a bundle of this name lives, or would.
+
+    Raises:
+        BundleNameError: the name is no plain folder name, and might lead elsewhere.
+    """
+    if name.startswith(".") or not re.fullmatch(r"[\w.+-]+", name):
+        raise BundleNameError(f"'{name}' is no name for a bundle; use letters, digits, '.', '_', '+' and '-'")
+    return bundles_home() / name
 
 
 def list_bundles() -> list[Path]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -104,9 +105,10 @@ def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
         header.pop("__metadata__", None)
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, TypeError) as error:
         raise BundleError(f"{path} does not start with a safetensors header ({error})") from error
-    assert isinstance(header, dict)
+    if not isinstance(header, dict):
+        raise BundleError(f"{path} does not start with a safetensors header")
     return header
 
 
@@ -114,8 +116,10 @@ def _stored(path: Path, name: str, entry: Any, body: NDArray[np.uint8]) -> Store
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         start, stop = entry["data_offsets"]
-        expected = int(np.prod(shape)) * np.dtype(_NUMPY_DTYPES[dtype]).itemsize
-        if stop - start != expected or not 0 <= start <= stop:
+        expected = math.prod(shape) * np.dtype(_NUMPY_DTYPES[dtype]).itemsize
+        if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+            raise ValueError(f"shape {shape} at {start} to {stop}")
+        if stop - start != expected:
             raise ValueError(f"{stop - start} bytes for shape {shape} of {dtype}")
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"{path}: tensor '{name}' has an unreadable header entry ({error})") from error
