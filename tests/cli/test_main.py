@@ -55,6 +55,9 @@ def test_the_framework_imports_without_heavy_libraries() -> None:
         ("use nothing", 2, "no bundle 'nothing'"),
         ("respond hello", 2, "quickstart"),
         ("respond hello --schema missing.json", 2, "missing.json"),
+        ("respond hello --max-tokens 0", 2, "must be positive"),
+        ("respond hello --temperature -1", 2, "non-negative"),
+        ("train on_device.pretrain --name ../elsewhere", 2, "no name for a bundle"),
         ("frobnicate", 2, "frobnicate"),
         ("inspect", 2, "--help"),
     ],
@@ -140,3 +143,20 @@ def test_python_dash_m(tmp_path: Path) -> None:
         env=os.environ | {"OPENAFM_HOME": str(tmp_path)},
     )
     assert (done.returncode, done.stdout) == (0, "[]\n")
+
+
+def test_what_the_system_refuses_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")  # where a folder should be
+    (tmp_path / "en.txt").write_text("the cat sat on the mat " * 40)
+    out = str(tmp_path / "file" / "tokenizer.json")
+    assert run(["tokenizer", "train", str(tmp_path / "en.txt"), "--out", out, "--vocab-size", "330"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.strip().splitlines()) == 1
+    assert "file" in captured.err
+
+
+def test_use_refuses_a_folder_that_is_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
+    assert run(["use", str(tmp_path)]) == 1
+    assert "not the config of an openafm bundle" in capsys.readouterr().err

@@ -31,10 +31,10 @@ def use(
     json: JsonOption = False,
 ) -> None:
     """Choose the bundle that answers when none is named; without NAME, list the local bundles."""
-    from openafm.bundle import BundleNotFoundError, choose_model, list_bundles, resolve_model
+    from openafm.bundle import BundleNotFoundError, choose_model, list_bundles, open_bundle, resolve_model
 
     if name is not None:
-        chosen = choose_model(name)
+        chosen = choose_model(open_bundle(name).path)
         print_json({"bundle": str(chosen)}) if json else print(f"{chosen.name} answers from now on ({chosen})")
         return
     try:

@@ -57,6 +57,8 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of our output went away (`openafm recipes | head`): nothing is wrong, but nothing can be said either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:  # a folder that cannot be written, a file that went away: the system's message names it
+        return _fail(str(error), 1)
 
 
 def _fail(message: str, exit_code: int) -> int:

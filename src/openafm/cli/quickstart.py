@@ -39,7 +39,7 @@ def _show(result: QuickstartResult) -> None:
         for label, scores in (
             ("this model", result.scores.trained),
             ("the same model untrained", result.scores.untrained),
-            ("regular expressions", result.scores.regex),
+            ("regular expressions (English)", result.scores.regex),
             ("constant answer", result.scores.constant),
         )
     ]
@@ -54,6 +54,6 @@ def _show(result: QuickstartResult) -> None:
         print(f"  {file}")
     print(
         f"\nTrained for {result.train_seconds:.0f} s. Try a sentence of your own:"
-        '\n  openafm respond "Coffee with Ana tomorrow at 10:30 in Cafe Roma" --schema event.json'
+        '\n  openafm respond "Coffee with Ana tomorrow at 10:30 in Cafe Roma" --schema examples/event.json'
         '\n  openafm quickstart --sentence "..."   openafm inspect micro   openafm recipes list'
     )

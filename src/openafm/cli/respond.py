@@ -28,6 +28,10 @@ class SchemaFileError(UsageError):
     """The file given with --schema is not a JSON Schema object."""
 
 
+class SamplingOptionError(UsageError):
+    """A --temperature or --max-tokens out of range."""
+
+
 def respond(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     schema: Annotated[Path | None, typer.Option(help="JSON Schema file: the answer is JSON that satisfies it.")] = None,
@@ -91,7 +95,10 @@ def _options(temperature: float | None, seed: int | None, max_tokens: int | None
     from openafm.framework.options import GenerationOptions, SamplingMode
 
     sampling = SamplingMode.greedy() if temperature is None and seed is None else SamplingMode.random(seed=seed)
-    return GenerationOptions(sampling=sampling, temperature=temperature, maximum_response_tokens=max_tokens)
+    try:
+        return GenerationOptions(sampling=sampling, temperature=temperature, maximum_response_tokens=max_tokens)
+    except ValueError as error:
+        raise SamplingOptionError(str(error)) from error
 
 
 def _read_schema(file: Path | None) -> dict[str, Any] | None:

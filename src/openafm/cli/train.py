@@ -39,8 +39,11 @@ def train(
     json: JsonOption = False,
 ) -> None:
     """Run a recipe from raw data to a bundle. Killed at any point, the same command goes on where it stopped."""
+    from openafm.bundle import bundle_place
     from openafm.recipes.run import prepare_run, run_recipe
 
+    if name is not None:
+        bundle_place(name)  # a name that cannot be one is told before the training, not after it
     config = prepare_run(recipe, size, start=start, data=data, changes=_parse_changes(changes))
     folder = output or Path("runs") / f"{recipe}-{size}"
     result = run_recipe(config, folder, name or f"{recipe}-{size}")
