@@ -174,6 +174,8 @@ BAD_FILES = [
     ("a.jsonl", b'{"text": "half \\ud83d"}\n', NotADocumentError, "a.jsonl:1"),
     ("a.jsonl", b"[" * 100_000 + b"\n", NotADocumentError, "a.jsonl:1"),
     ("a.jsonl", b'{"messages": []}\n', NotADocumentError, "a.jsonl:1: a conversation needs"),
+    ("a.jsonl", b'{"messages": [{"role": "user", "content": "x"}], "score": NaN}\n', NotADocumentError, "a.jsonl:1: "),
+    ("a.jsonl", b'{"messages": [{"role": "tool", "name": 5}]}\n', NotADocumentError, "a.jsonl:1: message 0"),
     ("a.jsonl", b'{"messages": [{"role": "wizard"}]}\n', NotADocumentError, "a.jsonl:1: message 0: unknown role"),
     ("a.jsonl.gz", b"not gzip", NotTextError, "a.jsonl.gz is not a whole gzip file"),
     ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 1000)[:-20], NotTextError, "a.jsonl.gz is not a whole gzip file"),

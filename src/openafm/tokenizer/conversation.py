@@ -138,7 +138,9 @@ def _turn_from_dict(message: Any, position: int) -> Turn:
         match message.get("role"):
             case "instructions" | "system":
                 tools = tuple(
-                    ToolDefinition(name=t["name"], description=t.get("description", ""), parameters=t["parameters"])
+                    ToolDefinition(
+                        name=_text(t["name"]), description=_text(t.get("description", "")), parameters=t["parameters"]
+                    )
                     for t in message.get("tools", ())
                 )
                 return Instructions(text=text, tools=tools)
@@ -148,10 +150,16 @@ def _turn_from_dict(message: Any, position: int) -> Turn:
                 calls = tuple(ToolCall(name=c["name"], arguments=c["arguments"]) for c in message.get("tool_calls", ()))
                 return AssistantTurn(text=text, tool_calls=calls)
             case "tool":
-                return ToolTurn(name=message["name"], text=text)
+                return ToolTurn(name=_text(message["name"]), text=text)
             case role:
                 raise ConversationError(
                     f"message {position}: unknown role {role!r}; known: instructions, user, assistant, tool"
                 )
     except (KeyError, TypeError, AttributeError) as error:
         raise ConversationError(f"message {position}: missing or ill-typed {error}") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"text: {value!r}")
+    return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,10 @@ class Corpus:
         try:
             with _open(self.path) as file:
                 if ".jsonl" in self.path.suffixes:
-                    yield from (json.loads(line)["text"] for line in file if line.strip())
+                    yield from (_text(json.loads(line)["text"]) for line in file if line.strip())
                 else:
                     yield file.read()
-        except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
             raise CorpusError(f"cannot read {self.path} as UTF-8 text or JSON lines with a 'text': {error!r}") from error
 
 
@@ -102,6 +103,12 @@ def _language_cost(before: Tokenizer, after: Tokenizer, language: str, texts: It
 
 def _open(path: Path) -> TextIO:
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"the text is {value!r}")
+    return value
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
