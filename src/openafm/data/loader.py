@@ -27,6 +27,7 @@ from openafm.data.mixture import Mixture
 from openafm.data.permutation import Permutation
 from openafm.data.rows import PackedRows, Pieces, cut, pack_rows
 from openafm.data.shards import Shards, open_shards
+from openafm.models.spans import Span as Span
 
 PAD = 0
 
@@ -70,14 +71,6 @@ class LoaderConfig(Config):
     def build(self, rank: int = 0, world: int = 1, *, tokenizer_digest: str | None = None) -> Loader:
         """Open the sources; see `Loader`."""
         return Loader(self, rank, world, tokenizer_digest=tokenizer_digest)
-
-
-class Span(NamedTuple):
-    """Positions start..stop-1 of a row of the batch: one document as attention sees it."""
-
-    row: int
-    start: int
-    stop: int
 
 
 class Origin(NamedTuple):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from openafm.models.config import PositionConfig
 from openafm.models.rotary import PositionEmbedding
+from openafm.models.spans import Span as Span
 
 
 class AttentionContext(ABC):
@@ -54,15 +55,6 @@ class LastPositions:
 
     indices_D: Tensor
     context: AttentionContext
-
-
-@dataclass(frozen=True, kw_only=True)
-class Span:
-    """A document: positions start..stop of a batch row."""
-
-    row: int
-    start: int
-    stop: int
 
 
 class BatchContext(AttentionContext):

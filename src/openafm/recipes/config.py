@@ -64,6 +64,11 @@ class RunConfig(Config):
     trainer: TrainerConfig
 
     def __post_init__(self) -> None:
+        rows = self.trainer.model.vocab_size
+        self.require(
+            self.tokenizer is None or self.tokenizer.vocab_size <= rows,
+            f"a tokenizer of {self.tokenizer and self.tokenizer.vocab_size} tokens does not fit a model of {rows} rows",
+        )
         corpora = {corpus.name for corpus in self.corpora}
         for source in self.trainer.data.sources:
             self.require(

@@ -40,7 +40,7 @@ def sft(size: str) -> RunConfig:
 
 
 def _pretrain_micro() -> RunConfig:
-    """One minute, in which the model has to learn to copy: more than half of it is repetition."""
+    """A minute or two in which the model has to learn to copy: most of it is repetition."""
     model = named_size("on_device.micro")
     sources = (
         SourceConfig(name="copies", path="copies", weight=0.75),
@@ -54,7 +54,7 @@ def _pretrain_micro() -> RunConfig:
         trainer=TrainerConfig(
             model=model,
             data=LoaderConfig(sources=sources, rows_per_step=1, row_tokens=1024),
-            budget=TimeBudget(seconds=60),
+            budget=TimeBudget(seconds=85, reserve=0.05),
             optimizer=MICRO_OPTIMIZER,
             schedule=WarmupStableDecay(decay_fraction=0.1),
             start=InductionStart(),
@@ -70,7 +70,7 @@ def _sft_micro() -> RunConfig:
         trainer=TrainerConfig(
             model=named_size("on_device.micro"),
             data=_one_source("built_in", rows_per_step=1, row_tokens=1024),
-            budget=TimeBudget(seconds=170),
+            budget=TimeBudget(seconds=145, reserve=0.05),
             optimizer=MICRO_OPTIMIZER,
             schedule=WarmupStableDecay(decay_fraction=0.4),
         ),

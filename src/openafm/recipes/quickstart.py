@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
+import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -32,7 +33,7 @@ from openafm.recipes.config import RunConfig
 from openafm.recipes.run import RunResult, prepare_run, run_recipe
 
 BUNDLE_NAME = "micro"
-NUM_HELD_OUT = 320
+NUM_HELD_OUT = 240
 SENTENCE = "Dinner with Maria on Friday at 7 pm at Luigi's, don't be late!"
 
 
@@ -106,13 +107,13 @@ def quickstart(say: Callable[[str], None], sentence: str = SENTENCE) -> Quicksta
     home = data_home() / "runs" / "quickstart"
     pretrain = prepare_run("on_device.pretrain", "micro")
     say(f"1. pre-training on the built-in corpus ({home / 'pretrain'})")
-    base = _run_once(pretrain, home / "pretrain", f"{BUNDLE_NAME}-pretrained", say)
+    base = _run_once(pretrain, home / "pretrain", f"{BUNDLE_NAME}-pretrained", "", say)
     sft = prepare_run("on_device.sft", "micro", start=base.bundle)
     say(f"2. fine-tuning on the answers ({home / 'sft'})")
-    run = _run_once(sft, home / "sft", BUNDLE_NAME, say)
+    run = _run_once(sft, home / "sft", BUNDLE_NAME, base.signature, say)
     curve = _draw(home, say)
     say("3. scoring on held-out messages: other sentence frames, names, places and titles than in training")
-    scores = _scores_once(run, sft, home / "scores.json")
+    scores = _scores_once(run, pretrain, home / "scores.json")
     say("4. using it")
     use = use_model(Path(run.bundle), sentence, say)
     bundle = Path(run.bundle)
@@ -154,16 +155,18 @@ def use_model(bundle: Path, sentence: str, say: Callable[[str], None]) -> Use:
     )
 
 
-def _run_once(config: RunConfig, folder: Path, name: str, say: Callable[[str], None]) -> RunResult:
-    """Carry out a run unless the same one is finished and its bundle stands."""
+def _run_once(config: RunConfig, folder: Path, name: str, start: str, say: Callable[[str], None]) -> RunResult:
+    """Carry out a run unless the same one, from a bundle of the signature `start`, is finished and its bundle stands."""
     record = folder / "result.json"
     if record.is_file():
         known = json.loads(record.read_text(encoding="utf-8"))
-        if known["config"] == dump(config) and _bundle_stands(known["result"]):
+        if (known["config"], known.get("start")) == (dump(config), start) and _bundle_stands(known["result"]):
             say(f"   reused {known['result']['bundle']}")
             return RunResult(**known["result"])
+        say(f"   {folder} holds an earlier run that differs; it is removed")
+        shutil.rmtree(folder)
     result = run_recipe(config, folder, name)
-    write_json(record, {"config": dump(config), "result": result.to_dict()})
+    write_json(record, {"config": dump(config), "start": start, "result": result.to_dict()})
     return result
 
 
@@ -203,7 +206,9 @@ def _score(name: str, extract: Extractor, examples: list[EventExample]) -> Event
 def _untrained(run: RunResult, config: RunConfig, path: Path) -> fm.SystemLanguageModel:
     """The same model with the weights it started from."""
     trained = open_bundle(run.bundle)
-    weights = {name: tensor.numpy() for name, tensor in trained.config.build(config.trainer.seed).state_dict().items()}
+    model = trained.config.build(config.trainer.seed)
+    config.trainer.start.apply(model, config.trainer.seed)
+    weights = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     write_bundle(path, config=trained.config, tokenizer=trained.tokenizer, template=trained.template, tensors=weights)
     return fm.SystemLanguageModel(bundle=path)
 

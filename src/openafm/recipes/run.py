@@ -1,21 +1,23 @@
 """Carry out a recipe: tokenizer, token shards, training, bundle. Every station that stands is reused.
 
-RUN/  run.json  tokenizer.json  data/<source>/  config.json  metrics.jsonl  losses.png  checkpoints/
+RUN/  run.json  tokenizer.json  data/<source>/  config.json  metrics.jsonl  checkpoints/
 """
 
 from __future__ import annotations
 
 import itertools
+import json
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openafm.bundle import Bundle, open_bundle, write_bundle
-from openafm.bundle.store import bundles_home
-from openafm.core.config import dump, override
-from openafm.core.errors import UsageError
-from openafm.core.files import atomic_file
+from openafm.bundle.store import bundle_place
+from openafm.core.config import dump, from_dict, override
+from openafm.core.errors import OpenAFMError, UsageError
+from openafm.core.files import atomic_file, folder_lock
 from openafm.data.copies import pack_copies
 from openafm.data.documents import ChatDocument, DocumentFiles
 from openafm.data.loader import LoaderConfig, SourceConfig
@@ -36,6 +38,7 @@ from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import Conversation, UserTurn
 from openafm.tokenizer.schema_text import schema_text
+from openafm.training.config import TrainerConfig, first_difference
 
 if TYPE_CHECKING:
     from openafm.training.run import TrainingResult
@@ -44,13 +47,17 @@ TOKENIZER_EXAMPLES = 20_000
 
 
 class StartBundleError(UsageError):
-    """A recipe that starts from a bundle was given none, or one that starts from nothing was given one."""
+    """A recipe that starts from a bundle was given none."""
 
 
-class RunInterruptedError(UsageError):
-    """The run was asked to stop before its end; what it has is saved."""
+class RunInterruptedError(OpenAFMError):
+    """The run was asked to stop before its end; what it has is saved. SIGTERM ends in exit code 0, Ctrl-C in 130."""
 
-    exit_code = 0
+    def __init__(self, folder: Path, result: TrainingResult) -> None:
+        super().__init__(
+            f"stopped at step {result.step:,} of {result.num_steps:,}; saved in {folder}, the same command goes on"
+        )
+        self.exit_code = 130 if result.stopped_by == signal.SIGINT else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,36 +114,51 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
     """Run to the end and write the bundle `name`; a run that stands in `folder` goes on where it stopped.
 
     Raises:
-        StartBundleError: the recipe needs `--from`.
+        StartBundleError: the recipe starts from a bundle and was given none.
+        FolderInUseError: another process runs in this folder.
+        AnotherRunError: the folder holds a run of another config.
         RunInterruptedError: stopped by SIGTERM or Ctrl-C; all is saved.
         Whatever its stations raise, each with the file it is about.
     """
     from openafm.training.run import load_trained, train
 
-    tokenizer, template = _tokenizer(config, folder)
-    with atomic_file(folder / "run.json", "w") as file:
-        file.write(dump(config))
-    for corpus in config.corpora:
-        _pack(corpus, folder / "data" / corpus.name, tokenizer, template)
-    trainer = replace(config.trainer, data=_located(config.trainer.data, folder))
-    if trainer.evaluation is not None:
-        evaluation = replace(trainer.evaluation, data=_located(trainer.evaluation.data, folder))
-        trainer = replace(trainer, evaluation=evaluation)
-    result = train(trainer, folder)
-    if not result.finished:
-        raise RunInterruptedError(
-            f"stopped at step {result.step:,} of {result.num_steps:,}; saved in {folder}, the same command goes on"
+    place = bundle_place(name)
+    with folder_lock(folder / "data"):
+        _check_same_run(config, folder)
+        tokenizer, template = _tokenizer(config, folder)
+        with atomic_file(folder / "run.json", "w") as file:
+            file.write(dump(config))
+        for corpus in config.corpora:
+            _pack(corpus, folder / "data" / corpus.name, tokenizer, template)
+        trainer = _located_trainer(config.trainer, folder)
+        result = train(trainer, folder)
+        if not result.finished:
+            raise RunInterruptedError(folder, result)
+        weights = {key: tensor.numpy() for key, tensor in load_trained(folder).state_dict().items()}
+        bundle = write_bundle(
+            place,
+            config=trainer.model,
+            tokenizer=tokenizer,
+            template=template,
+            tensors=weights,
+            card=model_card(name, config, result),
         )
-    weights = {key: tensor.numpy() for key, tensor in load_trained(folder).state_dict().items()}
-    bundle = write_bundle(
-        bundles_home() / name,
-        config=trainer.model,
-        tokenizer=tokenizer,
-        template=template,
-        tensors=weights,
-        card=model_card(name, config, result),
-    )
     return _result(bundle, folder, result)
+
+
+def _check_same_run(config: RunConfig, folder: Path) -> None:
+    """Refuse another config before anything of the run that stands is touched."""
+    from openafm.training.checkpoint import AnotherRunError
+
+    record = folder / "run.json"
+    if not record.is_file() or not (folder / "checkpoints").is_dir():
+        return
+    found = from_dict(RunConfig, json.loads(record.read_text(encoding="utf-8")))
+    difference = first_difference(found, config, ignored=("trainer",)) or first_difference(
+        found.trainer, config.trainer, ignored=TrainerConfig.ANY_VALUE_RESUMES
+    )
+    if difference is not None:
+        raise AnotherRunError(f"{folder} holds a run of another config: {difference}; choose another --output or remove it")
 
 
 def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate]:
@@ -149,8 +171,8 @@ def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate
     if config.tokenizer is None:
         raise StartBundleError(f"{config.recipe} starts from a bundle of {needed}: give one with --from BUNDLE")
     file = folder / "tokenizer.json"
-    if file.is_file():
-        return Tokenizer.load(file), ChatTemplate()
+    if file.is_file() and (tokenizer := Tokenizer.load(file)).vocab_size == config.tokenizer.vocab_size:
+        return tokenizer, ChatTemplate()
     texts = itertools.islice(itertools.chain.from_iterable(map(_texts, config.corpora)), 4 * TOKENIZER_EXAMPLES)
     tokenizer = train_tokenizer(config.tokenizer, texts)
     tokenizer.save(file)
@@ -180,7 +202,7 @@ def _turn_texts(conversation: Conversation) -> Iterator[str]:
 
 def _pack(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
     """Pack a corpus unless the same one, with the same tokenizer, already stands at `out`."""
-    wanted = dump(corpus) + tokenizer.digest
+    wanted = dump(corpus) + _stamps(corpus) + tokenizer.digest
     record = out.with_suffix(".packed")
     if record.is_file() and record.read_text(encoding="utf-8") == wanted and _is_whole(out, tokenizer):
         return
@@ -198,6 +220,14 @@ def _pack(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: ChatT
         file.write(wanted)
 
 
+def _stamps(corpus: CorpusConfig) -> str:
+    """Paths, sizes and times of the user's own files: what has changed is packed anew."""
+    if not isinstance(corpus, FolderCorpusConfig):
+        return ""
+    stats = {str(file): file.stat() for file in DocumentFiles(Path(corpus.path)).files}
+    return json.dumps({file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()})
+
+
 def _is_whole(folder: Path, tokenizer: Tokenizer) -> bool:
     try:
         return read_manifest(folder).tokenizer_digest == tokenizer.digest
@@ -207,6 +237,12 @@ def _is_whole(folder: Path, tokenizer: Tokenizer) -> bool:
 
 def _within(loader: LoaderConfig, context_length: int) -> LoaderConfig:
     return replace(loader, row_tokens=min(loader.row_tokens, context_length))
+
+
+def _located_trainer(trainer: TrainerConfig, folder: Path) -> TrainerConfig:
+    if trainer.evaluation is not None:
+        trainer = replace(trainer, evaluation=replace(trainer.evaluation, data=_located(trainer.evaluation.data, folder)))
+    return replace(trainer, data=_located(trainer.data, folder))
 
 
 def _located(loader: LoaderConfig, folder: Path) -> LoaderConfig:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openafm.data.loader import Batch
 from openafm.models.accounting import training_flops
-from openafm.models.attention_context import PackedDocuments, Span
+from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder
 from openafm.training.cross_entropy import cross_entropy_sum
 
@@ -47,9 +47,8 @@ class NextToken:
         indices_N = torch.from_numpy(batch.loss_mask_BS).flatten().nonzero()[:, 0].to(device)
         if len(indices_N) == 0:
             return Losses(total=model.embedding.new_zeros(()), count=0)
-        spans = [Span(row=span.row, start=span.start, stop=span.stop) for span in batch.documents]
         num_rows, row_length = batch.tokens_BS.shape
-        context = PackedDocuments(spans, num_rows, row_length, device)
+        context = PackedDocuments(batch.documents, num_rows, row_length, device)
         x_1ND = model.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N)
         targets_N = torch.from_numpy(batch.targets_BS).to(device).flatten()[indices_N]
         total = cross_entropy_sum(x_1ND[0], model.head_weight, targets_N)

@@ -37,7 +37,8 @@ from openafm.training.trainer import Trainer
 class TrainingResult:
     """Where a run stands: `finished` is False when it was asked to stop; the same call goes on with it.
 
-    `loss` is the mean of the last ten logged steps, `held_out_loss` the last one measured; `seconds` were spent in steps.
+    `stopped_by` is the signal that asked. `loss` is the mean of the last ten logged steps, `held_out_loss` the last one
+    measured; `seconds` were spent in steps.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class TrainingResult:
     seconds: float
     loss: float | None
     held_out_loss: float | None
+    stopped_by: int | None = None
 
 
 def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> TrainingResult:
@@ -83,7 +85,7 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         log = opened.enter_context(metrics_log(output, state.step, _note))
         bar = opened.enter_context(progress("training", state.num_steps))
         trainer.run(stop, writer, log, evaluator, bar)
-    return _result(output, state)
+    return _result(output, state, stop.signal)
 
 
 def load_trained(output: Path) -> Decoder:
@@ -117,7 +119,7 @@ def _steps_that_fit(trainer: Trainer, budget: TimeBudget, start_s: float) -> int
     return max(1, int(left_s * (1 - budget.reserve) / statistics.median(step_seconds[1:])))
 
 
-def _result(output: Path, state: TrainingState) -> TrainingResult:
+def _result(output: Path, state: TrainingState, stopped_by: int | None) -> TrainingResult:
     lines = read_metrics(output)
     losses = [line["loss"] for line in lines if "loss" in line]
     held_out = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
@@ -130,6 +132,7 @@ def _result(output: Path, state: TrainingState) -> TrainingResult:
         seconds=state.seconds,
         loss=statistics.fmean(losses[-10:]) if losses else None,
         held_out_loss=held_out[-1] if held_out else None,
+        stopped_by=stopped_by,
     )
 
 

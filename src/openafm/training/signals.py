@@ -10,13 +10,14 @@ from types import FrameType
 
 
 class StopRequest:
-    """Whether somebody has asked to stop. Signals and callers set it; the run looks at it between steps."""
+    """Whether somebody has asked to stop, and by which signal. The run looks at it between steps."""
 
     def __init__(self) -> None:
         self.requested = False
+        self.signal: int | None = None
 
-    def request(self) -> None:
-        self.requested = True
+    def request(self, signal: int | None = None) -> None:
+        self.requested, self.signal = True, signal
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def stop_on_signals() -> Iterator[StopRequest]:
         return
 
     def on_signal(number: int, _: FrameType | None) -> None:
-        stop.request()
+        stop.request(number)
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
