@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from openafm.training.checkpoint import (
     newest_snapshot,
     open_checkpoint,
     remove_leftovers,
+    set_aside_newer,
     write_checkpoint,
 )
 from openafm.training.config import AdamWConfig, CheckpointConfig, EMAConfig, TrainerConfig
@@ -55,6 +57,37 @@ def test_what_is_written_is_read_and_only_the_newest_are_kept(tmp_path: Path, co
     for group, tensors in written.tensors.items():
         assert all(torch.equal(tensor, read.tensors[group][name]) for name, tensor in tensors.items())
     assert not list((tmp_path / "c").rglob("*.p*t"))  # no pickle: .pt, .pkl, .pickle
+
+
+def test_a_damaged_newer_checkpoint_does_not_cost_the_one_just_written(tmp_path: Path, config: TrainerConfig) -> None:
+    config = replace(config, checkpoint=CheckpointConfig(keep=1))
+    write_checkpoint(tmp_path, config, snapshot_at(config, 5), DIGEST)
+    (tmp_path / "step-00000005" / "model.safetensors").write_bytes(b"damaged")
+    for step in (2, 3):
+        write_checkpoint(tmp_path, config, snapshot_at(config, step), DIGEST)
+        _, read = notes_and_newest(tmp_path, config)
+        assert read is not None
+        assert read.step == step
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-00000005", "step-00000003"]
+    set_aside_newer(tmp_path, 3)
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-00000003"]
+    assert (tmp_path / "damaged-step-00000005").exists()
+
+
+def test_checkpoints_are_ordered_by_step_beyond_eight_digits(tmp_path: Path) -> None:
+    for step in (99_999_999, 100_000_000, 7):
+        (tmp_path / f"step-{step:08}").mkdir()
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-100000000", "step-99999999", "step-00000007"]
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/model.safetensors", "..", "record.json", ""])
+def test_a_record_names_files_of_its_own_folder_only(tmp_path: Path, config: TrainerConfig, name: str) -> None:
+    path = write_checkpoint(tmp_path, config, snapshot_at(config, 3), DIGEST)
+    record = json.loads((path / "record.json").read_text())
+    record["files"][name] = record["files"]["model.safetensors"]
+    (path / "record.json").write_text(json.dumps(record))
+    with pytest.raises(DamagedCheckpointError, match="plain names"):
+        open_checkpoint(path)
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "record"])

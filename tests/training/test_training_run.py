@@ -19,7 +19,7 @@ from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_chi
 from openafm.core.errors import UsageError
 from openafm.core.files import FolderInUseError, folder_lock
 from openafm.data.loader import LoaderConfig
-from openafm.training.checkpoint import AnotherRunError, checkpoint_paths, open_checkpoint
+from openafm.training.checkpoint import AnotherRunError, CheckpointError, checkpoint_paths, open_checkpoint
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
@@ -155,6 +155,27 @@ def test_a_time_budget_fixes_the_steps_once(tmp_path: Path, corpus: LoaderConfig
     again = replace(config, budget=replace(tiny_run(corpus).budget, num_steps=result.num_steps))  # type: ignore[call-arg]
     train(again, tmp_path / "again")
     assert final_bytes(tmp_path / "again") == final_bytes(tmp_path / "run")
+
+
+def test_damaged_newest_checkpoints_are_set_aside_and_trained_again(tmp_path: Path, corpus: LoaderConfig) -> None:
+    config = tiny_run(corpus)
+    train(config, tmp_path / "run")
+    wanted, checkpoints = final_bytes(tmp_path / "run"), tmp_path / "run" / "checkpoints"
+    for path in checkpoint_paths(checkpoints)[:1]:
+        (path / "model.safetensors").write_bytes(b"damaged")
+    earlier = open_checkpoint(checkpoint_paths(checkpoints)[1]).load().tensors["model"]
+    assert all(torch.equal(tensor, earlier[name]) for name, tensor in load_trained(tmp_path / "run").state_dict().items())
+
+    assert train(config, tmp_path / "run").finished
+    assert final_bytes(tmp_path / "run") == wanted
+    assert (checkpoints / "damaged-step-00000012").exists()
+
+    for path in checkpoint_paths(checkpoints):
+        (path / "record.json").unlink()
+    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+        load_trained(tmp_path / "run")
+    assert train(replace(config, checkpoint=CheckpointConfig(every_steps=3, keep=1)), tmp_path / "run").finished
+    assert final_bytes(tmp_path / "run") == wanted
 
 
 def test_held_out_loss_is_that_of_the_averaged_weights(tmp_path: Path, corpus: LoaderConfig) -> None:

@@ -2,6 +2,7 @@
 
 checkpoints/step-00001200/  config.json  record.json  model.safetensors  optimizer.safetensors  random.safetensors
                             ema.safetensors, when the run keeps an average
+checkpoints/damaged-step-00001400/  set aside unread by the run that went on from step 1200
 """
 
 from __future__ import annotations
@@ -57,6 +58,11 @@ class CheckpointRecord(Config):
             (self.format, self.version) == (FORMAT, VERSION),
             f"is {self.format} version {self.version}, this openafm reads {FORMAT} version {VERSION}",
         )
+        for name in self.files:
+            self.require(
+                Path(name).name == name and name.endswith(".safetensors"),
+                f"names the file {name!r}, expected plain names that end in .safetensors",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +113,17 @@ def remove_leftovers(folder: Path) -> None:
 
 def checkpoint_paths(folder: Path) -> list[Path]:
     """The checkpoints of a folder, newest first."""
-    return sorted(folder.glob("step-*"), reverse=True)
+    return sorted(folder.glob("step-*"), key=_order, reverse=True)
+
+
+def set_aside_newer(folder: Path, step: int) -> None:
+    """Rename the checkpoints beyond `step`, which a run that goes on from there could not read. Call it under its lock."""
+    for path in checkpoint_paths(folder):
+        if _order(path) > _order(_checkpoint_path(folder, step)):
+            aside = folder / f"damaged-{path.name}"
+            if aside.exists():
+                shutil.rmtree(aside)
+            path.rename(aside)
 
 
 def newest_snapshot(folder: Path, config: TrainerConfig, data_digest: str, note: Callable[[str], None]) -> Snapshot | None:
@@ -140,12 +156,14 @@ def _check_same_run(checkpoint: Checkpoint, config: TrainerConfig, data_digest: 
 
 
 def write_checkpoint(folder: Path, config: TrainerConfig, snapshot: Snapshot, data_digest: str) -> Path:
-    """Write `step-...` into `folder`, whole or not at all, and then remove all but the newest `config.checkpoint.keep`.
+    """Write `step-...` into `folder`, whole or not at all; then keep `config.checkpoint.keep`, counted back from this one.
+
+    Newer ones are not this run's to count: had they been whole, it would have gone on from them.
 
     Raises:
         OutOfSpaceError: the disk is full; older checkpoints are untouched.
     """
-    path = folder / f"step-{snapshot.step:08}"
+    path = _checkpoint_path(folder, snapshot.step)
     with atomic_folder(path) as temporary:
         files = {f"{group}.safetensors": tensors for group, tensors in snapshot.tensors.items()}
         for name, tensors in files.items():
@@ -160,7 +178,8 @@ def write_checkpoint(folder: Path, config: TrainerConfig, snapshot: Snapshot, da
         )
         (temporary / "config.json").write_text(dump(config), encoding="utf-8")
         write_json(temporary / "record.json", to_dict(record))
-    for old in checkpoint_paths(folder)[config.checkpoint.keep :]:
+    until_now = [other for other in checkpoint_paths(folder) if _order(other) <= _order(path)]
+    for old in until_now[config.checkpoint.keep :]:
         shutil.rmtree(old)
     return path
 
@@ -203,6 +222,15 @@ def checkpoint_writer(folder: Path, config: TrainerConfig, data_digest: str) -> 
         writer.wait()
     finally:
         writer.close()
+
+
+def _checkpoint_path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08}"
+
+
+def _order(path: Path) -> tuple[int, str]:
+    """Sorts by step: names beyond the padding of eight digits are longer."""
+    return len(path.name), path.name
 
 
 def _digest(path: Path) -> str:

@@ -18,11 +18,13 @@ from openafm.core.progress import progress
 from openafm.models.decoder import Decoder
 from openafm.training.checkpoint import (
     CheckpointError,
+    DamagedCheckpointError,
     checkpoint_paths,
     checkpoint_writer,
     newest_snapshot,
     open_checkpoint,
     remove_leftovers,
+    set_aside_newer,
     write_checkpoint,
 )
 from openafm.training.config import TimeBudget, TrainerConfig
@@ -70,6 +72,7 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         checkpoints = output / "checkpoints"
         remove_leftovers(checkpoints)
         snapshot = newest_snapshot(checkpoints, config, loader.digest, _note)
+        set_aside_newer(checkpoints, -1 if snapshot is None else snapshot.step)
         state = fresh_state(config, device)
         trainer = Trainer(config, state, loader)
         with atomic_file(output / "config.json", "w") as file:
@@ -89,19 +92,22 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
 
 
 def load_trained(output: Path) -> Decoder:
-    """The model of a run's newest checkpoint, with the averaged weights where the run keeps them.
+    """The model of a run's newest whole checkpoint, with the averaged weights where the run keeps them.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is none.
     """
-    paths = checkpoint_paths(output / "checkpoints")
-    if not paths:
-        raise CheckpointError(f"{output} holds no checkpoint; train into it first")
-    checkpoint = open_checkpoint(paths[0])
-    tensors = checkpoint.load().tensors
-    model = checkpoint.config.model.build()
-    model.load_state_dict(dict(tensors.get("ema", tensors["model"])))
-    return model
+    for path in checkpoint_paths(output / "checkpoints"):
+        try:
+            checkpoint = open_checkpoint(path)
+            tensors = checkpoint.load().tensors
+        except DamagedCheckpointError as error:
+            _note(f"passing over a damaged checkpoint: {error}")
+            continue
+        model = checkpoint.config.model.build()
+        model.load_state_dict(dict(tensors.get("ema", tensors["model"])))
+        return model
+    raise CheckpointError(f"{output} holds no whole checkpoint; train into it first")
 
 
 def _steps_that_fit(trainer: Trainer, budget: TimeBudget, start_s: float) -> int:
