@@ -20,7 +20,7 @@ from openafm.models.sizes import SIZES, UnknownSizeError, named_size
         ("on_device.draft", 48_765_952),
         ("on_device.nano", 10_687_552),
         ("on_device.nano_draft", 2_688_064),
-        ("on_device.micro", 1_526_304),
+        ("on_device.micro", 1_395_232),
     ],
 )
 def test_parameter_counts_are_exact(name: str, count: int) -> None:

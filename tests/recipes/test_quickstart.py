@@ -41,6 +41,7 @@ def small(recipe: str, size: str, *, start: str | None = None) -> RunConfig:
         "trainer.budget": '{"type": "StepBudget", "num_steps": 6}',
         "corpora": json.dumps([corpus]),
         "trainer.data.rows_per_step": "1",
+        "trainer.data.sources": '[{"name": "built_in", "path": "built_in"}]',
     }
     changes |= {} if start else {"tokenizer.vocab_size": "1024", "trainer.model.vocab_size": "1024"}
     return prepare_run(recipe, size, start=start, changes=changes)

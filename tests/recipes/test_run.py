@@ -21,6 +21,7 @@ TINY = {
     "tokenizer.vocab_size": "400",
     "trainer.model": "",
     "trainer.budget": '{"type": "StepBudget", "num_steps": 4}',
+    "trainer.data.sources": '[{"name": "built_in", "path": "built_in"}]',
     "trainer.data.rows_per_step": "1",
     "trainer.data.row_tokens": "256",
     "trainer.log_every": "1",
@@ -85,7 +86,8 @@ def test_fine_tuning_without_a_bundle_says_what_it_needs(tmp_path: Path) -> None
 
 def test_own_text(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("It was a bright cold day in April, and the clocks were striking thirteen. " * 60)
-    changes = TINY | {"trainer.model": tiny_model(340), "tokenizer.vocab_size": "340"}
+    changes = {key: value for key, value in TINY.items() if key != "trainer.data.sources"}
+    changes |= {"trainer.model": tiny_model(340), "tokenizer.vocab_size": "340"}
     config = prepare_run("on_device.pretrain", "micro", data=tmp_path / "own.txt", changes=changes)
     run_recipe(config, tmp_path / "run", "own")
     open_bundle("own").verify()

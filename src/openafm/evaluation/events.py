@@ -10,7 +10,7 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from openafm.data.synthetic import SyntheticConfig, generate
@@ -52,9 +52,11 @@ class EventScores:
         return asdict(self)
 
 
-def held_out_events(count: int, seed: int = 0) -> list[EventExample]:
-    """The first `count` held-out examples, in all languages."""
+def held_out_events(count: int, seed: int = 0, languages: dict[str, float] | None = None) -> list[EventExample]:
+    """The first `count` held-out examples, in the corpus's languages or in these by weight."""
     config = SyntheticConfig(seed=seed, split="held_out", tasks={"event": 1.0})
+    if languages is not None:
+        config = replace(config, languages=languages)
     return [_event_example(conversation) for conversation in generate(config, count)]
 
 

@@ -113,7 +113,7 @@ def on_device_nano_draft() -> DecoderConfig:
 def on_device_micro() -> DecoderConfig:
     """What `make run` trains in minutes: the same shape, smaller."""
     return shared_kv_decoder(
-        vocab_size=3072,
+        vocab_size=2048,
         dim=128,
         num_own_layers=5,
         num_shared_layers=3,

@@ -75,6 +75,14 @@ class RunConfig(Config):
                 source.name in corpora, f"source '{source.name}' has no corpus; corpora: {', '.join(sorted(corpora))}"
             )
 
+    @property
+    def corpora_read(self) -> tuple[CorpusConfig, ...]:
+        """The corpora that a source of the trainer reads; others only serve the tokenizer."""
+        evaluation = self.trainer.evaluation
+        sources = self.trainer.data.sources + (evaluation.data.sources if evaluation else ())
+        names = {source.name for source in sources}
+        return tuple(corpus for corpus in self.corpora if corpus.name in names)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:

@@ -30,6 +30,7 @@ from openafm.evaluation.events import (
     score,
 )
 from openafm.recipes.config import RunConfig
+from openafm.recipes.on_device import MICRO_LANGUAGES
 from openafm.recipes.run import RunResult, prepare_run, run_recipe
 
 BUNDLE_NAME = "micro"
@@ -185,7 +186,7 @@ def _scores_once(run: RunResult, config: RunConfig, file: Path) -> Scores:
         known = json.loads(file.read_text(encoding="utf-8"))
         if known["signature"] == run.signature:
             return Scores(**{name: EventScores(**scores) for name, scores in known["scores"].items()})
-    examples = held_out_events(NUM_HELD_OUT)
+    examples = held_out_events(NUM_HELD_OUT, languages=MICRO_LANGUAGES)
     with tempfile.TemporaryDirectory() as folder:
         untrained = _untrained(run, config, Path(folder) / "untrained")
         scores = Scores(

@@ -128,7 +128,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         tokenizer, template = _tokenizer(config, folder)
         with atomic_file(folder / "run.json", "w") as file:
             file.write(dump(config))
-        for corpus in config.corpora:
+        for corpus in config.corpora_read:
             _pack(corpus, folder / "data" / corpus.name, tokenizer, template)
         trainer = _located_trainer(config.trainer, folder)
         result = train(trainer, folder)
