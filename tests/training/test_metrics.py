@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tiny_runs import tiny_run, write_corpus
 
 from openafm.core.files import OutOfSpaceError
 from openafm.training.curves import CurveError, plot_losses, terminal_curve
-from openafm.training.metrics import FILE, metrics_log, peak_flops_per_second, read_metrics
+from openafm.training.metrics import FILE, MetricsError, metrics_log, peak_flops_per_second, read_metrics
 from openafm.training.run import train
 
 
@@ -68,6 +69,32 @@ def test_a_run_reports_its_pace_and_tensorboard_the_same(tmp_path: Path) -> None
     assert [value for _, value in shown] == pytest.approx([line["loss"] for line in lines], rel=1e-5)
 
 
+@pytest.mark.parametrize("line", ['{"step": 2, "lo', "3", '{"loss": 1.0}', "\0\0", "\udcff"])
+def test_a_broken_line_amid_the_log_is_a_typed_error(tmp_path: Path, line: str) -> None:
+    content = '{"step": 1}\n' + line + '\n{"step": 3}\n'
+    (tmp_path / FILE).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(MetricsError, match=rf"line 2 of .*{FILE}"):
+        read_metrics(tmp_path)
+
+
+def test_where_the_system_does_not_tell_memory_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "resource", None)
+    train(tiny_run(write_corpus(tmp_path / "corpus"), num_steps=1), tmp_path / "run")
+    (line,) = read_metrics(tmp_path / "run")
+    assert "peak_memory_mb" not in line
+    assert "tokens_per_second" in line
+    code = "import sys; sys.modules['resource'] = None; import openafm.training.metrics"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_peak_of_an_accelerator_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch's meta device, which computes nothing: what is tested is that every product is waited for."""
+    waits: list[int] = []
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda: waits.append(1))
+    peak_flops_per_second(torch.bfloat16, "meta", seconds=0.001)
+    assert len(waits) >= 2
+
+
 def test_the_peak_is_measured_once() -> None:
     assert peak_flops_per_second(torch.float32, "cpu") == peak_flops_per_second(torch.float32, "cpu") > 1e8
 
@@ -99,7 +126,5 @@ def test_the_picture_is_drawn_and_its_absence_explained(tmp_path: Path, monkeypa
 
 
 def test_configs_and_curves_need_no_torch() -> None:
-    import subprocess
-
     code = "import sys, openafm.training.config, openafm.training.curves; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

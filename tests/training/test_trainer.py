@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,16 @@ import torch
 from tiny_runs import tiny_run, write_corpus
 
 from openafm.data.loader import LoaderConfig
-from openafm.training.config import AdamWConfig, BFloat16Config, CompileConfig, Float32Config, PrecisionConfig, TrainerConfig
+from openafm.training.config import (
+    AdamWConfig,
+    BFloat16Config,
+    CompileConfig,
+    Float32Config,
+    MuonConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    TrainerConfig,
+)
 from openafm.training.schedules import Constant
 from openafm.training.state import fresh_state
 from openafm.training.trainer import NonFiniteError, Trainer, microbatches
@@ -100,6 +110,20 @@ def test_a_gradient_that_is_not_finite_stops_too(corpus: LoaderConfig) -> None:
     with pytest.raises(NonFiniteError, match="gradient of step 0"):
         trainer.update(trainer.loader.batch(0))
     assert trainer.state.step == 0
+
+
+@pytest.mark.parametrize("optimizer", [AdamWConfig(), MuonConfig()], ids=lambda config: type(config).__name__)
+def test_a_step_with_nothing_to_learn_counts_and_changes_no_weight(corpus: LoaderConfig, optimizer: OptimizerConfig) -> None:
+    trainer = trainer_of(tiny_run(corpus, microbatch_rows=1, optimizer=optimizer))
+    for step in range(2):  # with a fresh optimizer, and with one that has momentum
+        batch = trainer.loader.batch(2 * step)
+        nothing = replace(batch, loss_mask_BS=np.zeros_like(batch.loss_mask_BS))
+        before = {name: p.detach().clone() for name, p in trainer.state.model.named_parameters()}
+        update = trainer.update(nothing)
+        assert (update.loss, update.gradient_norm, update.num_tokens) == (0.0, 0.0, batch.num_real_tokens)
+        assert trainer.state.step == 2 * step + 1
+        assert all(torch.equal(p, before[name]) for name, p in trainer.state.model.named_parameters())
+        assert trainer.update(trainer.loader.batch(2 * step + 1)).gradient_norm > 0
 
 
 @pytest.mark.slow

@@ -18,7 +18,8 @@ from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_chi
 
 from openafm.core.errors import UsageError
 from openafm.core.files import FolderInUseError, folder_lock
-from openafm.data.loader import LoaderConfig
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.shard_writer import write_shards
 from openafm.training.checkpoint import AnotherRunError, CheckpointError, checkpoint_paths, open_checkpoint
 from openafm.training.config import (
     AdamWConfig,
@@ -30,8 +31,8 @@ from openafm.training.config import (
     TimeBudget,
     TrainerConfig,
 )
-from openafm.training.metrics import read_metrics
-from openafm.training.run import load_trained, train
+from openafm.training.metrics import FILE, read_metrics
+from openafm.training.run import VocabularyMismatchError, load_trained, train
 from openafm.training.trainer import NonFiniteError
 
 VARIANTS = {
@@ -176,6 +177,20 @@ def test_damaged_newest_checkpoints_are_set_aside_and_trained_again(tmp_path: Pa
         load_trained(tmp_path / "run")
     assert train(replace(config, checkpoint=CheckpointConfig(every_steps=3, keep=1)), tmp_path / "run").finished
     assert final_bytes(tmp_path / "run") == wanted
+
+
+def test_data_of_a_larger_vocabulary_is_refused_before_the_first_step(tmp_path: Path, corpus: LoaderConfig) -> None:
+    small = replace(tiny_model(), vocab_size=96)
+    message = rf"{tmp_path}/corpus have a vocabulary of 97 tokens, the model's vocab_size is 96"
+    with pytest.raises(VocabularyMismatchError, match=message):
+        train(tiny_run(corpus, model=small), tmp_path / "run")
+    with write_shards(tmp_path / "held_out", tokenizer_digest="0" * 64, vocab_size=98) as writer:
+        writer.add([1, 2, 97])
+    held_out = replace(corpus, sources=(SourceConfig(name="held out", path=str(tmp_path / "held_out")),))
+    with pytest.raises(VocabularyMismatchError, match="98 tokens"):
+        train(tiny_run(corpus, evaluation=EvaluationConfig(data=held_out)), tmp_path / "run")
+    assert not (tmp_path / "run" / FILE).exists()
+    assert train(tiny_run(corpus, num_steps=1, model=replace(small, vocab_size=98)), tmp_path / "run").finished
 
 
 def test_held_out_loss_is_that_of_the_averaged_weights(tmp_path: Path, corpus: LoaderConfig) -> None:

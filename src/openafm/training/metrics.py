@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import resource
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,12 +15,17 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
+from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_file, room_for
 
 if TYPE_CHECKING:
     import torch
 
 FILE = "metrics.jsonl"
+
+
+class MetricsError(OpenAFMError):
+    """A log with a line that is none."""
 
 
 class Scalars(Protocol):
@@ -64,30 +68,54 @@ def metrics_log(folder: Path, step: int, note: Callable[[str], None]) -> Iterato
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log, in order; a last line that a killed run left unfinished is dropped."""
+    """The lines of a run's log, in order; a last line that a killed run left unfinished is dropped.
+
+    Raises:
+        MetricsError: another line is damaged.
+    """
     path = folder / FILE
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    return [_parse(line, path, number) for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1)]
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
+    try:
+        values = json.loads(line)
+    except ValueError as error:
+        raise MetricsError(f"line {number} of {path} is not JSON: {error}; remove the line") from error
+    if not isinstance(values, dict) or not isinstance(values.get("step"), int):
+        raise MetricsError(f"line {number} of {path} is not an object with a whole number as its step; remove the line")
+    return values
 
 
 @cache
 def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.2) -> float:
-    """What this machine reaches in matrix products of 1024 x 1024, measured once per process with the threads in use."""
+    """What this machine reaches in products of square matrices, measured once per process with the threads in use."""
     import torch
 
-    size = 1024
+    size = 1024 if device == "cpu" else 8192  # large enough that an accelerator's launch does not count
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
-    best_s, end_s = float("inf"), perf_counter() + seconds
-    while perf_counter() < end_s:
+
+    def product_seconds() -> float:
         start_s = perf_counter()
-        (a @ b).flatten()[0].item()
-        best_s = min(best_s, perf_counter() - start_s)
+        torch.matmul(a, b)
+        if device != "cpu":
+            torch.accelerator.synchronize()
+        return perf_counter() - start_s
+
+    product_seconds()  # sets the libraries up
+    best_s, end_s = product_seconds(), perf_counter() + seconds
+    while perf_counter() < end_s:
+        best_s = min(best_s, product_seconds())
     return 2 * size**3 / best_s
 
 
-def peak_memory_mb() -> float:
-    """The most memory this process has held, in MiB."""
+def peak_memory_mb() -> float | None:
+    """The most memory this process has held, in MiB; None on systems that do not tell, as Windows."""
+    try:
+        import resource
+    except ImportError:
+        return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

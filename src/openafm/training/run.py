@@ -13,8 +13,10 @@ from pathlib import Path
 from time import perf_counter
 
 from openafm.core.config import dump
+from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.core.progress import progress
+from openafm.data.shards import read_manifest
 from openafm.models.decoder import Decoder
 from openafm.training.checkpoint import (
     CheckpointError,
@@ -33,6 +35,10 @@ from openafm.training.metrics import metrics_log, read_metrics
 from openafm.training.signals import stop_on_signals
 from openafm.training.state import TrainingState, fresh_state
 from openafm.training.trainer import Trainer
+
+
+class VocabularyMismatchError(UsageError):
+    """The data was made with more tokens than the model has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +71,10 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         NonFiniteError: a loss or gradient is not finite; the message names the step and the documents.
         OutOfSpaceError: a checkpoint does not fit on the disk; the one before is whole.
         ShardError: the data cannot be read.
+        VocabularyMismatchError: the data holds tokens beyond the model's vocabulary.
+        MetricsError: the log of the interrupted run is damaged.
     """
+    _check_vocabularies(config)
     start_s = perf_counter()
     with folder_lock(output), stop_on_signals() as stop, ExitStack() as opened:
         loader = config.data.build()
@@ -108,6 +117,18 @@ def load_trained(output: Path) -> Decoder:
         model.load_state_dict(dict(tensors.get("ema", tensors["model"])))
         return model
     raise CheckpointError(f"{output} holds no whole checkpoint; train into it first")
+
+
+def _check_vocabularies(config: TrainerConfig) -> None:
+    """A model may have rows to spare; a token without a row would fail steps later, and elsewhere."""
+    loaders = [config.data] if config.evaluation is None else [config.data, config.evaluation.data]
+    for source in (source for loader in loaders for source in loader.sources):
+        vocab_size = read_manifest(Path(source.path)).vocab_size
+        if vocab_size > config.model.vocab_size:
+            raise VocabularyMismatchError(
+                f"the shards in {source.path} have a vocabulary of {vocab_size:,} tokens, the model's vocab_size is "
+                f"{config.model.vocab_size:,}; pack the data with the model's tokenizer or enlarge the model's vocabulary"
+            )
 
 
 def _steps_that_fit(trainer: Trainer, budget: TimeBudget, start_s: float) -> int:

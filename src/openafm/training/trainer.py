@@ -41,7 +41,10 @@ class NonFiniteError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What one optimizer step did. `loss` and `parts` are means over the step's items; the norm is before clipping."""
+    """What one optimizer step did. `loss` and `parts` are means over the step's items; the norm is before clipping.
+
+    A step without a single item to learn counts as a step and changes no weight; its loss and norm are 0.
+    """
 
     loss: float
     parts: dict[str, float]
@@ -149,6 +152,8 @@ class Trainer:
     def _average_and_clip_gradients(self, count: int) -> float:
         """Turn gradients of sums into those of means, clipped; returns the norm before clipping."""
         gradients: list[Tensor] = [p.grad for p in self.state.model.parameters() if p.grad is not None]
+        if not gradients:
+            return 0.0
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True).item() / count
         clip = self.config.optimizer.gradient_clip
         factor = 1.0 if clip is None or norm <= clip else clip / norm
@@ -211,8 +216,10 @@ class _Pace:
         values = {
             "tokens_per_second": self._num_tokens / seconds,
             "model_flops_utilization": self._flops / seconds / peak_flops_per_second(self._dtype, self._device),
-            "peak_memory_mb": peak_memory_mb(),
         }
+        memory_mb = peak_memory_mb()
+        if memory_mb is not None:
+            values["peak_memory_mb"] = memory_mb
         self._num_tokens = self._flops = 0
         self._since_s = perf_counter()
         return values
