@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from openafm.core.errors import UsageError
 from openafm.core.files import FolderInUseError, folder_lock
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
+from openafm.models.induction import start_induction
 from openafm.training.checkpoint import AnotherRunError, CheckpointError, checkpoint_paths, open_checkpoint
 from openafm.training.config import (
     AdamWConfig,
@@ -27,17 +29,20 @@ from openafm.training.config import (
     CheckpointConfig,
     EMAConfig,
     EvaluationConfig,
+    InductionStart,
     MuonConfig,
+    PlainStart,
     TimeBudget,
-    TrainerConfig,
 )
 from openafm.training.metrics import FILE, read_metrics
 from openafm.training.run import VocabularyMismatchError, load_trained, train
+from openafm.training.state import fresh_state
 from openafm.training.trainer import NonFiniteError
 
 VARIANTS = {
     "adamw": {"ema": EMAConfig(decay=0.9), "microbatch_rows": 3},
     "muon in bf16": {"optimizer": MuonConfig(), "precision": BFloat16Config()},
+    "muon, average and head start": {"optimizer": MuonConfig(), "ema": EMAConfig(decay=0.9), "start": InductionStart()},
 }
 
 
@@ -222,10 +227,36 @@ def test_a_run_starts_from_a_bundle_of_its_own_shape_only(tmp_path: Path, corpus
     model = replace(tiny_model(), vocab_size=tokenizer.vocab_size).build(seed=7)
     tensors = {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in model.state_dict().items()}
     write_bundle(tmp_path / "start", config=model.config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors)
-    config: TrainerConfig = tiny_run(corpus, num_steps=1, model=model.config, from_bundle=str(tmp_path / "start"))
-    from openafm.training.state import fresh_state
-
+    config = tiny_run(corpus, model=model.config, from_bundle=str(tmp_path / "start"), start=InductionStart())
     weights = fresh_state(config, "cpu").model.state_dict()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())  # without `start`
     with pytest.raises(UsageError, match="vocab_size is"):
         train(tiny_run(corpus, from_bundle=str(tmp_path / "start")), tmp_path / "run")
+
+    # Gone on from a checkpoint, the run needs the bundle no more.
+    train(config, tmp_path / "undisturbed")
+    process = train_in_child(config, tmp_path / "run")
+    assert exit_code(process) == 0
+    shutil.rmtree(checkpoint_paths(tmp_path / "run" / "checkpoints")[0])
+    shutil.rmtree(tmp_path / "start")
+    assert train(config, tmp_path / "run").finished
+    assert final_bytes(tmp_path / "run") == final_bytes(tmp_path / "undisturbed")
+
+
+def test_the_induction_start_is_for_fresh_weights_only(
+    tmp_path: Path, corpus: LoaderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_run(corpus, num_steps=6, start=InductionStart())
+    expected = config.model.build(config.seed)
+    start_induction(expected, config.seed)
+    weights = fresh_state(config, "cpu").model.state_dict()
+    plain = fresh_state(replace(config, start=PlainStart()), "cpu").model.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in expected.state_dict().items())
+    assert not torch.equal(weights["embedding"], plain["embedding"])
+
+    calls: list[int] = []
+    monkeypatch.setattr("openafm.models.induction.start_induction", lambda model, seed: calls.append(seed))
+    train(config, tmp_path / "run")
+    shutil.rmtree(checkpoint_paths(tmp_path / "run" / "checkpoints")[0])
+    assert train(config, tmp_path / "run").finished
+    assert calls == [config.seed]

@@ -33,7 +33,7 @@ from openafm.training.config import TimeBudget, TrainerConfig
 from openafm.training.evaluation import Evaluator
 from openafm.training.metrics import metrics_log, read_metrics
 from openafm.training.signals import stop_on_signals
-from openafm.training.state import TrainingState, fresh_state
+from openafm.training.state import TrainingState, fresh_state, resumed_state
 from openafm.training.trainer import Trainer
 
 
@@ -82,12 +82,11 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         remove_leftovers(checkpoints)
         snapshot = newest_snapshot(checkpoints, config, loader.digest, _note)
         set_aside_newer(checkpoints, -1 if snapshot is None else snapshot.step)
-        state = fresh_state(config, device)
+        state = fresh_state(config, device) if snapshot is None else resumed_state(config, device, snapshot)
         trainer = Trainer(config, state, loader)
         with atomic_file(output / "config.json", "w") as file:
             file.write(dump(config))
         if snapshot is not None:
-            state.restore(snapshot)
             _note(f"going on from step {state.step:,} of {state.num_steps:,} in {output}")
         elif isinstance(config.budget, TimeBudget):
             state.num_steps = _steps_that_fit(trainer, config.budget, start_s)

@@ -97,13 +97,28 @@ class TrainingState:
 
 
 def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
-    """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted."""
+    """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted.
+
+    Raises:
+        BundleMismatchError: the bundle holds a model of another config.
+    """
     torch.manual_seed(config.seed)
     model = config.model.build(config.seed)
     if config.from_bundle is not None:
         load_bundle_weights(model, config.from_bundle)
     else:
         config.start.apply(model, config.seed)
+    return _state(config, model, device)
+
+
+def resumed_state(config: TrainerConfig, device: str, snapshot: Snapshot) -> TrainingState:
+    """The state of a snapshot. What the run started from, as its bundle, is no longer needed."""
+    state = _state(config, config.model.build(config.seed), device)
+    state.restore(snapshot)
+    return state
+
+
+def _state(config: TrainerConfig, model: Decoder, device: str) -> TrainingState:
     model.to(device)
     model.compute_dtype = config.precision.compute_dtype
     num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
