@@ -17,9 +17,8 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +26,9 @@ from openafm.core.errors import OpenAFMError, UsageError
 from openafm.runtime.schema_rewrite import UnsupportedSchemaError, enforceable_schema, needs_unicode_escapes
 from openafm.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from openafm.tokenizer.conversation import JsonSchema
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 # Every text that is UTF-8. Special tokens are no text.
 _TEXT = "(?s:.*)"
@@ -46,6 +48,8 @@ class GrammarCompiler:
     """Makes grammars over one tokenizer. Keeps the last `cache_size` of them; safe to share between threads."""
 
     def __init__(self, tokenizer: Tokenizer, cache_size: int = 128) -> None:
+        import llguidance
+
         self._tokenizer = llguidance.LLTokenizer(
             tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=SPECIAL_TOKENS.turn_end
         )
@@ -90,7 +94,9 @@ class GrammarCompiler:
 class Grammar:
     """A compiled grammar; `matcher` starts an answer under it."""
 
-    def __init__(self, tokenizer: Any, source: str) -> None:
+    def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
+        import llguidance
+
         matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
         if matcher.is_error():
             raise UnsupportedSchemaError(f"the schema cannot be enforced while decoding: {_first_line(matcher.get_error())}")
@@ -109,7 +115,7 @@ class Matcher:
     The stop token is not shown to llguidance, which does not take it back fully.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher, self._vocab_size = matcher, vocab_size
         self._accepted: list[int] = []
         self._forced = [self._compute_forced()]  # what was forced at the start and after each accepted token
