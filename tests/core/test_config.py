@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -87,3 +88,34 @@ def test_unknown_and_missing_keys_in_json_are_refused() -> None:
         from_dict(Picture, {})
     with pytest.raises(ConfigError, match="unknown type"):
         from_dict(Picture, {"weights": {}, "shape": {"type": "Wave"}})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"weights": {}, "shape": {"type": ["Shape"]}},
+        {"weights": {}, "either": {"type": ["Shape"]}},
+        {"weights": {}, "wave": {"type": {}}},
+        {"weights": 5},
+    ],
+)
+def test_values_of_the_wrong_kind_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        from_dict(Picture, values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Named(Config):
+    name: str = ""
+    alias: str | None = "a"
+    either: int | str = 0
+    names: tuple[str, ...] = ()
+
+
+def test_a_string_may_look_like_json() -> None:
+    changed = override(Named(), {"name": "123", "alias": "true", "either": "7", "names": '["5"]'})
+    assert changed == Named(name="123", alias="true", either=7, names=("5",))
+    assert override(Named(), {"name": '"quoted"', "alias": "null"}) == Named(name="quoted", alias=None)
+    assert override(Named(), {"name": "9" * 5000}).name == "9" * 5000
+    with pytest.raises(ConfigError, match="expected str, got 5"):
+        override(Named(), {"names": "[5]"})

@@ -9,6 +9,7 @@ under `"type"`. Nothing here imports a tensor library.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -65,9 +66,9 @@ def dump(config: Config) -> str:
 def override(config: ConfigT, changes: Mapping[str, str]) -> ConfigT:
     """A copy of `config` with the values at dotted keys replaced, as in `{"optimizer.learning_rate": "3e-4"}`.
 
-    Values are JSON (`3e-4`, `true`, `null`, `[1, 2]`); text that is not JSON is taken as a string.
+    Values are JSON (`3e-4`, `true`, `null`, `[1, 2]`); text that is not JSON, or stands where a string must, is a string.
     """
-    return _override(config, {tuple(dotted.split(".")): _parse_value(text) for dotted, text in changes.items()}, "")
+    return _override(config, {tuple(dotted.split(".")): text for dotted, text in changes.items()}, "")
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -76,7 +77,7 @@ def nearest(name: str, known: list[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
 
 
-def _override(config: ConfigT, changes: Mapping[tuple[str, ...], Any], path: str) -> ConfigT:
+def _override(config: ConfigT, changes: Mapping[tuple[str, ...], str], path: str) -> ConfigT:
     """All changes to one config at once: it is checked when it is whole again, not in between."""
     hints = get_type_hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
@@ -87,7 +88,7 @@ def _override(config: ConfigT, changes: Mapping[tuple[str, ...], Any], path: str
             raise UnknownKeyError(f"unknown key '{dotted}': {type(config).__name__} has no '{name}'{nearest(name, names)}")
         value = getattr(config, name)
         if (name,) in changes:
-            value = _value_from_json(hints[name], changes[(name,)], dotted)
+            value = _value_from_text(hints[name], changes[(name,)], dotted)
         below = {keys[1:]: change for keys, change in changes.items() if keys[0] == name and len(keys) > 1}
         if below and not isinstance(value, Config):
             raise UnknownKeyError(
@@ -97,11 +98,17 @@ def _override(config: ConfigT, changes: Mapping[tuple[str, ...], Any], path: str
     return dataclasses.replace(config, **replaced)
 
 
-def _parse_value(text: str) -> Any:
+def _value_from_text(hint: Any, text: str, path: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = text
+    try:
+        return _value_from_json(hint, value, path)
+    except ConfigError:
+        with contextlib.suppress(ConfigError):
+            return _value_from_json(hint, text, path)  # a string that happens to be JSON, such as a name of digits
+        raise
 
 
 def _value_to_json(value: Any, hint: Any) -> Any:
@@ -143,7 +150,7 @@ def _config_from_json(cls: type[ConfigT], values: Any, path: str) -> ConfigT:
 def _concrete_class(cls: type[ConfigT], values: Mapping[str, Any], path: str) -> type[ConfigT]:
     name = values.get("type", cls.__name__)
     candidates = {candidate.__name__: candidate for candidate in _subclasses(cls)}
-    if name not in candidates:
+    if not isinstance(name, str) or name not in candidates:
         raise ConfigError(f"{path}: unknown type '{name}'{nearest(str(name), list(candidates))}")
     return candidates[name]
 
@@ -173,6 +180,8 @@ def _value_from_json(hint: Any, value: Any, path: str) -> Any:
             _value_from_json(h, item, f"{path}[{i}]") for i, (h, item) in enumerate(zip(arguments, value, strict=True))
         )
     if origin is dict:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path}: expected an object, got {value!r}")
         return {key: _value_from_json(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
     if isinstance(hint, type) and issubclass(hint, Config):
         return value if isinstance(value, hint) else _config_from_json(hint, value, path)
@@ -186,7 +195,7 @@ def _union_from_json(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
     configs = [member for member in members if isinstance(member, type) and issubclass(member, Config)]
     if isinstance(value, Mapping) and configs:
         for member in configs:
-            if value.get("type", member.__name__) in {cls.__name__ for cls in _subclasses(member)}:
+            if value.get("type", member.__name__) in [cls.__name__ for cls in _subclasses(member)]:
                 return _config_from_json(member, value, path)
         raise ConfigError(f"{path}: unknown type {value.get('type')!r}; known: {', '.join(c.__name__ for c in configs)}")
     for member in members:
