@@ -21,6 +21,7 @@ from openafm.bundle import (
     BundleTamperedError,
     BundleTruncatedError,
     BundleVersionError,
+    Numerics,
     bundle_place,
     choose_model,
     list_bundles,
@@ -29,6 +30,7 @@ from openafm.bundle import (
     write_bundle,
 )
 from openafm.bundle.tensor_file import read_tensors
+from openafm.core.config import ConfigError
 from openafm.core.files import OutOfSpaceError
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
@@ -247,3 +249,19 @@ def test_odd_tensor_headers_are_typed_errors(tmp_path: Path, header: bytes) -> N
     file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(BundleError, match=r"model\.safetensors"):
         read_tensors(file)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.json"])
+def test_a_broken_part_names_its_file(tmp_path: Path, name: str) -> None:
+    path = write_bundle(tmp_path / "b", config=CONFIG, tokenizer=TOKENIZER, template=ChatTemplate(), tensors=WEIGHTS).path
+    for content in ('{"version": 99}', "not JSON", "[" * 100_000):
+        (path / name).write_text(content)
+        opened = open_bundle(path)
+        with pytest.raises(BundleError, match=name):
+            _ = opened.tokenizer, opened.template
+
+
+def test_keys_and_values_are_not_finer_than_what_computes_them() -> None:
+    with pytest.raises(ConfigError, match="kv"):
+        Numerics(activations="bfloat16")
+    assert Numerics(activations="bfloat16", kv="int8_per_token_head").kv == "int8_per_token_head"

@@ -49,7 +49,7 @@ def test_a_bundle_computes_what_its_decoder_does(tmp_path: Path) -> None:
 
 
 def test_bfloat16_activations_are_computed_in_bfloat16(tmp_path: Path) -> None:
-    opened = bundle(tmp_path / "b", Numerics(activations="bfloat16"))
+    opened = bundle(tmp_path / "b", Numerics(activations="bfloat16", kv="bfloat16"))
     engine = open_engine(opened)
     tokens = random_tokens(30)
     reference = opened.config.build(seed=5)

@@ -6,11 +6,11 @@ NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from openafm.bundle.signature import SIGNATURE_LENGTH, sign
 from openafm.bundle.store import find_bundle
 from openafm.bundle.tensor_file import StoredTensor, read_tensors, write_tensors
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
+from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, write_json
 from openafm.models.config import DecoderConfig
 from openafm.tokenizer.bpe import Tokenizer
@@ -29,6 +30,8 @@ FORMAT = "openafm.bundle"
 FORMAT_VERSION = 1
 _DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics(Config):
@@ -37,6 +40,12 @@ class Numerics(Config):
     weights: Literal["float32", "bfloat16"] = "float32"
     activations: Literal["float32", "bfloat16"] = "float32"
     kv: Literal["float32", "bfloat16", "int8_per_token_head"] = "float32"
+
+    def __post_init__(self) -> None:
+        self.require(
+            self.kv != "float32" or self.activations == "float32",
+            f"kv float32 cannot be finer than activations {self.activations}; use kv bfloat16 or int8_per_token_head",
+        )
 
 
 class Bundle:
@@ -61,11 +70,21 @@ class Bundle:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_json(_read_text(self.path / "tokenizer.json"))
+        """The tokenizer.
+
+        Raises:
+            BundleError: its file is missing or is no tokenizer.
+        """
+        return _read_part(self.path / "tokenizer.json", Tokenizer.from_json)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        return ChatTemplate.from_json(_read_text(self.path / "chat_template.json"))
+        """The chat template.
+
+        Raises:
+            BundleError: its file is missing or is no chat template.
+        """
+        return _read_part(self.path / "chat_template.json", ChatTemplate.from_json)
 
     @cached_property
     def stored_tensors(self) -> dict[str, StoredTensor]:
@@ -193,10 +212,19 @@ def _read_text(file: Path) -> str:
         raise BundleError(f"{file} is not UTF-8 text ({error})") from error
 
 
+def _read_part(file: Path, read: Callable[[str], T]) -> T:
+    try:
+        return read(_read_text(file))
+    except BundleError:
+        raise
+    except (OpenAFMError, RecursionError) as error:
+        raise BundleError(f"{file} cannot be read ({error}); restore it") from error
+
+
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read_text(file))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{file} is not JSON ({error}); restore it") from error
     if not isinstance(value, dict):
         raise BundleError(f"{file} does not hold a JSON object; restore it")
