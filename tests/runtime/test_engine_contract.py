@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import hashlib
+import struct
 import sys
 import threading
 import weakref
@@ -145,6 +147,43 @@ def test_a_snapshot_that_does_not_fit_is_refused(engine: Engine) -> None:
             engine.restore(write_snapshot(dataclasses.replace(good, arrays=arrays)))
     with pytest.raises(SnapshotMismatchError):
         engine.restore(write_snapshot(dataclasses.replace(good, length=CONTEXT_LENGTH + 1)))
+    with pytest.raises(SnapshotMismatchError, match="tokens"):  # before any memory is taken
+        engine.restore(write_snapshot(dataclasses.replace(good, length=10**15)))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"\xff",
+        b"[" * 100_000,
+        b"[]",
+        b'{"signature":"s","length":0}',
+        b'{"signature":"s","length":-1,"arrays":[]}',
+        b'{"signature":"s","length":true,"arrays":[]}',
+        b'{"signature":"s","length":1.5,"arrays":[]}',
+        b'{"signature":["s"],"length":0,"arrays":[]}',
+        b'{"signature":"s","length":0,"arrays":7}',
+        b'{"signature":"s","length":0,"arrays":["a"]}',
+        b'{"signature":"s","length":0,"arrays":[{"name":"a","dtype":"object","shape":[0]}]}',
+        b'{"signature":"s","length":0,"arrays":[{"name":"a","dtype":"float64","shape":[0]}]}',
+        b'{"signature":"s","length":0,"arrays":[{"name":"a","dtype":["float32"],"shape":[0]}]}',
+        b'{"signature":"s","length":0,"arrays":[{"name":"a","dtype":"uint8","shape":[-1]}]}',
+        b'{"signature":"s","length":0,"arrays":[{"name":"a","dtype":"uint8","shape":[99999999999,99999999999]}]}',
+        b'{"signature":"s","length":0,"arrays":[{"name":"a","dtype":"uint8","shape":[0,99999999999,99999999999]}]}',
+        b'{"signature":"s","length":0,"arrays":[{"name":["a"],"dtype":"uint8","shape":[0]}]}',
+    ],
+)
+@pytest.mark.parametrize("arrays", [b"", b"abc"])
+def test_bytes_made_up_with_a_right_digest_are_refused(engine: Engine, header: bytes, arrays: bytes) -> None:
+    body = struct.pack("<I", len(header)) + header + arrays
+    for crafted in (body, body[:3]):
+        with pytest.raises(SnapshotCorruptedError):
+            engine.restore(b"OPENAFM-SEQUENCE-1\n" + hashlib.sha256(crafted).digest() + crafted)
+
+
+def test_an_empty_sequence_is_restored(engine: Engine) -> None:
+    assert engine.restore(engine.snapshot(engine.new_sequence())).length == 0
 
 
 def test_tokens_beyond_the_window_are_refused_and_nothing_changes(engine: Engine) -> None:

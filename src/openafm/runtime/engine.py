@@ -180,6 +180,10 @@ class Engine(ABC):
             raise SnapshotMismatchError(
                 f"the snapshot was made by '{snapshot.signature}', this is '{self.signature}'; prefill the tokens again"
             )
+        if snapshot.length > self.context_length:
+            raise SnapshotMismatchError(
+                f"the snapshot holds {snapshot.length} tokens, this model {self.context_length}; prefill fewer tokens"
+            )
         cache = self._new_cache()
         try:
             cache.load(snapshot.arrays, snapshot.length)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -65,13 +66,33 @@ def read_snapshot(data: bytes) -> Snapshot:
     body = memoryview(data)[_START:]
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : _START]:
         raise SnapshotCorruptedError("the snapshot is damaged or cut short; prefill the tokens again")
+    try:
+        return _read_body(body)
+    except (KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
+        raise SnapshotCorruptedError(
+            f"the snapshot does not hold what it must ({error}); prefill the tokens again"
+        ) from error
+
+
+def _read_body(body: memoryview) -> Snapshot:
     (header_length,) = struct.unpack_from("<I", body)
     header = json.loads(bytes(body[4 : 4 + header_length]))
+    signature, length = header["signature"], header["length"]
+    if not isinstance(signature, str) or not _is_count(length):
+        raise ValueError(f"signature {signature!r}, length {length!r}")
     arrays: dict[str, NDArray[Any]] = {}
     start = 4 + header_length
     for entry in header["arrays"]:
-        dtype, shape = np.dtype(entry["dtype"]), tuple(entry["shape"])
-        count = int(np.prod(shape, dtype=np.int64))
-        arrays[entry["name"]] = np.frombuffer(body, dtype, count, start).reshape(shape)
-        start += count * dtype.itemsize
-    return Snapshot(signature=header["signature"], length=header["length"], arrays=arrays)
+        name, dtype, shape = entry["name"], entry["dtype"], entry["shape"]
+        if dtype not in _DTYPES or not all(map(_is_count, shape)):
+            raise ValueError(f"array {name!r} of dtype {dtype!r} and shape {shape!r}")
+        stop = start + math.prod(shape) * np.dtype(dtype).itemsize
+        arrays[name] = np.frombuffer(body[start:stop], dtype).reshape(shape)
+        start = stop
+    if start != len(body):
+        raise ValueError(f"arrays end at byte {start} of {len(body)}")
+    return Snapshot(signature=signature, length=length, arrays=arrays)
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 0
