@@ -31,8 +31,9 @@ def test_without_a_model_availability_says_so_and_requests_fail(home: Path) -> N
     assert model.is_available() == (False, Reason.MODEL_NOT_INSTALLED)
     assert fm.SystemLanguageModel(bundle="nothing").is_available() == (False, Reason.MODEL_NOT_INSTALLED)
     session = fm.LanguageModelSession()
-    with pytest.raises(fm.AssetsUnavailableError, match="openafm"):
+    with pytest.raises(fm.AssetsUnavailableError, match="openafm quickstart") as caught:
         asyncio.run(session.respond("hello"))
+    assert caught.value.exit_code == 2
     assert not session.is_responding
     with pytest.raises(fm.AssetsUnavailableError):
         _ = model.context_size
@@ -63,6 +64,23 @@ def test_damaged_bundles_are_not_available(tmp_path: Path) -> None:
     config = path / "config.json"
     config.write_text(config.read_text().replace('"version": 1', '"version": 99'))
     assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_VERSION_UNSUPPORTED)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.json"])
+@pytest.mark.parametrize("content", [b'{"version": 99}', b"not JSON", b"\xff", b"[" * 100_000, None])
+def test_a_broken_tokenizer_or_template_is_damage(tmp_path: Path, name: str, content: bytes | None) -> None:
+    path = write_tiny_bundle(tmp_path / "damaged", seed=9).path
+    if content is None:
+        (path / name).unlink()
+    else:
+        (path / name).write_bytes(content)
+    model = fm.SystemLanguageModel(bundle=path)
+    assert model.is_available() == (False, Reason.MODEL_DAMAGED)
+    with pytest.raises(fm.AssetsUnavailableError, match=name) as caught:
+        asyncio.run(model.token_count("hello"))
+    assert caught.value.exit_code == 1
+    with pytest.raises(fm.AssetsUnavailableError, match=name):
+        fm.LanguageModelSession(model=model).respond_blocking("hello")
 
 
 def test_counts_of_parts_add_up_to_what_is_prefilled(model: fm.SystemLanguageModel) -> None:

@@ -29,7 +29,11 @@ class ExceededContextWindowSizeError(GenerationError):
 
 
 class AssetsUnavailableError(GenerationError):
-    """The model that should answer is not on this machine, or cannot be opened."""
+    """The model that should answer is not on this machine, or cannot be opened. Exits as what caused it does."""
+
+    def __init__(self, message: str, exit_code: int = GenerationError.exit_code) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
 class GuardrailViolationError(GenerationError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
@@ -50,7 +52,8 @@ class SystemLanguageModel:
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
         """Whether the model can answer, else why not. Never raises."""
         try:
-            _ = self._bundle.stored_tensors
+            bundle = self._bundle
+            _ = bundle.tokenizer, bundle.template, bundle.stored_tensors
         except BundleNotFoundError:
             return False, SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
         except BundleVersionError:
@@ -84,12 +87,13 @@ class SystemLanguageModel:
 
         Raises:
             ValueError: both or neither of `value` and `instructions`.
-            AssetsUnavailableError: there is no such model.
+            AssetsUnavailableError: there is no such model, or its tokenizer or chat template cannot be read.
         """
         if (value is None) == (instructions is None):
             raise ValueError("token_count() takes a value or instructions, one of the two")
         bundle = self.described()
-        tokenizer, template = bundle.tokenizer, bundle.template
+        with _unavailable(f"the model {bundle.name} cannot count tokens: "):
+            tokenizer, template = bundle.tokenizer, bundle.template
         match value:
             case str():
                 return len(template.encode_turn(tokenizer, UserTurn(text=value))) + len(
@@ -107,10 +111,8 @@ class SystemLanguageModel:
         Raises:
             AssetsUnavailableError: there is none, or it cannot be read.
         """
-        try:
+        with _unavailable():
             return self._bundle
-        except (OpenAFMError, OSError) as error:
-            raise AssetsUnavailableError(str(error)) from error
 
     def load(self) -> LoadedModel:
         """The model ready to generate, shared by everybody in this process who uses the same bundle.
@@ -123,10 +125,8 @@ class SystemLanguageModel:
         with _loading:
             loaded = _loaded.get(bundle.signature)
             if loaded is None:
-                try:
+                with _unavailable(f"the model {bundle.name} cannot be loaded: "):
                     loaded = _loaded[bundle.signature] = LoadedModel(bundle)
-                except (OpenAFMError, OSError) as error:
-                    raise AssetsUnavailableError(f"the model {bundle.name} cannot be loaded: {error}") from error
             _latest = loaded
         return loaded
 
@@ -153,6 +153,17 @@ class LoadedModel:
             return self._grammars.text() if schema is None else self._grammars.json_schema(schema)
         except UnsupportedSchemaError as error:
             raise UnsupportedGuideError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _unavailable(prefix: str = "") -> Iterator[None]:
+    """What goes wrong with a bundle's files, as the framework names it."""
+    try:
+        yield
+    except OpenAFMError as error:
+        raise AssetsUnavailableError(f"{prefix}{error}", error.exit_code) from error
+    except OSError as error:
+        raise AssetsUnavailableError(f"{prefix}{error}") from error
 
 
 _loading = threading.Lock()
