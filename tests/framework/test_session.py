@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
+import threading
 import weakref
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tiny_bundles import SlowEngine, write_tiny_bundle
 
 import openafm as fm
 from openafm.runtime.generation import generate
 from openafm.runtime.sampling import GreedyConfig
+from openafm.runtime.snapshot import read_snapshot
 from openafm.tokenizer.chat_template import opened
 
 SHORT = fm.GenerationOptions(maximum_response_tokens=12)
@@ -42,6 +48,14 @@ class Pet:
 @fm.generable
 class Long:
     numbers: list[int] = fm.guide(count=30, element=fm.GenerationGuide.range((10, 99)))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A JSON Schema of arrays in arrays."""
+    schema: dict[str, Any] = {"type": "boolean"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
 
 
 def random_options(seed: int | None, **limits: Any) -> fm.GenerationOptions:
@@ -93,10 +107,14 @@ def test_a_second_turn_prefills_only_what_is_new(model: fm.SystemLanguageModel) 
     session.respond_blocking("a pet", Pet, options=random_options(1))
     first = session.usage
     assert first.cached_tokens == 0
+    so_far = asyncio.run(model.token_count(session.transcript))
     session.respond_blocking("the dog", options=SHORT)
     new = asyncio.run(model.token_count("the dog"))
-    assert session.usage.cached_tokens == first.prompt_tokens + first.generated_tokens
-    assert session.usage.prompt_tokens == session.usage.cached_tokens + new
+    assert first.prompt_tokens < session.usage.cached_tokens <= so_far
+    assert session.usage.prompt_tokens == so_far + new
+    so_far = asyncio.run(model.token_count(session.transcript))
+    session.respond_blocking("the mat", options=SHORT)
+    assert session.usage.prompt_tokens == so_far + asyncio.run(model.token_count("the mat"))
 
 
 @pytest.mark.parametrize("cut_off", [True, False])
@@ -121,6 +139,49 @@ def test_the_cache_is_exactly_the_transcript(model: fm.SystemLanguageModel, cut_
         grammar=loaded.grammar(None),
     )
     assert loaded.tokenizer.decode([event.token for event in from_scratch]) == answer
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(turns=st.lists(st.tuples(st.sampled_from([None, Pet, str]), st.integers(0, 2**31), st.integers(1, 25)), max_size=3))
+def test_the_cache_is_the_transcript_however_it_was_sampled(
+    model: fm.SystemLanguageModel, turns: list[tuple[Any, int, int]]
+) -> None:
+    session = fm.LanguageModelSession("Be brief.", model)
+    for generating, seed, limit in turns:
+        limit = 80 if generating is Pet else limit
+        options = fm.GenerationOptions(fm.SamplingMode.random(seed=seed), maximum_response_tokens=limit)
+        with contextlib.suppress(fm.DecodingFailureError):
+            session.respond_blocking("the cat", generating, options=options)
+        assert_cache_is_transcript(session, model)
+
+
+def assert_cache_is_transcript(session: fm.LanguageModelSession, model: fm.SystemLanguageModel) -> None:
+    """The tokens that the cache holds and waits for are those of the transcript, and its keys and values are theirs."""
+    cache, loaded = session._cache, model.load()
+    assert cache is not None
+    tokens = loaded.template.encode(loaded.tokenizer, opened(session.transcript.turns)).tokens
+    assert asyncio.run(model.token_count(session.transcript)) == len(tokens) == cache._sequence.length + len(cache._pending)
+    num_cached = cache._sequence.length
+    assert cache._pending == tokens[num_cached:]
+    if num_cached:
+        afresh = loaded.engine.new_sequence()
+        loaded.engine.step([(afresh, tokens[:num_cached])])
+        expected = read_snapshot(loaded.engine.snapshot(afresh)).arrays
+        for name, array in read_snapshot(loaded.engine.snapshot(cache._sequence)).arrays.items():
+            np.testing.assert_allclose(array, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_response_cut_inside_a_character_is_in_the_transcript_as_it_was_shown(model: fm.SystemLanguageModel) -> None:
+    seen = 0
+    for seed in range(60):
+        session = fm.LanguageModelSession(model=model)
+        options = fm.GenerationOptions(fm.SamplingMode.random(seed=seed), maximum_response_tokens=1)
+        snapshots = list(session.stream_blocking("the cat", options=options))
+        text = session.transcript[-1].turn.text
+        assert [snapshot.content for snapshot in snapshots[-1:]] == [text] * bool(text)
+        seen += text == "\N{REPLACEMENT CHARACTER}"
+        assert_cache_is_transcript(session, model)
+    assert seen > 0
 
 
 def test_text_streams_as_whole_snapshots(model: fm.SystemLanguageModel) -> None:
@@ -335,7 +396,12 @@ def test_unsupported_schemas_fail_before_any_token(slow_model: fm.SystemLanguage
         ({"json_schema": "not JSON"}, fm.InvalidGenerationSchemaError, "format"),
         ({"json_schema": "[1]"}, fm.InvalidGenerationSchemaError, "format"),
         ({"json_schema": {"type": "thing"}}, fm.InvalidGenerationSchemaError, "format"),
-        ({"json_schema": {"x": object()}}, TypeError, "serializable"),
+        ({"json_schema": {"x": object()}}, fm.InvalidGenerationSchemaError, "serializable"),
+        ({"json_schema": {"minimum": float("nan")}}, fm.InvalidGenerationSchemaError, "not JSON"),
+        ({"json_schema": '{"minimum": NaN}'}, fm.InvalidGenerationSchemaError, "not JSON"),
+        ({"json_schema": nested(150)}, fm.InvalidGenerationSchemaError, "nested deeper"),
+        ({"json_schema": nested(100_000)}, fm.InvalidGenerationSchemaError, "recursion"),
+        ({"json_schema": '{"items":' * 100_000}, fm.InvalidGenerationSchemaError, "recursion"),
         ({"generating": dict}, fm.InvalidGenerationSchemaError, "invalid type dict"),
         ({"generating": Pet, "json_schema": {}}, ValueError, "Cannot specify"),
         ({"surprise": 1}, TypeError, "surprise"),
@@ -349,6 +415,19 @@ def test_wrong_calls_are_refused(
         asyncio.run(session.respond("x", **arguments))
     assert len(session.transcript) == 0
     assert not session.is_responding
+
+
+def test_a_session_without_a_thread_is_free_again(model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    session = fm.LanguageModelSession("Be brief.", model)
+    before = list(session.transcript)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(fm.GenerationError, match="thread"):
+            asyncio.run(session.respond("the cat"))
+    unchanged_afterwards(session, model, before)
 
 
 def test_closing_a_stream_and_using_it_as_a_context(model: fm.SystemLanguageModel) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
+from openafm.framework.errors import GenerationError
 from openafm.framework.formats import FinalT, PartialT, ResponseFormat, Snapshot
 from openafm.framework.options import GenerationOptions
 
@@ -41,10 +42,13 @@ class ResponseStream(Generic[PartialT, FinalT]):
         self,
         request: Request[PartialT, FinalT],
         claim: Callable[[Request[Any, Any]], Awaitable[None]],
+        release: Callable[[Request[Any, Any]], None],
         items: Iterator[Any],
     ) -> None:
         self._request = request
-        self._items = _in_thread(request, claim, items)  # holds no reference to this object, so that __del__ is called
+        self._items = _in_thread(
+            request, claim, release, items
+        )  # holds no reference to this object, so that __del__ is called
 
     def __aiter__(self) -> ResponseStream[PartialT, FinalT]:
         return self
@@ -83,9 +87,15 @@ class ResponseStream(Generic[PartialT, FinalT]):
 
 
 async def _in_thread(
-    request: Request[Any, Any], claim: Callable[[Request[Any, Any]], Awaitable[None]], items: Iterator[ItemT]
+    request: Request[Any, Any],
+    claim: Callable[[Request[Any, Any]], Awaitable[None]],
+    release: Callable[[Request[Any, Any]], None],
+    items: Iterator[ItemT],
 ) -> AsyncGenerator[ItemT, None]:
-    """Run `items` in a thread and yield what it yields. Closing this cancels the request and waits for the thread."""
+    """Run `items` in a thread and yield what it yields. Closing this cancels the request and waits for the thread.
+
+    Once started, `items` releases the session itself.
+    """
     await claim(request)
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[tuple[ItemT] | BaseException | None] = asyncio.Queue()
@@ -103,7 +113,11 @@ async def _in_thread(
         else:
             deliver(None)
 
-    threading.Thread(target=work, name="openafm-response", daemon=True).start()
+    try:
+        threading.Thread(target=work, name="openafm-response", daemon=True).start()
+    except RuntimeError as error:
+        release(request)
+        raise GenerationError(f"the system gave no thread to answer in ({error}); try again with fewer at work") from error
     ended = False
     try:
         while not ended:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from openafm.core.errors import OpenAFMError
@@ -27,6 +27,8 @@ from openafm.framework.transcript import InstructionsEntry, PromptEntry, Respons
 from openafm.runtime.engine import ContextWindowError
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, UserTurn
 from openafm.tokenizer.schema_text import SchemaTextError, compact_json
+
+_DEEPEST_SCHEMA = 100  # levels of JSON; the grammar engine reads little more
 
 T = TypeVar("T")
 
@@ -114,7 +116,7 @@ class LanguageModelSession:
             GenerationCancelledError: `cancel` was called.
         """
         request = self._request(prompt, generating, **keywords)
-        return await ResponseStream(request, self._claim, self._pieces(request)).collect()
+        return await ResponseStream(request, self._claim, self._release, self._pieces(request)).collect()
 
     @overload
     def stream_response(self, prompt: str, **keywords: Unpack[RequestOptions]) -> ResponseStream[str, str]: ...
@@ -136,7 +138,7 @@ class LanguageModelSession:
         Arguments and errors are those of `respond`.
         """
         request = self._request(prompt, generating, **keywords)
-        return ResponseStream(request, self._claim, self._snapshots(request))
+        return ResponseStream(request, self._claim, self._release, self._snapshots(request))
 
     @overload
     def respond_blocking(self, prompt: str, **keywords: Unpack[RequestOptions]) -> str: ...
@@ -213,6 +215,11 @@ class LanguageModelSession:
                 )
             self._active = request
 
+    def _release(self, request: Request[Any, Any]) -> None:
+        with self._lock:
+            self._active = None
+        request.finished.set_result(None)
+
     def _snapshots_blocking(self, request: Request[Any, Any]) -> Iterator[Snapshot[Any]]:
         self._claim_blocking(request)
         yield from self._snapshots(request)
@@ -227,9 +234,7 @@ class LanguageModelSession:
             with _framework_errors():
                 yield from self._answer(request)
         finally:
-            with self._lock:
-                self._active = None
-            request.finished.set_result(None)
+            self._release(request)
 
     def _answer(self, request: Request[Any, Any]) -> Generator[str, None, None]:
         model = self._model.load()
@@ -252,16 +257,25 @@ class LanguageModelSession:
 
 
 def _read_schema(json_schema: JsonSchema | str) -> JsonSchema:
-    if not isinstance(json_schema, str):
-        compact_json(json_schema)
-        return json_schema
     try:
-        schema = json.loads(json_schema)
-    except ValueError as error:
+        schema = json.loads(json_schema if isinstance(json_schema, str) else compact_json(json_schema))
+        compact_json(schema)  # a text may hold NaN too
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidGenerationSchemaError(f"incorrect schema format: not JSON ({error})") from error
     if not isinstance(schema, dict):
         raise InvalidGenerationSchemaError(f"incorrect schema format: a JSON Schema is an object, got {schema!r}")
+    level: list[Any] = [schema]
+    for _ in range(_DEEPEST_SCHEMA):
+        level = [child for value in level for child in _children(value)]
+    if level:
+        raise InvalidGenerationSchemaError(f"incorrect schema format: nested deeper than {_DEEPEST_SCHEMA} levels")
     return schema
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 @contextlib.contextmanager

@@ -1,8 +1,13 @@
-"""The KV cache of a session: exactly the tokens of its transcript, so that a request prefills only what is new."""
+"""The KV cache of a session: exactly the tokens of its transcript, so that a request prefills only what is new.
+
+A response may be sampled in other tokens than its text encodes to, or end inside a character. What differs is taken back,
+and the next request prefills the tokens of the text in its place.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,7 +18,7 @@ from openafm.framework.options import GenerationOptions, SamplingModeType
 from openafm.runtime.generation import Summary, generate
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.tokenizer.chat_template import opened
-from openafm.tokenizer.conversation import JsonSchema, Turn, UserTurn
+from openafm.tokenizer.conversation import AssistantTurn, JsonSchema, Turn, UserTurn
 from openafm.tokenizer.detokenizer import Detokenizer
 
 
@@ -94,16 +99,30 @@ class SessionCache:
             grammar=model.grammar(schema),
             cancelled=cancelled,
         )
-        detokenizer, pieces = Detokenizer(model.tokenizer), []
+        detokenizer, tokens, pieces = Detokenizer(model.tokenizer), [], []
         with contextlib.closing(generation):
             for event in generation:
+                tokens.append(event.token)
                 pieces.append(detokenizer.push(event.token))
                 yield pieces[-1]
         if generation.summary.finish == "cancelled":
             raise GenerationCancelledError("the request was cancelled; the session is as it was before")
-        was_cut_off = generation.summary.finish == "length"
-        self._pending = [model.tokenizer.special.turn_end] if was_cut_off else []
-        return Answer(text="".join(pieces), usage=_usage(generation.summary, num_cached))
+        if rest := detokenizer.finish():
+            pieces.append(rest)
+            yield rest
+        text = "".join(pieces)
+        self._settle(tokens, text)
+        return Answer(text=text, usage=_usage(generation.summary, num_cached))
+
+    def _settle(self, sampled: list[int], text: str) -> None:
+        """Keep of the sampled tokens, the last of the sequence, those that the turn of `text` begins with."""
+        model = self._model
+        opening = len(model.template.generation_prompt(model.tokenizer))
+        turn = model.template.encode_turn(model.tokenizer, AssistantTurn(text=text)).tokens[opening:]
+        pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(sampled, turn, strict=False))
+        num_equal = sum(1 for _ in pairs)
+        model.engine.rollback(self._sequence, len(sampled) - num_equal)
+        self._pending = turn[num_equal:]
 
 
 def _sampling(options: GenerationOptions) -> SamplingConfig:
