@@ -1,4 +1,4 @@
-"""What the head start for copying is worth: the loss on repeated random tokens with it and without it, same data, same steps.
+"""What the head start for copying is worth: the loss on repeated random tokens with and without it, all else equal.
 
     python benchmarks/induction_start.py [--quick] [--json]
 
