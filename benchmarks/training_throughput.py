@@ -57,7 +57,7 @@ from openafm.training.schedules import Constant
 from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 
-DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN_DIM, VOCAB = 256, 4, 2, 64, 704, 8192
+DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN_DIM = 256, 4, 2, 64, 704
 ROWS, ROW_TOKENS, NORM_EPS, THETA = 4, 512, 1e-6, 10_000.0
 PRECISIONS = {"fp32": Float32Config(), "bf16": BFloat16Config()}
 OPTIMIZER = AdamWConfig(learning_rate=3e-4, weight_decay=0.0)
@@ -84,15 +84,16 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much is measured: `rounds` alternations of `updates` timed updates, on a model of so many layers."""
+    """How much is measured: `rounds` alternations of `updates` timed updates, and on how large a model."""
 
     rounds: int
     updates: int
     num_layers: int
+    vocab_size: int
 
 
-FULL = Size(rounds=7, updates=4, num_layers=8)
-QUICK = Size(rounds=1, updates=1, num_layers=1)
+FULL = Size(rounds=5, updates=3, num_layers=8, vocab_size=16_384)
+QUICK = Size(rounds=1, updates=1, num_layers=1, vocab_size=2048)
 
 CASES = (
     Case(name="variable_length", corpus="variable", peer_batches=2),
@@ -115,8 +116,8 @@ def main() -> None:
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
         loaders = {
-            "variable": write_corpus(Path(folder) / "variable", variable_lengths(4000)),
-            "full": write_corpus(Path(folder) / "full", [ROW_TOKENS] * 400),
+            "variable": write_corpus(Path(folder) / "variable", variable_lengths(4000), size.vocab_size),
+            "full": write_corpus(Path(folder) / "full", [ROW_TOKENS] * 400, size.vocab_size),
         }
         setting = describe(loaders["variable"], size)
         for precision in PRECISIONS:
@@ -242,11 +243,11 @@ def variable_lengths(count: int) -> list[int]:
     return [int(length) for length in lengths.clip(8, ROW_TOKENS)]
 
 
-def write_corpus(folder: Path, lengths: Sequence[int]) -> Loader:
+def write_corpus(folder: Path, lengths: Sequence[int], vocab_size: int) -> Loader:
     generator = np.random.default_rng(1)
-    with write_shards(folder, tokenizer_digest="benchmark", vocab_size=VOCAB) as writer:
+    with write_shards(folder, tokenizer_digest="benchmark", vocab_size=vocab_size) as writer:
         for length in lengths:
-            writer.add((generator.zipf(1.3, length) % (VOCAB - 1) + 1).tolist())
+            writer.add((generator.zipf(1.3, length) % (vocab_size - 1) + 1).tolist())
     source = SourceConfig(name=folder.name, path=str(folder))
     return LoaderConfig(sources=(source,), rows_per_step=ROWS, row_tokens=ROW_TOKENS).build()
 
@@ -258,7 +259,7 @@ def describe(loader: Loader, size: Size) -> dict[str, Any]:
         "headline": "variable_length_ratio and full_rows_ratio, in fp32; figures in bf16 end in _bf16",
         "claims": "nothing, a smoke run" if size is QUICK else "the figures of this machine",
         "model": f"{size.num_layers} layers, dim {DIM}, {NUM_HEADS}/{NUM_KV_HEADS} heads x {HEAD_DIM}, FFN {HIDDEN_DIM}, "
-        f"vocabulary {VOCAB}, tied, {sum(p.numel() for p in peer_model(size).parameters()):,} parameters",
+        f"vocabulary {size.vocab_size}, tied, {sum(p.numel() for p in peer_model(size).parameters()):,} parameters",
         "documents": f"log-normal, mean {source.num_tokens / source.num_documents:.0f} tokens, cap {ROW_TOKENS}",
         "ours": f"{ROWS} rows of {ROW_TOKENS}, {source.fill:.1%} full",
         "peer_batches_per_update": {case.name: case.peer_batches for case in CASES},
@@ -287,14 +288,14 @@ def our_model(size: Size) -> DecoderConfig:
     )
     layer = LayerConfig(attention=attention, feed_forward=DenseFeedForwardConfig(hidden_dim=HIDDEN_DIM))
     return DecoderConfig(
-        vocab_size=VOCAB, dim=DIM, layers=(layer,) * size.num_layers, norm_eps=NORM_EPS, context_length=ROW_TOKENS
+        vocab_size=size.vocab_size, dim=DIM, layers=(layer,) * size.num_layers, norm_eps=NORM_EPS, context_length=ROW_TOKENS
     )
 
 
 def peer_model(size: Size) -> transformers.Qwen3ForCausalLM:
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
-        vocab_size=VOCAB,
+        vocab_size=size.vocab_size,
         hidden_size=DIM,
         intermediate_size=HIDDEN_DIM,
         num_hidden_layers=size.num_layers,
