@@ -29,7 +29,7 @@ golden: .venv/installed-test
 	OPENAFM_UPDATE_GOLDEN=1 $(BIN)/pytest tests/recipes/test_golden.py tests/tokenizer
 
 bench: .venv/installed-test
-	for script in benchmarks/*.py; do $(BIN)/python $$script --quick --json || exit 1; done
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --quick --json || [ $$? -eq 3 ] || exit 1; done
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
