@@ -60,13 +60,10 @@ def report(
 
 
 def _texts(path: Path) -> Iterator[str]:
-    from openafm.data.documents import DocumentFiles, TextDocument
+    from openafm.data.documents import DocumentFiles, texts_of
 
     for document in DocumentFiles(path):
-        if isinstance(document, TextDocument):
-            yield document.text
-        else:
-            yield from (turn.text for turn in document.conversation.turns)
+        yield from texts_of(document)
 
 
 def _load(name_or_path: str) -> Tokenizer:

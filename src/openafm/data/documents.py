@@ -16,7 +16,8 @@ from typing import IO, Any, TypeAlias
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.data.shards import EmptyCorpusError
-from openafm.tokenizer.conversation import Conversation, ConversationError
+from openafm.tokenizer.conversation import Conversation, ConversationError, UserTurn
+from openafm.tokenizer.schema_text import schema_text
 
 TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
@@ -53,6 +54,17 @@ class ChatDocument:
 
 
 AnyDocument: TypeAlias = TextDocument | ChatDocument
+
+
+def texts_of(document: AnyDocument) -> Iterator[str]:
+    """What a tokenizer learns from: every text that the document will be encoded from, schemas included."""
+    if isinstance(document, TextDocument):
+        yield document.text
+        return
+    for turn in document.conversation.turns:
+        yield turn.text
+        if isinstance(turn, UserTurn) and turn.response_format is not None:
+            yield schema_text(turn.response_format)
 
 
 class DocumentFiles:

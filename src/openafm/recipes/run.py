@@ -19,7 +19,7 @@ from openafm.core.config import dump, from_dict, override
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.data.copies import pack_copies
-from openafm.data.documents import ChatDocument, DocumentFiles
+from openafm.data.documents import ChatDocument, DocumentFiles, texts_of
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.pack import PackConfig, pack_path, pack_synthetic
 from openafm.data.shards import ShardError, read_manifest
@@ -36,8 +36,6 @@ from openafm.recipes.config import (
 )
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.tokenizer.conversation import Conversation, UserTurn
-from openafm.tokenizer.schema_text import schema_text
 from openafm.training.config import TrainerConfig, first_difference
 
 if TYPE_CHECKING:
@@ -180,24 +178,14 @@ def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate
 
 
 def _texts(corpus: CorpusConfig) -> Iterator[str]:
-    """What the tokenizer learns from: every text that the corpus will be encoded from."""
+    """The texts of a corpus, or of its beginning where it is generated; copies have none."""
     match corpus:
         case SyntheticCorpusConfig():
             for conversation in generate(corpus.synthetic, min(corpus.num_examples, TOKENIZER_EXAMPLES)):
-                yield from _turn_texts(conversation)
+                yield from texts_of(ChatDocument(conversation=conversation))
         case FolderCorpusConfig():
             for document in DocumentFiles(Path(corpus.path)):
-                if isinstance(document, ChatDocument):
-                    yield from _turn_texts(document.conversation)
-                else:
-                    yield document.text
-
-
-def _turn_texts(conversation: Conversation) -> Iterator[str]:
-    for turn in conversation.turns:
-        yield turn.text
-        if isinstance(turn, UserTurn) and turn.response_format is not None:
-            yield schema_text(turn.response_format)
+                yield from texts_of(document)
 
 
 def _pack(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
