@@ -244,3 +244,18 @@ def test_long_texts_without_a_cut_take_no_quadratic_time(tokenizer: Tokenizer) -
     for piece in ("a", "漢", " ", "'", "\n \t"):
         text = piece * (300_000 // len(piece)) + "x"
         assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_with_spaces_apart_a_word_is_the_same_tokens_wherever_it_stands() -> None:
+    text = "Dinner with Maria at Luigi's place. " * 5
+    apart = train_tokenizer(TokenizerConfig(vocab_size=340, spaces="apart", min_frequency=1), [text])
+    joined = train_tokenizer(TokenizerConfig(vocab_size=340, min_frequency=1), [text])
+
+    def tail(tokenizer: Tokenizer, prefix: str) -> list[int]:
+        name = tokenizer.encode("Luigi")
+        return tokenizer.encode(f"{prefix}Luigi")[-len(name) :]
+
+    assert tail(apart, "at ") == tail(apart, '":"') == apart.encode("Luigi")
+    assert tail(joined, "at ") != joined.encode("Luigi")
+    assert apart.decode(apart.encode("a  b\n\n c ")) == "a  b\n\n c "
+    assert Tokenizer.from_json(apart.to_json()).encode(text) == apart.encode(text)

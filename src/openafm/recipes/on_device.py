@@ -51,7 +51,7 @@ def _pretrain_micro() -> RunConfig:
     return RunConfig(
         recipe="on_device.pretrain",
         corpora=(copies, _micro_corpus("everything", num_examples=10_000)),
-        tokenizer=TokenizerConfig(vocab_size=model.vocab_size),
+        tokenizer=TokenizerConfig(vocab_size=model.vocab_size, spaces="apart"),
         trainer=TrainerConfig(
             model=model,
             data=_one_source("copies", rows_per_step=1, row_tokens=1024),

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from openafm.core.config import Config
 from openafm.core.errors import OpenAFMError, UsageError
@@ -42,6 +42,8 @@ PATTERN = "|".join(
         r"\s+",
     )
 )
+# The same with spaces apart: a word is the same tokens after a space in a message and after a quotation mark in JSON.
+PATTERN_SPACES_APART = PATTERN.replace(" ?", "")
 
 
 class TokenizerFileError(OpenAFMError):
@@ -93,11 +95,14 @@ class TokenizerConfig(Config):
 
     Attributes:
         vocab_size: number of ids, special tokens and bytes included.
+        spaces: whether the space before a word belongs to it, which is shorter, or is a token of its own. Apart, what is
+            copied from a text into JSON is the same tokens in both; very small models learn to copy only so.
         min_frequency: a pair seen less often than this is not merged.
         max_token_bytes: longest token. Keeps whole clauses of languages without spaces out of the vocabulary.
     """
 
     vocab_size: int = 16_384
+    spaces: Literal["in_words", "apart"] = "in_words"
     min_frequency: int = 2
     max_token_bytes: int = 24
 
@@ -279,7 +284,8 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """
     import tokenizers
 
-    backend = _backend(Tokenizer(merges=()).to_json())
+    pattern = {"in_words": PATTERN, "apart": PATTERN_SPACES_APART}[config.spaces]
+    backend = _backend(Tokenizer(merges=(), pattern=pattern).to_json())
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=config.vocab_size,
         min_frequency=config.min_frequency,
@@ -289,7 +295,8 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    tokenizer = Tokenizer((left, right) for left, right in json.loads(backend.to_str())["model"]["merges"])
+    merges = ((left, right) for left, right in json.loads(backend.to_str())["model"]["merges"])
+    tokenizer = Tokenizer(merges, pattern=pattern)
     if tokenizer.vocab_size != config.vocab_size:
         raise TooLittleTextError(
             f"these texts give {tokenizer.vocab_size} tokens, not the {config.vocab_size} asked for; "
