@@ -35,7 +35,12 @@ def _show(result: QuickstartResult) -> None:
     print(f"   {use.event}\n   first token after {use.ttft_ms:.0f} ms, then {use.tokens_per_second:.0f} tokens/s\n")
     print(f"Held-out event extraction, {result.scores.trained.num_examples} messages in 16 languages, exact match:")
     rows = [
-        (label, *(f"{scores.fields[field]:.1%}" for field in scores.fields), f"{scores.exact_match:.1%}")
+        (
+            label,
+            *(f"{scores.fields[field]:.1%}" for field in scores.fields),
+            f"{scores.exact_match:.1%}",
+            f"{scores.whole_event:.1%}",
+        )
         for label, scores in (
             ("this model", result.scores.trained),
             ("the same model untrained", result.scores.untrained),
@@ -43,7 +48,7 @@ def _show(result: QuickstartResult) -> None:
             ("constant answer", result.scores.constant),
         )
     ]
-    print_table(("", *result.scores.trained.fields, "whole event"), rows)
+    print_table(("", *result.scores.trained.fields, "mean", "whole event"), rows)
     print(
         "\nA model this small does this one task, in messages like those it was trained on. It knows nothing about"
         "\nthe world, holds no conversation and often misreads what it has not seen. What it writes always satisfies"

@@ -41,12 +41,17 @@ Extractor = Callable[[EventExample], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class EventScores:
-    """Shares of examples, from 0 to 1. `exact_match` counts an event when all four fields are exactly right."""
+    """Shares of examples, from 0 to 1. `whole_event` counts an event when all four fields are exactly right."""
 
     num_examples: int
-    exact_match: float
+    whole_event: float
     fields: dict[str, float]
     languages: dict[str, float]
+
+    @property
+    def exact_match(self) -> float:
+        """Exact match per field, averaged over the four fields."""
+        return sum(self.fields.values()) / len(self.fields)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,7 +80,7 @@ def score(
         on_each(number)
     return EventScores(
         num_examples=len(examples),
-        exact_match=sum(map(sum, whole.values())) / len(examples),
+        whole_event=sum(map(sum, whole.values())) / len(examples),
         fields={field: count / len(examples) for field, count in right.items()},
         languages={language: sum(matches) / len(matches) for language, matches in sorted(whole.items())},
     )

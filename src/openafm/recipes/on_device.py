@@ -71,7 +71,7 @@ def _sft_micro() -> RunConfig:
         trainer=TrainerConfig(
             model=named_size("on_device.micro"),
             data=_one_source("built_in", rows_per_step=1, row_tokens=1024),
-            budget=TimeBudget(seconds=160, reserve=0.05),
+            budget=TimeBudget(seconds=150),
             optimizer=MICRO_OPTIMIZER,
             schedule=WarmupStableDecay(decay_fraction=0.3),
         ),
