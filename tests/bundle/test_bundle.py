@@ -265,3 +265,13 @@ def test_keys_and_values_are_not_finer_than_what_computes_them() -> None:
     with pytest.raises(ConfigError, match="kv"):
         Numerics(activations="bfloat16")
     assert Numerics(activations="bfloat16", kv="int8_per_token_head").kv == "int8_per_token_head"
+
+
+def test_a_name_comes_before_a_folder_that_is_called_so(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(home / "bundles" / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"trainer": 1}')
+    monkeypatch.chdir(tmp_path)
+    assert open_bundle("run").path == home / "bundles" / "run"
+    with pytest.raises(BundleError, match="not the config"):
+        open_bundle("./run")

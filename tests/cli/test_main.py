@@ -160,3 +160,19 @@ def test_use_refuses_a_folder_that_is_no_bundle(tmp_path: Path, capsys: pytest.C
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     assert run(["use", str(tmp_path)]) == 1
     assert "not the config of an openafm bundle" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["", "data", "tokenizer", "recipes"])
+def test_a_bare_command_shows_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command.split()) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Usage:")
+    assert captured.err == ""
+
+
+def test_chat_without_a_model_says_so_before_the_first_prompt(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asked for a prompt"))
+    assert run(["chat", "-m", "nosuch"]) == 2
+    assert "nosuch" in capsys.readouterr().err

@@ -40,11 +40,12 @@ def find_bundle(name_or_path: str | Path) -> Path:
         BundleNotFoundError: there is none; the message names the nearest.
     """
     path = Path(name_or_path)
-    if (path / "config.json").is_file():
-        return path
     named = bundles_home() / str(name_or_path)
+    # A name comes before a folder that happens to be called so, such as the run that made the bundle.
     if path.name == str(name_or_path) and (named / "config.json").is_file():
         return named
+    if (path / "config.json").is_file():
+        return path
     if path.is_dir():
         raise BundleError(f"{path} is not a bundle: it has no config.json")
     known = [folder.name for folder in list_bundles()]

@@ -34,7 +34,9 @@ def use(
     from openafm.bundle import BundleNotFoundError, choose_model, list_bundles, open_bundle, resolve_model
 
     if name is not None:
-        chosen = choose_model(open_bundle(name).path)
+        bundle = open_bundle(name)
+        bundle.verify()
+        chosen = choose_model(bundle.path)
         print_json({"bundle": str(chosen)}) if json else print(f"{chosen.name} answers from now on ({chosen})")
         return
     try:

@@ -50,7 +50,11 @@ def run(arguments: Sequence[str]) -> int:
     except OpenAFMError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)
     except _WrongCall as error:
-        return _fail(f"{cast(typer.BadParameter, error).format_message()} (see `openafm --help`)", 2)
+        message = cast(typer.BadParameter, error).format_message()
+        if "\n" in message:  # a bare `openafm` or `openafm data`: its help
+            print(message.strip())
+            return 0
+        return _fail(f"{message} (see `openafm --help`)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:

@@ -59,6 +59,6 @@ def _show(result: QuickstartResult) -> None:
         print(f"  {file}")
     print(
         f"\nTrained for {result.train_seconds:.0f} s. Try a sentence of your own:"
-        '\n  openafm respond "Coffee with Ana tomorrow at 10:30 in Cafe Roma" --schema examples/event.json'
+        '\n  openafm respond "Coffee with Ana tomorrow at 10:30 in Cafe Roma" --schema examples/event.json -m micro'
         '\n  openafm quickstart --sentence "..."   openafm inspect micro   openafm recipes list'
     )

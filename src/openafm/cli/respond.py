@@ -62,14 +62,21 @@ def chat(
     max_tokens: TokensOption = None,
 ) -> None:
     """Talk to a model turn by turn; the session keeps the transcript. Ctrl-D ends it."""
+    from openafm.framework.errors import GenerationError
+    from openafm.framework.model import SystemLanguageModel
+
+    SystemLanguageModel(bundle=model).described()  # a model that is not there is said before the first prompt
     session = _session(model, instructions)
     options = _options(temperature, seed, max_tokens)
     while (prompt := _read_prompt()) is not None:
         shown = ""
-        for snapshot in session.stream_blocking(prompt, options=options):
-            print(snapshot.content[len(shown) :], end="", flush=True)
-            shown = snapshot.content
-        print()
+        try:
+            for snapshot in session.stream_blocking(prompt, options=options):
+                print(snapshot.content[len(shown) :], end="", flush=True)
+                shown = snapshot.content
+            print()
+        except GenerationError as error:  # this turn has failed, the session is as it was before it
+            print(f"\nopenafm: {error}", file=sys.stderr)
 
 
 def _read_prompt() -> str | None:

@@ -18,26 +18,38 @@ app = typer.Typer(help="Train, extend and compare byte-level BPE vocabularies.",
 TextsArgument = Annotated[Path, typer.Argument(help="A file or folder of .txt, .md or .jsonl, each also with .gz.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="The tokenizer.json to write.")]
 SizeOption = Annotated[int, typer.Option("--vocab-size", help="Number of tokens, special ones and bytes included.")]
+FrequencyOption = Annotated[int, typer.Option(help="A pair of tokens seen less often than this is not merged.")]
 TokenizerArgument = Annotated[str, typer.Argument(help="A tokenizer.json, or a bundle by name or path.")]
 
 
 @app.command()
-def train(texts: TextsArgument, out: OutOption, vocab_size: SizeOption = 16_384, json: JsonOption = False) -> None:
+def train(
+    texts: TextsArgument,
+    out: OutOption,
+    vocab_size: SizeOption = 16_384,
+    min_frequency: FrequencyOption = 2,
+    json: JsonOption = False,
+) -> None:
     """Learn a vocabulary from text; the same text gives the same file."""
     from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 
-    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=vocab_size), _texts(texts))
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=vocab_size, min_frequency=min_frequency), _texts(texts))
     _save(tokenizer, out, json)
 
 
 @app.command()
 def extend(
-    tokenizer: TokenizerArgument, texts: TextsArgument, out: OutOption, vocab_size: SizeOption, json: JsonOption = False
+    tokenizer: TokenizerArgument,
+    texts: TextsArgument,
+    out: OutOption,
+    vocab_size: SizeOption,
+    min_frequency: FrequencyOption = 2,
+    json: JsonOption = False,
 ) -> None:
     """Add tokens learned from new languages' text; ids and merges that exist stay as they are (report 4.1)."""
     from openafm.tokenizer.extension import extend_tokenizer
 
-    _save(extend_tokenizer(_load(tokenizer), _texts(texts), vocab_size).tokenizer, out, json)
+    _save(extend_tokenizer(_load(tokenizer), _texts(texts), vocab_size, min_frequency=min_frequency).tokenizer, out, json)
 
 
 @app.command()

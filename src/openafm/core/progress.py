@@ -33,14 +33,14 @@ class PlainProgress:
 
     def __init__(self, title: str, total: float, stream: TextIO, interval_s: float = 10.0) -> None:
         self._title, self._total, self._stream, self._interval_s = title, total, stream, interval_s
-        self._last_s = time.monotonic()
+        self._last_s, self._is_complete = time.monotonic(), False
         self.note(f"{title}: started")
 
     def update(self, done: float, status: str = "") -> None:
         now_s = time.monotonic()
-        if done < self._total and now_s - self._last_s < self._interval_s:
+        if self._is_complete or (done < self._total and now_s - self._last_s < self._interval_s):
             return
-        self._last_s = now_s
+        self._last_s, self._is_complete = now_s, done >= self._total
         share = 100 * done / self._total if self._total else 100
         self.note(f"{self._title}: {share:.0f}%{' ' + status if status else ''}")
 

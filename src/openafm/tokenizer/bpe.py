@@ -300,7 +300,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     if tokenizer.vocab_size != config.vocab_size:
         raise TooLittleTextError(
             f"these texts give {tokenizer.vocab_size} tokens, not the {config.vocab_size} asked for; "
-            "give more text, a smaller vocab_size or min_frequency=1"
+            "give more text, a smaller vocab_size (in a recipe that of the tokenizer and of the model) or min_frequency=1"
         )
     return tokenizer
 
