@@ -57,6 +57,7 @@ def _pretrain_micro() -> RunConfig:
             data=_one_source("copies", rows_per_step=1, row_tokens=1024),
             budget=StepBudget(num_steps=350),
             optimizer=MICRO_OPTIMIZER,
+            num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.1),
             start=InductionStart(),
         ),
@@ -73,6 +74,7 @@ def _sft_micro() -> RunConfig:
             data=_one_source("built_in", rows_per_step=1, row_tokens=1024),
             budget=TimeBudget(seconds=150),
             optimizer=MICRO_OPTIMIZER,
+            num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.3),
         ),
     )

@@ -254,7 +254,9 @@ class TrainerConfig(Config):
     """A whole run. Equal configs, data and machine give equal weights, to the bit, however often the run is interrupted.
 
     `microbatch_rows` cuts a step's rows into pieces whose gradients add up, to save memory; the update is the same.
-    `from_bundle` is the folder of a bundle whose weights to start from; None starts from fresh ones, changed by `start`.
+    `num_threads` are torch's threads on a CPU, all by default: the bits depend on it, and the operations of a very small
+    model are too short to share out. `from_bundle` is the folder of a bundle whose weights to start from; None starts from
+    fresh ones, changed by `start`.
     """
 
     ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation")
@@ -274,6 +276,7 @@ class TrainerConfig(Config):
     microbatch_rows: int | None = None
     from_bundle: str | None = None
     start: StartConfig = PlainStart()
+    num_threads: int | None = None
     log_every: int = 10
     seed: int = 0
 
@@ -281,6 +284,9 @@ class TrainerConfig(Config):
         self.require(
             self.microbatch_rows is None or self.microbatch_rows > 0,
             f"microbatch_rows must be at least 1, got {self.microbatch_rows}",
+        )
+        self.require(
+            self.num_threads is None or self.num_threads > 0, f"num_threads must be at least 1, got {self.num_threads}"
         )
         self.require(self.log_every > 0, f"log_every must be at least 1, got {self.log_every}")
         self.require(

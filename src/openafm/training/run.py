@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import statistics
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+
+import torch
 
 from openafm.core.config import dump
 from openafm.core.errors import UsageError
@@ -76,7 +79,7 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
     """
     _check_vocabularies(config)
     start_s = perf_counter()
-    with folder_lock(output), stop_on_signals() as stop, ExitStack() as opened:
+    with folder_lock(output), stop_on_signals() as stop, _threads(config.num_threads), ExitStack() as opened:
         loader = config.data.build()
         checkpoints = output / "checkpoints"
         remove_leftovers(checkpoints)
@@ -97,6 +100,16 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         bar = opened.enter_context(progress("training", state.num_steps))
         trainer.run(stop, writer, log, evaluator, bar)
     return _result(output, state, stop.signal)
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def load_trained(output: Path) -> Decoder:
