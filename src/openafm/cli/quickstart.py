@@ -17,7 +17,7 @@ def quickstart(
     sentence: Annotated[str | None, typer.Option(help="The message to extract an event from, at the end.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a micro model on the built-in corpus (4 minutes on two cores), bundle it, score it and use it."""
+    """Train a micro model on the built-in corpus (about 4 minutes), bundle it, score it and use it."""
     from openafm.recipes import quickstart as recipe
 
     def say(line: str) -> None:
