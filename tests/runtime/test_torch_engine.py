@@ -17,9 +17,9 @@ from tiny_tokenizer import TOKENIZER
 from torch import Tensor, nn
 
 from openafm.bundle import Bundle, BundleError, Numerics, write_bundle
+from openafm.compression.keys_values import Int8PerTokenHead, RoundedToBfloat16
 from openafm.models.attention import KeysValues
 from openafm.runtime.engines import open_engine
-from openafm.runtime.kv_numerics import Int8PerTokenHead, RoundedToBfloat16
 from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.chat_template import ChatTemplate
 

@@ -1,6 +1,6 @@
 """The folder everybody passes on: read, write, verify, sign. Imports no tensor library."""
 
-from openafm.bundle.bundle import Bundle, Numerics, open_bundle, write_bundle
+from openafm.bundle.bundle import Bundle, open_bundle, write_bundle
 from openafm.bundle.errors import (
     BundleError,
     BundleNameError,
@@ -10,6 +10,7 @@ from openafm.bundle.errors import (
     BundleVersionError,
 )
 from openafm.bundle.store import bundle_place, choose_model, find_bundle, list_bundles, resolve_model
+from openafm.compression.numerics import Numerics
 
 __all__ = [
     "Bundle",

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,8 @@ from openafm.bundle.errors import BundleError, BundleTamperedError, BundleTrunca
 from openafm.bundle.signature import SIGNATURE_LENGTH, sign
 from openafm.bundle.store import find_bundle
 from openafm.bundle.tensor_file import StoredTensor, read_tensors, write_tensors
-from openafm.core.config import Config, ConfigError, from_dict, to_dict
+from openafm.compression.numerics import FULL_PRECISION, Numerics
+from openafm.core.config import ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, write_json
 from openafm.models.config import DecoderConfig
@@ -31,21 +31,6 @@ FORMAT_VERSION = 1
 _DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Numerics(Config):
-    """How a bundle computes; every engine computes exactly this."""
-
-    weights: Literal["float32", "bfloat16"] = "float32"
-    activations: Literal["float32", "bfloat16"] = "float32"
-    kv: Literal["float32", "bfloat16", "int8_per_token_head"] = "float32"
-
-    def __post_init__(self) -> None:
-        self.require(
-            self.kv != "float32" or self.activations == "float32",
-            f"kv float32 cannot be finer than activations {self.activations}; use kv bfloat16 or int8_per_token_head",
-        )
 
 
 class Bundle:
@@ -144,7 +129,7 @@ def write_bundle(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     tensors: Mapping[str, NDArray[Any]],
-    numerics: Numerics = Numerics(),
+    numerics: Numerics = FULL_PRECISION,
     card: str = "",
 ) -> Bundle:
     """Write and sign a bundle at `path`, whole or not at all; a bundle that stands there is replaced, nothing else is.

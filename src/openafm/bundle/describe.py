@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from openafm.bundle.bundle import Bundle, Numerics
+from openafm.bundle.bundle import Bundle
+from openafm.compression.numerics import Numerics
 from openafm.models.accounting import kv_bytes, num_parameters
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size

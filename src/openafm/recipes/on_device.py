@@ -12,6 +12,7 @@ from openafm.recipes.config import CopiesCorpusConfig, RunConfig, SyntheticCorpu
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import (
     AdamWConfig,
+    BFloat16Config,
     EvaluationConfig,
     InductionStart,
     MuonConfig,
@@ -24,12 +25,14 @@ from openafm.training.schedules import WarmupStableDecay
 # What the micro model is for is events; a little of every other task lets `respond` and `chat` say something at all.
 MICRO_TASKS = {"event": 0.95, "tagging": 0.01, "summary": 0.01, "rewrite": 0.01, "arithmetic": 0.01, "story": 0.01}
 MICRO_LANGUAGES = {language: 0.55 if language == "en" else 0.03 for language in LANGUAGES}
-MICRO_OPTIMIZER = MuonConfig(learning_rate=0.02, weight_decay=0.0, adamw=AdamWConfig(learning_rate=4e-3, weight_decay=0.0))
+NANO_TASKS = {"event": 0.60, "tagging": 0.10, "arithmetic": 0.10, "summary": 0.08, "rewrite": 0.06, "story": 0.06}
+NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
+SMALL_OPTIMIZER = MuonConfig(learning_rate=0.02, weight_decay=0.0, adamw=AdamWConfig(learning_rate=4e-3, weight_decay=0.0))
 
 
 @recipe("on_device.pretrain", sizes=("micro", "nano"))
 def pretrain(size: str) -> RunConfig:
-    """From nothing: nano reads whole conversations of the built-in corpus, micro has time to learn to copy and no more."""
+    """From nothing to a model that copies from its context; there is time for no more on a laptop."""
     return {"micro": _pretrain_micro, "nano": _pretrain_nano}[size]()
 
 
@@ -56,7 +59,7 @@ def _pretrain_micro() -> RunConfig:
             model=model,
             data=_one_source("copies", rows_per_step=1, row_tokens=1024),
             budget=StepBudget(num_steps=350),
-            optimizer=MICRO_OPTIMIZER,
+            optimizer=SMALL_OPTIMIZER,
             num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.1),
             start=InductionStart(),
@@ -73,7 +76,7 @@ def _sft_micro() -> RunConfig:
             model=named_size("on_device.micro"),
             data=_one_source("built_in", rows_per_step=1, row_tokens=1024),
             budget=TimeBudget(seconds=150),
-            optimizer=MICRO_OPTIMIZER,
+            optimizer=SMALL_OPTIMIZER,
             num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.3),
         ),
@@ -81,18 +84,22 @@ def _sft_micro() -> RunConfig:
 
 
 def _pretrain_nano() -> RunConfig:
+    """As micro: on a CPU hours are few, and answers teach more in them than the prompts before do."""
     model = named_size("on_device.nano")
+    copies = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
     return RunConfig(
         recipe="on_device.pretrain",
-        corpora=_nano_corpora("everything"),
-        tokenizer=TokenizerConfig(vocab_size=model.vocab_size),
+        corpora=(copies, *_nano_corpora()),
+        tokenizer=TokenizerConfig(vocab_size=model.vocab_size, spaces="apart"),
         trainer=TrainerConfig(
             model=model,
-            data=_one_source("built_in", rows_per_step=8, row_tokens=2048),
-            budget=StepBudget(num_steps=12_000),
-            optimizer=AdamWConfig(learning_rate=2e-3),
-            schedule=WarmupStableDecay(),
-            evaluation=_nano_evaluation(),
+            data=_one_source("copies", rows_per_step=1, row_tokens=1024),
+            budget=StepBudget(num_steps=900),
+            optimizer=SMALL_OPTIMIZER,
+            precision=BFloat16Config(),
+            num_threads=1,
+            schedule=WarmupStableDecay(decay_fraction=0.1),
+            start=InductionStart(),
         ),
     )
 
@@ -100,14 +107,16 @@ def _pretrain_nano() -> RunConfig:
 def _sft_nano() -> RunConfig:
     return RunConfig(
         recipe="on_device.sft",
-        corpora=_nano_corpora("answers"),
+        corpora=_nano_corpora(),
         tokenizer=None,
         trainer=TrainerConfig(
             model=named_size("on_device.nano"),
-            data=_one_source("built_in", rows_per_step=8, row_tokens=2048),
+            data=_one_source("built_in", rows_per_step=2, row_tokens=1024),
             budget=StepBudget(num_steps=6_000),
-            optimizer=AdamWConfig(learning_rate=1e-3),
-            schedule=WarmupStableDecay(decay_fraction=0.4),
+            optimizer=SMALL_OPTIMIZER,
+            precision=BFloat16Config(),
+            num_threads=1,
+            schedule=WarmupStableDecay(decay_fraction=0.3),
             evaluation=_nano_evaluation(),
         ),
     )
@@ -118,16 +127,17 @@ def _micro_corpus(learn: Literal["everything", "answers"], num_examples: int) ->
     return SyntheticCorpusConfig(name="built_in", learn=learn, synthetic=synthetic, num_examples=num_examples)
 
 
-def _nano_corpora(learn: Literal["everything", "answers"]) -> tuple[SyntheticCorpusConfig, ...]:
-    train, held_out = SyntheticConfig(), SyntheticConfig(split="held_out")
+def _nano_corpora() -> tuple[SyntheticCorpusConfig, ...]:
+    train = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES)
+    held_out = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES, split="held_out")
     return (
-        SyntheticCorpusConfig(name="built_in", learn=learn, synthetic=train, num_examples=400_000),
-        SyntheticCorpusConfig(name="held_out", learn=learn, synthetic=held_out, num_examples=2_000),
+        SyntheticCorpusConfig(name="built_in", learn="answers", synthetic=train, num_examples=200_000),
+        SyntheticCorpusConfig(name="held_out", learn="answers", synthetic=held_out, num_examples=1_000),
     )
 
 
 def _nano_evaluation() -> EvaluationConfig:
-    return EvaluationConfig(data=_one_source("held_out", rows_per_step=2, row_tokens=2048))
+    return EvaluationConfig(data=_one_source("held_out", rows_per_step=4, row_tokens=1024), every_steps=500)
 
 
 def _one_source(name: str, *, rows_per_step: int, row_tokens: int) -> LoaderConfig:

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from openafm.bundle import Bundle, BundleError
+from openafm.compression.keys_values import slot
 from openafm.models.attention import KeysValues
 from openafm.models.decoder import Decoder
 from openafm.runtime.engine import Cache, Engine, LogitsOf
 from openafm.runtime.kv_cache import CachedSequences, TorchCache
-from openafm.runtime.kv_numerics import slot
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -1,0 +1,1 @@
+"""Low-rank adapters: modules, parameter counts, and the folder they travel in (report sections 6 and 7)."""
