@@ -1,0 +1,109 @@
+"""The 4-bit embedding: groups of 32 along the width with an fp16 scale and minimum each. Imports no tensor library.
+
+Stored as `<name>` (U8 [V, D/2], two codes a byte, the low four bits first), `<name>.scale` and `<name>.minimum` (F16
+[V, D/32]); value = minimum + code * scale, in fp32 from the fp16 numbers.
+
+Shapes: V vocabulary, D model dim, G = D / 32 groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.compression.errors import UncompressibleWeightError
+from openafm.compression.post_training.groups import (
+    ClippedRange,
+    Codes,
+    Floats,
+    GroupQuantised,
+    Halves,
+    RangeConfig,
+    quantise_groups,
+)
+from openafm.core.errors import OpenAFMError
+
+BITS, GROUP = 4, 32
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+
+class EmbeddingFormatError(OpenAFMError):
+    """Tensors that do not make up a 4-bit embedding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int4Embedding:
+    """Codes 0 to 15, one byte each here, with the scale and minimum of every group."""
+
+    codes_VD: Codes
+    scale_VG: Halves
+    minimum_VG: Halves
+
+    def dequantise(self) -> Floats:
+        """The fp32 values [V, D]."""
+        groups = GroupQuantised(
+            codes_RC=self.codes_VD, scale_RG=self.scale_VG, minimum_RG=self.minimum_VG, bits=BITS, group=GROUP
+        )
+        return groups.dequantise()
+
+    def tensors(self, name: str) -> Arrays:
+        """As it is stored."""
+        return {name: pack_nibbles(self.codes_VD), f"{name}.scale": self.scale_VG, f"{name}.minimum": self.minimum_VG}
+
+    @classmethod
+    def from_tensors(cls, name: str, tensors: Mapping[str, NDArray[Any]]) -> Int4Embedding:
+        """The inverse of `tensors`.
+
+        Raises:
+            EmbeddingFormatError: a tensor is absent, or of another type or shape than the rest asks for.
+        """
+        packed, scale, minimum = (_tensor(tensors, key) for key in (name, f"{name}.scale", f"{name}.minimum"))
+        if packed.ndim != 2 or packed.dtype != np.uint8:
+            raise EmbeddingFormatError(f"'{name}' is {_kind(packed)}; expected U8 [vocabulary, width / 2]")
+        expected = (packed.shape[0], 2 * packed.shape[1] // GROUP)
+        for key, tensor in ((f"{name}.scale", scale), (f"{name}.minimum", minimum)):
+            if tensor.shape != expected or tensor.dtype != np.float16:
+                raise EmbeddingFormatError(f"'{key}' is {_kind(tensor)}; expected float16 {list(expected)}")
+        return cls(codes_VD=unpack_nibbles(packed), scale_VG=scale, minimum_VG=minimum)
+
+
+def quantise_embedding(weight_VD: Floats, range: RangeConfig | None = None, name: str = "the embedding") -> Int4Embedding:
+    """Round an embedding to 4 bits; `ClippedRange()` by default. What is quantised already keeps its values.
+
+    `MinMaxRange()` gives the values of `fake_quantise_embedding`, bit for bit.
+
+    Raises:
+        UncompressibleWeightError: not a matrix, not finite, beyond fp16, or a width that is no multiple of 32.
+    """
+    if weight_VD.ndim == 2 and weight_VD.shape[1] % GROUP:
+        raise UncompressibleWeightError(width_message(name, weight_VD.shape[1]))
+    groups = quantise_groups(weight_VD, bits=BITS, group=GROUP, range=range or ClippedRange(), name=name)
+    return Int4Embedding(codes_VD=groups.codes_RC, scale_VG=groups.scale_RG, minimum_VG=groups.minimum_RG)
+
+
+def width_message(name: str, width: int) -> str:
+    return f"{name} is {width} wide; 4-bit embeddings need a multiple of {GROUP}, change the model or keep 16 bits"
+
+
+def pack_nibbles(codes_VD: Codes) -> Codes:
+    """Codes 0 to 15 of an even width, two a byte: [V, D / 2]."""
+    return np.bitwise_or(codes_VD[:, ::2], codes_VD[:, 1::2] << 4, dtype=np.uint8)
+
+
+def unpack_nibbles(packed: Codes) -> Codes:
+    """The inverse of `pack_nibbles`: [V, D]."""
+    return np.stack([packed & 15, packed >> 4], axis=2).reshape(len(packed), -1)
+
+
+def _tensor(tensors: Mapping[str, NDArray[Any]], key: str) -> NDArray[Any]:
+    if key not in tensors:
+        raise EmbeddingFormatError(f"a 4-bit embedding needs a tensor '{key}', and there is none; the file is incomplete")
+    return tensors[key]
+
+
+def _kind(tensor: NDArray[Any]) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"

@@ -1,0 +1,1 @@
+"""Fewer bits without training: rounding in groups, and GPTQ with calibration data."""
