@@ -1,0 +1,313 @@
+"""The .fmadapter folder: whole or absent, bound to its base, clear about what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+from safetensors.numpy import load_file, save_file
+from tiny_adapters import SIGNATURE, random_tokens, random_weights, tiny_decoder
+
+from openafm.adapters.config import LoRAConfig, SingularValueStart, ZeroStart
+from openafm.adapters.package import (
+    Adapter,
+    AdapterError,
+    AdapterMismatchError,
+    AdapterNotFoundError,
+    AdapterTamperedError,
+    AdapterVersionError,
+    open_adapter,
+    write_adapter,
+)
+from openafm.core.config import ConfigError
+from openafm.core.files import OutOfSpaceError
+
+CONFIG = LoRAConfig(rank=3, alpha=6.0, targets=("query",))
+OTHER_SIGNATURE = "f" * 40
+
+
+def write(path: Path, seed: int = 0, **changes: Any) -> Adapter:
+    arguments = {
+        "weights": random_weights(3, seed=seed),
+        "config": CONFIG,
+        "base_signature": SIGNATURE,
+        "name": "recovery",
+    }
+    return write_adapter(path, **(arguments | changes))
+
+
+@settings(max_examples=40)
+@given(
+    rank=st.integers(1, 4),
+    names=st.lists(st.text("abclayers.0123", min_size=1, max_size=12), min_size=1, max_size=4, unique=True),
+    precision=st.sampled_from(["float16", "float32"]),
+    alpha=st.floats(0.5, 64),
+    data=st.data(),
+)
+def test_round_trip(rank: int, names: list[str], precision: Any, alpha: float, data: st.DataObject) -> None:
+    dtype = np.dtype(precision)
+    numbers = npst.from_dtype(dtype, allow_nan=False, allow_infinity=False)
+    weights: dict[str, Any] = {}
+    for name in names:
+        weights[f"{name}.lora.a"] = data.draw(npst.arrays(dtype, (rank, 3), elements=numbers)).astype(np.float32)
+        weights[f"{name}.lora.b"] = data.draw(npst.arrays(dtype, (2, rank), elements=numbers)).astype(np.float32)
+    config = LoRAConfig(rank=rank, alpha=alpha, precision=precision)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.fmadapter"
+        written = write_adapter(path, weights=weights, config=config, base_signature=SIGNATURE, name="any")
+        read = open_adapter(path)
+        read.verify()
+        assert read == written
+        assert (read.config, read.base_signature, read.name) == (config, SIGNATURE, "any")
+        assert read.weights().keys() == weights.keys()
+        for name, array in read.weights().items():
+            assert array.dtype == np.float32
+            assert array.tobytes() == weights[name].tobytes()
+
+
+def test_the_folder_is_as_described(tmp_path: Path) -> None:
+    adapter = write(tmp_path / "r.fmadapter")
+    assert sorted(file.name for file in adapter.path.iterdir()) == ["adapter_weights.safetensors", "metadata.json"]
+    metadata = json.loads((adapter.path / "metadata.json").read_text())
+    assert metadata["format"] == "openafm.adapter"
+    assert metadata["version"] == 1
+    assert metadata["base_signature"] == SIGNATURE
+    assert metadata["config"] == {"rank": 3, "alpha": 6.0, "targets": ["query"], "precision": "float16"}
+    assert metadata["created_by"].startswith("openafm ")
+    assert metadata["digest"] == adapter.digest
+    assert len(adapter.digest) == 64
+    stored = load_file(adapter.path / "adapter_weights.safetensors")
+    assert {array.dtype.name for array in stored.values()} == {"float16"}
+    sizes = {
+        precision: write(tmp_path / precision, config=LoRAConfig(rank=3, precision=precision)).path
+        / "adapter_weights.safetensors"
+        for precision in ("float16", "float32")
+    }
+    assert sizes["float32"].stat().st_size - sizes["float16"].stat().st_size == 2 * 3 * (6 + 5)
+
+
+def test_the_digest_is_of_weights_and_metadata(tmp_path: Path) -> None:
+    first = write(tmp_path / "a").digest
+    assert write(tmp_path / "b").digest == first
+    weights = random_weights(3)
+    assert write(tmp_path / "c", weights=dict(reversed(weights.items()))).digest == first
+    others = [
+        write(tmp_path / "d", seed=1),
+        write(tmp_path / "e", name="other"),
+        write(tmp_path / "f", base_signature=OTHER_SIGNATURE),
+        write(tmp_path / "g", config=LoRAConfig(rank=3, alpha=5.0, targets=("query",))),
+        write(tmp_path / "h", config=LoRAConfig(rank=3, alpha=6.0, targets=("query",), precision="float32")),
+    ]
+    assert len({first, *(adapter.digest for adapter in others)}) == 6
+
+
+def test_another_base_is_refused_with_both_signatures(tmp_path: Path) -> None:
+    adapter = write(tmp_path / "a")
+    adapter.check_base(SIGNATURE)
+    with pytest.raises(AdapterMismatchError, match="train an adapter for this one") as caught:
+        adapter.check_base(OTHER_SIGNATURE)
+    assert SIGNATURE in str(caught.value)
+    assert OTHER_SIGNATURE in str(caught.value)
+
+
+def test_a_written_adapter_starts_from_its_weights(tmp_path: Path) -> None:
+    """Installing what was written must never take singular vectors out of the base a second time."""
+    adapter = write(tmp_path / "a", config=LoRAConfig(rank=3, start=SingularValueStart()))
+    assert open_adapter(adapter.path).config.start == ZeroStart()
+    file = adapter.path / "metadata.json"
+    metadata = json.loads(file.read_text())
+    metadata["config"]["start"] = {"type": "SingularValueStart"}
+    file.write_text(json.dumps(metadata))
+    with pytest.raises(AdapterError, match=r"metadata\.json.*starts from its weights"):
+        open_adapter(adapter.path)
+
+
+def test_a_trained_adapter_goes_through_the_folder(tmp_path: Path) -> None:
+    import torch
+
+    from openafm.adapters.lora import adapter_weights, install, load_adapter_weights
+
+    config = LoRAConfig(rank=4, precision="float32")
+    model, other = tiny_decoder(), tiny_decoder()
+    install(model, config)
+    for weight in adapter_weights(model).values():
+        weight.normal_(std=0.2)
+    weights = {name: weight.numpy() for name, weight in adapter_weights(model).items()}
+    write(tmp_path / "a", weights=weights, config=config)
+    adapter = open_adapter(tmp_path / "a")
+    install(other, adapter.config)
+    load_adapter_weights(other, adapter.weights())
+    with torch.no_grad():
+        assert torch.equal(other(random_tokens()), model(random_tokens()))
+
+
+def test_no_tensor_library_is_needed(tmp_path: Path) -> None:
+    write(tmp_path / "a")
+    script = (
+        "import sys\nfrom pathlib import Path\nimport openafm.adapters.package as p\n"
+        f"adapter = p.open_adapter(Path({str(tmp_path / 'a')!r}))\nadapter.verify(); adapter.weights()\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({}, "there are none"),
+        ({"layers.0.attention.query.weight": np.ones((3, 6))}, "ends in .lora.a or .lora.b"),
+        ({".lora.a": np.ones((3, 6))}, "ends in .lora.a or .lora.b"),
+        ({"q.lora.a": np.ones((3, 6))}, r"without 'q\.lora\.b'"),
+        ({"q.lora.a": np.ones((3, 6)), "q.lora.b": np.ones((5, 4))}, r"'q\.lora\.b' has the shape \[5, 4\]"),
+        ({"q.lora.a": np.ones(3), "q.lora.b": np.ones((5, 3))}, r"'q\.lora\.a' has the shape \[3\]"),
+        ({"q.lora.a": np.full((3, 6), np.nan), "q.lora.b": np.ones((5, 3))}, "broken"),
+        ({"q.lora.a": np.full((3, 6), 1e5), "q.lora.b": np.ones((5, 3))}, "set precision to float32"),
+    ],
+)
+def test_weights_of_no_adapter_are_not_written(tmp_path: Path, weights: dict[str, Any], message: str) -> None:
+    before = write(tmp_path / "a").digest
+    with pytest.raises(AdapterError, match=message):
+        write(tmp_path / "a", weights=weights)
+    adapter = open_adapter(tmp_path / "a")
+    adapter.verify()
+    assert adapter.digest == before
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "../up"}, {"name": ""}, {"name": ".hidden"}, {"base_signature": "ABC"}, {"base_signature": ""}]
+)
+def test_names_and_signatures_are_checked(tmp_path: Path, changes: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=r"name|signature"):
+        write(tmp_path / "a", **changes)
+    assert not (tmp_path / "a").exists()
+
+
+def test_only_an_adapter_is_ever_replaced(tmp_path: Path) -> None:
+    apples = tmp_path / "apple.fmadapter"
+    apples.mkdir()
+    (apples / "metadata.json").write_text("{}")
+    (apples / "adapter_weights.bin").write_bytes(b"\0")
+    with pytest.raises(AdapterError, match="exists and is not an adapter"):
+        write(apples)
+    assert len(list(apples.iterdir())) == 2
+    file = tmp_path / "file"
+    file.write_text("a letter")
+    with pytest.raises(AdapterError, match="exists and is not an adapter"):
+        write(file)
+    assert file.read_text() == "a letter"
+    (tmp_path / "empty").mkdir()
+    write(tmp_path / "empty").verify()
+    write(tmp_path / "a")
+    (tmp_path / "a" / "metadata.json").write_text("damaged")
+    write(tmp_path / "a", seed=1).verify()
+
+
+def test_a_full_disk_leaves_the_old_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = write(tmp_path / "a").digest
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    with pytest.raises(OutOfSpaceError):
+        write(tmp_path / "a", seed=1)
+    assert open_adapter(tmp_path / "a").digest == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_nothing_and_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(AdapterNotFoundError, match="no adapter at"):
+        open_adapter(tmp_path / "nowhere")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(AdapterError, match=r"metadata\.json is missing"):
+        open_adapter(tmp_path / "other")
+    (tmp_path / "other" / "metadata.json").write_text('{"adapterIdentifier": "fmadapter-x-0123456"}')
+    with pytest.raises(AdapterError, match=r"metadata\.json is not the metadata of an openafm adapter"):
+        open_adapter(tmp_path / "other")
+    path = write(tmp_path / "a").path
+    metadata = json.loads((path / "metadata.json").read_text())
+    (path / "metadata.json").write_text(json.dumps(metadata | {"version": 9}))
+    with pytest.raises(AdapterVersionError, match="version 9"):
+        open_adapter(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "no JSON",
+        "[]",
+        "[" * 100_000,
+        '{"format": "openafm.adapter", "version": 1}',
+        '{"format": "openafm.adapter", "version": 1, "name": 3}',
+        '{"format": "openafm.adapter", "version": 1, "nme": "x"}',
+    ],
+)
+def test_broken_metadata_names_its_file(tmp_path: Path, content: str) -> None:
+    path = write(tmp_path / "a").path
+    (path / "metadata.json").write_text(content)
+    with pytest.raises(AdapterError, match=r"metadata\.json"):
+        open_adapter(path)
+
+
+def test_metadata_that_is_no_text_names_its_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "a").path
+    (path / "metadata.json").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(AdapterError, match=r"metadata\.json"):
+        open_adapter(path)
+
+
+def test_missing_and_damaged_weights_are_named(tmp_path: Path) -> None:
+    adapter = write(tmp_path / "a")
+    file = adapter.path / "adapter_weights.safetensors"
+    whole = file.read_bytes()
+    for length in (0, 5, 60, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        for read in (adapter.weights, adapter.verify):
+            with pytest.raises(AdapterError, match=r"adapter_weights\.safetensors"):
+                read()
+    file.write_bytes(b"\xff" * 300)
+    with pytest.raises(AdapterError, match=r"adapter_weights\.safetensors"):
+        adapter.weights()
+    file.unlink()
+    with pytest.raises(AdapterError, match=r"adapter_weights\.safetensors.*missing"):
+        adapter.weights()
+    with pytest.raises(AdapterError, match=r"adapter_weights\.safetensors.*missing"):
+        open_adapter(adapter.path)
+
+
+def test_weights_of_another_adapter_are_named(tmp_path: Path) -> None:
+    adapter = write(tmp_path / "a")
+    file = adapter.path / "adapter_weights.safetensors"
+    for weights in (random_weights(2), {"model.weight": np.ones((2, 2), np.float32)}, {}):
+        save_file(weights, file)
+        with pytest.raises(AdapterError, match=r"adapter_weights\.safetensors is damaged or another adapter's"):
+            adapter.weights()
+    save_file({"q.lora.a": np.ones((3, 6), np.int8), "q.lora.b": np.ones((5, 3), np.int8)}, file)
+    with pytest.raises(AdapterError, match=r"adapter_weights\.safetensors.*stored as I8"):
+        adapter.weights()
+
+
+def test_tampering_shows(tmp_path: Path) -> None:
+    adapter = write(tmp_path / "a")
+    file = adapter.path / "adapter_weights.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(AdapterTamperedError, match="not what was written"):
+        open_adapter(tmp_path / "a").verify()
+    write(tmp_path / "a")
+    metadata = adapter.path / "metadata.json"
+    metadata.write_text(metadata.read_text().replace(SIGNATURE, OTHER_SIGNATURE))
+    with pytest.raises(AdapterTamperedError, match="not what was written"):
+        open_adapter(tmp_path / "a").verify()
