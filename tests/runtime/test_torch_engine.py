@@ -17,7 +17,7 @@ from tiny_tokenizer import TOKENIZER
 from torch import Tensor, nn
 
 from openafm.bundle import Bundle, BundleError, Numerics, write_bundle
-from openafm.compression.keys_values import Int8PerTokenHead, RoundedToBfloat16
+from openafm.compression.keys_values import IntPerTokenHead, RoundedToBfloat16
 from openafm.models.attention import KeysValues
 from openafm.runtime.engines import open_engine
 from openafm.runtime.torch_engine import TorchEngine
@@ -79,11 +79,11 @@ def test_quantised_keys_and_values_change_logits_a_little(tmp_path: Path) -> Non
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=8, max_size=8), st.sampled_from([1e-8, 1e-3, 1.0]))
 def test_int8_is_off_by_half_a_step_at_most(values: list[float], unit: float) -> None:
     x_BSKC = torch.tensor(values).mul(unit).view(1, 1, 2, 4)
-    error = (Int8PerTokenHead()(x_BSKC) - x_BSKC).abs()
+    error = (IntPerTokenHead()(x_BSKC) - x_BSKC).abs()
     step_BSK1 = x_BSKC.abs().amax(-1, keepdim=True) / 127
     # The scale itself is rounded to fp16: 2^-11 of it, and 2^-25 near zero.
     assert (error <= 0.5 * step_BSK1 + 127 * (step_BSK1 * 2**-11 + 2**-24)).all()
-    assert Int8PerTokenHead()(torch.zeros(1, 1, 2, 4)).count_nonzero() == 0
+    assert IntPerTokenHead()(torch.zeros(1, 1, 2, 4)).count_nonzero() == 0
 
 
 def test_bfloat16_keeps_eight_bits() -> None:

@@ -7,13 +7,13 @@ import torch
 from tiny_runs import tiny_model
 
 from openafm.training.config import AdamWConfig, EMAConfig, MuonConfig, OptimizerConfig
-from openafm.training.state import TrainingState
+from openafm.training.state import PreparedModel, TrainingState
 
 OPTIMIZERS = (AdamWConfig(learning_rate=1e-2), MuonConfig(learning_rate=1e-2))
 
 
 def tiny_state(optimizer: OptimizerConfig = OPTIMIZERS[0], ema: EMAConfig | None = None, seed: int = 0) -> TrainingState:
-    return TrainingState(tiny_model().build(seed), optimizer, ema, num_steps=10)
+    return TrainingState(PreparedModel(model=tiny_model().build(seed)), optimizer, ema, num_steps=10)
 
 
 def step(state: TrainingState) -> None:

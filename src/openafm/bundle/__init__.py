@@ -1,6 +1,6 @@
 """The folder everybody passes on: read, write, verify, sign. Imports no tensor library."""
 
-from openafm.bundle.bundle import Bundle, open_bundle, write_bundle
+from openafm.bundle.bundle import Bundle, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.errors import (
     BundleError,
     BundleNameError,
@@ -10,9 +10,10 @@ from openafm.bundle.errors import (
     BundleVersionError,
 )
 from openafm.bundle.store import bundle_place, choose_model, find_bundle, list_bundles, resolve_model
-from openafm.compression.numerics import Numerics
+from openafm.compression.numerics import FULL_PRECISION, Numerics
 
 __all__ = [
+    "FULL_PRECISION",
     "Bundle",
     "BundleError",
     "BundleNameError",
@@ -21,6 +22,7 @@ __all__ = [
     "BundleTruncatedError",
     "BundleVersionError",
     "Numerics",
+    "RecoveryAdapter",
     "bundle_place",
     "choose_model",
     "find_bundle",

@@ -1,12 +1,15 @@
 """A bundle: config, tokenizer, chat template, weights, card and signature in one folder. Never pickle.
 
-NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md  signature.json
+NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md  signature.json  [recovery.fmadapter/]
+
+The signature covers all but the card and the recovery adapter, which carries a digest and the signature of its base.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +17,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from openafm.adapters.config import LoRAConfig
+from openafm.adapters.package import Adapter, open_adapter, write_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleTruncatedError, BundleVersionError
 from openafm.bundle.signature import SIGNATURE_LENGTH, sign
 from openafm.bundle.store import find_bundle
@@ -28,9 +33,18 @@ from openafm.tokenizer.chat_template import ChatTemplate
 
 FORMAT = "openafm.bundle"
 FORMAT_VERSION = 1
+RECOVERY_ADAPTER = "recovery.fmadapter"
 _DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryAdapter:
+    """What a compressed bundle carries beside its weights; bound to its signature as it is written."""
+
+    config: LoRAConfig
+    weights: Mapping[str, NDArray[Any]]
 
 
 class Bundle:
@@ -84,6 +98,16 @@ class Bundle:
         """Every weight by its name in the model's state dict, as read-only arrays (bfloat16 widened to float32)."""
         return {name: tensor.array() for name, tensor in self.stored_tensors.items()}
 
+    @cached_property
+    def recovery_adapter(self) -> Adapter | None:
+        """The adapter that a compressed bundle carries to win quality back; engines put it on unless given another.
+
+        Raises:
+            AdapterError: it is damaged.
+        """
+        folder = self.path / RECOVERY_ADAPTER
+        return open_adapter(folder) if folder.is_dir() else None
+
     def card(self) -> str:
         """The model card, in Markdown."""
         return _read_text(self.path / "card.md")
@@ -130,6 +154,7 @@ def write_bundle(
     template: ChatTemplate,
     tensors: Mapping[str, NDArray[Any]],
     numerics: Numerics = FULL_PRECISION,
+    recovery: RecoveryAdapter | None = None,
     card: str = "",
 ) -> Bundle:
     """Write and sign a bundle at `path`, whole or not at all; a bundle that stands there is replaced, nothing else is.
@@ -159,6 +184,14 @@ def write_bundle(
         write_tensors(folder, tensors)
         signature = sign({name: _read_json(folder / name) for name in _DOCUMENTS}, _read_all_tensors(folder).values())
         write_json(folder / "signature.json", {"signature": signature.hex, "parts": signature.parts})
+        if recovery is not None:
+            write_adapter(
+                folder / RECOVERY_ADAPTER,
+                weights=recovery.weights,
+                config=recovery.config,
+                base_signature=signature.hex,
+                name=f"{path.name} recovery",
+            )
         (folder / "card.md").write_text(card or f"# {path.name}\n", encoding="utf-8")
     return Bundle(path)
 

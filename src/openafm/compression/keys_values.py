@@ -1,6 +1,7 @@
 """How exactly keys and values are kept, put into the slot that they pass on their way to the cache.
 
 `TorchEngine` keeps the rounded values in its compute dtype: it computes what a compressed cache computes, in more memory.
+Gradients pass straight through, so training simulates what the bundle declares.
 """
 
 from __future__ import annotations
@@ -8,7 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from openafm.compression.rounding import straight_through
 from openafm.models.accounting import KVNumerics
+from openafm.models.attention import KeysValues
+from openafm.models.decoder import Decoder
 
 _SMALLEST_SCALE = 2.0**-24  # the smallest number above zero in fp16
 
@@ -20,13 +24,18 @@ class RoundedToBfloat16(nn.Module):
         return x_BSKC.to(torch.bfloat16).to(x_BSKC.dtype)
 
 
-class Int8PerTokenHead(nn.Module):
-    """Eight bits a number, symmetric, with one fp16 scale for each token and head."""
+class IntPerTokenHead(nn.Module):
+    """`bits` a number, symmetric, with one fp16 scale for each token and head."""
+
+    def __init__(self, bits: int = 8) -> None:
+        super().__init__()
+        self.largest = 2 ** (bits - 1) - 1
 
     def forward(self, x_BSKC: Tensor) -> Tensor:
-        x = x_BSKC.float()
-        scale_BSK1 = x.abs().amax(-1, keepdim=True).div(127).to(torch.float16).float().clamp_min(_SMALLEST_SCALE)
-        return (x / scale_BSK1).round().clamp(-127, 127).mul(scale_BSK1).to(x_BSKC.dtype)
+        x = x_BSKC.detach().float()
+        scale_BSK1 = x.abs().amax(-1, keepdim=True).div(self.largest).to(torch.float16).float().clamp_min(_SMALLEST_SCALE)
+        rounded = (x / scale_BSK1).round().clamp(-self.largest, self.largest).mul(scale_BSK1)
+        return straight_through(x_BSKC, rounded.to(x_BSKC.dtype))
 
 
 def slot(numerics: KVNumerics) -> nn.Module:
@@ -37,4 +46,11 @@ def slot(numerics: KVNumerics) -> nn.Module:
         case "bfloat16":
             return RoundedToBfloat16()
         case "int8_per_token_head":
-            return Int8PerTokenHead()
+            return IntPerTokenHead(8)
+
+
+def keep_in(decoder: Decoder, numerics: KVNumerics) -> None:
+    """Have every layer with keys and values of its own keep them in these numerics."""
+    for module in decoder.modules():
+        if isinstance(module, KeysValues):
+            module.slot = slot(numerics)

@@ -114,6 +114,11 @@ class Decoder(nn.Module):
             x_1ND = layer.read(x_1ND, context)
         return self.norm(x_1ND)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.norm.weight.device
+
     def embed(self, tokens_BS: Tensor) -> Tensor:
         return F.embedding(tokens_BS, self.embedding).to(self.compute_dtype)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
+from openafm.adapters.config import LoRAConfig
+from openafm.compression.config import QATConfig
 from openafm.data.copies import CopiesConfig
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.synthetic import LANGUAGES, SyntheticConfig
@@ -13,6 +16,8 @@ from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
+    BudgetConfig,
+    EMAConfig,
     EvaluationConfig,
     InductionStart,
     MuonConfig,
@@ -27,6 +32,7 @@ MICRO_TASKS = {"event": 0.95, "tagging": 0.01, "summary": 0.01, "rewrite": 0.01,
 MICRO_LANGUAGES = {language: 0.55 if language == "en" else 0.03 for language in LANGUAGES}
 NANO_TASKS = {"event": 0.60, "tagging": 0.10, "arithmetic": 0.10, "summary": 0.08, "rewrite": 0.06, "story": 0.06}
 NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
+NANO_COPIES = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
 SMALL_OPTIMIZER = MuonConfig(learning_rate=0.02, weight_decay=0.0, adamw=AdamWConfig(learning_rate=4e-3, weight_decay=0.0))
 
 
@@ -40,6 +46,18 @@ def pretrain(size: str) -> RunConfig:
 def sft(size: str) -> RunConfig:
     """Fine-tuning on the assistant's answers only, from a pre-trained bundle and with its tokenizer."""
     return {"micro": _sft_micro, "nano": _sft_nano}[size]()
+
+
+@recipe("on_device.qat", sizes=("micro", "nano"), starts_from="on_device.sft")
+def qat(size: str) -> RunConfig:
+    """2-bit quantisation-aware training on the data of the stages before, with fewer steps, to a compressed bundle."""
+    return {"micro": _qat_micro, "nano": _qat_nano}[size]()
+
+
+@recipe("on_device.recovery_adapter", sizes=("micro", "nano"), starts_from="on_device.qat")
+def recovery_adapter(size: str) -> RunConfig:
+    """A low-rank adapter over a compressed bundle, on the same data: the bundle again, with what it lost won back."""
+    return {"micro": _recovery_micro, "nano": _recovery_nano}[size]()
 
 
 def _pretrain_micro() -> RunConfig:
@@ -86,10 +104,9 @@ def _sft_micro() -> RunConfig:
 def _pretrain_nano() -> RunConfig:
     """As micro: on a CPU hours are few, and answers teach more in them than the prompts before do."""
     model = named_size("on_device.nano")
-    copies = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
     return RunConfig(
         recipe="on_device.pretrain",
-        corpora=(copies, *_nano_corpora()),
+        corpora=(NANO_COPIES, *_nano_corpora()),
         tokenizer=TokenizerConfig(vocab_size=model.vocab_size, spaces="apart"),
         trainer=TrainerConfig(
             model=model,
@@ -105,13 +122,18 @@ def _pretrain_nano() -> RunConfig:
 
 
 def _sft_nano() -> RunConfig:
+    """One row in ten is still copies, of more different tokens than the names and titles of the corpus have."""
+    sources = (
+        SourceConfig(name="built_in", path="built_in", weight=0.9),
+        SourceConfig(name="copies", path="copies", weight=0.1),
+    )
     return RunConfig(
         recipe="on_device.sft",
-        corpora=_nano_corpora(),
+        corpora=(*_nano_corpora(), NANO_COPIES),
         tokenizer=None,
         trainer=TrainerConfig(
             model=named_size("on_device.nano"),
-            data=_one_source("built_in", rows_per_step=2, row_tokens=1024),
+            data=LoaderConfig(sources=sources, rows_per_step=2, row_tokens=1024),
             budget=StepBudget(num_steps=6_000),
             optimizer=SMALL_OPTIMIZER,
             precision=BFloat16Config(),
@@ -120,6 +142,47 @@ def _sft_nano() -> RunConfig:
             evaluation=_nano_evaluation(),
         ),
     )
+
+
+def _qat_micro() -> RunConfig:
+    return _quantised(_sft_micro(), TimeBudget(seconds=60))
+
+
+def _qat_nano() -> RunConfig:
+    return _quantised(_sft_nano(), StepBudget(num_steps=1_500))
+
+
+def _recovery_micro() -> RunConfig:
+    return _adapted(_sft_micro(), TimeBudget(seconds=30), LoRAConfig(rank=8))
+
+
+def _recovery_nano() -> RunConfig:
+    return _adapted(_sft_nano(), StepBudget(num_steps=500), LoRAConfig(rank=8))
+
+
+def _quantised(run: RunConfig, budget: BudgetConfig) -> RunConfig:
+    """The same data under quantisation awareness, as the report trains it: AdamW, no weight decay, a lower learning rate,
+    and the average of the weights handed on."""
+    trainer = replace(
+        run.trainer,
+        budget=budget,
+        qat=QATConfig(),
+        optimizer=AdamWConfig(learning_rate=1e-3, weight_decay=0.0),
+        schedule=WarmupStableDecay(decay_fraction=0.5),
+        ema=EMAConfig(decay=0.98),
+    )
+    return replace(run, recipe="on_device.qat", trainer=trainer)
+
+
+def _adapted(run: RunConfig, budget: BudgetConfig, adapter: LoRAConfig) -> RunConfig:
+    trainer = replace(
+        run.trainer,
+        budget=budget,
+        adapter=adapter,
+        optimizer=AdamWConfig(learning_rate=1e-3, weight_decay=0.0),
+        schedule=WarmupStableDecay(decay_fraction=0.5),
+    )
+    return replace(run, recipe="on_device.recovery_adapter", trainer=trainer)
 
 
 def _micro_corpus(learn: Literal["everything", "answers"], num_examples: int) -> SyntheticCorpusConfig:

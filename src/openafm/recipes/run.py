@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openafm.bundle import Bundle, open_bundle, write_bundle
+from numpy.typing import NDArray
+
+from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.store import bundle_place
 from openafm.core.config import dump, from_dict, override
 from openafm.core.errors import OpenAFMError, UsageError
@@ -45,7 +47,7 @@ TOKENIZER_EXAMPLES = 20_000
 
 
 class StartBundleError(UsageError):
-    """A recipe that starts from a bundle was given none."""
+    """A recipe that starts from a bundle was given none, and the recipe before it has left none."""
 
 
 class RunInterruptedError(OpenAFMError):
@@ -99,6 +101,8 @@ def prepare_run(
             model=bundle.config,
             data=_within(config.trainer.data, bundle.config.context_length),
         )
+        if trainer.adapter is not None and bundle.recovery_adapter is not None:
+            trainer = replace(trainer, adapter=bundle.recovery_adapter.config)
         config = replace(config, tokenizer=None, trainer=trainer)
     if data is not None:
         corpus = FolderCorpusConfig(name="own", learn=config.corpora[0].learn, path=str(data.resolve()))
@@ -118,7 +122,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         RunInterruptedError: stopped by SIGTERM or Ctrl-C; all is saved.
         Whatever its stations raise, each with the file it is about.
     """
-    from openafm.training.run import load_trained, train
+    from openafm.training.run import train
 
     place = bundle_place(name)
     with folder_lock(folder / "data"):
@@ -132,16 +136,44 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         result = train(trainer, folder)
         if not result.finished:
             raise RunInterruptedError(folder, result)
-        weights = {key: tensor.numpy() for key, tensor in load_trained(folder).state_dict().items()}
+        made = _trained_weights(trainer, folder)
         bundle = write_bundle(
             place,
             config=trainer.model,
             tokenizer=tokenizer,
             template=template,
-            tensors=weights,
+            tensors=made.tensors,
+            numerics=made.numerics,
+            recovery=made.recovery,
             card=model_card(name, config, result),
         )
     return _result(bundle, folder, result)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Weights:
+    """What a bundle holds beside config, tokenizer and template."""
+
+    tensors: Mapping[str, NDArray[Any]]
+    numerics: Numerics = FULL_PRECISION
+    recovery: RecoveryAdapter | None = None
+
+
+def _trained_weights(trainer: TrainerConfig, folder: Path) -> _Weights:
+    """As they are, packed after quantisation-aware training, or the base as it was with the adapter beside it."""
+    from openafm.adapters.lora import adapter_weights
+    from openafm.compression.deploy import packed_tensors
+    from openafm.training.run import load_trained
+
+    model = load_trained(folder)
+    if trainer.adapter is not None and trainer.from_bundle is not None:
+        base = open_bundle(trainer.from_bundle)
+        weights = {name: weight.numpy() for name, weight in adapter_weights(model).items()}
+        recovery = RecoveryAdapter(config=trainer.adapter, weights=weights)
+        return _Weights(tensors=base.tensors(), numerics=base.numerics, recovery=recovery)
+    if trainer.qat is not None:
+        return _Weights(tensors=packed_tensors(model), numerics=trainer.qat.numerics)
+    return _Weights(tensors={name: tensor.numpy() for name, tensor in model.state_dict().items()})
 
 
 def _check_same_run(config: RunConfig, folder: Path) -> None:

@@ -13,16 +13,13 @@ from typing import cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from openafm.bundle import Bundle, BundleError
-from openafm.compression.keys_values import slot
-from openafm.models.attention import KeysValues
+from openafm.adapters.package import Adapter
+from openafm.bundle import Bundle
+from openafm.bundle.decoder import load_decoder
 from openafm.models.decoder import Decoder
 from openafm.runtime.engine import Cache, Engine, LogitsOf
 from openafm.runtime.kv_cache import CachedSequences, TorchCache
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class TorchEngine(Engine):
@@ -40,26 +37,19 @@ class TorchEngine(Engine):
             signature=f"torch {decoder.compute_dtype} {signature}",
         )
         self.decoder = decoder
-        self._device = decoder.embedding.device
+        self._device = decoder.device
 
     @staticmethod
-    def open(bundle: Bundle, device: torch.device | None = None) -> TorchEngine:
-        """Load a bundle, to compute in its numerics.
+    def open(bundle: Bundle, adapter: Adapter | None = None, device: torch.device | None = None) -> TorchEngine:
+        """Load a bundle, to compute in its numerics, with `adapter` over it, else with the recovery adapter that it carries.
 
         Raises:
+            AdapterMismatchError: the adapter is for another base.
             BundleError: the weights cannot be read or do not fit the config.
         """
-        with torch.device("meta"):
-            decoder = bundle.config.build()
-        decoder.compute_dtype = _DTYPES[bundle.numerics.activations]
-        try:
-            decoder.load_state_dict(_weights(bundle, decoder.compute_dtype, device), assign=True)
-        except RuntimeError as error:
-            raise BundleError(f"{bundle.path}: the weights do not fit config.json: {error}") from error
-        for module in decoder.modules():
-            if isinstance(module, KeysValues):
-                module.slot = slot(bundle.numerics.kv)
-        return TorchEngine(decoder, bundle.signature)
+        adapter = adapter or bundle.recovery_adapter
+        signature = bundle.signature if adapter is None else f"{bundle.signature} {adapter.digest}"
+        return TorchEngine(load_decoder(bundle, device, adapter), signature)
 
     def _new_cache(self) -> Cache:
         return TorchCache(self.decoder.config, self.decoder.compute_dtype, self._device)
@@ -75,18 +65,3 @@ class TorchEngine(Engine):
         if logits == "last":
             return list(logits_NV)
         return np.split(logits_NV, np.cumsum(counts)[:-1])
-
-
-def _weights(bundle: Bundle, dtype: torch.dtype, device: torch.device | None) -> dict[str, Tensor]:
-    """Matrices in the compute dtype, so that no step casts them again; the rest in fp32, as norms need it."""
-    weights = {name: torch.from_numpy(np.array(array)).to(device) for name, array in bundle.tensors().items()}
-    return {name: _laid_out(weight.to(dtype)) if weight.ndim == 2 else weight for name, weight in weights.items()}
-
-
-def _laid_out(weight: Tensor) -> Tensor:
-    """The same matrix [outputs, inputs], with the longer of the two running through memory first.
-
-    On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' takes as before.
-    """
-    is_tall = weight.is_cpu and weight.shape[0] > weight.shape[1]
-    return weight.t().contiguous().t() if is_tall else weight

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from openafm.adapters.config import LoRAConfig
+from openafm.compression.config import QATConfig
 from openafm.core.config import Config, ConfigError, to_dict
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
@@ -256,7 +258,8 @@ class TrainerConfig(Config):
     `microbatch_rows` cuts a step's rows into pieces whose gradients add up, to save memory; the update is the same.
     `num_threads` are torch's threads on a CPU, all by default: the bits depend on it, and the operations of a very small
     model are too short to share out. `from_bundle` is the folder of a bundle whose weights to start from; None starts from
-    fresh ones, changed by `start`.
+    fresh ones, changed by `start`. `qat` simulates few bits over them; `adapter` freezes them, compressed or not, and trains
+    low-rank matrices beside them.
     """
 
     ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation")
@@ -275,6 +278,8 @@ class TrainerConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     microbatch_rows: int | None = None
     from_bundle: str | None = None
+    qat: QATConfig | None = None
+    adapter: LoRAConfig | None = None
     start: StartConfig = PlainStart()
     num_threads: int | None = None
     log_every: int = 10
@@ -293,6 +298,7 @@ class TrainerConfig(Config):
             self.data.row_tokens <= self.model.context_length,
             f"rows of {self.data.row_tokens} tokens do not fit the model's context of {self.model.context_length}",
         )
+        self.require(self.qat is None or self.adapter is None, "qat and adapter are two runs: train the one, then the other")
 
 
 def first_difference(found: Config, expected: Config, ignored: tuple[str, ...] = ()) -> str | None:

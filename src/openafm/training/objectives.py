@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from openafm.data.loader import Batch
 from openafm.models.accounting import training_flops
@@ -43,14 +44,15 @@ class NextToken:
     """
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
-        device = model.embedding.device
+        device = model.device
         indices_N = torch.from_numpy(batch.loss_mask_BS).flatten().nonzero()[:, 0].to(device)
         if len(indices_N) == 0:
-            return Losses(total=model.embedding.new_zeros(()), count=0)
+            return Losses(total=torch.zeros((), device=device), count=0)
         num_rows, row_length = batch.tokens_BS.shape
         context = PackedDocuments(batch.documents, num_rows, row_length, device)
-        x_1ND = model.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N)
         targets_N = torch.from_numpy(batch.targets_BS).to(device).flatten()[indices_N]
-        total = cross_entropy_sum(x_1ND[0], model.head_weight, targets_N)
+        with parametrize.cached():  # an embedding under quantisation-aware training is rounded once, not for each use
+            x_1ND = model.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N)
+            total = cross_entropy_sum(x_1ND[0], model.head_weight, targets_N)
         lengths = [span.stop - span.start for span in batch.documents]
         return Losses(total=total, count=len(indices_N), flops=training_flops(model.config, lengths, len(indices_N)))

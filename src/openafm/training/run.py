@@ -36,7 +36,7 @@ from openafm.training.config import TimeBudget, TrainerConfig
 from openafm.training.evaluation import Evaluator
 from openafm.training.metrics import metrics_log, read_metrics
 from openafm.training.signals import stop_on_signals
-from openafm.training.state import TrainingState, fresh_state, resumed_state
+from openafm.training.state import TrainingState, fresh_state, resumed_state, skeleton
 from openafm.training.trainer import Trainer
 
 
@@ -125,8 +125,8 @@ def load_trained(output: Path) -> Decoder:
         except DamagedCheckpointError as error:
             _note(f"passing over a damaged checkpoint: {error}")
             continue
-        model = checkpoint.config.model.build()
-        model.load_state_dict(dict(tensors.get("ema", tensors["model"])))
+        model = skeleton(checkpoint.config).model
+        model.load_state_dict(dict(tensors.get("ema", tensors["model"])), strict=checkpoint.config.adapter is None)
         return model
     raise CheckpointError(f"{output} holds no whole checkpoint; train into it first")
 

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from openafm.adapters.lora import install as install_adapter
+from openafm.adapters.lora import load_adapter_weights
 from openafm.bundle import open_bundle
+from openafm.bundle.decoder import load_decoder
+from openafm.compression.errors import AlreadyCompressedError
+from openafm.compression.qat import QuantizationAwareness
 from openafm.core.errors import UsageError
 from openafm.models.decoder import Decoder
 from openafm.training.config import EMAConfig, OptimizerConfig, StepBudget, TrainerConfig, first_difference
@@ -31,16 +36,32 @@ class Snapshot:
     tensors: Mapping[str, Tensors]
 
 
-class TrainingState:
-    """The state of a run: `step` updates done of `num_steps`, `num_tokens` real tokens seen, `seconds` spent."""
+@dataclass(frozen=True, kw_only=True)
+class PreparedModel:
+    """A model as it is trained, with the simulation or the adapter that the config asks for over it."""
 
-    def __init__(self, model: Decoder, optimizer: OptimizerConfig, ema: EMAConfig | None, num_steps: int) -> None:
-        self.model = model
+    model: Decoder
+    awareness: QuantizationAwareness | None = None
+
+
+class TrainingState:
+    """The state of a run: `step` updates done of `num_steps`, `num_tokens` real tokens seen, `seconds` spent.
+
+    Only weights that learn are part of it: those of a base under an adapter stay in their bundle.
+    """
+
+    def __init__(self, prepared: PreparedModel, optimizer: OptimizerConfig, ema: EMAConfig | None, num_steps: int) -> None:
+        self.model, self._awareness = prepared.model, prepared.awareness
         self.step, self.num_steps, self.num_tokens, self.seconds = 0, num_steps, 0, 0.0
-        self._parameters = dict(model.named_parameters())
+        self._parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizers = optimizer.build(self._parameters)
         self._ema_config = ema
         self.ema = None if ema is None else {name: p.detach().clone() for name, p in self._parameters.items()}
+
+    def begin_step(self) -> None:
+        """Tell a simulation of few bits how far the run is."""
+        if self._awareness is not None:
+            self._awareness.advance(self.step / self.num_steps)
 
     def update_ema(self) -> None:
         """Move the average towards the weights, after update number `step`."""
@@ -101,42 +122,59 @@ def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
 
     Raises:
         BundleMismatchError: the bundle holds a model of another config.
+        AlreadyCompressedError: the bundle's weights have few bits and are to be trained.
+        AdapterWeightsError: the bundle carries an adapter of another shape, which is what is trained further.
     """
     torch.manual_seed(config.seed)
-    model = config.model.build(config.seed)
     if config.from_bundle is not None:
-        load_bundle_weights(model, config.from_bundle)
+        model = _bundle_model(config, config.from_bundle)
     else:
+        model = config.model.build(config.seed)
         config.start.apply(model, config.seed)
-    return _state(config, model, device)
+    return _state(config, _prepared(config, model), device)
 
 
 def resumed_state(config: TrainerConfig, device: str, snapshot: Snapshot) -> TrainingState:
-    """The state of a snapshot. What the run started from, as its bundle, is no longer needed."""
-    state = _state(config, config.model.build(config.seed), device)
+    """The state of a snapshot. The bundle that the run started from is needed no more, but for the base of an adapter."""
+    state = _state(config, skeleton(config), device)
     state.restore(snapshot)
     return state
 
 
-def _state(config: TrainerConfig, model: Decoder, device: str) -> TrainingState:
-    model.to(device)
-    model.compute_dtype = config.precision.compute_dtype
+def skeleton(config: TrainerConfig) -> PreparedModel:
+    """The model of a run with all that does not learn in place, to be filled with what does."""
+    if config.adapter is not None and config.from_bundle is not None:
+        return PreparedModel(model=_bundle_model(config, config.from_bundle))
+    return _prepared(config, config.model.build(config.seed))
+
+
+def _prepared(config: TrainerConfig, model: Decoder) -> PreparedModel:
+    return PreparedModel(model=model, awareness=None if config.qat is None else config.qat.install(model))
+
+
+def _state(config: TrainerConfig, prepared: PreparedModel, device: str) -> TrainingState:
+    prepared.model.to(device)
+    prepared.model.compute_dtype = config.precision.compute_dtype
     num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
-    return TrainingState(model, config.optimizer, config.ema, num_steps)
+    return TrainingState(prepared, config.optimizer, config.ema, num_steps)
 
 
-def load_bundle_weights(model: Decoder, name_or_path: str) -> None:
-    """Fill a model with a bundle's weights.
-
-    Raises:
-        BundleMismatchError: the bundle holds a model of another config.
-    """
+def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
     bundle = open_bundle(name_or_path)
-    difference = first_difference(bundle.config, model.config)
+    difference = first_difference(bundle.config, config.model)
     if difference is not None:
         raise BundleMismatchError(f"the model of {bundle.path} is another one: {difference}")
-    weights = {name: torch.from_numpy(array.copy()) for name, array in bundle.tensors().items()}
-    model.load_state_dict(weights)
+    if bundle.numerics.is_compressed and config.adapter is None:
+        raise AlreadyCompressedError(
+            f"{bundle.path} is compressed ({bundle.numerics.weights}): its weights can no longer be trained; start from the"
+            " bundle that it was made of, or train an adapter"
+        )
+    model = load_decoder(bundle)
+    if config.adapter is not None:
+        install_adapter(model, config.adapter, config.seed)
+        if bundle.recovery_adapter is not None:
+            load_adapter_weights(model, bundle.recovery_adapter.weights())
+    return model
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class Trainer:
             NonFiniteError: a loss or gradient is not finite.
             OutOfSpaceError: a checkpoint does not fit on the disk.
         """
-        pace = _Pace(self.config, self.state.model.embedding.device.type)
+        pace = _Pace(self.config, self.state.model.device.type)
         saved_step, saved_s = self.state.step, perf_counter()
         with closing(prefetch(self.loader, self.state.step)) as batches:
             while self.state.step < self.state.num_steps and not stop.requested:
@@ -108,6 +108,7 @@ class Trainer:
         """
         start_s = perf_counter()
         state = self.state
+        state.begin_step()
         sums = self._accumulate_gradients(batch)
         count = max(sums.count, 1)
         norm = self._average_and_clip_gradients(count)

@@ -1,0 +1,32 @@
+"""A bundle's decoder, computing in the bundle's numerics. Imports torch: only engines and trainers need it."""
+
+from __future__ import annotations
+
+import torch
+
+from openafm.adapters.lora import install, load_adapter_weights
+from openafm.adapters.package import Adapter
+from openafm.bundle.bundle import Bundle
+from openafm.bundle.errors import BundleError
+from openafm.compression.deploy import build_decoder
+from openafm.models.decoder import Decoder
+
+
+def load_decoder(bundle: Bundle, device: torch.device | None = None, adapter: Adapter | None = None) -> Decoder:
+    """The decoder with its weights, decoded or kept in few bits as the numerics ask, and an adapter over it.
+
+    Raises:
+        AdapterMismatchError: the adapter is for another base.
+        BundleError: the weights cannot be read or do not fit the config.
+    """
+    if adapter is not None:
+        adapter.check_base(bundle.signature)
+    try:
+        decoder = build_decoder(bundle.config, bundle.numerics, bundle.tensors(), device)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise BundleError(f"{bundle.path}: the weights do not fit config.json: {error}") from error
+    if adapter is not None:
+        install(decoder, adapter.config)
+        weights = {name: torch.from_numpy(array).to(device) for name, array in adapter.weights().items()}
+        load_adapter_weights(decoder, weights)
+    return decoder

@@ -1,0 +1,158 @@
+"""Quantisation-aware training as data (report section 6). Imports no tensor library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from openafm.compression.numerics import ActivationNumerics, EmbeddingNumerics, Numerics, WeightNumerics
+from openafm.core.config import Config, ConfigError
+from openafm.models.accounting import KVNumerics
+
+if TYPE_CHECKING:
+    from openafm.compression.qat import QuantizationAwareness
+    from openafm.models.decoder import Decoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class LevelSetConfig(Config):
+    """The four levels of a 2-bit weight: W~ = s (clamp(round(W/s + zero), lowest, highest) - zero)."""
+
+    @property
+    def zero(self) -> float:
+        """z of the report's formula: where 0 lies between the integers."""
+        raise ConfigError(f"{type(self).__name__} is abstract; use BalancedLevels or UnbalancedLevels")
+
+    @property
+    def lowest(self) -> int:
+        """qmin of the report's formula; qmax is three more."""
+        raise ConfigError(f"{type(self).__name__} is abstract; use BalancedLevels or UnbalancedLevels")
+
+    @property
+    def numerics(self) -> WeightNumerics:
+        raise ConfigError(f"{type(self).__name__} is abstract; use BalancedLevels or UnbalancedLevels")
+
+    @property
+    def highest(self) -> int:
+        return self.lowest + 3
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """What codes 0 to 3 stand for, in units of the scale."""
+        return tuple(q - self.zero for q in range(self.lowest, self.highest + 1))
+
+    @property
+    def largest(self) -> float:
+        """The magnitude that the learnable clip is a multiple of: s = f max|W| / largest."""
+        return max(map(abs, self.levels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedLevels(LevelSetConfig):
+    """{-1.5, -0.5, 0.5, 1.5}, which trains more smoothly than a set with a zero (report section 6)."""
+
+    @property
+    def zero(self) -> float:
+        return 0.5
+
+    @property
+    def lowest(self) -> int:
+        return -1
+
+    @property
+    def numerics(self) -> WeightNumerics:
+        return "int2_balanced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnbalancedLevels(LevelSetConfig):
+    """{-2, -1, 0, 1}, the usual two's complement set."""
+
+    @property
+    def zero(self) -> float:
+        return 0.0
+
+    @property
+    def lowest(self) -> int:
+        return -2
+
+    @property
+    def numerics(self) -> WeightNumerics:
+        return "int2_unbalanced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipConfig(Config):
+    """Base of the ways to find the scale that a matrix starts from; compression/clip.py carries them out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewtonClip(ClipConfig):
+    """Newton's method on the squared error of quantisation, with the local density of weights at the level boundaries."""
+
+    max_iterations: int = 6
+
+    def __post_init__(self) -> None:
+        self.require(self.max_iterations > 0, f"max_iterations must be at least 1, got {self.max_iterations}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LloydClip(ClipConfig):
+    """Assign weights to levels, fit the scale to them, again and again (Lloyd's algorithm); slower, as good."""
+
+    max_iterations: int = 50
+
+    def __post_init__(self) -> None:
+        self.require(self.max_iterations > 0, f"max_iterations must be at least 1, got {self.max_iterations}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OctavClip(ClipConfig):
+    """The iteration of OCTAV (arXiv 2206.06501): Newton's method under a uniform-noise model of rounding."""
+
+    max_iterations: int = 10
+
+    def __post_init__(self) -> None:
+        self.require(self.max_iterations > 0, f"max_iterations must be at least 1, got {self.max_iterations}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AbsmaxClip(ClipConfig):
+    """No clipping: the outermost level is the largest weight, f = 1."""
+
+
+Granularity: TypeAlias = Literal["tensor", "row"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QATConfig(Config):
+    """What quantisation-aware training simulates and learns.
+
+    `granularity` says whether a matrix has one learnable clip or one for each output row. Gradients of clips are divided by
+    the square root of the number of weights that share one. Activations are rounded from the fraction `activations_from` of
+    the run on: by then the weights have settled, and the deployed numerics are still trained.
+    """
+
+    levels: LevelSetConfig = BalancedLevels()
+    clip: ClipConfig = NewtonClip()
+    granularity: Granularity = "tensor"
+    embedding: EmbeddingNumerics = "int4_group32"
+    activations: ActivationNumerics = "int8_per_token"
+    activations_from: float = 0.5
+    kv: KVNumerics = "int8_per_token_head"
+
+    def __post_init__(self) -> None:
+        self.require(0 <= self.activations_from <= 1, f"activations_from must lie in [0, 1], got {self.activations_from}")
+        self.require(self.activations != "bfloat16", "activations are float32 or int8_per_token where weights have 2 bits")
+        self.require(self.embedding != "bfloat16", "the embedding is float32 or int4_group32 where weights have 2 bits")
+
+    @property
+    def numerics(self) -> Numerics:
+        """What the bundle declares in the end."""
+        return Numerics(weights=self.levels.numerics, embedding=self.embedding, activations=self.activations, kv=self.kv)
+
+    def install(self, decoder: Decoder) -> QuantizationAwareness:
+        """Put the simulation over a decoder, in place: compression/qat.py."""
+        from openafm.compression.qat import install
+
+        return install(decoder, self)

@@ -1,0 +1,130 @@
+"""From a trained simulation to the tensors of a bundle, and from those to a decoder that computes the same.
+
+Tensors: `<weight>` U8 [R, C / 4] with `<weight>.scale` F32 [] or [R]; the embedding as in int4_embedding.py; an ASTC matrix
+as in astc/matrix.py; all else in fp32. Their names are those of the plain decoder's state dict.
+
+Shapes: R outputs, C inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from openafm.compression.config import BalancedLevels, LevelSetConfig, UnbalancedLevels
+from openafm.compression.int4_embedding import Int4Embedding, quantise_embedding
+from openafm.compression.keys_values import keep_in
+from openafm.compression.low_bit import LowBitLinear, RoundedNorm, layer_linears, replace_linears
+from openafm.compression.numerics import Numerics
+from openafm.compression.packing import pack_codes, unpack_codes
+from openafm.compression.post_training.groups import MinMaxRange
+from openafm.compression.qat import FakeQuantLinear
+from openafm.models.config import DecoderConfig
+from openafm.models.decoder import Decoder
+
+Arrays = Mapping[str, NDArray[Any]]
+_LEVEL_SETS: dict[str, LevelSetConfig] = {"int2_balanced": BalancedLevels(), "int2_unbalanced": UnbalancedLevels()}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8_per_token": torch.float32}
+
+
+class AlwaysRounded:
+    """Activations of a deployed model: rounded to 8 bits or not, once and for all."""
+
+    def __init__(self, numerics: Numerics) -> None:
+        self.active = numerics.activations == "int8_per_token"
+
+
+@torch.no_grad()
+def packed_tensors(decoder: Decoder) -> dict[str, NDArray[Any]]:
+    """The tensors of a decoder that was trained under quantisation awareness."""
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, module in decoder.named_modules():
+        if isinstance(module, FakeQuantLinear):
+            scale = module.scale()
+            codes_RC = (module.levels(scale) - module.level_set.levels[0]).to(torch.uint8)
+            tensors[f"{name}.weight"] = pack_codes(codes_RC.numpy(), name)
+            tensors[f"{name}.weight.scale"] = scale.numpy()
+    if parametrize.is_parametrized(decoder, "embedding"):
+        master_VD = cast(Any, decoder).parametrizations.embedding.original
+        tensors |= quantise_embedding(master_VD.numpy(), MinMaxRange()).tensors("embedding")
+    known = {f"{name.removesuffix('.weight')}.clip" for name in tensors} | {"parametrizations.embedding.original"}
+    others = {name: weight.numpy() for name, weight in decoder.state_dict().items() if name not in known | tensors.keys()}
+    return tensors | others
+
+
+def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, device: torch.device | None = None) -> Decoder:
+    """The decoder that computes in these numerics, from a bundle's arrays.
+
+    Raises:
+        RuntimeError: arrays and config do not fit each other.
+    """
+    with torch.device("meta"):
+        decoder = config.build()
+    decoder.compute_dtype = _DTYPES[numerics.activations]
+    rounding = AlwaysRounded(numerics)
+    rest = dict(arrays)
+    if numerics.weights in _LEVEL_SETS:
+        _put_low_bit(decoder, _LEVEL_SETS[numerics.weights], rounding, rest, device)
+    elif numerics.weights == "astc_6x6":
+        for name, linear in layer_linears(decoder).items():
+            rest[f"{name}.weight"] = _decoded(f"{name}.weight", (linear.out_dim, linear.in_dim), rest)
+    if numerics.embedding == "int4_group32":
+        rest["embedding"] = Int4Embedding.from_tensors("embedding", rest).dequantise()
+        rest = {name: array for name, array in rest.items() if name not in ("embedding.scale", "embedding.minimum")}
+    weights = {name: torch.from_numpy(np.array(array)).to(device) for name, array in rest.items()}
+    dtype = decoder.compute_dtype
+    weights = {name: _laid_out(weight.to(dtype)) if weight.ndim == 2 else weight for name, weight in weights.items()}
+    missing = {name for name in decoder.state_dict() if not name.endswith((".levels", ".scale"))} - weights.keys()
+    found = decoder.load_state_dict(weights, strict=False, assign=True)
+    if missing or found.unexpected_keys:
+        raise RuntimeError(f"missing {sorted(missing)}, unexpected {sorted(found.unexpected_keys)}")
+    if rounding.active:
+        decoder.norm = RoundedNorm(decoder.norm, rounding)
+    keep_in(decoder, numerics.kv)
+    return decoder
+
+
+def _put_low_bit(
+    decoder: Decoder,
+    level_set: LevelSetConfig,
+    rounding: AlwaysRounded,
+    arrays: dict[str, NDArray[Any]],
+    device: torch.device | None,
+) -> None:
+    """Replace the layers' Linears by 2-bit ones and take their arrays out."""
+    built: dict[str, torch.nn.Module] = {}
+    for name, linear in layer_linears(decoder).items():
+        try:
+            packed_RP, scale = arrays.pop(f"{name}.weight"), arrays.pop(f"{name}.weight.scale")
+        except KeyError as error:
+            raise RuntimeError(f"missing {error}") from error
+        codes_RC = unpack_codes(packed_RP)
+        if codes_RC.shape != (linear.out_dim, linear.in_dim) or scale.shape not in ((), (linear.out_dim,)):
+            raise RuntimeError(f"{name} holds codes {codes_RC.shape} and scales {scale.shape}")
+        levels_RC = torch.from_numpy(codes_RC).to(device, torch.float32) + level_set.levels[0]
+        scale_R = torch.from_numpy(np.array(scale)).to(device)
+        built[name] = LowBitLinear(linear, _laid_out(levels_RC), scale_R, rounding)
+    replace_linears(decoder, built)
+
+
+def _decoded(name: str, shape: tuple[int, int], arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """Decode one matrix and take its arrays out: no engine here has the hardware decoder that the format is made for."""
+    from openafm.compression.astc.matrix import AstcMatrix, decode_matrix
+
+    own = {key: arrays.pop(key) for key in list(arrays) if key == name or key.startswith(f"{name}.")}
+    return decode_matrix(AstcMatrix.from_tensors(name, own, shape))
+
+
+def _laid_out(weight: Tensor) -> Tensor:
+    """The same matrix [outputs, inputs], with the longer of the two running through memory first.
+
+    On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' takes as before.
+    """
+    is_tall = weight.is_cpu and weight.shape[0] > weight.shape[1]
+    return weight.t().contiguous().t() if is_tall else weight

@@ -1,0 +1,79 @@
+"""Products with 2-bit matrices, one function for training's simulation and for inference, so that both give the same bits.
+
+Levels are multiples of a half and rounded activations are integers up to 127, so their products' sums are exact in fp32 in
+any order as long as rows have fewer than 2^24 / 381 entries; scales are multiplied once, at the end.
+
+Shapes: R outputs, C inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from openafm.compression.rounding import round_per_token
+from openafm.models.layers import Linear, RMSNorm
+
+
+class ActivationRounding(Protocol):
+    """Whether what enters matrices is rounded to 8 bits: one object for a whole decoder."""
+
+    active: bool
+
+
+def low_bit_linear(
+    x: Tensor, levels_RC: Tensor, scale: Tensor, bias_R: Tensor | None, rounding: ActivationRounding
+) -> Tensor:
+    """x (scale levels)^T + bias in the dtype of x. `scale` is fp32, a number or one for each output."""
+    levels_RC = levels_RC.to(x.dtype)
+    if rounding.active:
+        rounded = round_per_token(x)
+        y = F.linear(rounded.integers, levels_RC).float() * (rounded.scale * scale)
+    else:
+        y = F.linear(x, levels_RC).float() * scale
+    return (y if bias_R is None else y + bias_R).to(x.dtype)
+
+
+class LowBitLinear(Linear):
+    """A 2-bit matrix at inference: levels in the compute dtype and the scale beside them; no master weight."""
+
+    def __init__(self, linear: Linear, levels_RC: Tensor, scale: Tensor, rounding: ActivationRounding) -> None:
+        nn.Module.__init__(self)
+        self.in_dim, self.out_dim, self.bias = linear.in_dim, linear.out_dim, linear.bias
+        self._rounding = rounding
+        self.register_buffer("levels", levels_RC)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return low_bit_linear(x, self.levels, self.scale, self.bias, self._rounding)  # type: ignore[arg-type]
+
+
+class RoundedNorm(RMSNorm):
+    """The norm before the head, its output rounded as the head's input is."""
+
+    def __init__(self, norm: RMSNorm, rounding: ActivationRounding) -> None:
+        nn.Module.__init__(self)
+        self.eps, self.weight, self._rounding = norm.eps, norm.weight, rounding
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        if not self._rounding.active:
+            return y
+        rounded = round_per_token(y)
+        return (rounded.integers.float() * rounded.scale).to(x.dtype)
+
+
+def replace_linears(decoder: nn.Module, build: dict[str, nn.Module]) -> None:
+    """Put modules in the place of others, by dotted name."""
+    for name, module in build.items():
+        parent, _, child = name.rpartition(".")
+        setattr(decoder.get_submodule(parent), child, module)
+
+
+def layer_linears(decoder: nn.Module) -> dict[str, Linear]:
+    """Every Linear inside the layers by its dotted name: what is compressed, beside the embedding."""
+    return {
+        name: module for name, module in decoder.named_modules() if isinstance(module, Linear) and name.startswith("layers.")
+    }

@@ -1,0 +1,32 @@
+"""2-bit codes as bytes: four a byte along the input axis, code i in bits 2i and 2i + 1. Imports no tensor library.
+
+Shapes: R outputs, C inputs, P = C / 4 bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.compression.errors import UncompressibleWeightError
+
+_SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)
+
+
+def pack_codes(codes_RC: NDArray[np.uint8], name: str = "the matrix") -> NDArray[np.uint8]:
+    """Codes 0 to 3 as bytes [R, P].
+
+    Raises:
+        UncompressibleWeightError: the number of inputs is no multiple of four; the message holds `name`.
+    """
+    num_rows, num_inputs = codes_RC.shape
+    if num_inputs % 4:
+        raise UncompressibleWeightError(f"{name} has {num_inputs} inputs; 2-bit codes need a multiple of 4")
+    packed = codes_RC.reshape(num_rows, -1, 4).astype(np.uint8) << _SHIFTS
+    return np.bitwise_or.reduce(packed, axis=2)
+
+
+def unpack_codes(packed_RP: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The inverse of `pack_codes`, [R, C]."""
+    codes: NDArray[np.uint8] = (packed_RP[:, :, None] >> _SHIFTS) & np.uint8(3)
+    return codes.reshape(len(packed_RP), -1)
