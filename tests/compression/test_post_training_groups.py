@@ -18,14 +18,8 @@ from openafm.compression.int4_embedding import (
     quantise_embedding,
     unpack_nibbles,
 )
-from openafm.compression.post_training.groups import (
-    ClippedConfig,
-    ClippedRange,
-    GroupConfig,
-    MinMaxRange,
-    RangeConfig,
-    RoundToNearestConfig,
-)
+from openafm.compression.post_training.config import ClippedConfig, GroupConfig, RoundToNearestConfig
+from openafm.compression.post_training.groups import ClippedRange, MinMaxRange, RangeConfig
 from openafm.core.config import ConfigError
 
 

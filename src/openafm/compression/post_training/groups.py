@@ -126,44 +126,6 @@ class GroupQuantised:
         return self.bits + 16 * (self.scale_RG.size + self.minimum_RG.size) / self.codes_RC.size
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupConfig(Config):
-    """Base of the ways to round a matrix in groups of `group` numbers along the input axis, to `bits` each."""
-
-    bits: int = 4
-    group: int = 64
-
-    def __post_init__(self) -> None:
-        self.require(2 <= self.bits <= 8, f"bits must lie in 2..8, got {self.bits}")
-        self.require(self.group > 1, f"group must be at least 2, got {self.group}")
-
-    @property
-    def range(self) -> RangeConfig:
-        raise ConfigError(f"{type(self).__name__} is abstract; use RoundToNearestConfig or ClippedConfig")
-
-    def quantise(self, weight_RC: Floats, name: str = "the matrix") -> GroupQuantised:
-        """Errors as `quantise_groups`."""
-        return quantise_groups(weight_RC, bits=self.bits, group=self.group, range=self.range, name=name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoundToNearestConfig(GroupConfig):
-    """Each group's levels lie evenly from its minimum to its maximum."""
-
-    @property
-    def range(self) -> RangeConfig:
-        return MinMaxRange()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClippedConfig(GroupConfig):
-    """Each group's range is shrunk where that lowers its squared error."""
-
-    @property
-    def range(self) -> RangeConfig:
-        return ClippedRange()
-
-
 def quantise_groups(
     weight_RC: Floats, *, bits: int, group: int, range: RangeConfig, name: str = "the matrix"
 ) -> GroupQuantised:

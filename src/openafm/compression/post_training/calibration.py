@@ -1,0 +1,142 @@
+"""What enters the matrices of a decoder: second moments of their inputs over a caller's batches.
+
+Shapes: B rows, S tokens of a row, N real positions of a batch, D model dim, R outputs, C inputs of a matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from openafm.compression.low_bit import layer_linears
+from openafm.core.config import nearest
+from openafm.core.errors import OpenAFMError, UsageError
+from openafm.data.loader import Batch
+from openafm.models.attention_context import PackedDocuments
+from openafm.models.decoder import Decoder, Layer
+from openafm.models.layers import Linear
+
+Compress: TypeAlias = Callable[[str, Tensor, Tensor], Tensor]
+"""(name, weight [R, C], second moment [C, C]) -> the values that take the weight's place."""
+
+
+class CalibrationError(OpenAFMError):
+    """Calibration data from which nothing can be learnt, or more of it than fits into memory."""
+
+
+@torch.no_grad()
+def collect_second_moments(
+    decoder: Decoder, batches: Iterable[Batch], names: Collection[str] | None = None
+) -> dict[str, Tensor]:
+    """H = sum x x^T [C, C] in fp32 over the inputs x of Linears inside the layers, by their names (all of them by default).
+
+    Padding does not count.
+
+    Raises:
+        UsageError: a name that no Linear of the layers has.
+        CalibrationError: no tokens, or out of memory.
+    """
+    linears = layer_linears(decoder)
+    for name in names or ():
+        if name not in linears:
+            raise UsageError(f"the decoder's layers have no Linear '{name}'{nearest(name, list(linears))}")
+    moments = _Moments({name: linear for name, linear in linears.items() if names is None or name in names})
+    with out_of_memory_explained("calibration"), moments.gathering():
+        for batch in batches:
+            moments.positions_N = _real_positions(batch, decoder)
+            decoder.hidden(_tokens(batch, decoder), _context(batch, decoder))
+    return moments.complete()
+
+
+@torch.no_grad()
+def compress_linears(decoder: Decoder, batches: Iterable[Batch], compress: Compress) -> None:
+    """Compress every Linear inside the layers, in place, one layer after another.
+
+    Each layer is calibrated on what the layers before it put out once compressed, so that it can make up for their errors.
+    Memory holds one layer's inputs, and all keys and values, of all batches. After an error the decoder is half done: pass
+    a copy.
+
+    Raises:
+        CalibrationError: no tokens, or out of memory.
+    """
+    batches = list(batches)
+    with out_of_memory_explained("calibration"):
+        contexts = [_context(batch, decoder) for batch in batches]
+        inputs_BSD = [decoder.embed(_tokens(batch, decoder)) for batch in batches]
+        for index, layer in enumerate(cast("Iterable[Layer]", decoder.layers)):
+            prefix = f"layers.{index}."
+            linears = {name: linear for name, linear in layer_linears(decoder).items() if name.startswith(prefix)}
+            moments = _Moments(linears)
+            with moments.gathering():
+                for batch, context, x_BSD in zip(batches, contexts, inputs_BSD, strict=True):
+                    moments.positions_N = _real_positions(batch, decoder)
+                    layer(x_BSD, context)
+            for name, moment_CC in moments.complete().items():
+                linears[name].weight.copy_(compress(name, linears[name].weight.detach().clone(), moment_CC))
+            inputs_BSD = [layer(x_BSD, context) for context, x_BSD in zip(contexts, inputs_BSD, strict=True)]
+
+
+@contextmanager
+def out_of_memory_explained(what: str) -> Iterator[None]:
+    """Turn every library's way to say that memory is used up into `CalibrationError`."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise CalibrationError(
+                f"{what} does not fit into memory; use fewer or shorter calibration rows, or a machine with more memory"
+            ) from error
+        raise
+
+
+class _Moments:
+    """Sums of x x^T by Linear, gathered by hooks at the positions of the batch under way."""
+
+    def __init__(self, linears: Mapping[str, Linear]) -> None:
+        self._linears = linears
+        self._moments = {
+            name: linear.weight.new_zeros(linear.in_dim, linear.in_dim, dtype=torch.float32)
+            for name, linear in linears.items()
+        }
+        self.positions_N = torch.empty(0, dtype=torch.long)
+        self._num_tokens = 0
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for name, linear in self._linears.items():
+                hooks.callback(linear.register_forward_pre_hook(self._hook(self._moments[name])).remove)
+            yield
+
+    def complete(self) -> dict[str, Tensor]:
+        if self._num_tokens == 0:
+            raise CalibrationError("no calibration tokens; give at least one batch with a document in it")
+        return self._moments
+
+    def _hook(self, moment_CC: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        def gather(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x_NC = inputs[0].flatten(0, -2)[self.positions_N].float()
+            moment_CC.addmm_(x_NC.T, x_NC)
+            self._num_tokens += len(x_NC)
+
+        return gather
+
+
+def _tokens(batch: Batch, decoder: Decoder) -> Tensor:
+    return torch.from_numpy(batch.tokens_BS).to(decoder.embedding.device)
+
+
+def _context(batch: Batch, decoder: Decoder) -> PackedDocuments:
+    num_rows, row_length = batch.tokens_BS.shape
+    return PackedDocuments(batch.documents, num_rows, row_length, decoder.embedding.device)
+
+
+def _real_positions(batch: Batch, decoder: Decoder) -> Tensor:
+    """Where in the flattened batch documents lie."""
+    row_length = batch.tokens_BS.shape[1]
+    spans = [torch.arange(d.start, d.stop) + d.row * row_length for d in batch.documents]
+    return torch.cat([*spans, torch.empty(0, dtype=torch.long)]).to(decoder.embedding.device)

@@ -1,0 +1,86 @@
+"""The ways to give a trained matrix few bits, as data. Imports no tensor library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from openafm.compression.post_training.groups import (
+    ClippedRange,
+    Floats,
+    GroupQuantised,
+    MinMaxRange,
+    RangeConfig,
+    quantise_groups,
+)
+from openafm.core.config import Config, ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupConfig(Config):
+    """Base of the ways to round a matrix in groups of `group` numbers along the input axis, to `bits` each."""
+
+    bits: int = 4
+    group: int = 64
+
+    def __post_init__(self) -> None:
+        self.require(2 <= self.bits <= 8, f"bits must lie in 2..8, got {self.bits}")
+        self.require(self.group > 1, f"group must be at least 2, got {self.group}")
+
+    @property
+    def range(self) -> RangeConfig:
+        raise ConfigError(f"{type(self).__name__} is abstract; use RoundToNearestConfig or ClippedConfig")
+
+    def quantise(self, weight_RC: Floats, name: str = "the matrix") -> GroupQuantised:
+        """Errors as `quantise_groups`."""
+        return quantise_groups(weight_RC, bits=self.bits, group=self.group, range=self.range, name=name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundToNearestConfig(GroupConfig):
+    """Each group's levels lie evenly from its minimum to its maximum."""
+
+    @property
+    def range(self) -> RangeConfig:
+        return MinMaxRange()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClippedConfig(GroupConfig):
+    """Each group's range is shrunk where that lowers its squared error."""
+
+    @property
+    def range(self) -> RangeConfig:
+        return ClippedRange()
+
+
+_CLIPPED = ClippedRange()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTQConfig(Config):
+    """GPTQ (arXiv 2210.17323): columns are rounded one after another, and those to come make up for each one's error.
+
+    `damping` is added to the diagonal of the second moment, as a share of its mean. `order` is the columns' own, or falls
+    with their inputs' activation; groups then keep the levels of the untouched weights.
+    """
+
+    bits: int = 4
+    group: int = 64
+    range: RangeConfig = _CLIPPED
+    damping: float = 0.01
+    order: Literal["given", "activation"] = "given"
+
+    def __post_init__(self) -> None:
+        self.require(2 <= self.bits <= 8, f"bits must lie in 2..8, got {self.bits}")
+        self.require(self.group > 1, f"group must be at least 2, got {self.group}")
+        self.require(self.damping >= 0, f"damping must not be negative, got {self.damping}")
+
+    def quantise(self, weight_RC: Tensor, moment_CC: Tensor, name: str = "the matrix") -> GroupQuantised:
+        """Errors as `gptq`."""
+        from openafm.compression.post_training.gptq import gptq
+
+        return gptq(weight_RC, moment_CC, self, name)
