@@ -41,7 +41,7 @@ def write(path: Path, seed: int = 0, **changes: Any) -> Adapter:
         "weights": random_weights(3, seed=seed),
         "config": CONFIG,
         "base_signature": SIGNATURE,
-        "name": "recovery",
+        "name": "mein Übersetzer (v2)",
     }
     return write_adapter(path, **(arguments | changes))
 
@@ -184,7 +184,7 @@ def test_weights_of_no_adapter_are_not_written(tmp_path: Path, weights: dict[str
 
 
 @pytest.mark.parametrize(
-    "changes", [{"name": "../up"}, {"name": ""}, {"name": ".hidden"}, {"base_signature": "ABC"}, {"base_signature": ""}]
+    "changes", [{"name": " "}, {"name": ""}, {"name": "two\nlines"}, {"base_signature": "ABC"}, {"base_signature": ""}]
 )
 def test_names_and_signatures_are_checked(tmp_path: Path, changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"name|signature"):

@@ -64,8 +64,8 @@ class AdapterMetadata(Config):
 
     def __post_init__(self) -> None:
         self.require(
-            re.fullmatch(r"[\w.+-]+", self.name) is not None and not self.name.startswith("."),
-            f"'{self.name}' is no name for an adapter; use letters, digits, '.', '_', '+' and '-'",
+            self.name.strip() != "" and self.name.isprintable(),
+            f"{self.name!r} is no name for an adapter; use some printable text on one line",
         )
         self.require(
             re.fullmatch(r"[0-9a-f]{40}", self.base_signature) is not None,
