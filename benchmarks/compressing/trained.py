@@ -52,7 +52,7 @@ class Size:
     conversations: int
 
 
-FULL = Size(seeds=3, base_steps=700, extra_steps=150, held_out_rows=24, calibration_rows=12, conversations=10_000)
+FULL = Size(seeds=3, base_steps=1000, extra_steps=250, held_out_rows=24, calibration_rows=12, conversations=16_000)
 QUICK = Size(seeds=1, base_steps=10, extra_steps=2, held_out_rows=1, calibration_rows=1, conversations=400)
 
 
