@@ -86,7 +86,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, NDArray[Any]], max_shard_b
     shards = list(_shards(tensors, max_shard_bytes))
     for index, names in enumerate(shards, start=1):
         file = folder / ("model.safetensors" if len(shards) == 1 else f"model-{index:05}.safetensors")
-        save_file({name: np.ascontiguousarray(tensors[name]) for name in names}, file, {"format": "pt"})
+        save_file({name: np.asarray(tensors[name], order="C") for name in names}, file, {"format": "pt"})
 
 
 def _shards(tensors: Mapping[str, NDArray[Any]], max_shard_bytes: int) -> Iterable[list[str]]:

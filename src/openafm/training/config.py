@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from openafm.adapters.config import LoRAConfig
+from openafm.adapters.config import LoRAConfig, ZeroStart
 from openafm.compression.config import QATConfig
 from openafm.core.config import Config, ConfigError, to_dict
 from openafm.data.loader import LoaderConfig
@@ -299,6 +299,10 @@ class TrainerConfig(Config):
             f"rows of {self.data.row_tokens} tokens do not fit the model's context of {self.model.context_length}",
         )
         self.require(self.qat is None or self.adapter is None, "qat and adapter are two runs: train the one, then the other")
+        self.require(
+            self.adapter is None or isinstance(self.adapter.start, ZeroStart),
+            "an adapter is trained from zero or from what its bundle carries; singular vectors move into one in compression",
+        )
 
 
 def first_difference(found: Config, expected: Config, ignored: tuple[str, ...] = ()) -> str | None:

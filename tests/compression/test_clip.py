@@ -1,0 +1,123 @@
+"""The scale that a 2-bit matrix starts from, against brute force and a library's levels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from openafm.compression.clip import codes_of, find_scale, squared_error
+from openafm.compression.config import (
+    AbsmaxClip,
+    BalancedLevels,
+    ClipConfig,
+    LevelSetConfig,
+    LloydClip,
+    NewtonClip,
+    OctavClip,
+    UnbalancedLevels,
+)
+from openafm.compression.errors import UncompressibleWeightError
+from openafm.core.config import ConfigError
+
+BALANCED, UNBALANCED = BalancedLevels(), UnbalancedLevels()
+
+
+def draws(name: str, count: int = 200_000) -> Tensor:
+    torch.manual_seed(0)
+    match name:
+        case "gaussian":
+            return torch.randn(1, count)
+        case "laplace":
+            return torch.distributions.Laplace(0.0, 1.0).sample((1, count))
+        case "student":
+            return torch.distributions.StudentT(5.0).sample((1, count))
+    raise AssertionError(name)
+
+
+def brute_force(weight: Tensor, levels: LevelSetConfig) -> float:
+    """The least squared error over a fine grid of scales."""
+    grid = weight.abs().mean() * torch.linspace(0.3, 3.0, 400)
+    return min(squared_error(weight, scale[None], levels).item() for scale in grid)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace", "student"])
+@pytest.mark.parametrize("levels", [BALANCED, UNBALANCED])
+def test_newton_reaches_the_optimum_in_six_iterations(name: str, levels: LevelSetConfig) -> None:
+    weight = draws(name)
+    found = find_scale(NewtonClip(max_iterations=6), weight, levels)
+    assert found.num_iterations <= 6
+    assert squared_error(weight, found.scale_G, levels).item() <= 1.001 * brute_force(weight, levels)
+
+
+def test_newton_needs_fewer_iterations_than_lloyd_for_the_same_scale() -> None:
+    weight = draws("gaussian")
+    newton, lloyd = (find_scale(clip, weight, BALANCED) for clip in (NewtonClip(max_iterations=50), LloydClip()))
+    assert newton.scale_G == pytest.approx(lloyd.scale_G, rel=2e-3)
+    assert newton.num_iterations < lloyd.num_iterations
+
+
+@pytest.mark.parametrize(("clip", "worse_than"), [(OctavClip(), 1.005), (AbsmaxClip(), 4.0)])
+def test_the_other_clips_are_worse_on_gaussians(clip: ClipConfig, worse_than: float) -> None:
+    weight = draws("gaussian")
+    assert squared_error(weight, find_scale(clip, weight, BALANCED).scale_G, BALANCED) > worse_than * brute_force(
+        weight, BALANCED
+    )
+
+
+def test_absmax_puts_the_outermost_level_on_the_largest_weight() -> None:
+    weight = torch.tensor([[0.1, -0.6, 0.3], [2.0, 0.1, -1.0]])
+    assert find_scale(AbsmaxClip(), weight, BALANCED).scale_G.tolist() == pytest.approx([0.4, 2.0 / 1.5])
+    assert find_scale(AbsmaxClip(), weight, UNBALANCED).scale_G.tolist() == pytest.approx([0.3, 1.0])
+
+
+def test_the_levels_are_those_of_torchaos_stretched_uniform_quantiser() -> None:
+    stretched = pytest.importorskip("torchao.prototype.parq.quant").StretchedUnifTorchaoQuantizer(2)
+    weight = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))
+    theirs, _ = stretched.quantize(weight, 2, dim=-1)
+    scale_R1 = theirs.abs().amax(1, keepdim=True) / 1.5
+    ours = codes_of(weight, scale_R1, BALANCED) + BALANCED.levels[0]
+    assert torch.allclose(ours * scale_R1, theirs, rtol=1e-5)
+    assert len(theirs.unique()) == 4 * 64
+
+
+@given(
+    rows=st.integers(1, 6),
+    columns=st.integers(1, 40),
+    spread=st.floats(0.01, 100),
+    seed=st.integers(0, 1000),
+    levels=st.sampled_from([BALANCED, UNBALANCED]),
+)
+@settings(max_examples=60)
+def test_each_row_gets_the_scale_it_would_get_alone(
+    rows: int, columns: int, spread: float, seed: int, levels: LevelSetConfig
+) -> None:
+    weight = spread * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
+    for clip in (OctavClip(max_iterations=4), AbsmaxClip()):
+        together = find_scale(clip, weight, levels).scale_G
+        assert bool((together > 0).all())
+        alone = torch.cat([find_scale(clip, row[None], levels).scale_G for row in weight])
+        if isinstance(clip, AbsmaxClip):
+            assert torch.equal(together, alone)
+    codes = codes_of(weight, together[:, None], levels)
+    assert set(codes.unique().tolist()) <= {0.0, 1.0, 2.0, 3.0}
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        (torch.tensor([[1.0, float("nan")]]), "gate holds a value that is not finite"),
+        (torch.zeros(2, 3), "gate is all zero"),
+    ],
+)
+def test_weights_without_a_scale_are_named(weight: Tensor, message: str) -> None:
+    with pytest.raises(UncompressibleWeightError, match=message):
+        find_scale(NewtonClip(), weight, BALANCED, "gate")
+
+
+def test_configs_refuse_what_cannot_be() -> None:
+    for kind in (NewtonClip, LloydClip, OctavClip):
+        with pytest.raises(ConfigError, match="max_iterations must be at least 1"):
+            kind(max_iterations=0)
