@@ -57,6 +57,7 @@ WEIGHTS = {
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", tmp_path / "stripped")
     return tmp_path / "home"
 
 

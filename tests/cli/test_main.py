@@ -15,7 +15,9 @@ from openafm.cli.main import run
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user who has nothing yet, in an installation without the shipped model."""
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", tmp_path / "stripped")
     return tmp_path / "home"
 
 
@@ -96,7 +98,7 @@ def test_recipes_show_is_the_resolved_config(capsys: pytest.CaptureFixture[str])
 def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "list", "--json"]) == 0
     names = [recipe["name"] for recipe in json.loads(capsys.readouterr().out)]
-    assert names == ["on_device.pretrain", "on_device.sft"]
+    assert names == ["on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter"]
 
 
 def test_tokenizer_train_extend_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +144,7 @@ def test_python_dash_m(tmp_path: Path) -> None:
         check=False,
         env=os.environ | {"OPENAFM_HOME": str(tmp_path)},
     )
-    assert (done.returncode, done.stdout) == (0, "[]\n")
+    assert (done.returncode, [b for b in json.loads(done.stdout) if b["from"] != "shipped"]) == (0, [])
 
 
 def test_what_the_system_refuses_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,6 +162,22 @@ def test_use_refuses_a_folder_that_is_no_bundle(tmp_path: Path, capsys: pytest.C
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     assert run(["use", str(tmp_path)]) == 1
     assert "not the config of an openafm bundle" in capsys.readouterr().err
+
+
+def test_use_lists_where_bundles_come_from(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["use", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    for folder in (home / "bundles" / "micro", tmp_path / "package" / "nano"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", tmp_path / "package")
+    assert run(["use", "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert [(b["name"], b["from"], b["answers"]) for b in listing] == [("micro", "local", False), ("nano", "shipped", True)]
+    assert run(["use"]) == 0
+    assert "nano   *        shipped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["", "data", "tokenizer", "recipes"])

@@ -22,7 +22,9 @@ class Thing:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a user who has nothing yet, in an installation without the shipped model."""
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", tmp_path / "stripped")
     return tmp_path / "home"
 
 

@@ -9,7 +9,7 @@ from openafm.bundle.errors import (
     BundleTruncatedError,
     BundleVersionError,
 )
-from openafm.bundle.store import bundle_place, choose_model, find_bundle, list_bundles, resolve_model
+from openafm.bundle.store import bundle_place, choose_model, find_bundle, list_bundles, resolve_model, shipped_bundle
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 
 __all__ = [
@@ -29,5 +29,6 @@ __all__ = [
     "list_bundles",
     "open_bundle",
     "resolve_model",
+    "shipped_bundle",
     "write_bundle",
 ]

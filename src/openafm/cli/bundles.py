@@ -30,21 +30,31 @@ def use(
     name: Annotated[str | None, typer.Argument(help="The bundle that answers from now on, by name or path.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Choose the bundle that answers when none is named; without NAME, list the local bundles."""
-    from openafm.bundle import BundleNotFoundError, choose_model, list_bundles, open_bundle, resolve_model
+    """Choose the bundle that answers when none is named; without NAME, list this user's bundles and the shipped one."""
+    from openafm.bundle import choose_model, open_bundle
 
-    if name is not None:
-        bundle = open_bundle(name)
-        bundle.verify()
-        chosen = choose_model(bundle.path)
-        print_json({"bundle": str(chosen)}) if json else print(f"{chosen.name} answers from now on ({chosen})")
+    if name is None:
+        _list_bundles(json)
         return
+    bundle = open_bundle(name)
+    bundle.verify()
+    chosen = choose_model(bundle.path)
+    print_json({"bundle": str(chosen)}) if json else print(f"{chosen.name} answers from now on ({chosen})")
+
+
+def _list_bundles(json: bool) -> None:
+    from openafm.bundle import BundleNotFoundError, list_bundles, resolve_model, shipped_bundle
+
     try:
         answering = resolve_model()
     except BundleNotFoundError:
         answering = None
-    listing = [{"name": path.name, "path": str(path), "answers": path == answering} for path in list_bundles()]
+    found = [(path, "local") for path in list_bundles()]
+    if (shipped := shipped_bundle()) is not None:
+        found.append((shipped, "shipped"))
+    listing = [{"name": p.name, "from": origin, "path": str(p), "answers": p == answering} for p, origin in found]
     if json:
         print_json(listing)
     else:
-        print_table(("name", "answers", "path"), [(b["name"], "*" if b["answers"] else "", b["path"]) for b in listing])
+        rows = [(b["name"], "*" if b["answers"] else "", b["from"], b["path"]) for b in listing]
+        print_table(("name", "answers", "from", "path"), rows)

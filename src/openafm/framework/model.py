@@ -43,7 +43,8 @@ class SystemLanguageModel:
     """A description of the model; weights are read when a session first needs them, once for all sessions.
 
     Args:
-        bundle: the name or path of a bundle; by default the one chosen with `openafm use`, else the newest on this machine.
+        bundle: the name or path of a bundle; by default the one chosen with `openafm use`, else the shipped one, else the
+            newest on this machine.
     """
 
     def __init__(self, *, bundle: str | Path | None = None) -> None:

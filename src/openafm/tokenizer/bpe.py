@@ -228,9 +228,9 @@ class Tokenizer:
         return tokenizer
 
     def save(self, path: Path) -> None:
-        """Write `to_json` to `path`, atomically."""
+        """Write the same JSON as `to_json` to `path`, without white space, atomically."""
         with atomic_file(path, "w") as file:
-            file.write(self.to_json())
+            file.write(json.dumps(self._file_form(), ensure_ascii=False, separators=(",", ":")))
 
     @staticmethod
     def load(path: Path) -> Tokenizer:
