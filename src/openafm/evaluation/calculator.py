@@ -1,0 +1,124 @@
+"""Held-out arithmetic: the model calls a calculator, reads what it says, and answers; the numbers of the answer count."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.tokenizer.chat_template import MalformedAnswerError, opened
+from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.tool_calls import tool_calls_schema
+
+if TYPE_CHECKING:
+    from openafm.framework.model import LoadedModel, SystemLanguageModel
+
+MOST_TOKENS = 128
+_EXPRESSION = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordProblem:
+    """A question that takes one or two calculations, and their results in order."""
+
+    instructions: Instructions
+    question: UserTurn
+    results: tuple[int, ...]
+    language: str
+
+
+def held_out_problems(count: int, seed: int = 0, languages: dict[str, float] | None = None) -> list[WordProblem]:
+    """The first `count` held-out examples, in the corpus's languages or in these by weight."""
+    config = SyntheticConfig(seed=seed, split="held_out", tasks={"arithmetic": 1.0})
+    if languages is not None:
+        config = replace(config, languages=languages)
+    return [_problem(conversation) for conversation in generate(config, count)]
+
+
+def calculate(expression: str) -> str:
+    """What the calculator says to `12*34`: whole numbers with one operation between them.
+
+    Anything else, and division by zero, gives "error": the model reads it.
+    """
+    match = _EXPRESSION.fullmatch(expression)
+    if match is None:
+        return "error"
+    left, right = int(match[1]), int(match[3])
+    match match[2]:
+        case "+":
+            return str(left + right)
+        case "-":
+            return str(left - right)
+        case "*":
+            return str(left * right)
+    if right == 0:
+        return "error"
+    return str(left // right) if left % right == 0 else f"{left / right:g}"
+
+
+class Solver:
+    """A model with the calculator at hand, greedy, each problem by itself.
+
+    It may call the calculator once, several times in parallel, or not at all; calls satisfy the tool's schema.
+    """
+
+    def __init__(self, model: SystemLanguageModel) -> None:
+        from openafm.runtime.grammar import GrammarCompiler
+
+        self._model: LoadedModel = model.load()
+        self._grammars = GrammarCompiler(self._model.tokenizer)
+
+    def __call__(self, problem: WordProblem) -> str:
+        """The answer's text; empty when the model has not come to one after `MOST_TOKENS` of a turn."""
+        turns: list[Turn] = [problem.instructions, problem.question]
+        for _ in range(2):
+            turn = self._next(turns, problem.instructions)
+            if turn is None or not turn.tool_calls:
+                return "" if turn is None else turn.text
+            turns.append(turn)
+            for call in turn.tool_calls:
+                turns.append(ToolTurn(name=call.name, text=calculate(str(call.arguments["expression"]))))
+        return ""
+
+    def _next(self, turns: list[Turn], instructions: Instructions) -> AssistantTurn | None:
+        from openafm.runtime.generation import generate as generate_tokens
+        from openafm.runtime.sampling import GreedyConfig
+
+        model = self._model
+        prompt = model.template.encode(model.tokenizer, opened(turns)).tokens
+        generation = generate_tokens(
+            model.engine,
+            model.engine.new_sequence(),
+            [*prompt, *model.template.generation_prompt(model.tokenizer)],
+            sampling=GreedyConfig(),
+            stop_tokens=model.template.stop_tokens(model.tokenizer),
+            max_tokens=MOST_TOKENS,
+            grammar=self._grammars.text_or_tool_calls(tool_calls_schema(instructions.tools)),
+        )
+        tokens = [event.token for event in generation]
+        if generation.summary.finish != "stop":
+            return None
+        try:
+            return model.template.parse_assistant(model.tokenizer, tokens)
+        except MalformedAnswerError:
+            return None
+
+
+def grade(problem: WordProblem, answer: str) -> float:
+    """1 if every result stands in the answer as a number, else 0."""
+    numbers = {int(number) for number in re.findall(r"\d+", answer)}
+    return float(set(problem.results) <= numbers)
+
+
+def add_first_numbers(problem: WordProblem) -> str:
+    """The baseline that adds the first two numbers of the question, whatever is asked."""
+    return str(sum(int(number) for number in re.findall(r"\d+", problem.question.text)[:2]))
+
+
+def _problem(conversation: Conversation) -> WordProblem:
+    instructions, question = conversation.turns[:2]
+    assert isinstance(instructions, Instructions)
+    assert isinstance(question, UserTurn)
+    results = tuple(int(turn.text) for turn in conversation.turns if isinstance(turn, ToolTurn))
+    return WordProblem(instructions=instructions, question=question, results=results, language=conversation.language)

@@ -1,0 +1,256 @@
+"""Scores of a model on the tasks of the built-in corpus, on a split that shares no frame, name or title with training.
+
+Stories have no right answer and are left out. Answers are greedy, in a session of their own each, and guided where the
+example has a response format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from openafm.core.config import nearest
+from openafm.core.errors import UsageError
+from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.evaluation import calculator, events
+from openafm.evaluation.overlap import rouge_l
+from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
+
+if TYPE_CHECKING:
+    from openafm.framework.model import SystemLanguageModel
+
+MOST_TOKENS = 128  # of a summary or rewrite; the longest references of small tokenizers take about 100
+WELL_ABOVE = 0.1  # by how much a score must exceed the best baseline to say anything about the model
+
+Weights: TypeAlias = dict[str, float]
+ExampleT = TypeVar("ExampleT", events.EventExample, calculator.WordProblem, "TextExample")
+
+
+class UnknownTaskError(UsageError):
+    """A task that has no held-out score."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskScore:
+    """The mean score of the examples of a task, from 0 to 1, by language too, and what needs no model.
+
+    `metric` says what the score is: "exact" (the share of right answers; of an event's fields) or "rouge_l".
+    """
+
+    score: float
+    metric: str
+    num_examples: int
+    languages: dict[str, float]
+    baselines: dict[str, float]
+
+    @property
+    def is_well_above_baselines(self) -> bool:
+        """Whether the score is at least ten points better than every baseline's."""
+        return self.score >= max(self.baselines.values()) + WELL_ABOVE
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"is_well_above_baselines": self.is_well_above_baselines}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutScores:
+    """Scores by task."""
+
+    tasks: dict[str, TaskScore]
+
+    @property
+    def exact_match(self) -> float | None:
+        """The mean over the tasks that have one right answer; None where none of them was asked for."""
+        exact = [task.score for task in self.tasks.values() if task.metric == "exact"]
+        return sum(exact) / len(exact) if exact else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"exact_match": self.exact_match, "tasks": {name: task.to_dict() for name, task in self.tasks.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextExample:
+    """Instructions, a text, the schema of the answer where it has one, and the right answer."""
+
+    instructions: str
+    text: str
+    schema: dict[str, Any] | None
+    gold: str
+    language: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutTask(Generic[ExampleT]):
+    """How a task is put, answered and graded. `examples` takes a count and the weights of languages, `solver` a model."""
+
+    metric: str
+    examples: Callable[[int, Weights | None], Sequence[ExampleT]]
+    solver: Callable[[SystemLanguageModel], Callable[[ExampleT], Any]]
+    grade: Callable[[ExampleT, Any], float]
+    baselines: Mapping[str, Callable[[ExampleT], Any]]
+
+    def score(
+        self,
+        model: SystemLanguageModel,
+        num_examples: int,
+        languages: Weights | None = None,
+        on_each: Callable[[int], None] = lambda _: None,
+    ) -> TaskScore:
+        """Grade a model and the baselines on the same examples. `on_each` is called with the number done."""
+        examples = self.examples(num_examples, languages)
+        solve = self.solver(model)
+        grades: dict[str, list[float]] = {}
+        for done, example in enumerate(examples, start=1):
+            grades.setdefault(example.language, []).append(self.grade(example, solve(example)))
+            on_each(done)
+        return TaskScore(
+            score=_mean([grade for of_language in grades.values() for grade in of_language]),
+            metric=self.metric,
+            num_examples=num_examples,
+            languages={language: _mean(of_language) for language, of_language in sorted(grades.items())},
+            baselines={
+                name: _mean([self.grade(example, answer(example)) for example in examples])
+                for name, answer in self.baselines.items()
+            },
+        )
+
+
+def held_out_scores(
+    model: SystemLanguageModel,
+    tasks: Sequence[str] | None = None,
+    num_examples: int = 50,
+    languages: Weights | None = None,
+    on_each: Callable[[int], None] = lambda _: None,
+) -> HeldOutScores:
+    """Score a model on `num_examples` of each task, in the corpus's languages or in these by weight.
+
+    `on_each` is called with the number of examples done, over all tasks.
+
+    Raises:
+        UnknownTaskError: the message names the nearest task.
+        UsageError: no examples.
+    """
+    if num_examples < 1:
+        raise UsageError(f"scores need at least one example of each task, got {num_examples}")
+    scores = {}
+    for index, name in enumerate(TASKS if tasks is None else tasks):
+        if name not in TASKS:
+            raise UnknownTaskError(f"no held-out scores of the task '{name}'{nearest(name, list(TASKS))}")
+
+        def on_each_of_all(done: int, before: int = index * num_examples) -> None:
+            on_each(before + done)
+
+        scores[name] = TASKS[name].score(model, num_examples, languages, on_each_of_all)
+    return HeldOutScores(tasks=scores)
+
+
+def grade_event(example: events.EventExample, answer: dict[str, Any]) -> float:
+    """The share of fields that are exactly right."""
+    return events.score(lambda _: answer, [example]).exact_match
+
+
+def grade_tags(example: TextExample, answer: str) -> float:
+    """1 if the JSON value is the right one, else 0. An answer that was cut off is empty."""
+    return float(bool(answer) and json.loads(answer) == json.loads(example.gold))
+
+
+def grade_text(example: TextExample, answer: str) -> float:
+    """ROUGE-L with the one reference; other good answers score less than they deserve."""
+    return rouge_l(answer, example.gold)
+
+
+def echo(example: TextExample) -> str:
+    """The baseline that says what it was told."""
+    return example.text
+
+
+def first_choice(example: TextExample) -> str:
+    """The baseline that takes the first of the tags to choose from, if there is a choice."""
+    items = (example.schema or {})["properties"]["tags"]["items"]
+    return json.dumps({"tags": items.get("enum", [""])[:1]})
+
+
+def text_solver(model: SystemLanguageModel) -> Callable[[TextExample], str]:
+    """Text of at most `MOST_TOKENS`, or JSON under the example's schema: empty where it had not ended by then."""
+    from openafm.framework.errors import DecodingFailureError
+    from openafm.framework.options import GenerationOptions, SamplingMode
+    from openafm.framework.session import LanguageModelSession
+
+    options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=MOST_TOKENS)
+
+    def solve(example: TextExample) -> str:
+        session = LanguageModelSession(example.instructions, model)
+        if example.schema is None:
+            return session.respond_blocking(example.text, options=options)
+        try:
+            content = session.respond_blocking(example.text, json_schema=example.schema, options=options)
+        except DecodingFailureError:
+            return ""
+        return str(content.to_json())
+
+    return solve
+
+
+def held_out_texts(task: str, count: int, languages: Weights | None = None) -> list[TextExample]:
+    """The first `count` held-out examples of a task of one prompt and one answer."""
+    config = SyntheticConfig(split="held_out", tasks={task: 1.0})
+    if languages is not None:
+        config = replace(config, languages=languages)
+    return [_text_example(conversation) for conversation in generate(config, count)]
+
+
+def _text_example(conversation: Conversation) -> TextExample:
+    instructions, user, assistant = conversation.turns
+    assert isinstance(instructions, Instructions)
+    assert isinstance(user, UserTurn)
+    assert isinstance(assistant, AssistantTurn)
+    return TextExample(
+        instructions=instructions.text,
+        text=user.text,
+        schema=user.response_format,
+        gold=assistant.text,
+        language=conversation.language,
+    )
+
+
+def _written(task: str) -> HeldOutTask[TextExample]:
+    return HeldOutTask(
+        metric="rouge_l",
+        examples=lambda count, languages: held_out_texts(task, count, languages),
+        solver=text_solver,
+        grade=grade_text,
+        baselines={"echo": echo},
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+TASKS: dict[str, HeldOutTask[Any]] = {
+    "event": HeldOutTask(
+        metric="exact",
+        examples=lambda count, languages: events.held_out_events(count, languages=languages),
+        solver=events.model_extractor,
+        grade=grade_event,
+        baselines={"constant": events.constant_extractor, "regex": events.regex_extractor},
+    ),
+    "tagging": HeldOutTask(
+        metric="exact",
+        examples=lambda count, languages: held_out_texts("tagging", count, languages),
+        solver=text_solver,
+        grade=grade_tags,
+        baselines={"first_choice": first_choice},
+    ),
+    "arithmetic": HeldOutTask(
+        metric="exact",
+        examples=lambda count, languages: calculator.held_out_problems(count, languages=languages),
+        solver=calculator.Solver,
+        grade=calculator.grade,
+        baselines={"add": calculator.add_first_numbers},
+    ),
+    "summary": _written("summary"),
+    "rewrite": _written("rewrite"),
+}

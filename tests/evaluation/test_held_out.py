@@ -1,0 +1,137 @@
+"""Held-out scores: right answers score one, wrong ones less, and a real model is put through every task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openafm import SystemLanguageModel
+from openafm.core.errors import UsageError
+from openafm.evaluation.calculator import WordProblem, calculate
+from openafm.evaluation.held_out import TASKS, HeldOutScores, TaskScore, UnknownTaskError, held_out_scores
+from openafm.evaluation.overlap import rouge_l
+
+
+def gold(example: Any) -> Any:
+    return " ".join(map(str, example.results)) if isinstance(example, WordProblem) else example.gold
+
+
+def wrong(example: Any) -> Any:
+    if isinstance(example, WordProblem):
+        return " ".join(str(result + 1) for result in example.results)
+    return {"title": "?"} if isinstance(example.gold, dict) else '{"tags":["?"]}'
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_right_answer_scores_one_and_a_wrong_one_less(task: str) -> None:
+    examples = TASKS[task].examples(60, None)
+    assert len({example.language for example in examples}) > 8
+    assert {TASKS[task].grade(example, gold(example)) for example in examples} == {1.0}
+    assert all(TASKS[task].grade(example, wrong(example)) < 1 for example in examples)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_baselines_are_far_from_right_and_not_all_wrong(task: str) -> None:
+    examples = TASKS[task].examples(120, {"en": 1.0})
+    for answer in TASKS[task].baselines.values():
+        mean = sum(TASKS[task].grade(example, answer(example)) for example in examples) / len(examples)
+        assert 0 < mean < 0.9
+
+
+def test_tags_are_compared_by_value_and_a_cut_answer_is_wrong() -> None:
+    (example,) = TASKS["tagging"].examples(1, None)
+    assert TASKS["tagging"].grade(example, example.gold.replace(":", " : ")) == 1
+    assert TASKS["tagging"].grade(example, "") == 0
+
+
+def test_every_result_must_stand_in_the_answer_as_a_number_of_its_own() -> None:
+    problem = next(problem for problem in TASKS["arithmetic"].examples(60, None) if len(problem.results) == 2)
+    first, second = problem.results
+    grade = TASKS["arithmetic"].grade
+    assert grade(problem, f"{second}, then {first}!") == 1
+    assert grade(problem, f"{first}") == 0
+    assert grade(problem, f"{first}{second}") == 0
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [("12*34", "408"), ("7 - 9", "-2"), ("84/7", "12"), ("1/4", "0.25"), ("1/0", "error"), ("2**9", "error"), ("", "error")],
+)
+def test_the_calculator(expression: str, result: str) -> None:
+    assert calculate(expression) == result
+
+
+def test_rouge_l_by_hand() -> None:
+    assert rouge_l("the cat sat", "The cat, it sat.") == pytest.approx(2 * 3 / 7)
+    assert rouge_l("sat cat", "cat sat") == 0.5
+    assert rouge_l("東京で会議", "東京の会議") == 0.8  # one token a character
+    assert rouge_l("", "") == 1
+    assert rouge_l("", "word") == rouge_l("word", "...") == 0
+
+
+@given(st.text(), st.text())
+def test_rouge_l_is_symmetric_and_bounded(left: str, right: str) -> None:
+    assert 0 <= rouge_l(left, right) <= 1
+    assert rouge_l(left, right) == rouge_l(right, left)
+    assert rouge_l(left, left) == 1
+
+
+def test_exact_match_is_the_mean_of_the_exact_tasks_and_baselines_set_the_bar() -> None:
+    def score(value: float, metric: str, baseline: float) -> TaskScore:
+        return TaskScore(
+            score=value, metric=metric, num_examples=4, languages={"en": value}, baselines={"a": 0.0, "b": baseline}
+        )
+
+    scores = HeldOutScores(
+        tasks={"x": score(0.5, "exact", 0.4), "y": score(1, "exact", 0.91), "z": score(0.2, "rouge_l", 0)}
+    )
+    assert scores.exact_match == 0.75
+    assert [task.is_well_above_baselines for task in scores.tasks.values()] == [True, False, True]
+    assert HeldOutScores(tasks={"z": scores.tasks["z"]}).exact_match is None
+
+
+def test_wrong_calls() -> None:
+    model = SystemLanguageModel(bundle="nosuch")
+    with pytest.raises(UnknownTaskError, match="did you mean 'summary'"):
+        held_out_scores(model, ["sumary"])
+    with pytest.raises(UsageError, match="at least one"):
+        held_out_scores(model, num_examples=0)
+
+
+def test_a_model_that_knows_nothing_is_put_through_every_task(tmp_path: Path) -> None:
+    from openafm.bundle import write_bundle
+    from openafm.data.documents import ChatDocument, texts_of
+    from openafm.data.synthetic import SyntheticConfig, generate
+    from openafm.models.sizes import shared_kv_decoder
+    from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+    from openafm.tokenizer.chat_template import ChatTemplate
+
+    english = {"en": 1.0}
+    texts = [t for c in generate(SyntheticConfig(languages=english), 300) for t in texts_of(ChatDocument(conversation=c))]
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=700), texts)
+    config = shared_kv_decoder(
+        vocab_size=700,
+        dim=16,
+        num_own_layers=2,
+        num_shared_layers=1,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=8,
+        hidden_dim=24,
+        context_length=1024,
+    )
+    weights = {name: tensor.numpy() for name, tensor in config.build().state_dict().items()}
+    write_bundle(tmp_path / "b", config=config, tokenizer=tokenizer, template=ChatTemplate(), tensors=weights)
+    done: list[int] = []
+    scores = held_out_scores(
+        SystemLanguageModel(bundle=tmp_path / "b"), num_examples=2, languages=english, on_each=done.append
+    )
+    assert list(scores.tasks) == list(TASKS)
+    assert done == list(range(1, 11))
+    assert all(task.num_examples == 2 and list(task.languages) == ["en"] for task in scores.tasks.values())
+    assert scores.tasks["tagging"].score == 0
+    assert scores.to_dict()["tasks"]["event"]["metric"] == "exact"
