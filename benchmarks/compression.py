@@ -28,6 +28,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
+from compressing.astc_rows import astc_rows
 from compressing.post_training_rows import post_training_rows
 from compressing.qat_rows import qat_rows
 from compressing.rows import Row, Setting
@@ -73,7 +74,7 @@ def main() -> None:
 
 def measure(data: Data, size: Size) -> dict[str, Any]:
     """Train the bases, then one row after another on all of them."""
-    rows = post_training_rows() + qat_rows()
+    rows = post_training_rows() + astc_rows() + qat_rows()
     results: dict[str, list[dict[str, float]]] = {row.method: [] for row in rows}
     bases, controls = [], []
     for seed in range(size.seeds):

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import torch
-from compressing.rows import Compressed, Row, Setting, Values, each_matrix
+from compressing.rows import Compressed, Row, Setting, Values, each_matrix, layer_by_layer
 from torch import Tensor
 
 from openafm.compression.keys_values import IntPerTokenHead
-from openafm.compression.post_training.calibration import compress_linears
 from openafm.compression.post_training.config import ClippedConfig, GPTQConfig, GroupConfig, RoundToNearestConfig
 from openafm.compression.post_training.groups import GroupQuantised
 from openafm.models.attention import KeysValues
@@ -73,21 +72,10 @@ def _rounded(config: GroupConfig) -> Callable[[Setting], Compressed]:
 
 
 def _gptq(config: GPTQConfig) -> Callable[[Setting], Compressed]:
-    """Layer by layer, each calibrated on what the compressed ones before it put out."""
+    def compress(name: str, weight_RC: Tensor, moment_CC: Tensor) -> Values:
+        return _values(config.quantise(weight_RC, moment_CC, name))
 
-    def compress_all(setting: Setting) -> Compressed:
-        decoder, bits, size = copy.deepcopy(setting.base.decoder), 0.0, 0
-
-        def compress(name: str, weight_RC: Tensor, moment_CC: Tensor) -> Tensor:
-            nonlocal bits, size
-            values = _values(config.quantise(weight_RC, moment_CC, name))
-            bits, size = bits + values.bits, size + weight_RC.numel()
-            return values.weight
-
-        compress_linears(decoder, setting.data.calibration, compress)
-        return Compressed(decoder=decoder, bits_per_weight=bits / size)
-
-    return compress_all
+    return lambda setting: layer_by_layer(setting, compress)
 
 
 def _hqq(bits: int, group: int) -> Callable[[Setting], Compressed]:

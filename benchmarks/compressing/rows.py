@@ -12,6 +12,7 @@ from compressing.trained import Base, Data, Size
 from torch import Tensor
 
 from openafm.compression.low_bit import layer_linears
+from openafm.compression.post_training.calibration import compress_linears
 from openafm.models.decoder import Decoder
 
 
@@ -61,4 +62,21 @@ def each_matrix(decoder: Decoder, compress: Callable[[str, Tensor], Values]) -> 
             values = compress(name, linear.weight.detach().clone())
             linear.weight.copy_(values.weight)
             bits, size = bits + values.bits, size + linear.weight.numel()
+    return Compressed(decoder=decoder, bits_per_weight=bits / size)
+
+
+def layer_by_layer(setting: Setting, compress: Callable[[str, Tensor, Tensor], Values]) -> Compressed:
+    """The same with calibration: `compress` is also given the second moment of the matrix's inputs.
+
+    Inputs of a layer are what the layers before it put out when compressed.
+    """
+    decoder, bits, size = copy.deepcopy(setting.base.decoder), 0.0, 0
+
+    def counted(name: str, weight_RC: Tensor, moment_CC: Tensor) -> Tensor:
+        nonlocal bits, size
+        values = compress(name, weight_RC, moment_CC)
+        bits, size = bits + values.bits, size + weight_RC.numel()
+        return values.weight
+
+    compress_linears(decoder, setting.data.calibration, counted)
     return Compressed(decoder=decoder, bits_per_weight=bits / size)

@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from openafm.adapters.package import WEIGHTS as ADAPTER_WEIGHTS
 from openafm.bundle.bundle import Bundle
+from openafm.bundle.tensor_file import read_tensors
 from openafm.compression.numerics import Numerics
 from openafm.models.accounting import kv_bytes, num_parameters
-from openafm.models.config import DecoderConfig
+from openafm.models.config import DecoderConfig, OwnKeysValuesConfig
 from openafm.models.sizes import named_size
 
 # How the report deploys its models; a size without weights is described as it would run.
-PLANNED_NUMERICS = Numerics(weights="bfloat16", activations="bfloat16", kv="int8_per_token_head")
+PLANNED_NUMERICS = Numerics(weights="bfloat16", embedding="bfloat16", activations="bfloat16", kv="int8_per_token_head")
 _BITS = {"float32": 32.0, "bfloat16": 16.0}
 
 
 @dataclass(frozen=True, kw_only=True)
+class StoredBits:
+    """Bits of all that lies in the weight files, for each weight of the model; those of the recovery adapter apart."""
+
+    base: float
+    adapter: float
+
+    @property
+    def total(self) -> float:
+        return self.base + self.adapter
+
+
+def stored_bits(bundle: Bundle) -> StoredBits:
+    """Codes, scales, minima, embedding, norms and the recovery adapter: nothing that is stored is left out.
+
+    Raises:
+        BundleError: a weight file is damaged.
+    """
+    parameters = num_parameters(bundle.config)
+    recovery = bundle.recovery_adapter
+    adapter = {} if recovery is None else read_tensors(recovery.path / ADAPTER_WEIGHTS)
+    base_bytes, adapter_bytes = (
+        sum(tensor.data.nbytes for tensor in tensors.values()) for tensors in (bundle.stored_tensors, adapter)
+    )
+    return StoredBits(base=8 * base_bytes / parameters, adapter=8 * adapter_bytes / parameters)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Description:
-    """Sizes in bytes; KV bytes count scales, for all layers that keep keys and values."""
+    """Sizes in bytes; KV bytes count scales, for all layers that keep keys and values.
+
+    `bits_per_weight` is all that is stored for each weight of the model, the share of the recovery adapter included. The KV
+    bytes in 16 bits are what the same tokens take without 8-bit keys and values, and in the model in which no layer shares
+    another's (report 2.1, 6).
+    """
 
     name: str
     path: str | None
     parameters: int
     bits_per_weight: float
+    adapter_bits_per_weight: float
     kv_bytes_per_token: int
     kv_bytes_at_4096: int
+    kv_bytes_at_4096_in_16_bits: int
+    kv_bytes_at_4096_in_16_bits_unshared: int
     signature: str | None
     layers: int
     sharing_layers: int
@@ -33,6 +70,7 @@ class Description:
     vocab_size: int
     context_length: int
     weights: str
+    embedding: str
     activations: str
     kv: str
 
@@ -45,16 +83,19 @@ def describe_bundle(bundle: Bundle) -> Description:
 
     Raises:
         BundleError: the bundle is damaged; the message names the file.
+        AdapterError: its recovery adapter is.
+        AdapterMismatchError: its recovery adapter belongs to another base.
     """
     bundle.verify()
-    stored = bundle.stored_tensors.values()
-    parameters = num_parameters(bundle.config)
+    if bundle.recovery_adapter is not None:
+        bundle.recovery_adapter.verify()
+        bundle.recovery_adapter.check_base(bundle.signature)
     return _describe(
         bundle.config,
         bundle.numerics,
         name=bundle.name,
         path=str(bundle.path),
-        bits_per_weight=8 * sum(tensor.data.nbytes for tensor in stored) / parameters,
+        bits=stored_bits(bundle),
         signature=bundle.signature,
     )
 
@@ -70,7 +111,7 @@ def describe_size(name: str) -> Description:
         PLANNED_NUMERICS,
         name=name,
         path=None,
-        bits_per_weight=_BITS[PLANNED_NUMERICS.weights],
+        bits=StoredBits(base=_BITS[PLANNED_NUMERICS.weights], adapter=0.0),
         signature=None,
     )
 
@@ -81,16 +122,19 @@ def _describe(
     *,
     name: str,
     path: str | None,
-    bits_per_weight: float,
+    bits: StoredBits,
     signature: str | None,
 ) -> Description:
     return Description(
         name=name,
         path=path,
         parameters=num_parameters(config),
-        bits_per_weight=bits_per_weight,
+        bits_per_weight=bits.total,
+        adapter_bits_per_weight=bits.adapter,
         kv_bytes_per_token=kv_bytes(config, numerics.kv, num_tokens=1),
         kv_bytes_at_4096=kv_bytes(config, numerics.kv, num_tokens=4096),
+        kv_bytes_at_4096_in_16_bits=kv_bytes(config, "bfloat16", num_tokens=4096),
+        kv_bytes_at_4096_in_16_bits_unshared=kv_bytes(_unshared(config), "bfloat16", num_tokens=4096),
         signature=signature,
         layers=len(config.layers),
         sharing_layers=len(config.layers) - len(config.own_layers),
@@ -98,6 +142,16 @@ def _describe(
         vocab_size=config.vocab_size,
         context_length=config.context_length,
         weights=numerics.weights,
+        embedding=numerics.embedding,
         activations=numerics.activations,
         kv=numerics.kv,
     )
+
+
+def _unshared(config: DecoderConfig) -> DecoderConfig:
+    """The same model with keys and values of its own in every layer."""
+    layers = []
+    for index, layer in enumerate(config.layers):
+        own = OwnKeysValuesConfig(num_heads=config.kv_heads(index))
+        layers.append(replace(layer, attention=replace(layer.attention, keys_values=own)))
+    return replace(config, layers=tuple(layers))

@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.nn.utils import parametrize
 
 from openafm.compression.config import BalancedLevels, LevelSetConfig, UnbalancedLevels
@@ -78,8 +77,6 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
         rest["embedding"] = Int4Embedding.from_tensors("embedding", rest).dequantise()
         rest = {name: array for name, array in rest.items() if name not in ("embedding.scale", "embedding.minimum")}
     weights = {name: torch.from_numpy(np.array(array)).to(device) for name, array in rest.items()}
-    dtype = decoder.compute_dtype
-    weights = {name: _laid_out(weight.to(dtype)) if weight.ndim == 2 else weight for name, weight in weights.items()}
     missing = {name for name in decoder.state_dict() if not name.endswith((".levels", ".scale"))} - weights.keys()
     found = decoder.load_state_dict(weights, strict=False, assign=True)
     if missing or found.unexpected_keys:
@@ -109,7 +106,7 @@ def _put_low_bit(
             raise RuntimeError(f"{name} holds codes {codes_RC.shape} and scales {scale.shape}")
         levels_RC = torch.from_numpy(codes_RC).to(device, torch.float32) + level_set.levels[0]
         scale_R = torch.from_numpy(np.array(scale)).to(device)
-        built[name] = LowBitLinear(linear, _laid_out(levels_RC), scale_R, rounding)
+        built[name] = LowBitLinear(linear, levels_RC, scale_R, rounding)
     replace_linears(decoder, built)
 
 
@@ -119,12 +116,3 @@ def _decoded(name: str, shape: tuple[int, int], arrays: dict[str, NDArray[Any]])
 
     own = {key: arrays.pop(key) for key in list(arrays) if key == name or key.startswith(f"{name}.")}
     return decode_matrix(AstcMatrix.from_tensors(name, own, shape))
-
-
-def _laid_out(weight: Tensor) -> Tensor:
-    """The same matrix [outputs, inputs], with the longer of the two running through memory first.
-
-    On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' takes as before.
-    """
-    is_tall = weight.is_cpu and weight.shape[0] > weight.shape[1]
-    return weight.t().contiguous().t() if is_tall else weight

@@ -49,7 +49,9 @@ class TorchEngine(Engine):
         """
         adapter = adapter or bundle.recovery_adapter
         signature = bundle.signature if adapter is None else f"{bundle.signature} {adapter.digest}"
-        return TorchEngine(load_decoder(bundle, device, adapter), signature)
+        decoder = load_decoder(bundle, device, adapter)
+        _lay_out_matrices(decoder)
+        return TorchEngine(decoder, signature)
 
     def _new_cache(self) -> Cache:
         return TorchCache(self.decoder.config, self.decoder.compute_dtype, self._device)
@@ -65,3 +67,16 @@ class TorchEngine(Engine):
         if logits == "last":
             return list(logits_NV)
         return np.split(logits_NV, np.cumsum(counts)[:-1])
+
+
+@torch.no_grad()
+def _lay_out_matrices(decoder: Decoder) -> None:
+    """Matrices in the compute dtype, so that no step casts them again, the longer of their sides first in memory.
+
+    On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' takes as before.
+    """
+    for tensor in (*decoder.parameters(), *decoder.buffers()):
+        if tensor.ndim == 2:
+            matrix = tensor.to(decoder.compute_dtype)
+            is_tall = matrix.is_cpu and matrix.shape[0] > matrix.shape[1]
+            tensor.data = matrix.t().contiguous().t() if is_tall else matrix
