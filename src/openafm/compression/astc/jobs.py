@@ -1,0 +1,169 @@
+"""The work of encoding a stack of matrices, cut into jobs that processes can share.
+
+Shapes: S matrices of a stack, R rows, C columns, T texels of a block (36), N blocks of a job.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.compression.astc.block_layout import BLOCK_BITS, BLOCK_SIZE, NUM_TEXELS
+from openafm.compression.astc.config import AstcConfig
+from openafm.compression.astc.encoder import encode_blocks
+from openafm.compression.astc.gptq import encode_calibrated
+from openafm.compression.astc.level_search import Floats
+from openafm.compression.astc.literal import encode_above_minimum
+from openafm.compression.astc.rotation import rotate, rotate_inputs
+from openafm.core.errors import OpenAFMError
+
+_BLOCKS_PER_JOB = 8192
+_CALIBRATION_ROOM = 0.1  # calibration moves weights: so much of their range is kept free on either side
+
+
+class EncoderWorkerError(OpenAFMError):
+    """A worker process died, most likely for want of memory."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Blocks [N, 16] in the order of their matrix, with minima [N] in the literal recipe."""
+
+    blocks: NDArray[np.uint8]
+    minima: NDArray[np.float16] | None = None
+
+
+class Job(Protocol):
+    """A part of the work; it travels to another process by pickle."""
+
+    def run(self) -> Encoded: ...
+
+
+@dataclass(frozen=True)
+class BlocksJob:
+    """Texels [T, N] of any blocks, as shares 0..1 of the range of their matrix."""
+
+    x_TN: Floats
+    config: AstcConfig
+
+    def run(self) -> Encoded:
+        return Encoded(encode_blocks(self.x_TN, self.config))
+
+
+@dataclass(frozen=True)
+class CalibratedJob:
+    """A whole matrix 0..1 with the moments of its inputs: its columns follow from one another."""
+
+    x_RC: Floats
+    moments_CC: NDArray[np.float64]
+    config: AstcConfig
+
+    def run(self) -> Encoded:
+        blocks = encode_calibrated(self.x_RC, self.moments_CC, self.config)
+        return Encoded(blocks.reshape(-1, BLOCK_BITS // 8))
+
+
+@dataclass(frozen=True)
+class LiteralJob:
+    """Texels [T, N] as they are."""
+
+    x_TN: Floats
+
+    def run(self) -> Encoded:
+        coded = encode_above_minimum(self.x_TN)
+        return Encoded(coded.blocks, coded.minima)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """What maps the values 0..1 of each matrix back to weights: fp32 scale and offset, [S] each."""
+
+    scale_S: Floats
+    offset_S: Floats
+
+    @staticmethod
+    def identity(num_matrices: int) -> Affine:
+        return Affine(np.ones(num_matrices, np.float32), np.zeros(num_matrices, np.float32))
+
+    def fit(self, matrix: int, weight_RC: Floats, room: float) -> Floats:
+        """Set scale and offset of a matrix so that it fills 0..1 but for `room` at both sides; return it so mapped."""
+        low, high = float(weight_RC.min()), float(weight_RC.max())
+        margin = room * (high - low)
+        self.scale_S[matrix] = high - low + 2 * margin or 1.0
+        self.offset_S[matrix] = low - margin
+        return (weight_RC - self.offset_S[matrix]) / self.scale_S[matrix]
+
+
+def literal_jobs(stack_SRC: Floats) -> Iterator[Job]:
+    for weight_RC in stack_SRC:
+        for x_TN in _parts(_texels(_padded(weight_RC))):
+            yield LiteralJob(x_TN)
+
+
+def jobs(stack_SRC: Floats, config: AstcConfig, moments: list[NDArray[np.float64]] | None, affine: Affine) -> Iterator[Job]:
+    """Jobs matrix by matrix; `affine` is filled on the way. `moments` are of one matrix or of each, or none."""
+    seed = config.rotation.seed if config.rotation else None
+    for s, weight_RC in enumerate(stack_SRC):
+        rotated_RC = _padded(weight_RC if seed is None else rotate(weight_RC, seed))
+        if moments is None:
+            for x_TN in _parts(_texels(affine.fit(s, rotated_RC, 0.0))):
+                yield BlocksJob(x_TN, config)
+        else:
+            moments_CC = _of_rotated_and_padded(moments[s if len(moments) > 1 else 0], seed)
+            yield CalibratedJob(affine.fit(s, rotated_RC, _CALIBRATION_ROOM), moments_CC, config)
+
+
+def run(jobs: Iterable[Job], num_workers: int) -> Iterator[Encoded]:
+    """Results in the order of the jobs, few of which wait in memory at a time.
+
+    Raises:
+        EncoderWorkerError: a worker process was killed.
+    """
+    if num_workers <= 1:
+        yield from (job.run() for job in jobs)
+        return
+    # Spawned, not forked: the caller may hold threads of a tensor library.
+    with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
+        waiting: deque[Future[Encoded]] = deque()
+        try:
+            for job in jobs:
+                waiting.append(pool.submit(job.run))
+                if len(waiting) > 2 * num_workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        except BrokenProcessPool as error:
+            raise EncoderWorkerError(
+                "a worker process of the ASTC encoder was killed, most likely for want of memory; use fewer workers"
+            ) from error
+
+
+def _of_rotated_and_padded(moments_CC: NDArray[np.float64], seed: int | None) -> NDArray[np.float64]:
+    """The moments of the inputs of the rotated and padded matrix; nothing ever enters the padding."""
+    if seed is not None:
+        moments_CC = rotate_inputs(rotate_inputs(moments_CC, seed).T, seed)
+    return np.pad(moments_CC, (0, -len(moments_CC) % BLOCK_SIZE))
+
+
+def _padded(weight_RC: Floats) -> Floats:
+    return np.pad(weight_RC, [(0, -size % BLOCK_SIZE) for size in weight_RC.shape], mode="edge")
+
+
+def _texels(weight_RC: Floats) -> Floats:
+    """Blocks of a padded matrix as columns [T, N]."""
+    num_rows, num_columns = weight_RC.shape
+    tiles = weight_RC.reshape(num_rows // BLOCK_SIZE, BLOCK_SIZE, num_columns // BLOCK_SIZE, BLOCK_SIZE)
+    return tiles.transpose(1, 3, 0, 2).reshape(NUM_TEXELS, -1)
+
+
+def _parts(x_TN: Floats) -> Iterator[Floats]:
+    for first in range(0, x_TN.shape[1], _BLOCKS_PER_JOB):
+        yield x_TN[:, first : first + _BLOCKS_PER_JOB]

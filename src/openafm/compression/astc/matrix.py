@@ -1,0 +1,212 @@
+"""Weight matrices as ASTC blocks and back: the door through which the rest of openafm uses this package.
+
+Stacks of matrices (experts, tracks) are coded matrix by matrix. A matrix whose sides are not multiples of six is padded by
+repeating its last row and column. Everything that has to be stored is counted in `bits_per_weight`.
+
+Shapes: S matrices of a stack, R rows, C columns, T texels of a block (36), N blocks of a matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.compression.astc.block_layout import BLOCK_BITS, BLOCK_SIZE, NUM_TEXELS
+from openafm.compression.astc.config import AstcConfig, LiteralAstcConfig
+from openafm.compression.astc.decoder import decode_blocks
+from openafm.compression.astc.jobs import Affine, jobs, literal_jobs, run
+from openafm.compression.astc.level_search import Floats
+from openafm.compression.astc.rotation import unrotate
+from openafm.core.errors import OpenAFMError, UsageError
+
+_LARGEST_MINIMUM = 32_000  # in the literal recipe: block ranges, too, must fit fp16
+
+
+class UncodableWeightError(OpenAFMError):
+    """A tensor that has no ASTC form: not finite, all zero or too small."""
+
+
+class AstcTensorsError(OpenAFMError):
+    """Stored tensors that are not an ASTC matrix of the expected shape."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AstcMatrix:
+    """A matrix or a stack of them in blocks. Decoded weights are block values * scale + offset, unrotated and cropped.
+
+    `blocks` [S, ceil(R / 6), ceil(C / 6), 16] uint8; `scale`, `offset` [S] fp32; `minima` [S, ceil(R / 6), ceil(C / 6)] fp16
+    for the report's literal recipe, added instead of scale and offset; `rotation_seed` of `HadamardConfig`, if any.
+    """
+
+    blocks: NDArray[np.uint8]
+    scale: Floats
+    offset: Floats
+    shape: tuple[int, ...]
+    rotation_seed: int | None = None
+    minima: NDArray[np.float16] | None = None
+
+    @property
+    def num_bits(self) -> int:
+        """Everything stored."""
+        return sum(array.nbytes * 8 for array in self.tensors("").values())
+
+    @property
+    def bits_per_weight(self) -> float:
+        """All stored bits, those of the padding too, for each weight of the original."""
+        return self.num_bits / math.prod(self.shape)
+
+    @property
+    def padding_bits(self) -> int:
+        """How many of the blocks' bits code padding."""
+        num_blocks = self.blocks.size * 8 // BLOCK_BITS
+        return round((num_blocks * NUM_TEXELS - math.prod(self.shape)) * BLOCK_BITS / NUM_TEXELS)
+
+    def tensors(self, name: str) -> dict[str, NDArray[Any]]:
+        """What a safetensors file holds: the blocks under `name`, the rest under `name` and a suffix."""
+        tensors: dict[str, NDArray[Any]] = {name: self.blocks}
+        if self.minima is None:
+            tensors |= {f"{name}.scale": self.scale, f"{name}.offset": self.offset}
+        else:
+            tensors[f"{name}.minima"] = self.minima
+        if self.rotation_seed is not None:
+            tensors[f"{name}.rotation_seed"] = np.array([self.rotation_seed], np.int64)
+        return tensors
+
+    @staticmethod
+    def from_tensors(name: str, tensors: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> AstcMatrix:
+        """The matrix of `shape` that `tensors` wrote.
+
+        Raises:
+            AstcTensorsError: a tensor is missing, or they do not fit the shape.
+        """
+        blocks = tensors.get(name)
+        grid = (math.prod(shape[:-2]), *_grid(shape))
+        if blocks is None or blocks.dtype != np.uint8 or blocks.shape != (*grid, BLOCK_BITS // 8):
+            found = "nothing" if blocks is None else f"{blocks.dtype} {list(blocks.shape)}"
+            raise AstcTensorsError(
+                f"'{name}': expected ASTC blocks uint8 {[*grid, 16]} for a {list(shape)} tensor, got {found}"
+            )
+        minima, seed = tensors.get(f"{name}.minima"), tensors.get(f"{name}.rotation_seed")
+        scale, offset = tensors.get(f"{name}.scale"), tensors.get(f"{name}.offset")
+        if minima is None and (scale is None or offset is None):
+            raise AstcTensorsError(f"'{name}': its .scale and .offset (or .minima) are missing; fetch the file again")
+        return AstcMatrix(
+            blocks=blocks,
+            scale=np.ones(grid[0], np.float32) if scale is None else scale,
+            offset=np.zeros(grid[0], np.float32) if offset is None else offset,
+            shape=shape,
+            rotation_seed=None if seed is None else int(seed[0]),
+            minima=minima,
+        )
+
+
+def encode_matrix(
+    weight: NDArray[np.floating[Any]],
+    config: AstcConfig | LiteralAstcConfig,
+    *,
+    calibration: NDArray[np.floating[Any]] | None = None,
+    num_workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+    name: str = "weight",
+) -> AstcMatrix:
+    """Encode weights [..., R, C].
+
+    `calibration` is the sum of x x^T over inputs of the layer, [C, C] or one for each matrix [..., C, C]: blocks are then
+    chosen for small errors of the outputs (see `gptq`). `num_workers` > 1 spawns processes; the result is the same.
+    `on_progress` is told the number of weights done so far. `name` is how errors call the tensor.
+
+    Raises:
+        UncodableWeightError: weights that are not finite, all zero, or fewer than 6 rows or columns.
+        UsageError: a calibration matrix that does not fit the weights or is not finite.
+        EncoderWorkerError: a worker process was killed.
+    """
+    _check(weight, name)
+    stack_SRC = np.asarray(weight, np.float32).reshape(-1, *weight.shape[-2:])
+    affine = Affine.identity(len(stack_SRC))
+    if isinstance(config, LiteralAstcConfig):
+        if calibration is not None:
+            raise UsageError(f"'{name}': the literal recipe takes no calibration; use AstcConfig")
+        if np.abs(stack_SRC).max() > _LARGEST_MINIMUM:
+            raise UncodableWeightError(f"'{name}' holds weights beyond the fp16 of the literal recipe; use AstcConfig")
+        work = literal_jobs(stack_SRC)
+    else:
+        work = jobs(stack_SRC, config, None if calibration is None else _moments(calibration, weight, name), affine)
+    grid = (len(stack_SRC), *_grid(weight.shape))
+    encoded, num_done = [], 0
+    for part in run(work, num_workers):
+        encoded.append(part)
+        num_done += len(part.blocks)
+        if on_progress is not None:
+            on_progress(weight.size * num_done // math.prod(grid))
+    minima = [part.minima for part in encoded if part.minima is not None]
+    return AstcMatrix(
+        blocks=np.concatenate([part.blocks for part in encoded]).reshape(*grid, BLOCK_BITS // 8),
+        scale=affine.scale_S,
+        offset=affine.offset_S,
+        shape=weight.shape,
+        rotation_seed=config.rotation.seed if isinstance(config, AstcConfig) and config.rotation else None,
+        minima=np.concatenate(minima).reshape(grid) if minima else None,
+    )
+
+
+def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of blocks."""
+    return -(-shape[-2] // BLOCK_SIZE), -(-shape[-1] // BLOCK_SIZE)
+
+
+def decode_matrix(matrix: AstcMatrix) -> Floats:
+    """The weights [..., R, C].
+
+    Raises:
+        IllegalBlockError: the blocks are damaged.
+    """
+    num_rows, num_columns = matrix.shape[-2:]
+    weight_SRC = np.empty((len(matrix.blocks), num_rows, num_columns), np.float32)
+    for s, blocks in enumerate(matrix.blocks):
+        values = decode_blocks(blocks.reshape(-1, BLOCK_BITS // 8)).astype(np.float32)
+        if matrix.minima is None:
+            values = values * matrix.scale[s] + matrix.offset[s]
+        else:
+            values += matrix.minima[s].reshape(-1, 1)
+        tiles = values.reshape(*blocks.shape[:2], BLOCK_SIZE, BLOCK_SIZE)
+        padded_RC = tiles.swapaxes(1, 2).reshape(blocks.shape[0] * BLOCK_SIZE, -1)
+        weight_RC = padded_RC[:num_rows, :num_columns]
+        weight_SRC[s] = weight_RC if matrix.rotation_seed is None else unrotate(weight_RC, matrix.rotation_seed)
+    return weight_SRC.reshape(matrix.shape)
+
+
+def _check(weight: NDArray[np.floating[Any]], name: str) -> None:
+    shape = list(weight.shape)
+    if weight.ndim < 2 or min(weight.shape[-2:]) < BLOCK_SIZE or weight.size == 0:
+        raise UncodableWeightError(
+            f"'{name}' {shape} is too small to block: ASTC needs at least 6 rows and 6 columns; keep it uncompressed"
+        )
+    if not np.isfinite(weight).all():
+        raise UncodableWeightError(
+            f"'{name}' {shape} holds NaN or infinity: the model it comes from is broken; train it again"
+        )
+    if not weight.any():
+        raise UncodableWeightError(f"'{name}' {shape} is all zero: leave it out of the model or keep it uncompressed")
+
+
+def _moments(
+    calibration: NDArray[np.floating[Any]],
+    weight: NDArray[np.floating[Any]],
+    name: str,
+) -> list[NDArray[np.float64]]:
+    """One matrix for all of the stack, or one for each."""
+    num_columns = weight.shape[-1]
+    one = (num_columns, num_columns)
+    if calibration.shape not in (one, weight.shape[:-2] + one):
+        raise UsageError(
+            f"'{name}': calibration {list(calibration.shape)} does not fit weights {list(weight.shape)}; "
+            f"expected the sum of x x^T over inputs, {list(one)} or one for each matrix"
+        )
+    if not np.isfinite(calibration).all():
+        raise UsageError(f"'{name}': calibration holds NaN or infinity; leave out the inputs that made it so")
+    return list(np.asarray(calibration, np.float64).reshape(-1, *one))
