@@ -23,6 +23,9 @@ KEYS = [
     "loss_first",
     "loss_last",
     "held_out_exact_match",
+    "uncompressed_exact_match",
+    "size",
+    "size_before",
     "untrained_exact_match",
     "regex_exact_match",
     "constant_exact_match",
@@ -63,6 +66,7 @@ def test_quickstart_prints_one_json_object_and_the_second_run_reuses(capsys: pyt
     assert run(["quickstart", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert set(KEYS) <= result.keys()
+    assert result["size"]["bits_per_weight"] < 0.25 * result["size_before"]["bits_per_weight"]
     assert all(Path(file).exists() for file in result["files"])
     kept = [Path(file) for file in result["files"] if not file.endswith(".png")]
     stamps = [file.stat().st_mtime_ns for file in kept]

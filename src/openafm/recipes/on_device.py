@@ -93,7 +93,7 @@ def _sft_micro() -> RunConfig:
         trainer=TrainerConfig(
             model=named_size("on_device.micro"),
             data=_one_source("built_in", rows_per_step=1, row_tokens=1024),
-            budget=TimeBudget(seconds=150),
+            budget=TimeBudget(seconds=180),
             optimizer=SMALL_OPTIMIZER,
             num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.3),
@@ -145,7 +145,7 @@ def _sft_nano() -> RunConfig:
 
 
 def _qat_micro() -> RunConfig:
-    return _quantised(_sft_micro(), TimeBudget(seconds=60))
+    return _quantised(_sft_micro(), TimeBudget(seconds=90))
 
 
 def _qat_nano() -> RunConfig:

@@ -1,4 +1,4 @@
-"""From nothing to a model in use, in minutes: train `on_device.micro`, bundle it, score it, extract an event with it."""
+"""From nothing to a model in use, in minutes: train `on_device.micro`, compress it to 2 bits, score it, extract an event."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import openafm as fm
 from openafm.bundle import BundleError, BundleNotFoundError, open_bundle, write_bundle
+from openafm.bundle.describe import describe_bundle
 from openafm.core.config import ConfigError, dump
 from openafm.core.files import data_home, write_json
 from openafm.core.progress import progress
@@ -34,6 +35,7 @@ from openafm.recipes.on_device import MICRO_LANGUAGES
 from openafm.recipes.run import RunResult, prepare_run, run_recipe
 
 BUNDLE_NAME = "micro"
+STAGES = ("pretrain", "sft", "qat")
 NUM_HELD_OUT = 240
 SENTENCE = "Dinner with Maria on Friday at 7 pm at Luigi's, don't be late!"
 
@@ -50,12 +52,22 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Held-out event extraction of the trained model beside an untrained one and two baselines without a model."""
+    """Held-out event extraction of the compressed model beside what it was made from and what needs no training."""
 
     trained: EventScores
+    uncompressed: EventScores
     untrained: EventScores
     regex: EventScores
     constant: EventScores
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """What a bundle takes: bits per weight with everything counted, bytes of weights, bytes of keys and values a token."""
+
+    bits_per_weight: float
+    weight_bytes: int
+    kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,10 +82,12 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartResult:
-    """Everything that the quickstart found out and wrote."""
+    """Everything that the quickstart found out and wrote. `size_before` is that of the model before compression."""
 
     bundle: Path
     run: RunResult
+    size_before: Size
+    size: Size
     train_seconds: float
     loss_first: float
     scores: Scores
@@ -92,16 +106,19 @@ class QuickstartResult:
             "loss_first": self.loss_first,
             "loss_last": self.run.loss_last,
             "held_out_exact_match": scores.trained.exact_match,
+            "uncompressed_exact_match": scores.uncompressed.exact_match,
             "untrained_exact_match": scores.untrained.exact_match,
             "regex_exact_match": scores.regex.exact_match,
             "constant_exact_match": scores.constant.exact_match,
             "held_out": {name: extractor.to_dict() for name, extractor in vars(scores).items()},
+            "size": asdict(self.size),
+            "size_before": asdict(self.size_before),
             "files": [str(file) for file in self.files],
         }
 
 
 def quickstart(say: Callable[[str], None], sentence: str = SENTENCE) -> QuickstartResult:
-    """Train, bundle, score and use the micro model; what stands from an earlier call is reused.
+    """Train, compress, score and use the micro model; what stands from an earlier call is reused.
 
     `say` takes the lines meant for a person.
     """
@@ -111,21 +128,31 @@ def quickstart(say: Callable[[str], None], sentence: str = SENTENCE) -> Quicksta
     base = _run_once(pretrain, home / "pretrain", f"{BUNDLE_NAME}-pretrained", "", say)
     sft = prepare_run("on_device.sft", "micro", start=base.bundle)
     say(f"2. fine-tuning on the answers ({home / 'sft'})")
-    run = _run_once(sft, home / "sft", BUNDLE_NAME, base.signature, say)
+    tuned = _run_once(sft, home / "sft", f"{BUNDLE_NAME}-uncompressed", base.signature, say)
+    qat = prepare_run("on_device.qat", "micro", start=tuned.bundle)
+    say(f"3. the same with 2-bit weights simulated, then packed ({home / 'qat'})")
+    run = _run_once(qat, home / "qat", BUNDLE_NAME, tuned.signature, say)
     curve = _draw(home, say)
-    say("3. scoring on held-out messages: other sentence frames, names, places and titles than in training")
-    scores = _scores_once(run, pretrain, home / "scores.json")
-    say("4. using it")
-    use = use_model(Path(run.bundle), sentence, say)
+    say("4. scoring on held-out messages: other sentence frames, names, places and titles than in training")
+    scores = _scores_once(run, tuned, pretrain, home / "scores.json")
+    say("5. using it")
     bundle = Path(run.bundle)
+    use = use_model(bundle, sentence, say)
     return QuickstartResult(
         bundle=bundle,
         run=run,
-        train_seconds=base.train_seconds + run.train_seconds,
+        size_before=_size(Path(tuned.bundle)),
+        size=_size(bundle),
+        train_seconds=base.train_seconds + tuned.train_seconds + run.train_seconds,
         loss_first=base.loss_first or 0.0,
         scores=scores,
         use=use,
-        files=(bundle, Path(base.bundle), home / "pretrain", home / "sft", *curve, home / "scores.json"),
+        files=(
+            *(Path(stage.bundle) for stage in (run, tuned, base)),
+            *(home / stage for stage in STAGES),
+            *curve,
+            home / "scores.json",
+        ),
     )
 
 
@@ -180,17 +207,29 @@ def _bundle_stands(result: dict[str, Any]) -> bool:
     return bool(bundle.signature == result["signature"])
 
 
-def _scores_once(run: RunResult, config: RunConfig, file: Path) -> Scores:
-    """Score the four extractors, unless the scores of this very bundle stand in `file`."""
+def _size(bundle: Path) -> Size:
+    described = describe_bundle(open_bundle(bundle))
+    return Size(
+        bits_per_weight=described.bits_per_weight,
+        weight_bytes=round(described.bits_per_weight * described.parameters / 8),
+        kv_bytes_per_token=described.kv_bytes_per_token,
+    )
+
+
+def _scores_once(run: RunResult, uncompressed: RunResult, config: RunConfig, file: Path) -> Scores:
+    """Score the extractors, unless the scores of this very bundle stand in `file`; `config` made the untrained weights."""
     if file.is_file():
         known = json.loads(file.read_text(encoding="utf-8"))
         if known["signature"] == run.signature:
             return Scores(**{name: EventScores(**scores) for name, scores in known["scores"].items()})
     examples = held_out_events(NUM_HELD_OUT, languages=MICRO_LANGUAGES)
     with tempfile.TemporaryDirectory() as folder:
-        untrained = _untrained(run, config, Path(folder) / "untrained")
+        untrained = _untrained(uncompressed, config, Path(folder) / "untrained")
         scores = Scores(
-            trained=_score("trained model", model_extractor(fm.SystemLanguageModel(bundle=run.bundle)), examples),
+            trained=_score("compressed model", model_extractor(fm.SystemLanguageModel(bundle=run.bundle)), examples),
+            uncompressed=_score(
+                "model before compression", model_extractor(fm.SystemLanguageModel(bundle=uncompressed.bundle)), examples
+            ),
             untrained=_score("untrained model", model_extractor(untrained), examples),
             regex=_score("regular expressions", regex_extractor, examples),
             constant=_score("constant answer", constant_extractor, examples),
@@ -219,10 +258,10 @@ def _draw(home: Path, say: Callable[[str], None]) -> tuple[Path, ...]:
     from openafm.training.curves import CurveError, plot_losses, terminal_curve
     from openafm.training.metrics import read_metrics
 
-    losses = [line["loss"] for stage in ("pretrain", "sft") for line in read_metrics(home / stage) if "loss" in line]
+    losses = [line["loss"] for stage in STAGES for line in read_metrics(home / stage) if "loss" in line]
     say(terminal_curve(losses))
     try:
-        return plot_losses(home / "pretrain"), plot_losses(home / "sft")
+        return tuple(plot_losses(home / stage) for stage in STAGES)
     except CurveError as error:
         say(f"   no picture of the curve: {error}")
         return ()
