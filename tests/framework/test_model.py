@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tiny_bundles import write_tiny_bundle
 
 import openafm as fm
-from openafm.bundle import choose_model
+from openafm.adapters.config import LoRAConfig
+from openafm.bundle import RecoveryAdapter, choose_model, write_bundle
 
 Reason = fm.SystemLanguageModelUnavailableReason
 
@@ -141,3 +143,28 @@ def test_the_wire_form_of_a_transcript(model: fm.SystemLanguageModel) -> None:
     assert entries[2]["assets"] == ["tiny"]
     assert entries[3]["options"] == {"maximum_response_tokens": 3}
     assert wire == asyncio.run(session.transcript.to_dict())
+
+
+def test_a_recovery_adapter_makes_another_model_of_the_same_signature(tmp_path: Path) -> None:
+    base = write_tiny_bundle(tmp_path / "base")
+    adapter = RecoveryAdapter(
+        config=LoRAConfig(rank=1, targets=("query",)),
+        weights={
+            f"layers.{layer}.attention.query.lora.{part}": np.ones((1, 32) if part == "a" else (32, 1), np.float32)
+            for layer in range(3)
+            for part in "ab"
+        },
+    )
+    recovered = write_bundle(
+        tmp_path / "recovered",
+        config=base.config,
+        tokenizer=base.tokenizer,
+        template=base.template,
+        tensors=base.tensors(),
+        recovery=adapter,
+    )
+    assert recovered.signature == base.signature
+    plain, adapted = (fm.SystemLanguageModel(bundle=bundle.path).load() for bundle in (base, recovered))
+    logits = [model.engine.step([(model.engine.new_sequence(), [1, 2, 3])])[0] for model in (plain, adapted)]
+    assert not np.allclose(*logits)
+    assert fm.SystemLanguageModel(bundle=recovered.path).load() is adapted

@@ -123,11 +123,12 @@ class SystemLanguageModel:
         """
         global _latest
         bundle = self.described()
-        with _loading:
-            loaded = _loaded.get(bundle.signature)
+        with _loading, _unavailable(f"the model {bundle.name} cannot be loaded: "):
+            recovery = bundle.recovery_adapter  # outside of the signature
+            key = (bundle.signature, None if recovery is None else recovery.digest)
+            loaded = _loaded.get(key)
             if loaded is None:
-                with _unavailable(f"the model {bundle.name} cannot be loaded: "):
-                    loaded = _loaded[bundle.signature] = LoadedModel(bundle)
+                loaded = _loaded[key] = LoadedModel(bundle)
             _latest = loaded
         return loaded
 
@@ -168,5 +169,6 @@ def _unavailable(prefix: str = "") -> Iterator[None]:
 
 
 _loading = threading.Lock()
-_loaded: WeakValueDictionary[str, LoadedModel] = WeakValueDictionary()  # by signature
+# By signature and digest of the recovery adapter.
+_loaded: WeakValueDictionary[tuple[str, str | None], LoadedModel] = WeakValueDictionary()
 _latest: LoadedModel | None = None  # kept, so that a session after a session finds the weights in memory
