@@ -50,8 +50,8 @@ class Description:
     """Sizes in bytes; KV bytes count scales, for all layers that keep keys and values.
 
     `bits_per_weight` is all that is stored for each weight of the model, the share of the recovery adapter included. The KV
-    bytes in 16 bits are what the same tokens take without 8-bit keys and values, and in the model in which no layer shares
-    another's (report 2.1, 6).
+    bytes in 16 bits are what the same tokens take without 8-bit keys and values, and, unshared, in a model in which no layer
+    reads another's (report 2.1, 6); the savings are shares of these, from 0 to 1.
     """
 
     name: str
@@ -63,6 +63,8 @@ class Description:
     kv_bytes_at_4096: int
     kv_bytes_at_4096_in_16_bits: int
     kv_bytes_at_4096_in_16_bits_unshared: int
+    kv_saving: float
+    kv_saving_to_unshared: float
     signature: str | None
     layers: int
     sharing_layers: int
@@ -125,6 +127,8 @@ def _describe(
     bits: StoredBits,
     signature: str | None,
 ) -> Description:
+    kv_4096 = kv_bytes(config, numerics.kv, num_tokens=4096)
+    plain, unshared = (kv_bytes(model, "bfloat16", num_tokens=4096) for model in (config, _unshared(config)))
     return Description(
         name=name,
         path=path,
@@ -132,9 +136,11 @@ def _describe(
         bits_per_weight=bits.total,
         adapter_bits_per_weight=bits.adapter,
         kv_bytes_per_token=kv_bytes(config, numerics.kv, num_tokens=1),
-        kv_bytes_at_4096=kv_bytes(config, numerics.kv, num_tokens=4096),
-        kv_bytes_at_4096_in_16_bits=kv_bytes(config, "bfloat16", num_tokens=4096),
-        kv_bytes_at_4096_in_16_bits_unshared=kv_bytes(_unshared(config), "bfloat16", num_tokens=4096),
+        kv_bytes_at_4096=kv_4096,
+        kv_bytes_at_4096_in_16_bits=plain,
+        kv_bytes_at_4096_in_16_bits_unshared=unshared,
+        kv_saving=1 - kv_4096 / plain,
+        kv_saving_to_unshared=1 - kv_4096 / unshared,
         signature=signature,
         layers=len(config.layers),
         sharing_layers=len(config.layers) - len(config.own_layers),

@@ -1,0 +1,84 @@
+"""What `openafm inspect` says: every stored bit is counted, and what the keys and values save."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from openafm.adapters.config import LoRAConfig
+from openafm.adapters.package import AdapterTamperedError
+from openafm.bundle import Numerics, RecoveryAdapter, open_bundle, write_bundle
+from openafm.bundle.describe import describe_bundle, describe_size
+from openafm.models.accounting import num_parameters
+from openafm.models.sizes import shared_kv_decoder
+from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
+
+CONFIG = shared_kv_decoder(
+    vocab_size=330,
+    dim=16,
+    num_own_layers=2,
+    num_shared_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    hidden_dim=24,
+    context_length=64,
+)
+RECOVERY = RecoveryAdapter(
+    config=LoRAConfig(rank=2, targets=("query",)),
+    weights={
+        "layers.0.attention.query.lora.a": np.ones((2, 16), np.float32),
+        "layers.0.attention.query.lora.b": np.ones((16, 2), np.float32),
+    },
+)
+
+
+def write(path: Path, recovery: RecoveryAdapter | None) -> Path:
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=330), ["the cat sat on the mat " * 30])
+    weights = {name: tensor.numpy() for name, tensor in CONFIG.build().state_dict().items()}
+    numerics = Numerics(kv="int8_per_token_head")
+    write_bundle(
+        path,
+        config=CONFIG,
+        tokenizer=tokenizer,
+        template=ChatTemplate(),
+        tensors=weights,
+        numerics=numerics,
+        recovery=recovery,
+    )
+    return path
+
+
+def test_the_recovery_adapter_is_counted_apart_and_in_the_sum(tmp_path: Path) -> None:
+    plain = describe_bundle(open_bundle(write(tmp_path / "plain", None)))
+    assert (plain.bits_per_weight, plain.adapter_bits_per_weight) == (32, 0)
+    adapted = describe_bundle(open_bundle(write(tmp_path / "adapted", RECOVERY)))
+    assert adapted.adapter_bits_per_weight == 64 * 16 / num_parameters(CONFIG)
+    assert adapted.bits_per_weight == 32 + adapted.adapter_bits_per_weight
+
+
+def test_a_damaged_recovery_adapter_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "adapted", RECOVERY)
+    file = path / "recovery.fmadapter" / "adapter_weights.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(AdapterTamperedError):
+        describe_bundle(open_bundle(path))
+
+
+def test_what_keys_and_values_save(tmp_path: Path) -> None:
+    described = describe_bundle(open_bundle(write(tmp_path / "b", None)))
+    assert described.kv_bytes_at_4096 == 4096 * 2 * 2 * (8 + 2)  # layers, keys and values, int8 and a scale
+    assert described.kv_bytes_at_4096_in_16_bits == 4096 * 2 * 2 * 8 * 2
+    assert described.kv_bytes_at_4096_in_16_bits_unshared == 4096 * 4 * 2 * 8 * 2
+    assert (described.kv_saving, described.kv_saving_to_unshared) == (1 - 10 / 16, 1 - 10 / 32)
+
+
+def test_the_savings_of_the_report() -> None:
+    described = describe_size("on_device.base")
+    assert described.kv_bytes_at_4096_in_16_bits_unshared == 4096 * 28_672 * 2
+    assert (described.embedding, described.adapter_bits_per_weight) == ("bfloat16", 0)
