@@ -19,7 +19,12 @@ SizeOption = Annotated[str, typer.Option(help="The size to train.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change one value: trainer.optimizer.learning_rate=3e-4. May be repeated.")
 ]
-FromOption = Annotated[str | None, typer.Option("--from", help="Bundle to start from, by name or path.")]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from", help="Bundle to start from, by name or path; by default the one that the recipe before has left."
+    ),
+]
 
 
 class SetOptionError(UsageError):
@@ -40,13 +45,13 @@ def train(
 ) -> None:
     """Run a recipe from raw data to a bundle. Killed at any point, the same command goes on where it stopped."""
     from openafm.bundle import bundle_place
-    from openafm.recipes.run import prepare_run, run_recipe
+    from openafm.recipes.run import default_name, prepare_run, run_recipe
 
     if name is not None:
         bundle_place(name)  # a name that cannot be one is told before the training, not after it
-    config = prepare_run(recipe, size, start=start, data=data, changes=_parse_changes(changes))
+    config = prepare_run(recipe, size, start=start, data=data, changes=parse_changes(changes))
     folder = output or Path("runs") / f"{recipe}-{size}"
-    result = run_recipe(config, folder, name or f"{recipe}-{size}")
+    result = run_recipe(config, folder, name or default_name(recipe, size))
     if json:
         print_json(result.to_dict())
     else:
@@ -76,10 +81,11 @@ def show_recipe(recipe: RecipeArgument, size: SizeOption = "nano", changes: SetO
     from openafm.core.config import dump
     from openafm.recipes.run import prepare_run
 
-    print(dump(prepare_run(recipe, size, changes=_parse_changes(changes))), end="")
+    print(dump(prepare_run(recipe, size, changes=parse_changes(changes))), end="")
 
 
-def _parse_changes(changes: list[str] | None) -> dict[str, str]:
+def parse_changes(changes: list[str] | None) -> dict[str, str]:
+    """The values of --set by dotted key."""
     parsed = {}
     for change in changes or []:
         key, equals, value = change.partition("=")

@@ -88,11 +88,14 @@ def prepare_run(
 ) -> RunConfig:
     """The resolved config of a recipe: from a bundle, on a folder of the user's own, with single values changed.
 
+    A recipe that starts from another one's bundle and is given none takes the one that stands under its default name.
+
     Raises:
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
         BundleNotFoundError: `start` names no bundle.
     """
     config = build_run(recipe, size)
+    start = start or _left_by_the_recipe_before(recipe, size)
     if start is not None:
         bundle = open_bundle(start)
         trainer = replace(
@@ -110,6 +113,19 @@ def prepare_run(
         loader = replace(config.trainer.data, sources=sources)
         config = replace(config, corpora=(corpus,), trainer=replace(config.trainer, data=loader, evaluation=None))
     return override(config, changes or {})
+
+
+def default_name(recipe: str, size: str) -> str:
+    """What the bundle of a recipe is called unless told otherwise."""
+    return f"{recipe}-{size}"
+
+
+def _left_by_the_recipe_before(recipe: str, size: str) -> str | None:
+    """The bundle that the recipe before this one has left under its default name, if it stands."""
+    before = find_recipe(recipe).starts_from
+    if before is None or not (bundle_place(default_name(before, size)) / "config.json").is_file():
+        return None
+    return str(bundle_place(default_name(before, size)))
 
 
 def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
