@@ -122,6 +122,13 @@ def train_further(base: Base, data: Data, size: Size, qat: QATConfig | None) -> 
     return decoder
 
 
+def train_adapter(decoder: Decoder, seed: int, data: Data, size: Size) -> None:
+    """Train the adapter that a decoder carries for `extra_steps`, in place, on the data that follows the base's."""
+    trainer = _trainer(decoder, data, size.extra_steps, EXTRA_OPTIMIZER, None, None)
+    first = seed * (size.base_steps + size.extra_steps) + size.base_steps
+    _advance(trainer, data, range(first, first + size.extra_steps), f"adapter over base {seed}")
+
+
 @torch.no_grad()
 def loss(decoder: Decoder, batches: Sequence[Batch]) -> float:
     """Mean cross entropy of the next token in nats."""
