@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all check format golden bench clean
+.PHONY: run test test-all check format golden bench nano clean
 .DEFAULT_GOAL := run
 
 run: .venv/installed-run
@@ -30,6 +30,10 @@ golden: .venv/installed-test
 
 bench: .venv/installed-test
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --quick --json || [ $$? -eq 3 ] || exit 1; done
+
+# Hours: trains, scores and bundles the model that ships with the package anew. Killed at any point, it goes on.
+nano: .venv/installed-run
+	$(BIN)/python -m openafm.recipes.ship
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bundles import write_tiny_bundle
+from tiny_bundles import tiny_recovery, write_tiny_bundle
 
 import openafm as fm
 from openafm.adapters.config import LoRAConfig
@@ -68,6 +68,19 @@ def test_damaged_bundles_are_not_available(tmp_path: Path) -> None:
     config = path / "config.json"
     config.write_text(config.read_text().replace('"version": 1', '"version": 99'))
     assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_VERSION_UNSUPPORTED)
+
+
+def test_the_same_weights_with_another_recovery_adapter_are_another_model(tmp_path: Path) -> None:
+    plain = write_tiny_bundle(tmp_path / "plain")
+    adapted = write_tiny_bundle(tmp_path / "adapted", recovery=tiny_recovery())
+    assert plain.signature == adapted.signature
+    models = [fm.SystemLanguageModel(bundle=bundle.path) for bundle in (plain, adapted, plain)]
+    loaded = [model.load() for model in models]
+    assert loaded[0] is loaded[2] is not loaded[1]
+    (adapted.path / "recovery.fmadapter" / "metadata.json").write_text("damaged")
+    assert fm.SystemLanguageModel(bundle=adapted.path).is_available() == (False, Reason.MODEL_DAMAGED)
+    with pytest.raises(fm.AssetsUnavailableError, match=r"metadata\.json"):
+        fm.SystemLanguageModel(bundle=adapted.path).load()
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.json"])

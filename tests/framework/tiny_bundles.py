@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from openafm.bundle import Bundle, write_bundle
+from openafm.adapters.config import LoRAConfig
+from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
 from openafm.models.sizes import shared_kv_decoder
 from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
@@ -19,7 +20,9 @@ from openafm.tokenizer.chat_template import ChatTemplate
 TEXT = 'the cat {"name":"Mo","age":3,"kind":["red","blue"]} and the dog sat on the mat, no: the log. '
 
 
-def write_tiny_bundle(path: Path, seed: int = 0, context_length: int = 512) -> Bundle:
+def write_tiny_bundle(
+    path: Path, seed: int = 0, context_length: int = 512, recovery: RecoveryAdapter | None = None
+) -> Bundle:
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
     config = shared_kv_decoder(
@@ -37,7 +40,17 @@ def write_tiny_bundle(path: Path, seed: int = 0, context_length: int = 512) -> B
     with torch.no_grad():
         decoder.embedding.normal_(std=0.1, generator=torch.Generator().manual_seed(seed))
     tensors = {name: tensor.detach().numpy().astype(np.float32) for name, tensor in decoder.state_dict().items()}
-    return write_bundle(path, config=config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors)
+    return write_bundle(
+        path, config=config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors, recovery=recovery
+    )
+
+
+def tiny_recovery() -> RecoveryAdapter:
+    """An adapter beside one matrix of each layer of the tiny model."""
+    shapes = {"a": (2, 32), "b": (32, 2)}
+    names = {f"layers.{layer}.attention.query.lora.{part}": shape for layer in range(3) for part, shape in shapes.items()}
+    weights = {name: np.ones(shape, dtype=np.float32) for name, shape in names.items()}
+    return RecoveryAdapter(config=LoRAConfig(rank=2, targets=("query",)), weights=weights)
 
 
 class SlowEngine(TorchEngine):

@@ -108,6 +108,16 @@ class Bundle:
         folder = self.path / RECOVERY_ADAPTER
         return open_adapter(folder) if folder.is_dir() else None
 
+    @property
+    def identity(self) -> str:
+        """What tells two bundles apart by their answers: the signature, and the digest of the recovery adapter.
+
+        Raises:
+            AdapterError: the adapter is damaged.
+        """
+        adapter = self.recovery_adapter
+        return self.signature if adapter is None else f"{self.signature} {adapter.digest}"
+
     def card(self) -> str:
         """The model card, in Markdown."""
         return _read_text(self.path / "card.md")

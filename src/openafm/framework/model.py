@@ -54,7 +54,7 @@ class SystemLanguageModel:
         """Whether the model can answer, else why not. Never raises."""
         try:
             bundle = self._bundle
-            _ = bundle.tokenizer, bundle.template, bundle.stored_tensors
+            _ = bundle.tokenizer, bundle.template, bundle.stored_tensors, bundle.recovery_adapter
         except BundleNotFoundError:
             return False, SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
         except BundleVersionError:

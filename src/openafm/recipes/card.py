@@ -15,7 +15,7 @@ def model_card(name: str, config: RunConfig, result: TrainingResult) -> str:
     """The card as Markdown."""
     model = config.trainer.model
     sharing = len(model.layers) - len(model.own_layers)
-    corpora = "\n".join(f"- `{corpus.name}`: {_describe(corpus)}; learns {corpus.learn}" for corpus in config.corpora)
+    corpora = "\n".join(f"- `{corpus.name}`: {describe_corpus(corpus)}; learns {corpus.learn}" for corpus in config.corpora)
     return f"""# {name}
 
 A decoder of {num_parameters(model):,} parameters: {len(model.layers)} layers, {sharing} of them sharing keys and values,
@@ -33,7 +33,8 @@ they are right.
 """
 
 
-def _describe(corpus: CorpusConfig) -> str:
+def describe_corpus(corpus: CorpusConfig) -> str:
+    """What a corpus is, in a clause."""
     if isinstance(corpus, SyntheticCorpusConfig):
         tasks = ", ".join(f"{task} {share:.0%}" for task, share in corpus.synthetic.tasks.items())
         return f"{corpus.num_examples:,} examples of the built-in corpus ({tasks})"

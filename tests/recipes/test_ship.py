@@ -1,0 +1,210 @@
+"""The script behind the shipped model, on models of a few steps: the chain, assembling, the size, the card."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from openafm.bundle import open_bundle
+from openafm.core.config import override
+from openafm.evaluation import held_out
+from openafm.recipes import ship as ship_module
+from openafm.recipes.config import RunConfig
+from openafm.recipes.run import prepare_run
+from openafm.recipes.ship import ShippedSizeError, changes_from_recipe, check_size, main
+
+STAGES = ("pretrain", "sft", "qat", "recovery_adapter")
+CORPUS = {"type": "SyntheticCorpusConfig", "name": "built_in", "synthetic": {"tasks": {"event": 1}}, "num_examples": 200}
+
+
+def small(recipe: str, size: str, *, start: str | None = None) -> RunConfig:
+    """A stage of the same kind and of two steps, with a model of two layers."""
+    changes = {
+        "trainer.budget": '{"type": "StepBudget", "num_steps": 2}',
+        "corpora": json.dumps([CORPUS]),
+        "trainer.data.rows_per_step": "1",
+        "trainer.data.row_tokens": "512",
+        "trainer.data.sources": '[{"name": "built_in", "path": "built_in"}]',
+        "trainer.evaluation": "null",
+    }
+    if start is None:
+        attention = {
+            "type": "AttentionConfig",
+            "num_heads": 2,
+            "head_dim": 16,
+            "keys_values": {"type": "OwnKeysValuesConfig", "num_heads": 1},
+        }
+        layer = {"attention": attention, "feed_forward": {"type": "DenseFeedForwardConfig", "hidden_dim": 64}}
+        model = {"vocab_size": 600, "dim": 32, "layers": [layer, layer], "context_length": 4096}
+        changes |= {"tokenizer.vocab_size": "600", "trainer.model": json.dumps(model)}
+        changes |= {"trainer.start": '{"type": "PlainStart"}'}
+    if recipe == "on_device.recovery_adapter":
+        changes |= {"trainer.adapter.rank": "2"}
+    return prepare_run(recipe, size, start=start, changes=changes)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages of two steps and scores of short answers, in a data home that the tests share."""
+    monkeypatch.setenv("OPENAFM_HOME", str(home))
+    monkeypatch.setattr(ship_module, "prepare_run", small)
+    monkeypatch.setattr("openafm.evaluation.events.MOST_TOKENS", 4)
+    monkeypatch.setattr(held_out, "MOST_TOKENS", 4)
+    tasks = {name: held_out.TASKS[name] for name in ("event", "tagging")}
+    monkeypatch.setattr(held_out, "TASKS", tasks)
+
+
+@pytest.fixture
+def assembled(home: Path) -> list[str]:
+    """The arguments that take what the first call trained."""
+    assert main(["--out", str(home / "first" / "nano"), "--examples", "3"]) == 0
+    bundles = [str(home / "bundles" / f"nano-{stage}") for stage in STAGES[1:]]
+    runs = [str(home / "runs" / "ship" / stage) for stage in STAGES]
+    return ["--from-bundles", *bundles, "--runs", *runs, "--examples", "3"]
+
+
+def test_from_nothing_to_a_bundle_with_card_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path / "nano"), "--examples", "3"]) == 0
+    bundle = open_bundle(tmp_path / "nano")
+    bundle.verify()
+    assert bundle.numerics.weights == "int2_balanced"
+    assert bundle.numerics.embedding == "int4_group32"
+    assert bundle.recovery_adapter is not None
+    bundle.recovery_adapter.check_base(bundle.signature)
+    assert bundle.signature == open_bundle("nano-qat").signature
+    assert ": " not in (tmp_path / "nano" / "tokenizer.json").read_text(encoding="utf-8")[:200]
+    printed = capsys.readouterr().out
+    assert all(file.name in printed for file in (tmp_path / "nano").iterdir() if file.is_file())
+    assert "bytes in all, 6,000,000 at most" in printed
+
+    results = json.loads((tmp_path / "nano.json").read_text())
+    assert [stage["recipe"] for stage in results["stages"]] == [f"on_device.{stage}" for stage in STAGES]
+    assert {stage["steps"] for stage in results["stages"]} == {2}
+    assert all(stage["seconds"] > 0 and stage["tokens"] > 0 for stage in results["stages"])
+    assert results["files"]["model.safetensors"] == (tmp_path / "nano" / "model.safetensors").stat().st_size
+    assert results["scores"].keys() == {"shipped", "without_adapter", "uncompressed"}
+    assert results["scores"]["shipped"]["tasks"]["event"]["baselines"].keys() == {"constant", "regex"}
+
+    card = bundle.card()
+    for expected in (
+        bundle.signature,
+        "Apache-2.0",
+        "openafm train on_device.qat --size nano --from on_device.sft-nano --set",
+        "`make nano`",
+        "recovery adapter",
+        f"{results['files']['model.safetensors']:,}",
+        f"{100 * results['scores']['shipped']['tasks']['event']['baselines']['regex']:.1f} %",
+        "What it cannot do",
+    ):
+        assert expected in card
+    assert str(tmp_path) not in card + (tmp_path / "nano.json").read_text(), "no path of this machine"
+
+
+def test_bits_are_those_of_the_files(assembled: list[str], home: Path) -> None:
+    results = json.loads((home / "first" / "nano.json").read_text())
+    bundle = open_bundle(home / "first" / "nano")
+    assert bundle.recovery_adapter is not None
+    stored = sum(tensor.data.nbytes for tensor in bundle.stored_tensors.values())
+    adapter = sum(2 * weight.size for weight in bundle.recovery_adapter.weights().values())
+    bits = 8 * (stored + adapter) / results["description"]["parameters"]
+    assert results["description"]["bits_per_weight"] == pytest.approx(bits)
+    assert f"| **{bits:.2f}** |" in bundle.card()
+
+
+def test_assembling_trained_bundles_gives_the_same(assembled: list[str], home: Path, tmp_path: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in (home / "bundles").rglob("*")}
+    assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
+    again, first = tmp_path / "nano", home / "first" / "nano"
+    assert {file.name: file.read_bytes() for file in again.iterdir() if file.is_file()} == {
+        file.name: file.read_bytes() for file in first.iterdir() if file.is_file()
+    }
+    assert before == {file: file.stat().st_mtime_ns for file in (home / "bundles").rglob("*")}
+
+
+def test_scores_are_measured_once(assembled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out, "held_out_scores", lambda *_, **__: pytest.fail("scored again"))
+    assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
+
+
+def test_without_the_adapter(assembled: list[str], home: Path, tmp_path: Path) -> None:
+    bundles, runs = assembled[1:3], assembled[5:8]
+    arguments = ["--from-bundles", *bundles, "--runs", *runs, "--without-adapter", "--examples", "3"]
+    assert main(["--out", str(tmp_path / "nano"), *arguments]) == 0
+    bundle = open_bundle(tmp_path / "nano")
+    assert bundle.recovery_adapter is None
+    assert "recovery" not in bundle.card()
+
+
+def test_too_large_is_refused_and_nothing_written(
+    assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ship_module, "MAX_BYTES", 20_000)
+    assert main(["--out", str(tmp_path / "nano"), *assembled]) == 1
+    message = capsys.readouterr().err
+    assert "model.safetensors" in message
+    assert "tokenizer.json" in message
+    assert "20,000 at most" in message
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_limit_is_six_million_bytes() -> None:
+    check_size({"a": 3_000_000, "b": 3_000_000})
+    with pytest.raises(ShippedSizeError, match="6,000,001 bytes"):
+        check_size({"a": 3_000_000, "b": 3_000_001})
+
+
+@pytest.mark.parametrize(
+    ("places", "text"),
+    [
+        ((2, 3), "expected 3 bundles"),
+        ((1, 2, 2), "carries no adapter"),
+        ((1, 1, 3), "is not compressed"),
+    ],
+)
+def test_parts_that_do_not_belong_together(
+    assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], places: tuple[int, ...], text: str
+) -> None:
+    arguments = ["--from-bundles", *(assembled[place] for place in places), *assembled[4:]]
+    assert main(["--out", str(tmp_path / "nano"), *arguments]) == 2
+    assert text in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_package_is_written_to_only_in_a_checkout(
+    assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "checkout" / "src" / "openafm" / "shipped"
+    monkeypatch.setattr(ship_module, "SHIPPED_HOME", package)
+    assert main(assembled) == 2
+    assert "not part of a source checkout; say with --out" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+    package.mkdir(parents=True)
+    (tmp_path / "checkout" / "pyproject.toml").touch()
+    assert main(assembled) == 0
+    open_bundle(package / "nano").verify()
+    assert (tmp_path / "checkout" / "docs" / "benchmarks" / "shipped_nano.json").is_file()
+
+
+def test_a_folder_that_is_no_run(assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--out", str(tmp_path / "nano"), *assembled[:8], str(tmp_path), *assembled[9:]]) == 2
+    assert f"{tmp_path} is not the folder of a run" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_changes_from_the_recipe_are_settings_that_lead_back_to_it() -> None:
+    recipe = prepare_run("on_device.sft", "nano")
+    assert changes_from_recipe(recipe) == {}
+    changed = override(recipe, {"trainer.budget.num_steps": "7", "trainer.seed": "3"})
+    assert changes_from_recipe(changed) == {"trainer.budget.num_steps": "7", "trainer.seed": "3"}
+    timed = override(recipe, {"trainer.budget": '{"type": "TimeBudget", "seconds": 60}', "trainer.ema": '{"decay": 0.5}'})
+    assert override(recipe, changes_from_recipe(timed)) == timed
+    from_bundle = replace(changed, trainer=replace(changed.trainer, from_bundle="/some/where"))
+    assert changes_from_recipe(from_bundle) == changes_from_recipe(changed)
