@@ -134,11 +134,11 @@ def _sft_nano() -> RunConfig:
         trainer=TrainerConfig(
             model=named_size("on_device.nano"),
             data=LoaderConfig(sources=sources, rows_per_step=2, row_tokens=1024),
-            budget=StepBudget(num_steps=6_000),
+            budget=StepBudget(num_steps=3_000),
             optimizer=SMALL_OPTIMIZER,
             precision=BFloat16Config(),
             num_threads=1,
-            schedule=WarmupStableDecay(decay_fraction=0.3),
+            schedule=WarmupStableDecay(warmup_fraction=0.04, decay_fraction=0.3),
             evaluation=_nano_evaluation(),
         ),
     )
