@@ -123,7 +123,7 @@ def _interpolate(ends: Ends, weight_NT: NDArray[np.int32], is_hdr: bool) -> NDAr
 
 
 def _void_extent(bits_NB: Bits) -> NDArray[np.float16] | None:
-    """Blocks of one value; None where the extent they claim is empty."""
+    """Blocks of one value; None where the extent they claim is empty, or the value negative or not finite, as no code is."""
     extent_N4 = np.stack([_field(bits_NB, first, 13) for first in (12, 25, 38, 51)], 1)
     is_constant_N = (extent_N4 == 0x1FFF).all(1)
     is_empty_N = (extent_N4[:, 0] >= extent_N4[:, 1]) | (extent_N4[:, 2] >= extent_N4[:, 3])
@@ -131,7 +131,8 @@ def _void_extent(bits_NB: Bits) -> NDArray[np.float16] | None:
         return None
     code_N = _field(bits_NB, 64, 16)
     value_N = np.where(bits_NB[:, 9], code_N.astype(np.uint16).view(np.float16), ldr_values()[code_N])
-    return np.repeat(value_N[:, None], NUM_TEXELS, 1)
+    is_code_N = np.isfinite(value_N) & ~np.signbit(value_N)
+    return np.repeat(value_N[:, None], NUM_TEXELS, 1) if is_code_N.all() else None
 
 
 @lru_cache

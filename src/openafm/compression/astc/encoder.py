@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,8 +70,8 @@ class Fit:
     def nearest_levels(self, x_TN: Floats, texels: slice = slice(None)) -> NDArray[np.uint8]:
         """The level of each weight (of some texels) that is nearest to it."""
         span_TN = self._span[texels]
-        fraction_TN = (x_TN - self._low[texels]) / np.where(span_TN == 0, np.float32(1), span_TN)
-        return self.format.positions.nearest_rank(fraction_TN)
+        divisor_TN: Any = np.where(span_TN == 0, np.float32(1), span_TN)  # numpy's stubs make it fp64
+        return self.format.positions.nearest_rank((x_TN - self._low[texels]) / divisor_TN)
 
     def values(self, level_TN: NDArray[np.uint8], texels: slice = slice(None)) -> Floats:
         """What levels decode to, up to the decoder's rounding to fp16."""
@@ -91,7 +92,7 @@ class Fit:
         bits_NB = np.zeros((num_blocks, BLOCK_BITS), np.uint8)
         config_N = self.seed_N << 13 | self.format.config
         bits_NB[:, :32] = np.unpackbits(config_N.astype("<u4")[:, None].view(np.uint8), axis=1, bitorder="little")
-        ends_NK = np.stack([self.ranks.low_PN, self.ranks.high_PN], 1).reshape(-1, num_blocks).T
+        ends_NK = np.stack([self.ranks.low_PN, self.ranks.high_PN], 1).reshape(layout.num_colors, num_blocks).T
         colors_NB = pack(self.format.components.stored[ends_NK], layout.colors)
         bits_NB[:, layout.first_color_bit : layout.first_color_bit + colors_NB.shape[1]] = colors_NB
         weights_NB = pack(self.format.positions.stored[level_TN.T], layout.grid.values)
@@ -114,13 +115,14 @@ def encode_blocks(x_TN: Floats, config: AstcConfig) -> NDArray[np.uint8]:
 
 
 def fit_blocks(x_TN: Floats, config: AstcConfig) -> list[Fit]:
-    """The best number of partitions, pattern and ends for each block with values 0..1."""
+    """The best number of partitions, pattern and ends for each block with values 0..1; no fit is without blocks."""
     one = _fit_one(x_TN)
     if config.partitions == 1:
         return [one]
     two = _fit_two(x_TN, candidate_seeds(x_TN, config.num_candidates))
     is_two_N = two.errors(x_TN) < one.errors(x_TN)
-    return [one.of_blocks(np.flatnonzero(~is_two_N)), two.of_blocks(np.flatnonzero(is_two_N))]
+    fits = one.of_blocks(np.flatnonzero(~is_two_N)), two.of_blocks(np.flatnonzero(is_two_N))
+    return [fit for fit in fits if len(fit.index_N)]
 
 
 def _fit_one(x_TN: Floats) -> Fit:

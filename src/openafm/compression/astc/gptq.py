@@ -44,7 +44,8 @@ def _pull(inputs_CC: NDArray[np.float64], damping: float) -> NDArray[np.float64]
     """The upper Cholesky factor of the inverse moments: how a column's error moves the columns after it."""
     diagonal = np.diag_indices_from(inputs_CC)
     damped_CC = inputs_CC.copy()
-    damped_CC[diagonal] += damping * inputs_CC[diagonal].mean()
+    # An expert that saw no inputs has no moments: its columns then count alike.
+    damped_CC[diagonal] += damping * inputs_CC[diagonal].mean() or 1.0
     return np.linalg.cholesky(np.linalg.inv(damped_CC)).T
 
 

@@ -54,7 +54,7 @@ def pack(values_NK: NDArray[np.uint8], values: IntegerRange) -> Bits:
     group = len(low_KB) // len(shared_GP)
     padded_NK = np.zeros((num_sequences, len(low_KB)), np.uint8)
     padded_NK[:, :num_values] = values_NK
-    digits_NGK = (padded_NK >> values.bits).reshape(num_sequences, -1, group)
+    digits_NGK = (padded_NK >> values.bits).reshape(num_sequences, len(shared_GP), group)
     shared_NG = _shared_table(values.base)[tuple(np.moveaxis(digits_NGK, 2, 0))]
     stream_NB = np.zeros((num_sequences, max(low_KB.max(initial=0), shared_GP.max(initial=0)) + 1), np.uint8)
     for numbers, positions in ((padded_NK, low_KB), (shared_NG, shared_GP)):

@@ -1,0 +1,159 @@
+"""Matrices as a whole: padding, stacks, rotation, what is stored, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openafm.compression.astc.config import AstcConfig, HadamardConfig, LiteralAstcConfig
+from openafm.compression.astc.matrix import (
+    AstcMatrix,
+    AstcTensorsError,
+    UncodableWeightError,
+    decode_matrix,
+    encode_matrix,
+)
+from openafm.compression.astc.rotation import rotate, rotate_inputs, unrotate
+from openafm.core.errors import UsageError
+
+CONFIGS = [AstcConfig(), AstcConfig(partitions=1, rotation=None), LiteralAstcConfig()]
+
+
+def weights(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).normal(0.01, 0.05, shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+@pytest.mark.parametrize("shape", [(6, 6), (7, 13), (64, 100), (3, 12, 8), (2, 2, 9, 24)])
+def test_any_shape_comes_back(shape: tuple[int, ...], config: AstcConfig | LiteralAstcConfig) -> None:
+    weight = weights(*shape)
+    matrix = encode_matrix(weight, config)
+    decoded = decode_matrix(matrix)
+    assert decoded.shape == shape
+    assert decoded.dtype == np.float32
+    assert np.linalg.norm(decoded - weight) < 0.35 * np.linalg.norm(weight)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_a_stack_is_its_matrices(config: AstcConfig | LiteralAstcConfig) -> None:
+    weight = weights(3, 20, 18)
+    weight[1] *= 100  # its own scale
+    together = decode_matrix(encode_matrix(weight, config))
+    for alone, stacked in zip(weight, together, strict=True):
+        np.testing.assert_array_equal(decode_matrix(encode_matrix(alone, config)), stacked)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_stored_tensors_hold_everything(config: AstcConfig | LiteralAstcConfig) -> None:
+    matrix = encode_matrix(weights(2, 20, 30), config)
+    tensors = matrix.tensors("layers.0.up")
+    assert all(name.startswith("layers.0.up") for name in tensors)
+    assert tensors["layers.0.up"].shape == (2, 4, 5, 16)
+    again = AstcMatrix.from_tensors("layers.0.up", tensors, (2, 20, 30))
+    np.testing.assert_array_equal(decode_matrix(again), decode_matrix(matrix))
+    assert again.num_bits == matrix.num_bits == 8 * sum(tensor.nbytes for tensor in tensors.values())
+
+
+def test_stored_tensors_that_do_not_fit_are_refused() -> None:
+    tensors = encode_matrix(weights(20, 30), AstcConfig()).tensors("w")
+    with pytest.raises(AstcTensorsError, match="got nothing"):
+        AstcMatrix.from_tensors("v", tensors, (20, 30))
+    with pytest.raises(AstcTensorsError, match=r"\[1, 5, 5, 16\]"):
+        AstcMatrix.from_tensors("w", tensors, (25, 30))
+    with pytest.raises(AstcTensorsError, match=r"\.scale"):
+        AstcMatrix.from_tensors("w", {"w": tensors["w"]}, (20, 30))
+
+
+def test_bits_are_counted_to_the_last() -> None:
+    matrix = encode_matrix(weights(2, 96, 96), AstcConfig())
+    assert matrix.num_bits == 2 * 256 * 128 + 2 * 64 + 64
+    assert matrix.padding_bits == 0
+    padded = encode_matrix(weights(8, 8), AstcConfig(rotation=None))
+    assert padded.num_bits == 4 * 128 + 64
+    assert padded.padding_bits == round((144 - 64) * 128 / 36)
+    literal = encode_matrix(weights(12, 12), LiteralAstcConfig())
+    assert literal.num_bits == 4 * 144
+
+
+def test_a_constant_matrix_comes_back_exactly() -> None:
+    weight = np.full((12, 12), 0.3, np.float32)
+    np.testing.assert_array_equal(decode_matrix(encode_matrix(weight, AstcConfig(rotation=None))), weight)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 100), st.integers(1, 100), st.integers(0, 2**63 - 1))
+def test_rotation_is_orthogonal(num_rows: int, num_columns: int, seed: int) -> None:
+    weight = np.random.default_rng(0).normal(size=(num_rows, num_columns))
+    rotated = rotate(weight, seed)
+    np.testing.assert_allclose(unrotate(rotated, seed), weight, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(rotated), np.linalg.norm(weight), rtol=1e-5)
+    inputs = np.random.default_rng(1).normal(size=(3, num_columns))
+    products = rotate_inputs(weight, seed) @ rotate_inputs(inputs, seed).T
+    np.testing.assert_allclose(products, weight @ inputs.T, atol=1e-4)
+
+
+def test_rotation_spreads_outliers_and_its_signs_are_fixed() -> None:
+    weight = np.zeros((64, 832), np.float32)
+    weight[3, 100] = 1
+    rotated = rotate(weight, 7)
+    assert np.count_nonzero(rotated) == 64 * 64
+    assert rotated[0, 64] == pytest.approx(-1 / 64)  # a file written today is read by any later version
+    assert np.abs(rotate(weight, 8) - rotated).max() > 0
+
+
+def test_the_seed_of_the_rotation_is_kept() -> None:
+    weight = weights(64, 64)
+    matrices = [encode_matrix(weight, AstcConfig(rotation=HadamardConfig(seed=seed))) for seed in (1, 2)]
+    assert [matrix.rotation_seed for matrix in matrices] == [1, 2]
+    assert (matrices[0].blocks != matrices[1].blocks).any()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_processes_give_the_same_blocks(config: AstcConfig | LiteralAstcConfig) -> None:
+    weight = weights(2, 660, 660)
+    done: list[int] = []
+    matrix = encode_matrix(weight, config, num_workers=2, on_progress=done.append)
+    np.testing.assert_array_equal(matrix.blocks, encode_matrix(weight, config).blocks)
+    assert done == sorted(done)
+    assert len(done) > 2
+    assert done[-1] == weight.size
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_none_are_refused(bad: float) -> None:
+    weight = weights(12, 12)
+    weight[3, 4] = bad
+    with pytest.raises(UncodableWeightError, match=r"'layers\.3\.up' \[12, 12\] holds NaN or infinity"):
+        encode_matrix(weight, AstcConfig(), name="layers.3.up")
+
+
+@pytest.mark.parametrize("shape", [(5, 100), (100, 5), (100,), (0, 12, 12)])
+def test_what_is_too_small_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UncodableWeightError, match="too small to block"):
+        encode_matrix(np.ones(shape, np.float32), AstcConfig())
+
+
+def test_all_zero_weights_are_refused_but_one_of_a_stack_may_be() -> None:
+    with pytest.raises(UncodableWeightError, match=r"'w' .* all zero"):
+        encode_matrix(np.zeros((12, 12), np.float32), AstcConfig(), name="w")
+    weight = weights(2, 12, 12)
+    weight[1] = 0
+    assert not decode_matrix(encode_matrix(weight, AstcConfig()))[1].any()
+
+
+def test_weights_beyond_fp16_cannot_have_fp16_minima() -> None:
+    weight = weights(12, 12) * 1e6
+    with pytest.raises(UncodableWeightError, match="fp16"):
+        encode_matrix(weight, LiteralAstcConfig())
+    assert np.isfinite(decode_matrix(encode_matrix(weight, AstcConfig()))).all()
+
+
+def test_calibration_that_does_not_fit_is_refused() -> None:
+    weight = weights(12, 18)
+    for calibration in (np.eye(12), np.full((18, 18), np.nan)):
+        with pytest.raises(UsageError, match="calibration"):
+            encode_matrix(weight, AstcConfig(), calibration=calibration)
+    with pytest.raises(UsageError, match="literal"):
+        encode_matrix(weight, LiteralAstcConfig(), calibration=np.eye(18))
