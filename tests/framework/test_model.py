@@ -10,8 +10,7 @@ import pytest
 from tiny_bundles import tiny_recovery, write_tiny_bundle
 
 import openafm as fm
-from openafm.adapters.config import LoRAConfig
-from openafm.bundle import RecoveryAdapter, choose_model, write_bundle
+from openafm.bundle import choose_model
 
 Reason = fm.SystemLanguageModelUnavailableReason
 
@@ -68,19 +67,6 @@ def test_damaged_bundles_are_not_available(tmp_path: Path) -> None:
     config = path / "config.json"
     config.write_text(config.read_text().replace('"version": 1', '"version": 99'))
     assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_VERSION_UNSUPPORTED)
-
-
-def test_the_same_weights_with_another_recovery_adapter_are_another_model(tmp_path: Path) -> None:
-    plain = write_tiny_bundle(tmp_path / "plain")
-    adapted = write_tiny_bundle(tmp_path / "adapted", recovery=tiny_recovery())
-    assert plain.signature == adapted.signature
-    models = [fm.SystemLanguageModel(bundle=bundle.path) for bundle in (plain, adapted, plain)]
-    loaded = [model.load() for model in models]
-    assert loaded[0] is loaded[2] is not loaded[1]
-    (adapted.path / "recovery.fmadapter" / "metadata.json").write_text("damaged")
-    assert fm.SystemLanguageModel(bundle=adapted.path).is_available() == (False, Reason.MODEL_DAMAGED)
-    with pytest.raises(fm.AssetsUnavailableError, match=r"metadata\.json"):
-        fm.SystemLanguageModel(bundle=adapted.path).load()
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.json"])
@@ -160,24 +146,17 @@ def test_the_wire_form_of_a_transcript(model: fm.SystemLanguageModel) -> None:
 
 def test_a_recovery_adapter_makes_another_model_of_the_same_signature(tmp_path: Path) -> None:
     base = write_tiny_bundle(tmp_path / "base")
-    adapter = RecoveryAdapter(
-        config=LoRAConfig(rank=1, targets=("query",)),
-        weights={
-            f"layers.{layer}.attention.query.lora.{part}": np.ones((1, 32) if part == "a" else (32, 1), np.float32)
-            for layer in range(3)
-            for part in "ab"
-        },
-    )
-    recovered = write_bundle(
-        tmp_path / "recovered",
-        config=base.config,
-        tokenizer=base.tokenizer,
-        template=base.template,
-        tensors=base.tensors(),
-        recovery=adapter,
-    )
+    recovered = write_tiny_bundle(tmp_path / "recovered", recovery=tiny_recovery())
     assert recovered.signature == base.signature
     plain, adapted = (fm.SystemLanguageModel(bundle=bundle.path).load() for bundle in (base, recovered))
     logits = [model.engine.step([(model.engine.new_sequence(), [1, 2, 3])])[0] for model in (plain, adapted)]
     assert not np.allclose(*logits)
     assert fm.SystemLanguageModel(bundle=recovered.path).load() is adapted
+
+
+def test_a_damaged_recovery_adapter_is_damage(tmp_path: Path) -> None:
+    path = write_tiny_bundle(tmp_path / "recovered", recovery=tiny_recovery()).path
+    (path / "recovery.fmadapter" / "metadata.json").write_text("damaged")
+    assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_DAMAGED)
+    with pytest.raises(fm.AssetsUnavailableError, match=r"metadata\.json"):
+        fm.SystemLanguageModel(bundle=path).load()

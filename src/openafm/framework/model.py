@@ -124,11 +124,9 @@ class SystemLanguageModel:
         global _latest
         bundle = self.described()
         with _loading, _unavailable(f"the model {bundle.name} cannot be loaded: "):
-            recovery = bundle.recovery_adapter  # outside of the signature
-            key = (bundle.signature, None if recovery is None else recovery.digest)
-            loaded = _loaded.get(key)
+            loaded = _loaded.get(bundle.identity)
             if loaded is None:
-                loaded = _loaded[key] = LoadedModel(bundle)
+                loaded = _loaded[bundle.identity] = LoadedModel(bundle)
             _latest = loaded
         return loaded
 
@@ -169,6 +167,5 @@ def _unavailable(prefix: str = "") -> Iterator[None]:
 
 
 _loading = threading.Lock()
-# By signature and digest of the recovery adapter.
-_loaded: WeakValueDictionary[tuple[str, str | None], LoadedModel] = WeakValueDictionary()
+_loaded: WeakValueDictionary[str, LoadedModel] = WeakValueDictionary()  # by identity
 _latest: LoadedModel | None = None  # kept, so that a session after a session finds the weights in memory
