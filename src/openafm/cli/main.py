@@ -9,7 +9,7 @@ from typing import cast
 
 import typer
 
-from openafm.cli import bundles, data, quickstart, respond, tokenizer, train
+from openafm.cli import bundles, compress, data, quickstart, respond, tokenizer, train
 from openafm.core.errors import OpenAFMError
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.add_typer(train.recipes_app, name="recipes")
+app.add_typer(compress.app, name="compress")
 app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")
 app.command()(bundles.inspect)

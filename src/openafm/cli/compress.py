@@ -1,0 +1,139 @@
+"""`openafm compress BUNDLE` and `openafm compress report`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.cli.train import parse_changes
+from openafm.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from openafm.recipes.compression_report import BundleReport, CompressionReport
+
+_DEFAULT = "BUNDLE"  # how the verb for a bundle shows in the help; nobody has to write it
+
+
+class _BundleOrReport(TyperGroup):
+    """`compress report ...` is a verb of its own; whatever else comes first belongs to the compressing one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_BundleOrReport,
+    no_args_is_help=True,
+    help="Compress a bundle after training (`openafm compress NAME --format astc`), or compare bundles "
+    "(`openafm compress report A B`). A bundle that is called 'report' is given by path.",
+)
+
+
+class CompressOptionError(UsageError):
+    """Options of `openafm compress` that contradict each other."""
+
+
+@app.command(_DEFAULT)
+def compress(
+    bundle: Annotated[str, typer.Argument(metavar="NAME", help="The uncompressed bundle, by name or path.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            help="astc: the server model's way, 3.56 bits a weight and an adapter; int2: 2 bits, rounded without training."
+        ),
+    ] = "astc",
+    rank: Annotated[
+        int | None, typer.Option(help="Singular vectors of each matrix that go into the adapter (astc); 0 for none.")
+    ] = None,
+    no_calibration: Annotated[
+        bool, typer.Option("--no-calibration", help="Encode matrices by themselves, without data (astc).")
+    ] = False,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change one value of the format: blocks.partitions=1. May be repeated.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the bundle made; by default NAME-FORMAT.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compress a bundle after its training. The word BUNDLE may be left out: `openafm compress NAME --format astc`.
+
+    The bundle itself stays as it is; a new one is made beside it.
+    """
+    from openafm.bundle import open_bundle
+    from openafm.recipes import compress as recipe
+
+    values = parse_changes(changes)
+    if rank is not None:
+        values |= {"adapter": "null"} if rank == 0 else {"adapter.rank": str(rank)}
+    if no_calibration:
+        values["calibration"] = "null"
+    config = recipe.compression_config(format, values)
+    source = open_bundle(bundle)
+    result = recipe.compress(source, config, name or f"{source.name}-{format}")
+    if json:
+        print_json(result.to_dict())
+    else:
+        print_table(("", ""), list(result.to_dict().items()))
+
+
+@app.command()
+def report(
+    bundles: Annotated[list[str], typer.Argument(help="Bundles by name or path; the uncompressed one first.")],
+    examples: Annotated[int, typer.Option(help="Held-out examples of each task.")] = 50,
+    json: JsonOption = False,
+) -> None:
+    """Compare bundles: bits, bytes, held-out loss, scores of every task, what is retained, bytes of keys and values."""
+    from openafm.recipes.compression_report import compression_report
+
+    made = compression_report(bundles, examples)
+    if json:
+        print_json(made.to_dict())
+    else:
+        _show(made)
+
+
+def _show(made: CompressionReport) -> None:
+    rows: list[tuple[object, ...]] = []
+    for bundle in made.bundles:
+        values = bundle.to_dict()
+        scores = [f"{task.score:.1%}" for task in bundle.scores.tasks.values()]
+        rows.append(
+            (
+                values["name"],
+                values["bits_per_weight"],
+                values["adapter_bits_per_weight"],
+                values["bytes"],
+                values["loss"],
+                *scores,
+                f"{values['exact_match']:.1%}",
+                _retained(bundle),
+                values["kv_bytes_per_token"],
+                values["kv_bytes_at_4096"],
+            )
+        )
+    tasks = tuple(made.bundles[0].scores.tasks)
+    header = ("bundle", "bits/weight", "of them adapter", "bytes", "loss", *tasks, "exact match", "retained")
+    print_table((*header, "KV bytes/token", "KV bytes at 4,096"), rows)
+    print(
+        f"\n{made.num_examples} held-out examples of each task. event, tagging and arithmetic: right answers (exact match is"
+        "\ntheir mean); summary and rewrite: ROUGE-L. Bits count all that is stored: codes, scales, minima, embedding,"
+        "\nnorms and adapter. Loss: nats for each token of the answers."
+    )
+    retention = made.bundles[0].retention
+    if retention is None:
+        print("None of the bundles is uncompressed: nothing to compare the scores with.")
+    else:
+        named = ", ".join(retention.well_above) or "none"
+        print(
+            f"retained: scores over those of {retention.reference}, mean over the tasks in which that one is at least ten"
+            f"\npoints above every baseline: {named}."
+        )
+
+
+def _retained(bundle: BundleReport) -> str:
+    mean = None if bundle.retention is None else bundle.retention.mean
+    return "-" if mean is None else f"{mean:.1%}"

@@ -1,0 +1,338 @@
+"""Compression after training: a bundle in full precision in, a bundle in few bits out (report section 6).
+
+Formats are configs: `astc` as the report compresses its server model, `int2` as the plain baseline that quantisation-aware
+training has to beat. The source is read and never written.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from openafm.adapters.config import LoRAConfig
+from openafm.bundle import Bundle, Numerics, RecoveryAdapter, bundle_place, write_bundle
+from openafm.bundle.describe import stored_bits
+from openafm.compression.astc.config import AstcConfig, LiteralAstcConfig
+from openafm.compression.config import QATConfig
+from openafm.compression.errors import AlreadyCompressedError
+from openafm.core.config import Config, ConfigError, nearest, override
+from openafm.core.errors import UsageError
+from openafm.core.progress import Progress, progress
+from openafm.data.synthetic import SyntheticConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from openafm.data.loader import Batch
+    from openafm.models.decoder import Decoder
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+_FEWEST_TOKENS = 64  # conversations of the corpus are longer than that on average, whatever the tokenizer
+
+
+class UnknownFormatError(UsageError):
+    """No compressed format of this name."""
+
+
+class SourceBundleError(UsageError):
+    """The compressed bundle would stand in the place of the one that it is made from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrationConfig(Config):
+    """Rows of the built-in corpus that say what enters the matrices: `num_rows` of at most `row_tokens` tokens."""
+
+    corpus: SyntheticConfig = field(default_factory=SyntheticConfig)
+    num_rows: int = 16
+    row_tokens: int = 1024
+
+    def __post_init__(self) -> None:
+        self.require(self.num_rows > 0, f"num_rows must be at least 1, got {self.num_rows}")
+        self.require(self.row_tokens > 1, f"row_tokens must be at least 2, got {self.row_tokens}")
+        self.require(self.corpus.split == "train", "calibration must not read the held-out split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressedWeights:
+    """What a compressed bundle holds beside config, tokenizer and template."""
+
+    tensors: Arrays
+    numerics: Numerics
+    recovery: RecoveryAdapter | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionConfig(Config):
+    """Base of the formats."""
+
+    @property
+    def summary(self) -> str:
+        """What is done, in a sentence for the card."""
+        raise ConfigError(f"{type(self).__name__} is abstract; use AstcCompression or Int2Compression")
+
+    def compress(self, bundle: Bundle) -> CompressedWeights:
+        """Errors as the function `compress` of this module."""
+        raise ConfigError(f"{type(self).__name__} is abstract; use AstcCompression or Int2Compression")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AstcCompression(CompressionConfig):
+    """The server model's way: top singular vectors into an adapter, the rest in 6x6 ASTC blocks, a 4-bit embedding.
+
+    With `calibration` blocks are chosen by the error of the outputs (block-GPTQ), one layer after another. `adapter` None
+    leaves everything to the blocks.
+    """
+
+    adapter: LoRAConfig | None = field(default_factory=LoRAConfig)
+    blocks: AstcConfig | LiteralAstcConfig = field(default_factory=AstcConfig)
+    calibration: CalibrationConfig | None = field(default_factory=CalibrationConfig)
+
+    def __post_init__(self) -> None:
+        self.require(
+            self.calibration is None or isinstance(self.blocks, AstcConfig),
+            "the literal ASTC recipe takes no calibration; set calibration to null",
+        )
+
+    @property
+    def numerics(self) -> Numerics:
+        return Numerics(weights="astc_6x6", embedding="int4_group32", activations="float32", kv="int8_per_token_head")
+
+    @property
+    def summary(self) -> str:
+        first = (
+            "" if self.adapter is None else f"the top {self.adapter.rank} singular vectors of each matrix in an adapter, "
+        )
+        with_what = "without calibration"
+        if self.calibration is not None:
+            with_what = f"calibrated on {self.calibration.num_rows} rows of the built-in corpus"
+        return f"{first}matrices in ASTC 6x6 blocks {with_what}, a 4-bit embedding, 8-bit keys and values"
+
+    def compress(self, bundle: Bundle) -> CompressedWeights:
+        import torch
+
+        from openafm.adapters.lora import adapter_weights
+        from openafm.adapters.singular import move_singular_vectors
+        from openafm.compression.int4_embedding import quantise_embedding
+        from openafm.compression.keys_values import keep_in
+        from openafm.compression.low_bit import layer_linears
+
+        decoder = _plain_decoder(bundle)
+        # The embedding and the slots first: calibration then sees what the matrices will.
+        embedding = quantise_embedding(decoder.embedding.detach().numpy())
+        with torch.no_grad():
+            decoder.embedding.copy_(torch.from_numpy(embedding.dequantise()))
+        keep_in(decoder, self.numerics.kv)
+        recovery = None
+        if self.adapter is not None:
+            move_singular_vectors(decoder, self.adapter)
+            moved = {name: weight.numpy() for name, weight in adapter_weights(decoder).items()}
+            recovery = RecoveryAdapter(config=self.adapter, weights=moved)
+        matrices = [f"{name}.weight" for name in layer_linears(decoder)]
+        taken = {"embedding", *matrices, *(recovery.weights if recovery else ())}
+        rest = {name: weight.numpy() for name, weight in decoder.state_dict().items() if name not in taken}
+        tensors = self._encode(decoder, bundle) | embedding.tensors("embedding") | rest
+        return CompressedWeights(tensors=tensors, numerics=self.numerics, recovery=recovery)
+
+    def _encode(self, decoder: Decoder, bundle: Bundle) -> Arrays:
+        """The tensors of all matrices of the layers; in the decoder the decoded ones take their place."""
+        from openafm.compression.low_bit import layer_linears
+        from openafm.compression.post_training.calibration import compress_linears
+
+        batches = None if self.calibration is None else calibration_batches(bundle, self.calibration)
+        linears = layer_linears(decoder)
+        with progress("encode ASTC", sum(linear.weight.numel() for linear in linears.values())) as bar:
+            encoder = _AstcEncoder(self.blocks, bar)
+            if batches is not None:
+                compress_linears(decoder, batches, encoder)
+            else:
+                for name, linear in linears.items():
+                    encoder(name, linear.weight.detach())
+        return encoder.tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int2Compression(CompressionConfig):
+    """Two bits with no training at all: each matrix rounded to four levels at the clip that Newton's method finds.
+
+    The numerics are those of a model trained for them, the answers are not; `on_device.qat` trains.
+    """
+
+    simulation: QATConfig = field(default_factory=QATConfig)
+
+    @property
+    def summary(self) -> str:
+        return "matrices in 2 bits, rounded and not trained, a 4-bit embedding, 8-bit activations, keys and values"
+
+    def compress(self, bundle: Bundle) -> CompressedWeights:
+        from openafm.compression.deploy import packed_tensors
+
+        decoder = _plain_decoder(bundle)
+        self.simulation.install(decoder)
+        return CompressedWeights(tensors=packed_tensors(decoder), numerics=self.simulation.numerics)
+
+
+FORMATS: dict[str, type[CompressionConfig]] = {"astc": AstcCompression, "int2": Int2Compression}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressResult:
+    """What was made of what. Bits per weight count all that is stored, the adapter included; bytes are those of files."""
+
+    bundle: str
+    signature: str
+    format: str
+    source: str
+    source_signature: str
+    bits_per_weight: float
+    adapter_bits_per_weight: float
+    bytes: int
+    source_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def compression_config(format: str, changes: Mapping[str, str] | None = None) -> CompressionConfig:
+    """The config of a format, with single values changed by dotted key.
+
+    Raises:
+        UnknownFormatError: the message names the formats.
+        UnknownKeyError, ConfigError: a change of something that the format does not have, or to an impossible value.
+    """
+    if format not in FORMATS:
+        raise UnknownFormatError(f"unknown format '{format}'{nearest(format, list(FORMATS))}")
+    return override(FORMATS[format](), changes or {})
+
+
+def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressResult:
+    """Compress a bundle into another one, called `name`.
+
+    Raises:
+        AlreadyCompressedError: the bundle has few bits already.
+        SourceBundleError: `name` is the bundle itself.
+        UncompressibleWeightError, UncodableWeightError, SingularRankError, NonFiniteWeightError: a tensor that cannot be
+            compressed; the message names it.
+        CalibrationError: calibration does not fit into memory.
+        BundleError: the bundle is damaged.
+        BundleNameError: `name` is no name for a bundle.
+    """
+    place = bundle_place(name)
+    if bundle.numerics.is_compressed or bundle.recovery_adapter is not None:
+        raise AlreadyCompressedError(
+            f"{bundle.name} is compressed already (weights {bundle.numerics.weights}, embedding "
+            f"{bundle.numerics.embedding}); compress the bundle that it was made from"
+        )
+    if place.resolve() == bundle.path.resolve():
+        raise SourceBundleError(f"'{name}' is the bundle to compress itself, which stays as it is; choose another --name")
+    bundle.verify()
+    made = config.compress(bundle)
+    compressed = write_bundle(
+        place,
+        config=bundle.config,
+        tokenizer=bundle.tokenizer,
+        template=bundle.template,
+        tensors=made.tensors,
+        numerics=made.numerics,
+        recovery=made.recovery,
+        card=_card(name, bundle, config),
+    )
+    bits = stored_bits(compressed)
+    return CompressResult(
+        bundle=str(compressed.path),
+        signature=compressed.signature,
+        format=_format_name(config),
+        source=bundle.name,
+        source_signature=bundle.signature,
+        bits_per_weight=bits.total,
+        adapter_bits_per_weight=bits.adapter,
+        bytes=weight_bytes(compressed),
+        source_bytes=weight_bytes(bundle),
+    )
+
+
+def weight_bytes(bundle: Bundle) -> int:
+    """The size of all weight files on disk, the recovery adapter's included."""
+    return sum(file.stat().st_size for file in bundle.path.rglob("*.safetensors"))
+
+
+def calibration_batches(bundle: Bundle, config: CalibrationConfig) -> list[Batch]:
+    """Rows of the built-in corpus in the bundle's tokens, one a batch."""
+    num_examples = -(-config.num_rows * config.row_tokens // _FEWEST_TOKENS)
+    return corpus_batches(bundle, config.corpus, num_examples, config.row_tokens)[: config.num_rows]
+
+
+def corpus_batches(bundle: Bundle, corpus: SyntheticConfig, num_examples: int, row_tokens: int) -> list[Batch]:
+    """All of the first examples of the corpus in the bundle's tokens, one row a batch; loss on the answers only."""
+    from openafm.data.loader import LoaderConfig, SourceConfig
+    from openafm.data.pack import PackConfig, pack_synthetic
+
+    with tempfile.TemporaryDirectory(prefix="openafm-") as folder:
+        shards = Path(folder) / "shards"
+        pack_synthetic(corpus, num_examples, shards, bundle.tokenizer, bundle.template, PackConfig(source="built_in"))
+        source = SourceConfig(name="built_in", path=str(shards))
+        row_tokens = min(row_tokens, bundle.config.context_length)
+        loader = LoaderConfig(sources=(source,), rows_per_step=1, row_tokens=row_tokens).build()
+        return [loader.batch(step) for step in range(loader.sources[0].num_rows)]
+
+
+class _AstcEncoder:
+    """Encodes matrices one by one, gathers their tensors, and gives back what they decode to."""
+
+    def __init__(self, config: AstcConfig | LiteralAstcConfig, bar: Progress) -> None:
+        self._config, self._bar = config, bar
+        self._num_done = 0
+        self.tensors: Arrays = {}
+
+    def __call__(self, name: str, weight_RC: Tensor, moment_CC: Tensor | None = None) -> Tensor:
+        import torch
+
+        from openafm.compression.astc.matrix import decode_matrix, encode_matrix
+
+        matrix = encode_matrix(
+            weight_RC.numpy(),
+            self._config,
+            calibration=None if moment_CC is None else moment_CC.numpy(),
+            on_progress=lambda done: self._bar.update(self._num_done + done, name),
+            name=f"{name}.weight",
+        )
+        self._num_done += weight_RC.numel()
+        self.tensors |= matrix.tensors(f"{name}.weight")
+        return torch.from_numpy(decode_matrix(matrix))
+
+
+def _plain_decoder(bundle: Bundle) -> Decoder:
+    """The bundle's decoder with fp32 weights of its own, to be changed."""
+    import torch
+
+    from openafm.bundle.decoder import load_decoder
+
+    decoder = load_decoder(bundle)
+    decoder.compute_dtype = torch.float32
+    return decoder
+
+
+def _format_name(config: CompressionConfig) -> str:
+    return next(name for name, kind in FORMATS.items() if isinstance(config, kind))
+
+
+def _card(name: str, source: Bundle, config: CompressionConfig) -> str:
+    return f"""# {name}
+
+Compressed after training from `{source.name}`, signature `{source.signature}`, to the format `{_format_name(config)}`:
+{config.summary}. Nothing was trained: `openafm train on_device.recovery_adapter --from {name}` wins quality
+back, `openafm compress report` shows how much is missing.
+
+What the uncompressed bundle says of itself:
+
+{_quoted(source.card())}
+"""
+
+
+def _quoted(text: str) -> str:
+    return "\n".join(f"> {line}".rstrip() for line in text.strip().splitlines())

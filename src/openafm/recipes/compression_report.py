@@ -1,0 +1,154 @@
+"""What compression costs and what is left: bundles side by side on the same held-out examples (report 6, Table 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openafm.bundle import Bundle, open_bundle
+from openafm.bundle.describe import stored_bits
+from openafm.core.config import to_dict
+from openafm.core.errors import UsageError
+from openafm.core.progress import progress
+from openafm.data.synthetic import SyntheticConfig
+from openafm.evaluation.held_out import TASKS, HeldOutScores, held_out_scores
+from openafm.models.accounting import kv_bytes
+from openafm.recipes.compress import corpus_batches, weight_bytes
+
+LOSS_EXAMPLES = 4  # conversations that the loss is taken over, for each example of a task
+ROW_TOKENS = 1024
+
+
+class EmptyReportError(UsageError):
+    """A report of no bundle."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """Scores over those of the first uncompressed bundle.
+
+    `tasks` leaves out those in which that bundle scores nothing; `mean` is over the tasks in `well_above`, where it is well
+    above the baselines: elsewhere keeping the score says nothing. None where there is no such task.
+    """
+
+    reference: str
+    tasks: dict[str, float]
+    well_above: tuple[str, ...]
+
+    @property
+    def mean(self) -> float | None:
+        kept = [self.tasks[task] for task in self.well_above]
+        return sum(kept) / len(kept) if kept else None
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "reference": self.reference,
+            "mean": self.mean,
+            "tasks": self.tasks,
+            "well_above_baselines": list(self.well_above),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleReport:
+    """One bundle. `loss` is in nats for each token of the answers in the bundle's own tokens: compare equal tokenizers."""
+
+    bundle: Bundle
+    loss: float
+    scores: HeldOutScores
+    retention: Retention | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        bundle, bits = self.bundle, stored_bits(self.bundle)
+        return {
+            "name": bundle.name,
+            "path": str(bundle.path),
+            "signature": bundle.signature,
+            "numerics": to_dict(bundle.numerics),
+            "bits_per_weight": bits.total,
+            "adapter_bits_per_weight": bits.adapter,
+            "bytes": weight_bytes(bundle),
+            "loss": self.loss,
+            **self.scores.to_dict(),
+            "kv_bytes_per_token": kv_bytes(bundle.config, bundle.numerics.kv, num_tokens=1),
+            "kv_bytes_at_4096": kv_bytes(bundle.config, bundle.numerics.kv, num_tokens=4096),
+            "retention": None if self.retention is None else self.retention.to_dict(),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionReport:
+    """Bundles in the order asked for, each judged by `num_examples` examples of every task."""
+
+    num_examples: int
+    bundles: tuple[BundleReport, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"num_examples": self.num_examples, "bundles": [report.to_dict() for report in self.bundles]}
+
+
+def compression_report(names: Sequence[str | Path], num_examples: int = 50) -> CompressionReport:
+    """Measure bundles by name or path: every one on the same examples, in the numerics that it declares.
+
+    Raises:
+        EmptyReportError: no bundles.
+        UsageError: no examples.
+        BundleNotFoundError, BundleError: a bundle is not there or damaged; before anything is measured.
+    """
+    from openafm.framework.model import SystemLanguageModel
+
+    bundles = [open_bundle(name) for name in names]
+    if not bundles:
+        raise EmptyReportError("a report needs at least one bundle, by name or path")
+    if num_examples < 1:
+        raise UsageError(f"a report needs at least one example of each task, got {num_examples}")
+    for bundle in bundles:
+        bundle.verify()
+    measured = []
+    for bundle in bundles:
+        loss = held_out_loss(bundle, LOSS_EXAMPLES * num_examples)
+        with progress(f"score {bundle.name}", len(TASKS) * num_examples) as bar:
+            model = SystemLanguageModel(bundle=bundle.path)
+            scores = held_out_scores(model, num_examples=num_examples, on_each=bar.update)
+        measured.append(BundleReport(bundle=bundle, loss=loss, scores=scores))
+    return CompressionReport(num_examples=num_examples, bundles=with_retention(measured))
+
+
+def with_retention(measured: Sequence[BundleReport]) -> tuple[BundleReport, ...]:
+    """The same with retention, where one of the bundles is uncompressed."""
+    reference = next((report for report in measured if not report.bundle.numerics.is_compressed), None)
+    if reference is None:
+        return tuple(measured)
+    return tuple(
+        BundleReport(bundle=report.bundle, loss=report.loss, scores=report.scores, retention=_retention(report, reference))
+        for report in measured
+    )
+
+
+def held_out_loss(bundle: Bundle, num_examples: int) -> float:
+    """Mean cross entropy, in nats, of the answers' tokens in the first examples of the held-out split."""
+    import torch
+
+    from openafm.bundle.decoder import load_decoder
+    from openafm.training.objectives import NextToken
+
+    batches = corpus_batches(bundle, SyntheticConfig(split="held_out"), num_examples, ROW_TOKENS)
+    decoder = load_decoder(bundle, adapter=bundle.recovery_adapter)
+    objective, total, count = NextToken(), 0.0, 0
+    with progress(f"loss of {bundle.name}", len(batches)) as bar, torch.no_grad():
+        for done, batch in enumerate(batches, start=1):
+            losses = objective(decoder, batch)
+            total, count = total + losses.total.item(), count + losses.count
+            bar.update(done)
+    return total / count
+
+
+def _retention(report: BundleReport, reference: BundleReport) -> Retention:
+    whole = reference.scores.tasks
+    return Retention(
+        reference=reference.bundle.name,
+        tasks={name: task.score / whole[name].score for name, task in report.scores.tasks.items() if whole[name].score > 0},
+        well_above=tuple(name for name, task in whole.items() if task.is_well_above_baselines),
+    )

@@ -1,0 +1,202 @@
+"""Compression after training: each format makes a bundle that runs, bad input is refused by name, the source stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_sources import QUICK, write_source
+
+from openafm.adapters.singular import SingularRankError
+from openafm.bundle import Bundle, BundleNameError, BundleTamperedError, bundle_place, open_bundle
+from openafm.bundle.decoder import load_decoder
+from openafm.bundle.describe import stored_bits
+from openafm.compression.astc.matrix import UncodableWeightError
+from openafm.compression.errors import AlreadyCompressedError, UncompressibleWeightError
+from openafm.compression.post_training import calibration
+from openafm.compression.post_training.calibration import CalibrationError
+from openafm.core.config import ConfigError, UnknownKeyError, override
+from openafm.models.accounting import num_parameters
+from openafm.recipes.compress import (
+    AstcCompression,
+    SourceBundleError,
+    UnknownFormatError,
+    compress,
+    compression_config,
+)
+
+CHANGES = {"astc": QUICK, "int2": {}}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def source() -> Bundle:
+    return write_source(bundle_place("tiny"))
+
+
+def files(bundle: Bundle) -> dict[str, bytes]:
+    return {str(file): file.read_bytes() for file in sorted(bundle.path.rglob("*")) if file.is_file()}
+
+
+def logits(bundle: Bundle) -> torch.Tensor:
+    with torch.no_grad():
+        tokens_BS = torch.arange(40).reshape(2, 20)
+        return load_decoder(bundle, adapter=bundle.recovery_adapter)(tokens_BS)
+
+
+def error(made: Bundle, source: Bundle) -> float:
+    expected = logits(source)
+    return float((logits(made) - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("format", ["astc", "int2"])
+def test_a_format_makes_a_signed_bundle_that_computes_nearly_the_same(source: Bundle, format: str) -> None:
+    before = files(source)
+    result = compress(source, compression_config(format, CHANGES[format]), "small")
+    made = open_bundle("small")
+    made.verify()
+    assert files(source) == before
+    assert made.signature == result.signature != source.signature == result.source_signature
+    assert made.numerics.is_compressed
+    assert made.numerics.embedding == "int4_group32"
+    assert made.numerics.kv == "int8_per_token_head"
+    assert 0 < error(made, source) < {"astc": 0.35, "int2": 0.6}[format]
+    assert result.bits_per_weight == stored_bits(made).total
+    assert result.bytes < result.source_bytes / 3
+    for text in ("tiny", source.signature, f"`{format}`", "> # tiny"):
+        assert text in made.card()
+
+
+def test_astc_moves_singular_vectors_into_the_adapter_and_counts_its_bits(source: Bundle) -> None:
+    result = compress(source, compression_config("astc", QUICK), "with")
+    made = open_bundle("with")
+    assert made.recovery_adapter is not None
+    made.recovery_adapter.check_base(made.signature)
+    made.recovery_adapter.verify()
+    weights = made.recovery_adapter.weights()
+    expected = 16 * sum(array.size for array in weights.values()) / num_parameters(made.config)
+    assert result.adapter_bits_per_weight == pytest.approx(expected)
+    without = compress(source, compression_config("astc", {"calibration.num_rows": "1", "adapter": "null"}), "without")
+    assert without.adapter_bits_per_weight == 0
+    assert open_bundle("without").recovery_adapter is None
+    assert error(made, source) < error(open_bundle("without"), source)
+
+
+def test_calibration_makes_outputs_better_and_is_repeatable(source: Bundle) -> None:
+    config = compression_config("astc", {"calibration.num_rows": "4", "adapter.rank": "4"})
+    assert isinstance(config, AstcCompression)
+    first = compress(source, config, "first")
+    assert compress(source, config, "second").signature == first.signature
+    assert compress(source, replace(config, calibration=None), "plain").signature != first.signature
+
+
+def test_the_literal_recipe_takes_no_calibration(source: Bundle) -> None:
+    literal = {"blocks": '{"type": "LiteralAstcConfig"}', "adapter.rank": "4"}
+    with pytest.raises(ConfigError, match="set calibration to null"):
+        compression_config("astc", literal)
+    compress(source, compression_config("astc", literal | {"calibration": "null"}), "literal")
+    assert error(open_bundle("literal"), source) < 0.9
+
+
+def test_int2_has_four_levels_a_matrix(source: Bundle) -> None:
+    compress(source, compression_config("int2"), "two")
+    made = open_bundle("two")
+    decoder = load_decoder(made)
+    levels = decoder.get_buffer("layers.0.feed_forward.gate.levels")
+    assert set(levels.unique().tolist()) == {-1.5, -0.5, 0.5, 1.5}
+
+
+@pytest.mark.parametrize("format", ["astc", "int2"])
+def test_a_compressed_bundle_is_refused(source: Bundle, format: str) -> None:
+    compress(source, compression_config("int2"), "two")
+    with pytest.raises(AlreadyCompressedError, match="two is compressed already"):
+        compress(open_bundle("two"), compression_config(format), "again")
+    assert not bundle_place("again").exists()
+
+
+def test_the_source_cannot_be_the_target(source: Bundle) -> None:
+    before = files(source)
+    with pytest.raises(SourceBundleError, match="another --name"):
+        compress(source, compression_config("int2"), "tiny")
+    with pytest.raises(BundleNameError):
+        compress(source, compression_config("int2"), "../tiny")
+    assert files(source) == before
+
+
+def test_unknown_formats_and_options() -> None:
+    with pytest.raises(UnknownFormatError, match="astc, int2"):
+        compression_config("gguf")
+    with pytest.raises(UnknownKeyError, match="adapter"):
+        compression_config("int2", {"adapter.rank": "4"})
+    with pytest.raises(ConfigError, match="held-out"):
+        override(compression_config("astc"), {"calibration.corpus.split": "held_out"})
+
+
+@pytest.mark.parametrize(
+    ("format", "changes", "expected"),
+    [
+        ("astc", QUICK, UncodableWeightError),
+        ("astc", {"calibration": "null", "adapter": "null"}, UncodableWeightError),
+        ("int2", {}, UncompressibleWeightError),
+    ],
+)
+def test_an_all_zero_matrix_is_named(
+    tmp_path: Path, format: str, changes: dict[str, str], expected: type[Exception]
+) -> None:
+    source = write_source(tmp_path / "zero", {"layers.1.attention.query.weight": 0.0})
+    before = files(source)
+    with pytest.raises(expected, match=r"layers\.1\.attention\.query"):
+        compress(source, compression_config(format, changes), "x")
+    assert files(source) == before
+    assert not bundle_place("x").exists()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_named(source: Bundle, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No bundle is written with such weights: they can only come from memory."""
+    broken = dict(source.tensors())
+    broken["layers.0.feed_forward.up.weight"] = np.full_like(broken["layers.0.feed_forward.up.weight"], value)
+    monkeypatch.setattr(source, "tensors", lambda: broken)
+    for format in ("astc", "int2"):
+        with pytest.raises(Exception, match=r"layers\.0\.feed_forward\.up") as caught:
+            compress(source, compression_config(format, CHANGES[format]), "x")
+        assert type(caught.value).__name__ in ("NonFiniteWeightError", "UncompressibleWeightError")
+        with pytest.raises(UncodableWeightError, match=r"layers\.0\.feed_forward\.up"):
+            compress(source, compression_config("astc", {"adapter": "null", "calibration": "null"}), "x")
+
+
+def test_a_matrix_too_small_to_block_is_named(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "narrow", head_dim=4)
+    with pytest.raises(UncodableWeightError, match=r"'layers\.0\.attention\..*too small to block"):
+        compress(source, compression_config("astc", QUICK), "x")
+    with pytest.raises(SingularRankError, match=r"layers\.0\.attention.*asked for 32"):
+        compress(source, compression_config("astc"), "x")
+
+
+def test_a_damaged_source_is_refused(source: Bundle) -> None:
+    file = source.path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(BundleTamperedError):
+        compress(open_bundle("tiny"), compression_config("int2"), "x")
+
+
+def test_running_out_of_memory_in_calibration_is_explained(source: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> None:
+        raise torch.OutOfMemoryError("no more")
+
+    before = files(source)
+    monkeypatch.setattr(calibration, "_context", exhausted)
+    with pytest.raises(CalibrationError, match="does not fit into memory"):
+        compress(source, compression_config("astc", QUICK), "x")
+    assert files(source) == before
+    assert not bundle_place("x").exists()

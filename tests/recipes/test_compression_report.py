@@ -1,0 +1,147 @@
+"""The table: every bundle on the same examples, every bit counted, retention where it means something."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_sources import QUICK, write_source
+
+from openafm.adapters.config import LoRAConfig
+from openafm.bundle import Bundle, BundleNotFoundError, RecoveryAdapter, bundle_place, open_bundle, write_bundle
+from openafm.bundle.describe import describe_bundle
+from openafm.core.errors import UsageError
+from openafm.evaluation.held_out import HeldOutScores, TaskScore
+from openafm.recipes.compress import compress, compression_config
+from openafm.recipes.compression_report import (
+    BundleReport,
+    EmptyReportError,
+    compression_report,
+    held_out_loss,
+    with_retention,
+)
+
+KEYS = {
+    "name",
+    "path",
+    "signature",
+    "numerics",
+    "bits_per_weight",
+    "adapter_bits_per_weight",
+    "bytes",
+    "loss",
+    "exact_match",
+    "tasks",
+    "kv_bytes_per_token",
+    "kv_bytes_at_4096",
+    "retention",
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def bundles() -> list[Bundle]:
+    source = write_source(bundle_place("tiny"), context_length=2048)
+    compress(source, compression_config("int2"), "tiny-int2")
+    compress(source, compression_config("astc", QUICK), "tiny-astc")
+    return [source, open_bundle("tiny-int2"), open_bundle("tiny-astc")]
+
+
+def scores(**by_task: tuple[float, float]) -> HeldOutScores:
+    """Of each task the score and the best baseline's."""
+    return HeldOutScores(
+        tasks={
+            name: TaskScore(
+                score=score, metric="exact", num_examples=4, languages={"en": score}, baselines={"constant": baseline}
+            )
+            for name, (score, baseline) in by_task.items()
+        }
+    )
+
+
+def test_a_report_on_an_uncompressed_and_two_compressed_bundles(bundles: list[Bundle]) -> None:
+    report = compression_report(["tiny", bundles[1].path, "tiny-astc"], num_examples=1).to_dict()
+    assert report["num_examples"] == 1
+    plain, int2, astc = rows = report["bundles"]
+    for row, bundle in zip(rows, bundles, strict=True):
+        described = describe_bundle(bundle)
+        assert row.keys() == KEYS
+        assert (row["name"], row["path"], row["signature"]) == (bundle.name, str(bundle.path), bundle.signature)
+        assert row["bits_per_weight"] == described.bits_per_weight
+        assert (row["kv_bytes_per_token"], row["kv_bytes_at_4096"]) == (
+            described.kv_bytes_per_token,
+            described.kv_bytes_at_4096,
+        )
+        assert row["tasks"].keys() == {"event", "tagging", "arithmetic", "summary", "rewrite"}
+        assert row["retention"]["reference"] == "tiny"
+        assert math.isfinite(row["loss"])
+    assert plain["bits_per_weight"] == 32 > astc["bits_per_weight"] > int2["bits_per_weight"]
+    assert plain["bytes"] > astc["bytes"] > int2["bytes"]
+    assert astc["adapter_bits_per_weight"] > 0 == int2["adapter_bits_per_weight"]
+    assert int2["numerics"]["weights"] == "int2_balanced"
+    assert len({row["loss"] for row in rows}) == 3
+    assert set(plain["retention"]["tasks"].values()) <= {1.0}
+
+
+def test_retention_is_over_the_first_uncompressed_bundle_where_it_is_well_above_the_baselines(
+    bundles: list[Bundle],
+) -> None:
+    plain, int2, astc = bundles
+    measured = [
+        BundleReport(bundle=int2, loss=2.0, scores=scores(a=(0.4, 0.1), b=(0.5, 0.45), c=(0.1, 0), d=(0.3, 0.1))),
+        BundleReport(bundle=plain, loss=1.0, scores=scores(a=(0.8, 0.1), b=(0.5, 0.45), c=(0, 0), d=(0.4, 0.1))),
+        BundleReport(bundle=astc, loss=1.1, scores=scores(a=(0.8, 0.1), b=(0.4, 0.45), c=(0, 0), d=(0.6, 0.1))),
+    ]
+    retained = [report.retention for report in with_retention(measured)]
+    assert all(r is not None and r.reference == "tiny" and r.well_above == ("a", "d") for r in retained)
+    assert [r.tasks for r in retained if r] == [
+        pytest.approx({"a": 0.5, "b": 1, "d": 0.75}),
+        {"a": 1, "b": 1, "d": 1},
+        pytest.approx({"a": 1, "b": 0.8, "d": 1.5}),
+    ]
+    assert [r.mean for r in retained if r] == pytest.approx([0.625, 1, 1.25])
+    assert all(report.retention is None for report in with_retention([measured[0], measured[2]]))
+    hopeless = replace(measured[1], scores=scores(a=(0.1, 0.1)))
+    (alone,) = with_retention([hopeless])
+    assert alone.retention is not None
+    assert alone.retention.mean is None
+
+
+def test_the_loss_is_of_the_model_with_its_adapter(tmp_path: Path, bundles: list[Bundle]) -> None:
+    plain = bundles[0]
+    adapter = RecoveryAdapter(
+        config=LoRAConfig(rank=1, targets=("query",)),
+        weights={
+            f"layers.{layer}.attention.query.lora.{part}": np.ones((1, 32) if part == "a" else (32, 1), np.float32)
+            for layer in range(3)
+            for part in "ab"
+        },
+    )
+    adapted = write_bundle(
+        tmp_path / "adapted",
+        config=plain.config,
+        tokenizer=plain.tokenizer,
+        template=plain.template,
+        tensors=plain.tensors(),
+        recovery=adapter,
+    )
+    assert adapted.signature == plain.signature
+    assert held_out_loss(adapted, 4) != held_out_loss(plain, 4)
+    assert held_out_loss(plain, 4) == held_out_loss(plain, 4)
+
+
+def test_wrong_calls_fail_before_anything_is_measured(bundles: list[Bundle]) -> None:
+    with pytest.raises(EmptyReportError):
+        compression_report([])
+    with pytest.raises(UsageError, match="at least one example"):
+        compression_report(["tiny"], num_examples=0)
+    with pytest.raises(BundleNotFoundError, match="did you mean 'tiny-int2'"):
+        compression_report(["tiny", "tiny-int"])
