@@ -36,6 +36,12 @@ def test_correlated_inputs_are_made_use_of(power: float, most: float, config: As
     assert gain(weight, moments(192, power), config) < most
 
 
+def test_refinements_help() -> None:
+    weight = np.random.default_rng(1).normal(size=(96, 96)).astype(np.float32)
+    once, refined = (gain(weight, moments(96, 1.0), AstcConfig(refinements=number)) for number in (0, 2))
+    assert refined < 0.985 * once
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_padding_takes_part_in_nothing(config: AstcConfig) -> None:
     weight = np.random.default_rng(1).normal(size=(100, 104)).astype(np.float32)

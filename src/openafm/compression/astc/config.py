@@ -28,17 +28,20 @@ class AstcConfig(Config):
 
     One fp32 scale and offset map each matrix to the 0..1 of a texture. With two `partitions` a block may split its weights
     in two groups with ends of their own, by the best of ASTC's 1,024 patterns; `num_candidates` of them are tried in full.
-    `damping`, times its mean, is added to the diagonal of the calibration matrix.
+    With calibration data `damping`, times its mean, is added to the diagonal of their moments, and `refinements` passes
+    follow the first.
     """
 
     partitions: Literal[1, 2] = 2
     num_candidates: int = 4
     rotation: HadamardConfig | None = HadamardConfig()
     damping: float = 0.01
+    refinements: int = 2
 
     def __post_init__(self) -> None:
         self.require(self.num_candidates > 0, f"num_candidates must be at least 1, got {self.num_candidates}")
         self.require(self.damping > 0, f"damping must be above 0, got {self.damping}")
+        self.require(self.refinements >= 0, f"refinements must be at least 0, got {self.refinements}")
 
 
 @dataclass(frozen=True, kw_only=True)
