@@ -173,7 +173,7 @@ def _scores(results: ShippedResults) -> str:
         before = scores.uncompressed.tasks[task]
         values = [before, *([scores.without_adapter.tasks[task]] if results.has_adapter else []), shipped]
         kept = scores.retention(task)
-        means_something = "" if before.is_well_above_baselines else " (near the baselines)"
+        means_something = "" if before.is_well_above_baselines else " (says little)"
         baselines = ", ".join(f"{name} {_percent(value)}" for name, value in shipped.baselines.items())
         cells = [_percent(value.score) for value in values]
         rows.append((task, shipped.metric, *cells, f"{'-' if kept is None else _percent(kept)}{means_something}", baselines))
