@@ -23,12 +23,12 @@ def is_legal(block: NDArray[np.uint8]) -> bool:
 
 
 def test_random_bits_decode_as_astcenc_does_or_are_refused_where_it_refuses() -> None:
-    blocks = np.random.default_rng(0).integers(0, 256, (20_000, 16), dtype=np.uint8)
+    blocks = np.random.default_rng(0).integers(0, 256, (8_000, 16), dtype=np.uint8)
     theirs = astcenc_decode(blocks)
     refused = ~np.isfinite(theirs[..., 0]).all(1)  # astcenc's sign of an error
     legal = np.array([is_legal(block) for block in blocks])
     np.testing.assert_array_equal(legal, ~refused)
-    assert legal.sum() > 1_000
+    assert legal.sum() > 500
     assert num_mismatches(decode_blocks(blocks[legal]), theirs[legal][..., 0]) == 0
 
 

@@ -84,9 +84,9 @@ def test_levels_decode_to_what_the_fit_expects() -> None:
 
 
 def test_one_partition_comes_close_to_exhaustive_search() -> None:
-    x_TN = unit(np.random.default_rng(4).normal(size=(36, 40)))
-    least_N = np.full(40, np.inf)
-    for low, high in product(range(0, 256, 2), repeat=2):
+    x_TN = unit(np.random.default_rng(4).normal(size=(36, 20)))
+    least_N = np.full(20, np.inf)
+    for low, high in product(range(0, 256, 3), repeat=2):
         levels = (low + (high - low) * ONE_PARTITION.positions.values) / 255
         least_N = np.minimum(least_N, (np.abs(x_TN[:, :, None] - levels).min(2) ** 2).sum(0))
     found_N = ((x_TN - decode_blocks(encode_blocks(x_TN, PLAIN)).T) ** 2).sum(0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openafm.compression.astc.config import AstcConfig, HadamardConfig, LiteralAstcConfig
+from openafm.compression.astc.jobs import Encoded, EncoderWorkerError, run
 from openafm.compression.astc.matrix import (
     AstcMatrix,
     AstcTensorsError,
@@ -112,13 +117,25 @@ def test_the_seed_of_the_rotation_is_kept() -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 def test_processes_give_the_same_blocks(config: AstcConfig | LiteralAstcConfig) -> None:
-    weight = weights(2, 660, 660)
+    weight = weights(2, 600, 600)
     done: list[int] = []
     matrix = encode_matrix(weight, config, num_workers=2, on_progress=done.append)
     np.testing.assert_array_equal(matrix.blocks, encode_matrix(weight, config).blocks)
     assert done == sorted(done)
     assert len(done) > 2
     assert done[-1] == weight.size
+
+
+@dataclass(frozen=True)
+class KilledJob:
+    def run(self) -> Encoded:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def test_a_killed_worker_is_reported() -> None:
+    with pytest.raises(EncoderWorkerError, match="fewer workers"):
+        list(run([KilledJob()] * 8, num_workers=2))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -164,14 +164,12 @@ def _best_start(texels: Texels, positions: Positions) -> Ends:
 def _rounded(sums: _Sums, components: Components) -> Ranks:
     """Of the components below and above each end the pair that costs least at the given positions."""
     line = sums.line()
-    low_PN = components.rank_below(line.low_PN)
-    below = Ranks(low_PN, np.maximum(low_PN, components.rank_below(line.high_PN)))
+    below = Ranks(components.rank_below(line.low_PN), components.rank_below(line.high_PN))
     best, best_cost_PN = below, np.full_like(line.low_PN, np.inf)
     for up_low, up_high in product((0, 1), repeat=2):
         last = len(components.values) - 1
         ranks = Ranks(np.minimum(below.low_PN + up_low, last), np.minimum(below.high_PN + up_high, last))
-        # HDR endpoints mean something else when the first is the larger.
-        cost_PN = np.where(ranks.low_PN > ranks.high_PN, np.inf, sums.cost(ranks.ends(components)))
+        cost_PN = sums.cost(ranks.ends(components))
         is_better_PN = cost_PN < best_cost_PN
         best_cost_PN = np.minimum(cost_PN, best_cost_PN)
         best = Ranks(np.where(is_better_PN, ranks.low_PN, best.low_PN), np.where(is_better_PN, ranks.high_PN, best.high_PN))

@@ -61,7 +61,7 @@ def _cost(
     """The squared range of a part times its size, for each pattern and block: below 2^22."""
     range_SN = _largest(highest, subset_SR).astype(np.uint32)
     range_SN += _largest(negated_lowest, subset_SR)
-    range_SN -= np.minimum(range_SN, 255)
+    range_SN -= 255
     range_SN *= range_SN
     range_SN *= size_S[:, None]
     return range_SN

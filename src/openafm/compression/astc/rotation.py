@@ -19,19 +19,19 @@ Floats: TypeAlias = NDArray[Any]  # fp32 of weights, fp64 of moments
 
 def rotate(weight_RC: Floats, seed: int) -> Floats:
     """Rows and columns rotated; `unrotate` with the same seed gives the matrix back."""
-    columns_rotated_RC = rotate_inputs(weight_RC, seed)
-    return _transform(columns_rotated_RC.T * _signs(weight_RC.shape[0], seed, "rows")).T
+    return _transform(rotate_inputs(weight_RC, seed) * _signs(weight_RC.shape[0], seed, "rows")[:, None])
 
 
 def unrotate(weight_RC: Floats, seed: int) -> Floats:
     """The inverse of `rotate`."""
-    rows_back_CR = _transform(weight_RC.T) * _signs(weight_RC.shape[0], seed, "rows")
-    return _transform(rows_back_CR.T) * _signs(weight_RC.shape[1], seed, "columns")
+    num_rows, num_columns = weight_RC.shape
+    columns_back_RC = _transform(weight_RC.T).T * _signs(num_columns, seed, "columns")
+    return _transform(columns_back_RC) * _signs(num_rows, seed, "rows")[:, None]
 
 
 def rotate_inputs(weight_RC: Floats, seed: int) -> Floats:
     """The columns rotated, as `rotate` does it: what multiplies inputs that are rotated in the same way."""
-    return _transform(weight_RC * _signs(weight_RC.shape[1], seed, "columns"))
+    return _transform((weight_RC * _signs(weight_RC.shape[1], seed, "columns")).T).T
 
 
 def _signs(size: int, seed: int, side: str) -> NDArray[np.float32]:
@@ -41,13 +41,16 @@ def _signs(size: int, seed: int, side: str) -> NDArray[np.float32]:
     return 1 - 2 * bits.astype(np.float32)
 
 
-def _transform(values_RD: Floats) -> Floats:
-    """Hadamard transforms along the last dimension, in blocks of the largest power of two that divides it."""
-    num_rows, size = values_RD.shape
+def _transform(values_DR: Floats) -> Floats:
+    """Hadamard transforms along the first dimension, in blocks of the largest power of two that divides it."""
+    size, num_columns = values_DR.shape
     block = size & -size
+    values_DR = np.array(values_DR, order="C")
     half = 1
     while half < block:
-        pairs = values_RD.reshape(num_rows, -1, 2, half)
-        values_RD = np.stack([pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]], 2).reshape(num_rows, size)
+        pairs = values_DR.reshape(-1, 2, half, num_columns)
+        difference = pairs[:, 0] - pairs[:, 1]
+        pairs[:, 0] += pairs[:, 1]
+        pairs[:, 1] = difference
         half *= 2
-    return values_RD * np.float32(block**-0.5)
+    return values_DR * np.float32(block**-0.5)
