@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from openafm.recipes.compress import (
     compress,
     compression_config,
 )
+from openafm.recipes.run import prepare_run, run_recipe
 
 CHANGES = {"astc": QUICK, "int2": {}}
 
@@ -71,7 +73,8 @@ def test_a_format_makes_a_signed_bundle_that_computes_nearly_the_same(source: Bu
     assert 0 < error(made, source) < {"astc": 0.35, "int2": 0.6}[format]
     assert result.bits_per_weight == stored_bits(made).total
     assert result.bytes < result.source_bytes / 3
-    for text in ("tiny", source.signature, f"`{format}`", "> # tiny"):
+    bits = f"{result.bits_per_weight:.2f}, of them the adapter's {result.adapter_bits_per_weight:.2f}"
+    for text in ("tiny", source.signature, f"`{format}`", bits, "> # tiny"):
         assert text in made.card()
 
 
@@ -104,6 +107,26 @@ def test_the_literal_recipe_takes_no_calibration(source: Bundle) -> None:
         compression_config("astc", literal)
     compress(source, compression_config("astc", literal | {"calibration": "null"}), "literal")
     assert error(open_bundle("literal"), source) < 0.9
+
+
+def test_a_recovery_adapter_goes_on_where_the_singular_vectors_are(source: Bundle, tmp_path: Path) -> None:
+    compress(source, compression_config("astc", QUICK), "small")
+    corpus = {"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 40}
+    changes = {
+        "corpora": json.dumps([corpus]),
+        "trainer.budget": '{"type": "StepBudget", "num_steps": 2}',
+        "trainer.data.rows_per_step": "1",
+    }
+    recipe = prepare_run("on_device.recovery_adapter", "micro", start="small", changes=changes)
+    run_recipe(recipe, tmp_path / "run", "recovered")
+    before, after = open_bundle("small"), open_bundle("recovered")
+    assert after.signature == before.signature
+    assert before.recovery_adapter is not None
+    assert after.recovery_adapter is not None
+    assert after.recovery_adapter.config == before.recovery_adapter.config
+    old, new = before.recovery_adapter.weights(), after.recovery_adapter.weights()
+    assert any((new[name] != old[name]).any() for name in old)
+    assert all(np.abs(new[name] - old[name]).max() < 0.1 for name in old)
 
 
 def test_int2_has_four_levels_a_matrix(source: Bundle) -> None:

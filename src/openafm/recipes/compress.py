@@ -24,6 +24,7 @@ from openafm.core.config import Config, ConfigError, nearest, override
 from openafm.core.errors import UsageError
 from openafm.core.progress import Progress, progress
 from openafm.data.synthetic import SyntheticConfig
+from openafm.models.accounting import num_parameters
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +74,7 @@ class CompressionConfig(Config):
 
     @property
     def summary(self) -> str:
-        """What is done, in a sentence for the card."""
+        """What is done, in a sentence for the card, on lines of its width."""
         raise ConfigError(f"{type(self).__name__} is abstract; use AstcCompression or Int2Compression")
 
     def compress(self, bundle: Bundle) -> CompressedWeights:
@@ -111,7 +112,7 @@ class AstcCompression(CompressionConfig):
         with_what = "without calibration"
         if self.calibration is not None:
             with_what = f"calibrated on {self.calibration.num_rows} rows of the built-in corpus"
-        return f"{first}matrices in ASTC 6x6 blocks {with_what}, a 4-bit embedding, 8-bit keys and values"
+        return f"{first}matrices in ASTC 6x6 blocks {with_what},\na 4-bit embedding, 8-bit keys and values"
 
     def compress(self, bundle: Bundle) -> CompressedWeights:
         import torch
@@ -214,7 +215,7 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     """Compress a bundle into another one, called `name`.
 
     Raises:
-        AlreadyCompressedError: the bundle has few bits already.
+        AlreadyCompressedError: the bundle has few bits already, or a recovery adapter.
         SourceBundleError: `name` is the bundle itself.
         UncompressibleWeightError, UncodableWeightError, SingularRankError, NonFiniteWeightError: a tensor that cannot be
             compressed; the message names it.
@@ -224,10 +225,9 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     """
     place = bundle_place(name)
     if bundle.numerics.is_compressed or bundle.recovery_adapter is not None:
-        raise AlreadyCompressedError(
-            f"{bundle.name} is compressed already (weights {bundle.numerics.weights}, embedding "
-            f"{bundle.numerics.embedding}); compress the bundle that it was made from"
-        )
+        has = f"weights {bundle.numerics.weights}, embedding {bundle.numerics.embedding}"
+        has += ", a recovery adapter" if bundle.recovery_adapter is not None else ""
+        raise AlreadyCompressedError(f"{bundle.name} is compressed already ({has}); compress what it was made from")
     if place.resolve() == bundle.path.resolve():
         raise SourceBundleError(f"'{name}' is the bundle to compress itself, which stays as it is; choose another --name")
     bundle.verify()
@@ -240,7 +240,7 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
         tensors=made.tensors,
         numerics=made.numerics,
         recovery=made.recovery,
-        card=_card(name, bundle, config),
+        card=_card(name, bundle, config, made),
     )
     bits = stored_bits(compressed)
     return CompressResult(
@@ -321,12 +321,23 @@ def _format_name(config: CompressionConfig) -> str:
     return next(name for name, kind in FORMATS.items() if isinstance(config, kind))
 
 
-def _card(name: str, source: Bundle, config: CompressionConfig) -> str:
+def _card(name: str, source: Bundle, config: CompressionConfig, made: CompressedWeights) -> str:
+    parameters = num_parameters(source.config)
+    bits = 8 * sum(array.nbytes for array in made.tensors.values()) / parameters
+    adapter_bits = 0.0
+    if made.recovery is not None:
+        bits_of_number = {"float16": 16, "float32": 32}[made.recovery.config.precision]
+        adapter_bits = bits_of_number * sum(array.size for array in made.recovery.weights.values()) / parameters
     return f"""# {name}
 
-Compressed after training from `{source.name}`, signature `{source.signature}`, to the format `{_format_name(config)}`:
-{config.summary}. Nothing was trained: `openafm train on_device.recovery_adapter --from {name}` wins quality
-back, `openafm compress report` shows how much is missing.
+Compressed after training, without any more of it, to the format `{_format_name(config)}`:
+{config.summary}.
+
+- made of: `{source.name}`, signature `{source.signature}`
+- bits per weight, all counted: {bits + adapter_bits:.2f}, of them the adapter's {adapter_bits:.2f}
+
+`openafm train on_device.recovery_adapter --from {name}` trains an adapter over it; `openafm compress report` shows
+what is lost.
 
 What the uncompressed bundle says of itself:
 
