@@ -115,3 +115,36 @@ def test_killed_and_repeated_the_command_ends_in_the_same_bundle(tmp_path: Path)
     first.wait()
     second = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert second.stdout.strip() == expected
+
+
+def later_stage(recipe: str, start: str | None) -> RunConfig:
+    changes = {key: value for key, value in TINY.items() if not key.startswith(("tokenizer", "trainer.model"))}
+    corpus = (
+        '[{"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 60}]'
+    )
+    return prepare_run(recipe, "micro", start=start, changes=changes | {"corpora": corpus})
+
+
+def test_the_stages_of_compression_chain(tmp_path: Path) -> None:
+    wide = json.loads(tiny_model(400)) | {"dim": 32}
+    run_recipe(tiny_pretraining(**{"trainer.model": json.dumps(wide)}), tmp_path / "base", "base")
+    packed = run_recipe(later_stage("on_device.qat", "base"), tmp_path / "qat", "on_device.qat-micro")
+    bundle = open_bundle("on_device.qat-micro")
+    assert (bundle.numerics.weights, bundle.numerics.embedding) == ("int2_balanced", "int4_group32")
+    assert "layers.0.attention.query.weight.scale" in bundle.stored_tensors
+
+    # Nothing given, the recipe starts from what the one before it has left under its default name.
+    config = later_stage("on_device.recovery_adapter", None)
+    assert config.trainer.from_bundle == str(bundle.path)
+    recovered = run_recipe(config, tmp_path / "recovered", "recovered")
+    assert recovered.signature == packed.signature
+    adapter = open_bundle("recovered").recovery_adapter
+    assert adapter is not None
+    adapter.verify()
+    adapter.check_base(packed.signature)
+    assert bundle.recovery_adapter is None
+
+
+def test_a_stage_with_nothing_to_start_from_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(StartBundleError, match=r"starts from a bundle of on_device\.sft: give one with --from"):
+        run_recipe(later_stage("on_device.qat", None), tmp_path / "run", "tiny")

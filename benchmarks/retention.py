@@ -1,0 +1,108 @@
+"""How much of a model's scores survives compression (report Table 3), for both of the report's ways.
+
+`on_device.nano` in full precision; the same with 2-bit weights after quantisation-aware training, a 4-bit embedding, 8-bit
+activations, keys and values and a recovery adapter (on-device); and in ASTC 6x6 with its top singular vectors in an adapter
+that is then trained (server). Retention is the compressed score over the uncompressed one, mean over the held-out tasks in
+which the uncompressed model is at least ten points above every baseline; all tasks are in the JSON.
+
+    python benchmarks/retention.py [--quick] [--json]
+    python benchmarks/retention.py --bundles UNCOMPRESSED ON_DEVICE SERVER
+
+A full run trains the three (hours; what stands in the data home is reused) or takes bundles that are trained already, and
+writes docs/benchmarks/retention.json. `--quick` runs the same code on a few steps of the micro model and claims nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+
+from openafm.bundle import open_bundle
+from openafm.core.files import data_home
+from openafm.recipes.compress import compress, compression_config
+from openafm.recipes.compression_report import compression_report
+from openafm.recipes.run import prepare_run, run_recipe
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "retention.json"
+STAGES = ("on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter")
+FEW_STEPS = {"trainer.budget": '{"type": "StepBudget", "num_steps": 3}', "trainer.evaluation": "null"}
+EXAMPLES, QUICK_EXAMPLES = 160, 1
+RANK = 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--bundles", nargs=3, metavar=("UNCOMPRESSED", "ON_DEVICE", "SERVER"), help="trained already")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        if options.quick:
+            os.environ["OPENAFM_HOME"] = folder
+        bundles = options.bundles or train("micro" if options.quick else "nano", FEW_STEPS if options.quick else {})
+        report = measure(bundles, QUICK_EXAMPLES if options.quick else EXAMPLES)
+    if not options.quick:
+        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if not options.json:
+        for bundle in report["figures"]["bundles"]:
+            tasks = "  ".join(f"{name} {task['score']:.3f}" for name, task in bundle["tasks"].items())
+            print(f"{bundle['name']:32} {bundle['bits_per_weight']:6.2f} bits  loss {bundle['loss']:.3f}  {tasks}")
+        print(f"on_device {report['figures']['on_device']}  server {report['figures']['server']}")
+    print(json.dumps(report))
+
+
+def train(size: str, changes: dict[str, str]) -> tuple[str, str, str]:
+    """The three models from nothing, stage by stage; what stands is reused."""
+    made: list[str] = []
+    for recipe in STAGES:
+        made.append(run(recipe, size, made[-1] if made else None, changes, recipe.removeprefix("on_device.")))
+    uncompressed, on_device = made[1], made[3]
+    config = compression_config("astc", {"adapter.rank": str(RANK)})
+    blocks = compress(open_bundle(uncompressed), config, f"{size}-astc").bundle
+    return uncompressed, on_device, run("on_device.recovery_adapter", size, blocks, changes, "server_recovery")
+
+
+def run(recipe: str, size: str, start: str | None, changes: dict[str, str], stage: str) -> str:
+    """One stage; returns the path of its bundle."""
+    config = prepare_run(recipe, size, start=start, changes=changes)
+    print(f"{stage} at {size}", file=sys.stderr, flush=True)
+    return run_recipe(config, data_home() / "runs" / "ship" / stage, f"{size}-{stage}").bundle
+
+
+def measure(bundles: Sequence[str], num_examples: int) -> dict[str, Any]:
+    """The report over the three, and the two figures out of it."""
+    made = compression_report(list(bundles), num_examples).to_dict()
+    _, on_device, server = made["bundles"]
+    for bundle in made["bundles"]:
+        del bundle["path"]
+    return {
+        "figures": {
+            "on_device": on_device["retention"]["mean"],
+            "server": server["retention"]["mean"],
+            "tasks_counted": on_device["retention"]["well_above_baselines"],
+            "bundles": made["bundles"],
+        },
+        "peer": "the same model in full precision",
+        "setting": {
+            "examples_of_each_task": num_examples,
+            "threads": 1,
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()
