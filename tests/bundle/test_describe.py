@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from openafm.adapters.config import LoRAConfig
-from openafm.adapters.package import AdapterTamperedError
-from openafm.bundle import Numerics, RecoveryAdapter, open_bundle, write_bundle
+from openafm.adapters.package import AdapterMismatchError, AdapterTamperedError, write_adapter
+from openafm.bundle import Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.describe import describe_bundle, describe_size
 from openafm.models.accounting import num_parameters
 from openafm.models.sizes import shared_kv_decoder
@@ -66,8 +66,17 @@ def test_a_damaged_recovery_adapter_is_found(tmp_path: Path) -> None:
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(bytes(data))
-    with pytest.raises(AdapterTamperedError):
-        describe_bundle(open_bundle(path))
+    for use in (describe_bundle, Bundle.verify):
+        with pytest.raises(AdapterTamperedError):
+            use(open_bundle(path))
+
+
+def test_a_recovery_adapter_of_another_base_is_found(tmp_path: Path) -> None:
+    path = write(tmp_path / "adapted", RECOVERY)
+    folder = path / "recovery.fmadapter"
+    write_adapter(folder, weights=RECOVERY.weights, config=RECOVERY.config, base_signature="0" * 40, name="another's")
+    with pytest.raises(AdapterMismatchError):
+        open_bundle(path).verify()
 
 
 def test_what_keys_and_values_save(tmp_path: Path) -> None:

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from openafm.compression.astc.block_layout import partition_table
-from openafm.compression.astc.config import AstcConfig, LiteralAstcConfig
+from openafm.compression.astc.config import NUM_SPLITS, AstcConfig, LiteralAstcConfig
 from openafm.compression.astc.decoder import decode_blocks
 from openafm.compression.astc.encoder import ONE_PARTITION, TWO_PARTITIONS, encode_blocks, fit_blocks
 from openafm.compression.astc.literal import encode_above_minimum
 from openafm.compression.astc.matrix import decode_matrix, encode_matrix
 from openafm.compression.astc.partition_search import candidate_seeds, distinct_seeds
+from openafm.core.config import ConfigError
 
 PLAIN = AstcConfig(partitions=1, rotation=None)
 TWO = AstcConfig(rotation=None)
@@ -101,6 +102,13 @@ def test_candidates_have_the_narrowest_parts() -> None:
     blocks_error = ((x_TN - decode_blocks(encode_blocks(x_TN, TWO)).T) ** 2).mean()
     assert blocks_error < 1e-3
     assert (candidate_seeds(x_TN, 1)[0] == chosen).mean() > 0.95
+
+
+def test_no_more_candidates_than_ways_to_split_a_block() -> None:
+    assert len(distinct_seeds()) == NUM_SPLITS
+    assert candidate_seeds(unit(np.random.default_rng(0).normal(size=(36, 2))), NUM_SPLITS).shape == (NUM_SPLITS, 2)
+    with pytest.raises(ConfigError, match=r"1\.\.521"):
+        AstcConfig(num_candidates=NUM_SPLITS + 1)
 
 
 def test_errors_at_three_and_a_half_bits() -> None:

@@ -69,6 +69,9 @@ def test_stored_tensors_that_do_not_fit_are_refused() -> None:
         AstcMatrix.from_tensors("w", tensors, (25, 30))
     with pytest.raises(AstcTensorsError, match=r"\.scale"):
         AstcMatrix.from_tensors("w", {"w": tensors["w"]}, (20, 30))
+    for part in ("scale", "offset", "rotation_seed"):
+        with pytest.raises(AstcTensorsError, match=rf"'w\.{part}' has shape \[2\]"):
+            AstcMatrix.from_tensors("w", tensors | {f"w.{part}": np.zeros(2, np.float32)}, (20, 30))
 
 
 def test_bits_are_counted_to_the_last() -> None:
@@ -172,5 +175,7 @@ def test_calibration_that_does_not_fit_is_refused() -> None:
     for calibration in (np.eye(12), np.full((18, 18), np.nan)):
         with pytest.raises(UsageError, match="calibration"):
             encode_matrix(weight, AstcConfig(), calibration=calibration)
+    with pytest.raises(UsageError, match="no sum of x x"):
+        encode_matrix(weight, AstcConfig(rotation=None), calibration=np.diag([-1.0] + 17 * [1.0]))
     with pytest.raises(UsageError, match="literal"):
         encode_matrix(weight, LiteralAstcConfig(), calibration=np.eye(18))

@@ -95,14 +95,14 @@ def test_each_row_gets_the_scale_it_would_get_alone(
     rows: int, columns: int, spread: float, seed: int, levels: LevelSetConfig
 ) -> None:
     weight = spread * torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed))
-    for clip in (OctavClip(max_iterations=4), AbsmaxClip()):
+    # One iteration of each: of more, a row alone would stop earlier.
+    for clip in (*(kind(max_iterations=1) for kind in (NewtonClip, LloydClip, OctavClip)), AbsmaxClip()):
         together = find_scale(clip, weight, levels).scale_G
         assert bool((together > 0).all())
         alone = torch.cat([find_scale(clip, row[None], levels).scale_G for row in weight])
-        if isinstance(clip, AbsmaxClip):
-            assert torch.equal(together, alone)
-    codes = codes_of(weight, together[:, None], levels)
-    assert set(codes.unique().tolist()) <= {0.0, 1.0, 2.0, 3.0}
+        assert torch.allclose(together, alone, rtol=1e-4)
+        codes = codes_of(weight, together[:, None], levels)
+        assert set(codes.unique().tolist()) <= {0.0, 1.0, 2.0, 3.0}
 
 
 @pytest.mark.parametrize(

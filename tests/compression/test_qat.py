@@ -186,6 +186,7 @@ def test_missing_and_misshapen_tensors_are_named() -> None:
         ({k: v for k, v in tensors.items() if k != "norm.weight"}, "norm.weight"),
         ({k: v for k, v in tensors.items() if k != "layers.0.attention.query.weight.scale"}, "query.weight.scale"),
         (tensors | {"layers.0.attention.query.weight": np.zeros((3, 8), np.uint8)}, "query holds codes"),
+        (tensors | {"layers.0.attention.query.weight": np.zeros((32, 8), np.float32)}, "query holds codes float32"),
         (tensors | {"unknown": np.zeros(3, np.float32)}, "unknown"),
     ):
         with pytest.raises(RuntimeError, match=message):

@@ -145,6 +145,13 @@ def test_the_stages_of_compression_chain(tmp_path: Path) -> None:
     assert bundle.recovery_adapter is None
 
 
+def test_the_bundle_that_a_run_starts_from_is_not_its_target(tmp_path: Path) -> None:
+    base = run_recipe(tiny_pretraining(), tmp_path / "base", "base")
+    with pytest.raises(StartBundleError, match="another --name"):
+        run_recipe(later_stage("on_device.qat", "base"), tmp_path / "run", "base")
+    assert open_bundle("base").signature == base.signature
+
+
 def test_a_stage_with_nothing_to_start_from_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(StartBundleError, match=r"starts from a bundle of on_device\.sft: give one with --from"):
         run_recipe(later_stage("on_device.qat", None), tmp_path / "run", "tiny")

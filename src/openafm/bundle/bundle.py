@@ -123,10 +123,12 @@ class Bundle:
         return _read_text(self.path / "card.md")
 
     def verify(self) -> None:
-        """Recompute the signature from every byte.
+        """Recompute the signature from every byte, and the digest of the recovery adapter, which must be this bundle's.
 
         Raises:
             BundleTamperedError: the message names the file, and the tensor where it is one.
+            AdapterError: the recovery adapter is damaged.
+            AdapterMismatchError: it belongs to another base.
         """
         recorded = _read_json(self.path / "signature.json")
         documents = {name: _read_json(self.path / name) for name in _DOCUMENTS}
@@ -137,6 +139,9 @@ class Bundle:
                 raise BundleTamperedError(f"{self._file_of(part)}: '{part}' is not what was signed; restore the bundle")
         if recorded.get("signature") != actual.hex:
             raise BundleTamperedError(f"{self.path / 'signature.json'} does not sign these files; restore the bundle")
+        if self.recovery_adapter is not None:
+            self.recovery_adapter.verify()
+            self.recovery_adapter.check_base(self.signature)
 
     def _file_of(self, part: str) -> Path:
         if not part.startswith("tensor "):

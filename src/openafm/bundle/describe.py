@@ -89,9 +89,6 @@ def describe_bundle(bundle: Bundle) -> Description:
         AdapterMismatchError: its recovery adapter belongs to another base.
     """
     bundle.verify()
-    if bundle.recovery_adapter is not None:
-        bundle.recovery_adapter.verify()
-        bundle.recovery_adapter.check_base(bundle.signature)
     return _describe(
         bundle.config,
         bundle.numerics,

@@ -9,7 +9,6 @@ from typer.core import TyperGroup
 
 from openafm.cli.output import JsonOption, print_json, print_table
 from openafm.cli.train import parse_changes
-from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
     from openafm.recipes.compression_report import BundleReport, CompressionReport
@@ -32,10 +31,6 @@ app = typer.Typer(
     help="Compress a bundle after training (`openafm compress NAME --format astc`), or compare bundles "
     "(`openafm compress report A B`). A bundle that is called 'report' is given by path.",
 )
-
-
-class CompressOptionError(UsageError):
-    """Options of `openafm compress` that contradict each other."""
 
 
 @app.command(_DEFAULT)

@@ -101,10 +101,14 @@ def _put_low_bit(
             packed_RP, scale = arrays.pop(f"{name}.weight"), arrays.pop(f"{name}.weight.scale")
         except KeyError as error:
             raise RuntimeError(f"missing {error}") from error
-        codes_RC = unpack_codes(packed_RP)
-        if codes_RC.shape != (linear.out_dim, linear.in_dim) or scale.shape not in ((), (linear.out_dim,)):
-            raise RuntimeError(f"{name} holds codes {codes_RC.shape} and scales {scale.shape}")
-        levels_RC = torch.from_numpy(codes_RC).to(device, torch.float32) + level_set.levels[0]
+        packed_shape = (linear.out_dim, linear.in_dim // 4)
+        is_packed = packed_RP.dtype == np.uint8 and packed_RP.shape == packed_shape
+        if not is_packed or scale.dtype != np.float32 or scale.shape not in ((), (linear.out_dim,)):
+            raise RuntimeError(
+                f"{name} holds codes {packed_RP.dtype} {packed_RP.shape} and scales {scale.dtype} {scale.shape}, expected "
+                f"uint8 {packed_shape} and float32 () or ({linear.out_dim},)"
+            )
+        levels_RC = torch.from_numpy(unpack_codes(packed_RP)).to(device, torch.float32) + level_set.levels[0]
         scale_R = torch.from_numpy(np.array(scale)).to(device)
         built[name] = LowBitLinear(linear, levels_RC, scale_R, rounding)
     replace_linears(decoder, built)

@@ -47,7 +47,7 @@ TOKENIZER_EXAMPLES = 20_000
 
 
 class StartBundleError(UsageError):
-    """A recipe that starts from a bundle was given none, and the recipe before it has left none."""
+    """A recipe that starts from a bundle was given none, or the one that it is to write."""
 
 
 class RunInterruptedError(OpenAFMError):
@@ -132,7 +132,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
     """Run to the end and write the bundle `name`; a run that stands in `folder` goes on where it stopped.
 
     Raises:
-        StartBundleError: the recipe starts from a bundle and was given none.
+        StartBundleError: the recipe starts from a bundle and was given none, or the one called `name`.
         FolderInUseError: another process runs in this folder.
         AnotherRunError: the folder holds a run of another config.
         RunInterruptedError: stopped by SIGTERM or Ctrl-C; all is saved.
@@ -141,6 +141,11 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
     from openafm.training.run import train
 
     place = bundle_place(name)
+    start = config.trainer.from_bundle
+    if start is not None and Path(start).resolve() == place.resolve():
+        raise StartBundleError(
+            f"'{name}' is the bundle that the run starts from, which stays as it is; choose another --name"
+        )
     with folder_lock(folder / "data"):
         _check_same_run(config, folder)
         tokenizer, template = _tokenizer(config, folder)

@@ -7,6 +7,8 @@ from typing import Literal
 
 from openafm.core.config import Config
 
+NUM_SPLITS = 521  # of a 6x6 block in two, among ASTC's 1,024 patterns; the others repeat them or do not split it
+
 
 @dataclass(frozen=True, kw_only=True)
 class HadamardConfig(Config):
@@ -39,7 +41,9 @@ class AstcConfig(Config):
     refinements: int = 2
 
     def __post_init__(self) -> None:
-        self.require(self.num_candidates > 0, f"num_candidates must be at least 1, got {self.num_candidates}")
+        self.require(
+            0 < self.num_candidates <= NUM_SPLITS, f"num_candidates must lie in 1..{NUM_SPLITS}, got {self.num_candidates}"
+        )
         self.require(self.damping > 0, f"damping must be above 0, got {self.damping}")
         self.require(self.refinements >= 0, f"refinements must be at least 0, got {self.refinements}")
 

@@ -91,8 +91,10 @@ class AstcMatrix:
             raise AstcTensorsError(
                 f"'{name}': expected ASTC blocks uint8 {[*grid, 16]} for a {list(shape)} tensor, got {found}"
             )
-        minima, seed = tensors.get(f"{name}.minima"), tensors.get(f"{name}.rotation_seed")
-        scale, offset = tensors.get(f"{name}.scale"), tensors.get(f"{name}.offset")
+        minima, seed = (
+            _fitting(tensors, f"{name}.{part}", fits) for part, fits in (("minima", grid), ("rotation_seed", (1,)))
+        )
+        scale, offset = (_fitting(tensors, f"{name}.{part}", grid[:1]) for part in ("scale", "offset"))
         if minima is None and (scale is None or offset is None):
             raise AstcTensorsError(f"'{name}': its .scale and .offset (or .minima) are missing; fetch the file again")
         return AstcMatrix(
@@ -122,7 +124,7 @@ def encode_matrix(
 
     Raises:
         UncodableWeightError: weights that are not finite, all zero, or fewer than 6 rows or columns.
-        UsageError: a calibration matrix that does not fit the weights or is not finite.
+        UsageError: a calibration matrix that does not fit the weights, is not finite or is no sum of x x^T.
         EncoderWorkerError: a worker process was killed.
     """
     _check(weight, name)
@@ -138,11 +140,16 @@ def encode_matrix(
         work = jobs(stack_SRC, config, None if calibration is None else _moments(calibration, weight, name), affine)
     grid = (len(stack_SRC), *_grid(weight.shape))
     encoded, num_done = [], 0
-    for part in run(work, num_workers):
-        encoded.append(part)
-        num_done += len(part.blocks)
-        if on_progress is not None:
-            on_progress(weight.size * num_done // math.prod(grid))
+    try:
+        for part in run(work, num_workers):
+            encoded.append(part)
+            num_done += len(part.blocks)
+            if on_progress is not None:
+                on_progress(weight.size * num_done // math.prod(grid))
+    except np.linalg.LinAlgError as error:
+        raise UsageError(
+            f"'{name}': calibration is not positive definite even when damped, so it is no sum of x x^T; pass one"
+        ) from error
     minima = [part.minima for part in encoded if part.minima is not None]
     return AstcMatrix(
         blocks=np.concatenate([part.blocks for part in encoded]).reshape(*grid, BLOCK_BITS // 8),
@@ -152,6 +159,13 @@ def encode_matrix(
         rotation_seed=config.rotation.seed if isinstance(config, AstcConfig) and config.rotation else None,
         minima=np.concatenate(minima).reshape(grid) if minima else None,
     )
+
+
+def _fitting(tensors: Mapping[str, NDArray[Any]], key: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
+    found = tensors.get(key)
+    if found is not None and found.shape != shape:
+        raise AstcTensorsError(f"'{key}' has shape {list(found.shape)}, expected {list(shape)}")
+    return found
 
 
 def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
