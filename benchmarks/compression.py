@@ -4,7 +4,7 @@
 methods start from that; quantisation-aware training goes on from it for some steps, and so does its control in full
 precision, which its gap is to. A loss is the mean over seeds, on conversations that were not trained on; each seed's is in
 the JSON. Bits count codes, scales and minima, per number of what the row compresses: the layers' matrices, the embedding, or
-keys and values. Peers: rounding to nearest, HQQ (where the package `hqq` is installed), GPTQ.
+keys and values. Peers: rounding to nearest, HQQ (where the package `hqq` is installed: the extra `bench`), GPTQ.
 
     python benchmarks/compression.py [--quick] [--json]
 

@@ -86,12 +86,13 @@ def test_gradients_pass_straight_through_inside_and_reach_the_clip() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_packed_model_computes_what_the_simulated_one_does(name: str) -> None:
     """To the bit where activations are integers; to rounding where the order of summation is free."""
+    is_exact = CONFIGS[name].activations == "int8_per_token"
     config = CONFIGS[name]
     decoder, tokens_BS = simulated(config), tiny_models.tokens()
     deployed = build_decoder(tiny_models.CONFIG, config.numerics, packed_tensors(decoder))
     with torch.inference_mode():
         expected, found = decoder(tokens_BS), deployed(tokens_BS)
-    assert torch.equal(expected, found)
+    assert torch.equal(expected, found) if is_exact else torch.allclose(expected, found, atol=1e-5)
     plain = tiny_models.decoder()
     assert not torch.allclose(plain(tokens_BS), found, atol=1e-2)
 

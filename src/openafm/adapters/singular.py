@@ -79,9 +79,15 @@ def move_singular_vectors(decoder: Decoder, config: LoRAConfig) -> None:
         _check(linear.weight, config.rank, f"'{name}.weight'")
     for name, lora in attach(decoder, config).items():
         parts = split(linears[name].weight, config.rank, config.scale)
-        lora.a.copy_(parts.a)
-        lora.b.copy_(parts.b)
-        linears[name].weight.copy_(parts.residual)
+        lora.a.copy_(_as_stored(parts.a, config))
+        lora.b.copy_(_as_stored(parts.b, config))
+        linears[name].weight.sub_(config.scale * (lora.b @ lora.a))
+
+
+def _as_stored(weight: Tensor, config: LoRAConfig) -> Tensor:
+    """Rounded as the adapter's file will round it, where that is possible: the residual then makes up for it."""
+    rounded = weight.to(getattr(torch, config.precision)).float()
+    return rounded if bool(rounded.isfinite().all()) else weight
 
 
 def adapter_bits_per_weight(decoder: DecoderConfig, config: LoRAConfig, bits: int = 16) -> float:

@@ -14,7 +14,7 @@ from openafm.models.accounting import KVNumerics
 from openafm.models.attention import KeysValues
 from openafm.models.decoder import Decoder
 
-_SMALLEST_SCALE = 2.0**-24  # the smallest number above zero in fp16
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0  # above zero and below infinity in fp16
 
 
 class RoundedToBfloat16(nn.Module):
@@ -33,7 +33,8 @@ class IntPerTokenHead(nn.Module):
 
     def forward(self, x_BSKC: Tensor) -> Tensor:
         x = x_BSKC.detach().float()
-        scale_BSK1 = x.abs().amax(-1, keepdim=True).div(self.largest).to(torch.float16).float().clamp_min(_SMALLEST_SCALE)
+        exact_BSK1 = x.abs().amax(-1, keepdim=True).div(self.largest).clamp(_SMALLEST_SCALE, _LARGEST_SCALE)
+        scale_BSK1 = exact_BSK1.to(torch.float16).float()
         rounded = (x / scale_BSK1).round().clamp(-self.largest, self.largest).mul(scale_BSK1)
         return straight_through(x_BSKC, rounded.to(x_BSKC.dtype))
 

@@ -66,6 +66,7 @@ class CompressedWeights:
     tensors: Arrays
     numerics: Numerics
     recovery: RecoveryAdapter | None = None
+    padding_bits: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ class AstcCompression(CompressionConfig):
 
     @property
     def numerics(self) -> Numerics:
-        return Numerics(weights="astc_6x6", embedding="int4_group32", activations="float32", kv="int8_per_token_head")
+        return Numerics(weights="astc_6x6", embedding="int4_group32", activations="bfloat16", kv="int8_per_token_head")
 
     @property
     def summary(self) -> str:
@@ -137,10 +138,15 @@ class AstcCompression(CompressionConfig):
         matrices = [f"{name}.weight" for name in layer_linears(decoder)]
         taken = {"embedding", *matrices, *(recovery.weights if recovery else ())}
         rest = {name: weight.numpy() for name, weight in decoder.state_dict().items() if name not in taken}
-        tensors = self._encode(decoder, bundle) | embedding.tensors("embedding") | rest
-        return CompressedWeights(tensors=tensors, numerics=self.numerics, recovery=recovery)
+        encoded = self._encode(decoder, bundle)
+        return CompressedWeights(
+            tensors=encoded.tensors | embedding.tensors("embedding") | rest,
+            numerics=self.numerics,
+            recovery=recovery,
+            padding_bits=encoded.padding_bits,
+        )
 
-    def _encode(self, decoder: Decoder, bundle: Bundle) -> Arrays:
+    def _encode(self, decoder: Decoder, bundle: Bundle) -> _AstcEncoder:
         """The tensors of all matrices of the layers; in the decoder the decoded ones take their place."""
         from openafm.compression.low_bit import layer_linears
         from openafm.compression.post_training.calibration import compress_linears
@@ -154,7 +160,7 @@ class AstcCompression(CompressionConfig):
             else:
                 for name, linear in linears.items():
                     encoder(name, linear.weight.detach())
-        return encoder.tensors
+        return encoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +189,10 @@ FORMATS: dict[str, type[CompressionConfig]] = {"astc": AstcCompression, "int2": 
 
 @dataclass(frozen=True, kw_only=True)
 class CompressResult:
-    """What was made of what. Bits per weight count all that is stored, the adapter included; bytes are those of files."""
+    """What was made of what. Bits per weight count all that is stored, the adapter included; bytes are those of files.
+
+    `padding_bits_per_weight` is the part of them that only fills up blocks at the edges of matrices.
+    """
 
     bundle: str
     signature: str
@@ -192,6 +201,7 @@ class CompressResult:
     source_signature: str
     bits_per_weight: float
     adapter_bits_per_weight: float
+    padding_bits_per_weight: float
     bytes: int
     source_bytes: int
 
@@ -251,6 +261,7 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
         source_signature=bundle.signature,
         bits_per_weight=bits.total,
         adapter_bits_per_weight=bits.adapter,
+        padding_bits_per_weight=made.padding_bits / num_parameters(bundle.config),
         bytes=weight_bytes(compressed),
         source_bytes=weight_bytes(bundle),
     )
@@ -288,6 +299,7 @@ class _AstcEncoder:
         self._config, self._bar = config, bar
         self._num_done = 0
         self.tensors: Arrays = {}
+        self.padding_bits = 0
 
     def __call__(self, name: str, weight_RC: Tensor, moment_CC: Tensor | None = None) -> Tensor:
         import torch
@@ -302,6 +314,7 @@ class _AstcEncoder:
             name=f"{name}.weight",
         )
         self._num_done += weight_RC.numel()
+        self.padding_bits += matrix.padding_bits
         self.tensors |= matrix.tensors(f"{name}.weight")
         return torch.from_numpy(decode_matrix(matrix))
 

@@ -101,6 +101,7 @@ def prepare_run(
         trainer = replace(
             config.trainer,
             from_bundle=str(bundle.path.resolve()),
+            from_identity=bundle.identity,
             model=bundle.config,
             data=_within(config.trainer.data, bundle.config.context_length),
         )

@@ -233,7 +233,12 @@ def changes_from_recipe(config: RunConfig) -> dict[str, str]:
     """What differs from the recipe as it stands, as `--set` takes it: dotted keys to JSON."""
     recipe = build_run(config.recipe, SIZE)
     if config.trainer.from_bundle is not None:  # these come with the bundle
-        trainer = replace(recipe.trainer, from_bundle=config.trainer.from_bundle, model=config.trainer.model)
+        trainer = replace(
+            recipe.trainer,
+            from_bundle=config.trainer.from_bundle,
+            from_identity=config.trainer.from_identity,
+            model=config.trainer.model,
+        )
         recipe = replace(recipe, tokenizer=None, trainer=trainer)
     return {key: json.dumps(value, ensure_ascii=False) for key, value in _differences("", to_dict(config), to_dict(recipe))}
 

@@ -257,9 +257,9 @@ class TrainerConfig(Config):
 
     `microbatch_rows` cuts a step's rows into pieces whose gradients add up, to save memory; the update is the same.
     `num_threads` are torch's threads on a CPU, all by default: the bits depend on it, and the operations of a very small
-    model are too short to share out. `from_bundle` is the folder of a bundle whose weights to start from; None starts from
-    fresh ones, changed by `start`. `qat` simulates few bits over them; `adapter` freezes them, compressed or not, and trains
-    low-rank matrices beside them.
+    model are too short to share out. `from_bundle` is the folder of a bundle whose weights to start from, and
+    `from_identity`, where given, the identity that it must have; None starts from fresh weights, changed by `start`. `qat`
+    simulates few bits over them; `adapter` freezes them, compressed or not, and trains low-rank matrices beside them.
     """
 
     ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation")
@@ -278,6 +278,7 @@ class TrainerConfig(Config):
     checkpoint: CheckpointConfig = CheckpointConfig()
     microbatch_rows: int | None = None
     from_bundle: str | None = None
+    from_identity: str | None = None
     qat: QATConfig | None = None
     adapter: LoRAConfig | None = None
     start: StartConfig = PlainStart()

@@ -22,7 +22,7 @@ Tensors = Mapping[str, Tensor]
 
 
 class BundleMismatchError(UsageError):
-    """The bundle to start from holds a model of another config."""
+    """The bundle to start from holds another model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
     """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted.
 
     Raises:
-        BundleMismatchError: the bundle holds a model of another config.
+        BundleMismatchError: the bundle holds a model of another config, or is not the one that the run is of.
         AlreadyCompressedError: the bundle's weights have few bits and are to be trained.
         AdapterWeightsError: the bundle carries an adapter of another shape, which is what is trained further.
     """
@@ -161,6 +161,11 @@ def _state(config: TrainerConfig, prepared: PreparedModel, device: str) -> Train
 
 def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
     bundle = open_bundle(name_or_path)
+    if config.from_identity not in (None, bundle.identity):
+        raise BundleMismatchError(
+            f"{bundle.path} is {bundle.identity}, the run started from {config.from_identity}; restore that bundle or start"
+            " the run anew in another folder"
+        )
     difference = first_difference(bundle.config, config.model)
     if difference is not None:
         raise BundleMismatchError(f"the model of {bundle.path} is another one: {difference}")
