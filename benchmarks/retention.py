@@ -33,11 +33,12 @@ from openafm.core.files import data_home
 from openafm.recipes.compress import compress, compression_config
 from openafm.recipes.compression_report import compression_report
 from openafm.recipes.run import prepare_run, run_recipe
+from openafm.recipes.ship import STAGES
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "retention.json"
-STAGES = ("on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter")
+
 FEW_STEPS = {"trainer.budget": '{"type": "StepBudget", "num_steps": 3}', "trainer.evaluation": "null"}
-EXAMPLES, QUICK_EXAMPLES = 160, 1
+EXAMPLES, QUICK_EXAMPLES = 50, 1
 RANK = 8
 
 
@@ -69,7 +70,8 @@ def train(size: str, changes: dict[str, str]) -> tuple[str, str, str]:
     for recipe in STAGES:
         made.append(run(recipe, size, made[-1] if made else None, changes, recipe.removeprefix("on_device.")))
     uncompressed, on_device = made[1], made[3]
-    config = compression_config("astc", {"adapter.rank": str(RANK)})
+    changes_of_format = {"adapter.rank": str(RANK)} | ({"calibration.num_rows": "1"} if changes else {})
+    config = compression_config("astc", changes_of_format)
     blocks = compress(open_bundle(uncompressed), config, f"{size}-astc").bundle
     return uncompressed, on_device, run("on_device.recovery_adapter", size, blocks, changes, "server_recovery")
 

@@ -36,7 +36,7 @@ from openafm.recipes.run import RunResult, prepare_run, run_recipe
 
 BUNDLE_NAME = "micro"
 STAGES = ("pretrain", "sft", "qat")
-NUM_HELD_OUT = 240
+NUM_HELD_OUT = 160
 SENTENCE = "Dinner with Maria on Friday at 7 pm at Luigi's, don't be late!"
 
 
