@@ -23,10 +23,6 @@ EVENT_FLOOR = 0.30  # held-out exact match per field, with 60 messages; a consta
 REPOSITORY = Path(__file__).parents[2]
 FILES = {"config.json", "tokenizer.json", "chat_template.json", "model.safetensors", "signature.json", "card.md"}
 
-pytestmark = pytest.mark.skipif(
-    shipped_bundle() is None, reason="no model in src/openafm/shipped: `make nano` makes it in hours"
-)
-
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
