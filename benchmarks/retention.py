@@ -3,7 +3,8 @@
 `on_device.nano` in full precision; the same with 2-bit weights after quantisation-aware training, a 4-bit embedding, 8-bit
 activations, keys and values and a recovery adapter (on-device); and in ASTC 6x6 with its top singular vectors in an adapter
 that is then trained (server). Retention is the compressed score over the uncompressed one, mean over the held-out tasks in
-which the uncompressed model is at least ten points above every baseline; all tasks are in the JSON.
+which the uncompressed model is at least ten points above every baseline, or where there is none over event extraction, which
+the models are for. All tasks are in the JSON.
 
     python benchmarks/retention.py [--quick] [--json]
     python benchmarks/retention.py --bundles UNCOMPRESSED ON_DEVICE SERVER
@@ -87,13 +88,16 @@ def measure(bundles: Sequence[str], num_examples: int) -> dict[str, Any]:
     """The report over the three, and the two figures out of it."""
     made = compression_report(list(bundles), num_examples).to_dict()
     _, on_device, server = made["bundles"]
+    well_above = on_device["retention"]["well_above_baselines"]
+    counted = well_above or ["event"]  # the task that the models are for, where none stands out
     for bundle in made["bundles"]:
         del bundle["path"]
     return {
         "figures": {
-            "on_device": on_device["retention"]["mean"],
-            "server": server["retention"]["mean"],
-            "tasks_counted": on_device["retention"]["well_above_baselines"],
+            "on_device": mean_retention(on_device, counted),
+            "server": mean_retention(server, counted),
+            "tasks_counted": counted,
+            "well_above_baselines": well_above,
             "bundles": made["bundles"],
         },
         "peer": "the same model in full precision",
@@ -104,6 +108,12 @@ def measure(bundles: Sequence[str], num_examples: int) -> dict[str, Any]:
             "machine": platform.machine(),
         },
     }
+
+
+def mean_retention(bundle: dict[str, Any], tasks: Sequence[str]) -> float | None:
+    """The mean over tasks; None where the uncompressed model scores nothing in one of them."""
+    kept = [bundle["retention"]["tasks"].get(task) for task in tasks]
+    return None if None in kept else round(sum(kept) / len(kept), 4)
 
 
 if __name__ == "__main__":
