@@ -228,3 +228,11 @@ def test_running_out_of_memory_in_calibration_is_explained(source: Bundle, monke
         compress(source, compression_config("astc", QUICK), "x")
     assert files(source) == before
     assert not bundle_place("x").exists()
+
+
+def test_several_processes_write_the_same_bundle(source: Bundle) -> None:
+    plain = {"calibration": "null", "adapter": "null"}
+    one = compress(source, compression_config("astc", plain), "one")
+    two = compress(source, compression_config("astc", plain | {"num_workers": "2"}), "two")
+    assert one.signature == two.signature
+    assert one.padding_bits_per_weight > 0

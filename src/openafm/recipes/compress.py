@@ -88,14 +88,17 @@ class AstcCompression(CompressionConfig):
     """The server model's way: top singular vectors into an adapter, the rest in 6x6 ASTC blocks, a 4-bit embedding.
 
     With `calibration` blocks are chosen by the error of the outputs (block-GPTQ), one layer after another. `adapter` None
-    leaves everything to the blocks.
+    leaves everything to the blocks. Without calibration `num_workers` processes share the blocks of a large matrix; with it
+    columns depend on each other.
     """
 
     adapter: LoRAConfig | None = field(default_factory=LoRAConfig)
     blocks: AstcConfig | LiteralAstcConfig = field(default_factory=AstcConfig)
     calibration: CalibrationConfig | None = field(default_factory=CalibrationConfig)
+    num_workers: int = 1
 
     def __post_init__(self) -> None:
+        self.require(self.num_workers > 0, f"num_workers must be at least 1, got {self.num_workers}")
         self.require(
             self.calibration is None or isinstance(self.blocks, AstcConfig),
             "the literal ASTC recipe takes no calibration; set calibration to null",
@@ -154,7 +157,7 @@ class AstcCompression(CompressionConfig):
         batches = None if self.calibration is None else calibration_batches(bundle, self.calibration)
         linears = layer_linears(decoder)
         with progress("encode ASTC", sum(linear.weight.numel() for linear in linears.values())) as bar:
-            encoder = _AstcEncoder(self.blocks, bar)
+            encoder = _AstcEncoder(self.blocks, self.num_workers, bar)
             if batches is not None:
                 compress_linears(decoder, batches, encoder)
             else:
@@ -295,8 +298,8 @@ def corpus_batches(bundle: Bundle, corpus: SyntheticConfig, num_examples: int, r
 class _AstcEncoder:
     """Encodes matrices one by one, gathers their tensors, and gives back what they decode to."""
 
-    def __init__(self, config: AstcConfig | LiteralAstcConfig, bar: Progress) -> None:
-        self._config, self._bar = config, bar
+    def __init__(self, config: AstcConfig | LiteralAstcConfig, num_workers: int, bar: Progress) -> None:
+        self._config, self._num_workers, self._bar = config, num_workers, bar
         self._num_done = 0
         self.tensors: Arrays = {}
         self.padding_bits = 0
@@ -310,6 +313,7 @@ class _AstcEncoder:
             weight_RC.numpy(),
             self._config,
             calibration=None if moment_CC is None else moment_CC.numpy(),
+            num_workers=self._num_workers,
             on_progress=lambda done: self._bar.update(self._num_done + done, name),
             name=f"{name}.weight",
         )
