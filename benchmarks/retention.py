@@ -65,6 +65,11 @@ def main() -> None:
     print(json.dumps(report))
 
 
+FEW_EXAMPLES = json.dumps(
+    [{"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 200}]
+)
+
+
 def train(size: str, changes: dict[str, str]) -> tuple[str, str, str]:
     """The three models from nothing, stage by stage; what stands is reused."""
     made: list[str] = []
@@ -79,6 +84,8 @@ def train(size: str, changes: dict[str, str]) -> tuple[str, str, str]:
 
 def run(recipe: str, size: str, start: str | None, changes: dict[str, str], stage: str) -> str:
     """One stage; returns the path of its bundle."""
+    if changes and start is not None:
+        changes = changes | {"corpora": FEW_EXAMPLES}
     config = prepare_run(recipe, size, start=start, changes=changes)
     print(f"{stage} at {size}", file=sys.stderr, flush=True)
     return run_recipe(config, data_home() / "runs" / "ship" / stage, f"{size}-{stage}").bundle

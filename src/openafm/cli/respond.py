@@ -21,7 +21,11 @@ InstructionsOption = Annotated[
 ]
 TemperatureOption = Annotated[float | None, typer.Option(help="Sample at this temperature; greedy when not given.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling: same seed, same answer.")]
-TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer, in tokens.")]
+TokensOption = Annotated[
+    int | None, typer.Option("--max-tokens", help="Longest answer, in tokens; text has 512 when not given.")
+]
+
+MOST_TEXT_TOKENS = 512  # a small model that finds no end would ramble to the end of its context
 
 
 class SchemaFileError(UsageError):
@@ -44,6 +48,8 @@ def respond(
 ) -> None:
     """Answer one prompt. With --schema the answer is guaranteed to satisfy it."""
     session = _session(model, instructions)
+    if max_tokens is None and schema is None:
+        max_tokens = MOST_TEXT_TOKENS
     options = _options(temperature, seed, max_tokens)
     text = sys.stdin.read() if prompt == "-" else prompt
     content = session.respond_blocking(text, json_schema=_read_schema(schema), options=options)
@@ -67,7 +73,7 @@ def chat(
 
     SystemLanguageModel(bundle=model).described()  # a model that is not there is said before the first prompt
     session = _session(model, instructions)
-    options = _options(temperature, seed, max_tokens)
+    options = _options(temperature, seed, MOST_TEXT_TOKENS if max_tokens is None else max_tokens)
     while (prompt := _read_prompt()) is not None:
         shown = ""
         try:

@@ -39,7 +39,9 @@ def train(
         Path | None, typer.Option(help="Train on this folder of text or JSONL instead of the built-in corpus.")
     ] = None,
     changes: SetOption = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Run folder; a run found there is resumed.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Run folder, by default runs/NAME; a run found there is resumed.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the bundle made; by default RECIPE-SIZE.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -50,8 +52,8 @@ def train(
     if name is not None:
         bundle_place(name)  # a name that cannot be one is told before the training, not after it
     config = prepare_run(recipe, size, start=start, data=data, changes=parse_changes(changes))
-    folder = output or Path("runs") / f"{recipe}-{size}"
-    result = run_recipe(config, folder, name or default_name(recipe, size))
+    name = name or default_name(recipe, size)
+    result = run_recipe(config, output or Path("runs") / name, name)
     if json:
         print_json(result.to_dict())
     else:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.store import bundle_place
+from openafm.compression.errors import AlreadyCompressedError
 from openafm.core.config import dump, from_dict, override
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file, folder_lock
@@ -93,11 +94,17 @@ def prepare_run(
     Raises:
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
         BundleNotFoundError: `start` names no bundle.
+        AlreadyCompressedError: `start` has few bits, and the recipe trains its weights.
     """
     config = build_run(recipe, size)
     start = start or _left_by_the_recipe_before(recipe, size)
     if start is not None:
         bundle = open_bundle(start)
+        if bundle.numerics.is_compressed and config.trainer.adapter is None:
+            raise AlreadyCompressedError(
+                f"{bundle.name} is compressed ({bundle.numerics.weights}): its weights can no longer be trained; start from"
+                " the bundle that it was made of, or train an adapter"
+            )
         trainer = replace(
             config.trainer,
             from_bundle=str(bundle.path.resolve()),
