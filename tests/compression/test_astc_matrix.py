@@ -16,11 +16,11 @@ from openafm.compression.astc.jobs import Encoded, EncoderWorkerError, run
 from openafm.compression.astc.matrix import (
     AstcMatrix,
     AstcTensorsError,
-    UncodableWeightError,
     decode_matrix,
     encode_matrix,
 )
 from openafm.compression.astc.rotation import rotate, rotate_inputs, unrotate
+from openafm.compression.errors import UncompressibleWeightError
 from openafm.core.errors import UsageError
 
 CONFIGS = [AstcConfig(), AstcConfig(partitions=1, rotation=None), LiteralAstcConfig()]
@@ -145,18 +145,18 @@ def test_a_killed_worker_is_reported() -> None:
 def test_numbers_that_are_none_are_refused(bad: float) -> None:
     weight = weights(12, 12)
     weight[3, 4] = bad
-    with pytest.raises(UncodableWeightError, match=r"'layers\.3\.up' \[12, 12\] holds NaN or infinity"):
+    with pytest.raises(UncompressibleWeightError, match=r"'layers\.3\.up' \[12, 12\] holds NaN or infinity"):
         encode_matrix(weight, AstcConfig(), name="layers.3.up")
 
 
 @pytest.mark.parametrize("shape", [(5, 100), (100, 5), (100,), (0, 12, 12)])
 def test_what_is_too_small_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UncodableWeightError, match="too small to block"):
+    with pytest.raises(UncompressibleWeightError, match="too small to block"):
         encode_matrix(np.ones(shape, np.float32), AstcConfig())
 
 
 def test_all_zero_weights_are_refused_but_one_of_a_stack_may_be() -> None:
-    with pytest.raises(UncodableWeightError, match=r"'w' .* all zero"):
+    with pytest.raises(UncompressibleWeightError, match=r"'w' .* all zero"):
         encode_matrix(np.zeros((12, 12), np.float32), AstcConfig(), name="w")
     weight = weights(2, 12, 12)
     weight[1] = 0
@@ -165,7 +165,7 @@ def test_all_zero_weights_are_refused_but_one_of_a_stack_may_be() -> None:
 
 def test_weights_beyond_fp16_cannot_have_fp16_minima() -> None:
     weight = weights(12, 12) * 1e6
-    with pytest.raises(UncodableWeightError, match="fp16"):
+    with pytest.raises(UncompressibleWeightError, match="fp16"):
         encode_matrix(weight, LiteralAstcConfig())
     assert np.isfinite(decode_matrix(encode_matrix(weight, AstcConfig()))).all()
 

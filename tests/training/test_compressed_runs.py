@@ -14,7 +14,7 @@ import torch
 from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_child, write_corpus
 
 from openafm.adapters.config import LoRAConfig, SingularValueStart
-from openafm.adapters.lora import AdapterWeightsError, adapter_weights
+from openafm.adapters.lora import adapter_weights
 from openafm.bundle import RecoveryAdapter, open_bundle, write_bundle
 from openafm.compression.config import QATConfig
 from openafm.compression.deploy import build_decoder, packed_tensors
@@ -28,7 +28,7 @@ from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import BFloat16Config, EMAConfig, TrainerConfig
 from openafm.training.metrics import read_metrics
 from openafm.training.run import load_trained, train
-from openafm.training.state import fresh_state
+from openafm.training.state import BundleMismatchError, fresh_state
 from openafm.training.trainer import Trainer
 
 QAT = QATConfig(activations_from=0.5)
@@ -143,8 +143,9 @@ def test_an_adapter_that_the_bundle_carries_is_trained_further(tmp_path: Path, c
     assert open_bundle(carried).signature == open_bundle(base).signature
     start = adapter_weights(fresh_state(adapter_run(corpus, carried), "cpu").model)
     assert all(np.array_equal(start[name].numpy(), weight) for name, weight in first.items())
-    with pytest.raises(AdapterWeightsError, match="has the shape"):
-        fresh_state(replace(config, from_bundle=carried, adapter=LoRAConfig(rank=2)), "cpu")
+    for other, key in ((LoRAConfig(rank=2), "rank"), (LoRAConfig(rank=4, alpha=8.0), "alpha")):
+        with pytest.raises(BundleMismatchError, match=f"of another kind: {key} is"):
+            fresh_state(replace(config, from_bundle=carried, adapter=other), "cpu")
 
 
 def test_compressed_weights_are_not_trained(tmp_path: Path, corpus: LoaderConfig) -> None:

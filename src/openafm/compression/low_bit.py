@@ -39,6 +39,9 @@ def low_bit_linear(
 class LowBitLinear(Linear):
     """A 2-bit matrix at inference: levels in the compute dtype and the scale beside them; no master weight."""
 
+    levels: Tensor
+    scale: Tensor
+
     def __init__(self, linear: Linear, levels_RC: Tensor, scale: Tensor, rounding: ActivationRounding) -> None:
         nn.Module.__init__(self)
         self.in_dim, self.out_dim, self.bias = linear.in_dim, linear.out_dim, linear.bias
@@ -47,7 +50,7 @@ class LowBitLinear(Linear):
         self.register_buffer("scale", scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        return low_bit_linear(x, self.levels, self.scale, self.bias, self._rounding)  # type: ignore[arg-type]
+        return low_bit_linear(x, self.levels, self.scale, self.bias, self._rounding)
 
 
 class RoundedNorm(RMSNorm):

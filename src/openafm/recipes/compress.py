@@ -230,7 +230,7 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     Raises:
         AlreadyCompressedError: the bundle has few bits already, or a recovery adapter.
         SourceBundleError: `name` is the bundle itself.
-        UncompressibleWeightError, UncodableWeightError, SingularRankError, NonFiniteWeightError: a tensor that cannot be
+        UncompressibleWeightError, SingularRankError, NonFiniteWeightError: a tensor that cannot be
             compressed; the message names it.
         CalibrationError: calibration does not fit into memory.
         BundleError: the bundle is damaged.

@@ -10,8 +10,9 @@ from openafm.compression.config import QATConfig
 from openafm.data.copies import CopiesConfig
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.synthetic import LANGUAGES, SyntheticConfig
+from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
-from openafm.recipes.config import CopiesCorpusConfig, RunConfig, SyntheticCorpusConfig, recipe
+from openafm.recipes.config import CopiesCorpusConfig, CorpusConfig, RunConfig, SyntheticCorpusConfig, recipe
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import (
     AdamWConfig,
@@ -21,6 +22,7 @@ from openafm.training.config import (
     EvaluationConfig,
     InductionStart,
     MuonConfig,
+    OptimizerConfig,
     StepBudget,
     TimeBudget,
     TrainerConfig,
@@ -71,22 +73,10 @@ def _pretrain_micro() -> RunConfig:
 
     The built-in corpus is not trained on here; its texts are what the tokenizer learns from.
     """
-    model = named_size("on_device.micro")
     copies = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
-    return RunConfig(
-        recipe="on_device.pretrain",
-        corpora=(copies, _micro_corpus("everything", num_examples=10_000)),
-        tokenizer=TokenizerConfig(vocab_size=model.vocab_size, spaces="apart"),
-        trainer=TrainerConfig(
-            model=model,
-            data=_one_source("copies", rows_per_step=1, row_tokens=1024),
-            budget=StepBudget(num_steps=350),
-            optimizer=SMALL_OPTIMIZER,
-            num_threads=1,
-            schedule=WarmupStableDecay(decay_fraction=0.1),
-            start=InductionStart(),
-        ),
-    )
+    model = named_size("on_device.micro")
+    corpora = (copies, _micro_corpus("everything", num_examples=10_000))
+    return _copying(model, corpora, model.vocab_size, SMALL_OPTIMIZER, num_steps=350)
 
 
 def _sft_micro() -> RunConfig:
@@ -109,16 +99,23 @@ def _pretrain_nano() -> RunConfig:
     """As micro: on a CPU hours are few, and answers teach more in them than the prompts before do. In fp32, at a lower
     learning rate than micro: copying comes at step 150, while in bf16 at micro's it had hardly come at step 400.
     """
-    model = named_size("on_device.nano")
+    corpora = (NANO_COPIES, *_nano_corpora())
+    return _copying(named_size("on_device.nano"), corpora, NANO_TOKENS, NANO_OPTIMIZER, num_steps=400)
+
+
+def _copying(
+    model: DecoderConfig, corpora: tuple[CorpusConfig, ...], num_tokens: int, optimizer: OptimizerConfig, num_steps: int
+) -> RunConfig:
+    """Copies alone, from weights with a head start; all of the corpora teach the tokenizer."""
     return RunConfig(
         recipe="on_device.pretrain",
-        corpora=(NANO_COPIES, *_nano_corpora()),
-        tokenizer=TokenizerConfig(vocab_size=NANO_TOKENS, spaces="apart"),
+        corpora=corpora,
+        tokenizer=TokenizerConfig(vocab_size=num_tokens, spaces="apart"),
         trainer=TrainerConfig(
             model=model,
             data=_one_source("copies", rows_per_step=1, row_tokens=1024),
-            budget=StepBudget(num_steps=400),
-            optimizer=NANO_OPTIMIZER,
+            budget=StepBudget(num_steps=num_steps),
+            optimizer=optimizer,
             num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.1),
             start=InductionStart(),

@@ -121,9 +121,9 @@ def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
     """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted.
 
     Raises:
-        BundleMismatchError: the bundle holds a model of another config, or is not the one that the run is of.
+        BundleMismatchError: the bundle holds a model of another config, is not the one that the run is of, or carries an
+            adapter of another kind than is to be trained.
         AlreadyCompressedError: the bundle's weights have few bits and are to be trained.
-        AdapterWeightsError: the bundle carries an adapter of another shape, which is what is trained further.
     """
     torch.manual_seed(config.seed)
     if config.from_bundle is not None:
@@ -178,6 +178,11 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
     if config.adapter is not None:
         install_adapter(model, config.adapter, config.seed)
         if bundle.recovery_adapter is not None:
+            difference = first_difference(bundle.recovery_adapter.config, config.adapter, ignored=("start", "precision"))
+            if difference is not None:
+                raise BundleMismatchError(
+                    f"{bundle.path} carries an adapter to be trained further, of another kind: {difference}"
+                )
             load_adapter_weights(model, bundle.recovery_adapter.weights())
     return model
 

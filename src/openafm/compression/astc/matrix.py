@@ -22,13 +22,10 @@ from openafm.compression.astc.decoder import decode_blocks
 from openafm.compression.astc.jobs import Affine, jobs, literal_jobs, run
 from openafm.compression.astc.level_search import Floats
 from openafm.compression.astc.rotation import unrotate
+from openafm.compression.errors import UncompressibleWeightError
 from openafm.core.errors import OpenAFMError, UsageError
 
 _LARGEST_MINIMUM = 32_000  # in the literal recipe: block ranges, too, must fit fp16
-
-
-class UncodableWeightError(OpenAFMError):
-    """A tensor that has no ASTC form: not finite, all zero or too small."""
 
 
 class AstcTensorsError(OpenAFMError):
@@ -123,7 +120,7 @@ def encode_matrix(
     `on_progress` is told the number of weights done so far. `name` is how errors call the tensor.
 
     Raises:
-        UncodableWeightError: weights that are not finite, all zero, or fewer than 6 rows or columns.
+        UncompressibleWeightError: weights that are not finite, all zero, or fewer than 6 rows or columns.
         UsageError: a calibration matrix that does not fit the weights, is not finite or is no sum of x x^T.
         EncoderWorkerError: a worker process was killed.
     """
@@ -134,7 +131,7 @@ def encode_matrix(
         if calibration is not None:
             raise UsageError(f"'{name}': the literal recipe takes no calibration; use AstcConfig")
         if np.abs(stack_SRC).max() > _LARGEST_MINIMUM:
-            raise UncodableWeightError(f"'{name}' holds weights beyond the fp16 of the literal recipe; use AstcConfig")
+            raise UncompressibleWeightError(f"'{name}' holds weights beyond the fp16 of the literal recipe; use AstcConfig")
         work = literal_jobs(stack_SRC)
     else:
         work = jobs(stack_SRC, config, None if calibration is None else _moments(calibration, weight, name), affine)
@@ -197,15 +194,15 @@ def decode_matrix(matrix: AstcMatrix) -> Floats:
 def _check(weight: NDArray[np.floating[Any]], name: str) -> None:
     shape = list(weight.shape)
     if weight.ndim < 2 or min(weight.shape[-2:]) < BLOCK_SIZE or weight.size == 0:
-        raise UncodableWeightError(
+        raise UncompressibleWeightError(
             f"'{name}' {shape} is too small to block: ASTC needs at least 6 rows and 6 columns; keep it uncompressed"
         )
     if not np.isfinite(weight).all():
-        raise UncodableWeightError(
+        raise UncompressibleWeightError(
             f"'{name}' {shape} holds NaN or infinity: the model it comes from is broken; train it again"
         )
     if not weight.any():
-        raise UncodableWeightError(f"'{name}' {shape} is all zero: leave it out of the model or keep it uncompressed")
+        raise UncompressibleWeightError(f"'{name}' {shape} is all zero: leave it out of the model or keep it uncompressed")
 
 
 def _moments(

@@ -127,16 +127,16 @@ class _Moments:
 
 
 def _tokens(batch: Batch, decoder: Decoder) -> Tensor:
-    return torch.from_numpy(batch.tokens_BS).to(decoder.embedding.device)
+    return torch.from_numpy(batch.tokens_BS).to(decoder.device)
 
 
 def _context(batch: Batch, decoder: Decoder) -> PackedDocuments:
     num_rows, row_length = batch.tokens_BS.shape
-    return PackedDocuments(batch.documents, num_rows, row_length, decoder.embedding.device)
+    return PackedDocuments(batch.documents, num_rows, row_length, decoder.device)
 
 
 def _real_positions(batch: Batch, decoder: Decoder) -> Tensor:
     """Where in the flattened batch documents lie."""
     row_length = batch.tokens_BS.shape[1]
     spans = [torch.arange(d.start, d.stop) + d.row * row_length for d in batch.documents]
-    return torch.cat([*spans, torch.empty(0, dtype=torch.long)]).to(decoder.embedding.device)
+    return torch.cat([*spans, torch.empty(0, dtype=torch.long)]).to(decoder.device)
