@@ -136,11 +136,11 @@ def _sft_nano() -> RunConfig:
         trainer=TrainerConfig(
             model=named_size("on_device.nano"),
             data=LoaderConfig(sources=sources, rows_per_step=2, row_tokens=1024),
-            budget=StepBudget(num_steps=1_600),
+            budget=StepBudget(num_steps=4_000),
             optimizer=NANO_OPTIMIZER,
             precision=BFloat16Config(),
             num_threads=1,
-            schedule=WarmupStableDecay(warmup_fraction=0.05, decay_fraction=0.3),
+            schedule=WarmupStableDecay(warmup_fraction=0.02, decay_fraction=0.3),
             evaluation=_nano_evaluation(),
         ),
     )
@@ -151,7 +151,7 @@ def _qat_micro() -> RunConfig:
 
 
 def _qat_nano() -> RunConfig:
-    return _quantised(_sft_nano(), StepBudget(num_steps=500))
+    return _quantised(_sft_nano(), StepBudget(num_steps=1_000))
 
 
 def _recovery_micro() -> RunConfig:
@@ -159,7 +159,7 @@ def _recovery_micro() -> RunConfig:
 
 
 def _recovery_nano() -> RunConfig:
-    return _adapted(_sft_nano(), StepBudget(num_steps=150), LoRAConfig(rank=8))
+    return _adapted(_sft_nano(), StepBudget(num_steps=200), LoRAConfig(rank=8))
 
 
 def _quantised(run: RunConfig, budget: BudgetConfig) -> RunConfig:
