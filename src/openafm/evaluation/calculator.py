@@ -94,7 +94,7 @@ class Solver:
             sampling=GreedyConfig(),
             stop_tokens=model.template.stop_tokens(model.tokenizer),
             max_tokens=MOST_TOKENS,
-            grammar=self._grammars.text_or_tool_calls(tool_calls_schema(instructions.tools)),
+            grammar=self._grammars.answer(calls_schema=tool_calls_schema(instructions.tools)),
         )
         tokens = [event.token for event in generation]
         if generation.summary.finish != "stop":

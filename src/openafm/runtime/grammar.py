@@ -69,15 +69,21 @@ class GrammarCompiler:
         """
         return self._compiled("json", schema, lambda: _json_grammar(schema))
 
-    def text_or_tool_calls(self, calls_schema: JsonSchema) -> Grammar:
-        """Either any text, or the special token that opens tool calls and then compact JSON that fits `calls_schema`.
+    def answer(
+        self, schema: JsonSchema | None = None, calls_schema: JsonSchema | None = None, *, must_call: bool = False
+    ) -> Grammar:
+        """What an answer may be: text, or JSON that fits `schema`; or, where tools may be called, the special token that
+        opens tool calls and then compact JSON that fits `calls_schema`; with `must_call` nothing else.
 
         Raises:
             UnsupportedSchemaError: as `json_schema`.
         """
-        return self._compiled("text_or_tool_calls", calls_schema, lambda: _text_or_tool_calls_grammar(calls_schema))
+        if calls_schema is None:
+            return self.text() if schema is None else self.json_schema(schema)
+        kind = "calls" if must_call else "answer_or_calls"
+        return self._compiled(kind, [schema, calls_schema], lambda: _calls_grammar(schema, calls_schema, must_call))
 
-    def _compiled(self, kind: str, schema: JsonSchema | None, source: Callable[[], str]) -> Grammar:
+    def _compiled(self, kind: str, schema: Any, source: Callable[[], str]) -> Grammar:
         key = (kind, json.dumps(schema))
         with self._lock:
             if key in self._cache:
@@ -204,9 +210,14 @@ def _json_grammar(schema: JsonSchema) -> str:
     return f"start: %json {json.dumps(_with_options(schema))}"
 
 
-def _text_or_tool_calls_grammar(calls_schema: JsonSchema) -> str:
-    calls = json.dumps(_with_options(calls_schema))
-    return f"start: TEXT | <[{SPECIAL_TOKENS.tool_calls}]> calls\nTEXT: /{_TEXT}/\ncalls: %json {calls}"
+def _calls_grammar(schema: JsonSchema | None, calls_schema: JsonSchema, must_call: bool) -> str:
+    opening = f"<[{SPECIAL_TOKENS.tool_calls}]>"
+    calls = f"calls: {opening} %json {json.dumps(_with_options(calls_schema))}"
+    if must_call:
+        return f"start: calls\n{calls}"
+    if schema is None:
+        return f"start: TEXT | calls\nTEXT: /{_TEXT}/\n{calls}"
+    return f"start: json | calls\njson: %json {json.dumps(_with_options(schema))}\n{calls}"
 
 
 def _with_options(schema: JsonSchema) -> JsonSchema:
