@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -21,11 +22,14 @@ from tiny_adapters import SIGNATURE, random_tokens, random_weights, tiny_decoder
 from openafm.adapters.config import LoRAConfig, SingularValueStart, ZeroStart
 from openafm.adapters.package import (
     Adapter,
+    AdapterAbout,
     AdapterError,
     AdapterMismatchError,
+    AdapterNameError,
     AdapterNotFoundError,
     AdapterTamperedError,
     AdapterVersionError,
+    HalfDraftError,
     open_adapter,
     write_adapter,
 )
@@ -41,7 +45,7 @@ def write(path: Path, seed: int = 0, **changes: Any) -> Adapter:
         "weights": random_weights(3, seed=seed),
         "config": CONFIG,
         "base_signature": SIGNATURE,
-        "name": "mein Übersetzer (v2)",
+        "name": "my_Translator2",
     }
     return write_adapter(path, **(arguments | changes))
 
@@ -79,12 +83,24 @@ def test_the_folder_is_as_described(tmp_path: Path) -> None:
     adapter = write(tmp_path / "r.fmadapter")
     assert sorted(file.name for file in adapter.path.iterdir()) == ["adapter_weights.safetensors", "metadata.json"]
     metadata = json.loads((adapter.path / "metadata.json").read_text())
-    assert metadata["format"] == "openafm.adapter"
-    assert metadata["version"] == 1
-    assert metadata["base_signature"] == SIGNATURE
-    assert metadata["config"] == {"rank": 3, "alpha": 6.0, "targets": ["query"], "precision": "float16"}
-    assert metadata["created_by"].startswith("openafm ")
-    assert metadata["digest"] == adapter.digest
+    assert metadata.pop("createdBy").startswith("openafm ")
+    assert metadata == {
+        "format": "openafm.adapter",
+        "version": 2,
+        "adapterIdentifier": "fmadapter-my_Translator2-0123456",
+        "baseModelSignature": SIGNATURE,
+        "loraRank": 3,
+        "loraAlpha": 6.0,
+        "loraTargets": ["query"],
+        "precision": "float16",
+        "author": "",
+        "description": "",
+        "license": "",
+        "speculativeDecodingDraftTokenCount": 5,
+        "draftSignature": "",
+        "creatorDefined": {},
+        "digest": adapter.digest,
+    }
     assert len(adapter.digest) == 64
     stored = load_file(adapter.path / "adapter_weights.safetensors")
     assert {array.dtype.name for array in stored.values()} == {"float16"}
@@ -124,12 +140,102 @@ def test_a_written_adapter_starts_from_its_weights(tmp_path: Path) -> None:
     """Installing what was written must never take singular vectors out of the base a second time."""
     adapter = write(tmp_path / "a", config=LoRAConfig(rank=3, start=SingularValueStart()))
     assert open_adapter(adapter.path).config.start == ZeroStart()
-    file = adapter.path / "metadata.json"
-    metadata = json.loads(file.read_text())
-    metadata["config"]["start"] = {"type": "SingularValueStart"}
-    file.write_text(json.dumps(metadata))
-    with pytest.raises(AdapterError, match=r"metadata\.json.*starts from its weights"):
-        open_adapter(adapter.path)
+
+
+def test_an_author_can_tell_about_it(tmp_path: Path) -> None:
+    about = AdapterAbout(
+        author="A. Uthor",
+        description="two\nlines",
+        license="MIT",
+        draft_token_count=7,
+        creator_defined={"prompt": "Tag it.", "nested": {"list": [1, 2.5, None, True]}},
+    )
+    written = write(tmp_path / "a", about=about)
+    assert written.digest != write(tmp_path / "b").digest
+    read = open_adapter(tmp_path / "a")
+    read.verify()
+    assert read == written
+    assert read.metadata.creatorDefined == about.creator_defined
+    assert (read.metadata.author, read.metadata.license) == ("A. Uthor", "MIT")
+    assert read.metadata.speculativeDecodingDraftTokenCount == 7
+    with pytest.raises(ConfigError, match="DraftTokenCount"):
+        write(tmp_path / "c", about=AdapterAbout(draft_token_count=0))
+
+
+def draft_bundle(folder: Path) -> Path:
+    """What a bundle's folder looks like from outside."""
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "chat_template.json", "model.safetensors"):
+        (folder / name).write_text("{}")
+    (folder / "signature.json").write_text(json.dumps({"signature": OTHER_SIGNATURE}))
+    return folder
+
+
+def test_a_draft_travels_inside(tmp_path: Path) -> None:
+    draft = draft_bundle(tmp_path / "draft")
+    adapter = open_adapter(write(tmp_path / "a", draft=draft).path)
+    assert adapter.draft == tmp_path / "a" / "draft"
+    assert sorted(file.name for file in adapter.draft.iterdir()) == sorted(file.name for file in draft.iterdir())
+    assert adapter.metadata.draftSignature == OTHER_SIGNATURE
+    assert write(tmp_path / "b").draft is None
+
+
+@pytest.mark.parametrize(
+    "missing", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.json", "signature.json"]
+)
+def test_half_a_draft_is_neither_written_nor_opened(tmp_path: Path, missing: str) -> None:
+    path = write(tmp_path / "a", draft=draft_bundle(tmp_path / "draft")).path
+    (path / "draft" / missing).unlink()
+    (tmp_path / "draft" / missing).unlink()
+    with pytest.raises(HalfDraftError, match="half a draft"):
+        open_adapter(path)
+    with pytest.raises(HalfDraftError, match="half a draft"):
+        write(tmp_path / "b", draft=tmp_path / "draft")
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_draft_without_its_signature_or_with_another_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a", draft=draft_bundle(tmp_path / "draft")).path
+    (path / "draft" / "signature.json").write_text(json.dumps({"signature": SIGNATURE}))
+    with pytest.raises(HalfDraftError, match=f"{SIGNATURE}.*{OTHER_SIGNATURE}"):
+        open_adapter(path)
+    plain = write(tmp_path / "b").path
+    (tmp_path / "draft").rename(plain / "draft")
+    with pytest.raises(HalfDraftError, match="knows of no draft"):
+        open_adapter(plain)
+
+
+def test_the_first_version_is_still_read(tmp_path: Path) -> None:
+    """Folders as bundles of the first release carry them: other names in the metadata, the same rule for the digest."""
+    adapter = write(tmp_path / "a")
+    old = {
+        "format": "openafm.adapter",
+        "version": 1,
+        "name": "nano recovery",
+        "base_signature": SIGNATURE,
+        "config": {"rank": 3, "alpha": 6.0, "targets": ["query"], "precision": "float16"},
+        "created_by": "openafm 0.1.0",
+        "digest": "",
+    }
+    stored = load_file(adapter.path / "adapter_weights.safetensors")
+    digest = hashlib.sha256(json.dumps(old, sort_keys=True, separators=(",", ":")).encode())
+    for name, array in sorted(stored.items()):
+        digest.update(f"\n{name} float16 {list(array.shape)}\n".encode() + array.tobytes())
+    (adapter.path / "metadata.json").write_text(json.dumps(old | {"digest": digest.hexdigest()}))
+    read = open_adapter(adapter.path)
+    read.verify()
+    assert (read.name, read.config, read.base_signature) == ("nano_recovery", CONFIG, SIGNATURE)
+    (adapter.path / "metadata.json").write_text(json.dumps(old | {"digest": digest.hexdigest(), "name": "other"}))
+    with pytest.raises(AdapterTamperedError):
+        open_adapter(adapter.path).verify()
+
+
+def test_weights_are_those_that_were_opened(tmp_path: Path) -> None:
+    """A folder replaced after it was opened, by a whole adapter, never gives its weights under the old digest."""
+    opened = write(tmp_path / "a")
+    write(tmp_path / "a", seed=1)
+    with pytest.raises(AdapterTamperedError):
+        opened.weights()
 
 
 def test_a_trained_adapter_goes_through_the_folder(tmp_path: Path) -> None:
@@ -184,10 +290,16 @@ def test_weights_of_no_adapter_are_not_written(tmp_path: Path, weights: dict[str
 
 
 @pytest.mark.parametrize(
-    "changes", [{"name": " "}, {"name": ""}, {"name": "two\nlines"}, {"base_signature": "ABC"}, {"base_signature": ""}]
+    "changes",
+    [
+        *({"name": name} for name in ("", " ", "two\nlines", "a-b", "a b", "../a", "é", "a" * 65, "a\n")),
+        {"base_signature": "ABC"},
+        {"base_signature": ""},
+        {"base_signature": "F" * 40},
+    ],
 )
 def test_names_and_signatures_are_checked(tmp_path: Path, changes: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"name|signature"):
+    with pytest.raises((AdapterNameError, ConfigError), match=r"name|[sS]ignature"):
         write(tmp_path / "a", **changes)
     assert not (tmp_path / "a").exists()
 
@@ -232,7 +344,7 @@ def test_nothing_and_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AdapterError, match=r"metadata\.json is missing"):
         open_adapter(tmp_path / "other")
     (tmp_path / "other" / "metadata.json").write_text('{"adapterIdentifier": "fmadapter-x-0123456"}')
-    with pytest.raises(AdapterError, match=r"metadata\.json is not the metadata of an openafm adapter"):
+    with pytest.raises(AdapterError, match=r"metadata\.json.*not the metadata of an openafm adapter"):
         open_adapter(tmp_path / "other")
     path = write(tmp_path / "a").path
     metadata = json.loads((path / "metadata.json").read_text())
@@ -250,7 +362,9 @@ def test_nothing_and_other_folders_are_refused(tmp_path: Path) -> None:
         "[" * 100_000,
         '{"format": "openafm.adapter", "version": 1}',
         '{"format": "openafm.adapter", "version": 1, "name": 3}',
-        '{"format": "openafm.adapter", "version": 1, "nme": "x"}',
+        '{"format": "openafm.adapter", "version": 2}',
+        '{"format": "openafm.adapter", "version": 2, "loraRank": "x"}',
+        '{"format": "openafm.adapter", "version": 2, "nme": "x"}',
     ],
 )
 def test_broken_metadata_names_its_file(tmp_path: Path, content: str) -> None:
@@ -308,6 +422,6 @@ def test_tampering_shows(tmp_path: Path) -> None:
         open_adapter(tmp_path / "a").verify()
     write(tmp_path / "a")
     metadata = adapter.path / "metadata.json"
-    metadata.write_text(metadata.read_text().replace(SIGNATURE, OTHER_SIGNATURE))
+    metadata.write_text(metadata.read_text().replace(SIGNATURE, SIGNATURE[:-1] + "8"))
     with pytest.raises(AdapterTamperedError, match="not what was written"):
         open_adapter(tmp_path / "a").verify()

@@ -74,7 +74,7 @@ def test_a_damaged_recovery_adapter_is_found(tmp_path: Path) -> None:
 def test_a_recovery_adapter_of_another_base_is_found(tmp_path: Path) -> None:
     path = write(tmp_path / "adapted", RECOVERY)
     folder = path / "recovery.fmadapter"
-    write_adapter(folder, weights=RECOVERY.weights, config=RECOVERY.config, base_signature="0" * 40, name="another's")
+    write_adapter(folder, weights=RECOVERY.weights, config=RECOVERY.config, base_signature="0" * 40, name="another")
     with pytest.raises(AdapterMismatchError):
         open_bundle(path).verify()
 

@@ -1,17 +1,17 @@
 """An adapter's folder: its weights, what they were trained for, and a digest. Never pickle, no tensor library.
 
-NAME.fmadapter/metadata.json  adapter_weights.safetensors
+NAME.fmadapter/  metadata.json  adapter_weights.safetensors  [draft/ (the bundle of a draft model)]
 
-The extension is that of Apple's toolkit, the content is not compatible with it.
+The extension is that of Apple's toolkit, and so are the names in the metadata; the weights are not compatible with it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
+import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,27 +19,48 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.adapters.config import LoRAConfig, ZeroStart
-from openafm.core.config import Config, ConfigError, from_dict, to_dict
-from openafm.core.errors import OpenAFMError, UsageError
+from openafm.adapters.config import LoRAConfig
+from openafm.adapters.metadata import (
+    DRAFT_TOKEN_COUNT,
+    AdapterError,
+    AdapterMetadata,
+    AdapterNameError,
+    AdapterVersionError,
+    adapter_identifier,
+    read_metadata,
+)
+from openafm.core.config import ConfigError, to_dict
+from openafm.core.errors import UsageError
 from openafm.core.files import atomic_folder, write_json
 
-FORMAT = "openafm.adapter"
-FORMAT_VERSION = 1
-METADATA, WEIGHTS = "metadata.json", "adapter_weights.safetensors"
+METADATA, WEIGHTS, DRAFT = "metadata.json", "adapter_weights.safetensors", "draft"
 _DTYPES = {"F16", "F32"}
 
+__all__ = [
+    "DRAFT",
+    "METADATA",
+    "WEIGHTS",
+    "Adapter",
+    "AdapterAbout",
+    "AdapterError",
+    "AdapterMetadata",
+    "AdapterMismatchError",
+    "AdapterNameError",
+    "AdapterNotFoundError",
+    "AdapterTamperedError",
+    "AdapterVersionError",
+    "HalfDraftError",
+    "open_adapter",
+    "write_adapter",
+]
 
-class AdapterError(OpenAFMError):
-    """A folder that is not a readable adapter, or an adapter that cannot be written."""
+
+class HalfDraftError(AdapterError):
+    """An adapter with one half of a draft model: its signature without its bundle, or part of the bundle."""
 
 
 class AdapterNotFoundError(UsageError):
     """There is no adapter at this path."""
-
-
-class AdapterVersionError(AdapterError):
-    """The adapter was written for another version of the format."""
 
 
 class AdapterTamperedError(AdapterError):
@@ -51,29 +72,14 @@ class AdapterMismatchError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterMetadata(Config):
-    """What `metadata.json` holds. An adapter is bound to the signature of the very bundle that it was trained on."""
+class AdapterAbout:
+    """What an author tells about an adapter; `creator_defined` is free, as long as it is JSON."""
 
-    format: str = FORMAT
-    version: int = FORMAT_VERSION
-    name: str
-    base_signature: str
-    config: LoRAConfig
-    created_by: str
-    digest: str = ""
-
-    def __post_init__(self) -> None:
-        self.require(
-            self.name.strip() != "" and self.name.isprintable(),
-            f"{self.name!r} is no name for an adapter; use some printable text on one line",
-        )
-        self.require(
-            re.fullmatch(r"[0-9a-f]{40}", self.base_signature) is not None,
-            f"base_signature must be the 40 hex digits that sign a bundle, got '{self.base_signature}'",
-        )
-        self.require(
-            isinstance(self.config.start, ZeroStart), "a written adapter starts from its weights, with no config.start"
-        )
+    author: str = ""
+    description: str = ""
+    license: str = ""
+    draft_token_count: int = DRAFT_TOKEN_COUNT
+    creator_defined: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +94,11 @@ class Adapter:
         return self.metadata.name
 
     @property
+    def identifier(self) -> str:
+        """fmadapter-NAME-(first 7 digits of the base's signature)."""
+        return self.metadata.adapterIdentifier
+
+    @property
     def config(self) -> LoRAConfig:
         """What to install on the base before the weights are loaded."""
         return self.metadata.config
@@ -95,32 +106,37 @@ class Adapter:
     @property
     def base_signature(self) -> str:
         """The signature of the bundle that the adapter belongs to, 40 hex digits."""
-        return self.metadata.base_signature
+        return self.metadata.baseModelSignature
 
     @property
     def digest(self) -> str:
         """SHA-256, in hex, over the metadata and every weight's name, dtype, shape and bytes, as written."""
         return self.metadata.digest
 
+    @property
+    def draft(self) -> Path | None:
+        """The folder of the bundle that drafts for this adapter, if it has one."""
+        return self.path / DRAFT if self.metadata.draftSignature else None
+
     def weights(self) -> dict[str, NDArray[np.float32]]:
         """The weights by their names in the decoder, `layers.0.attention.query.lora.a` [rank, in] and `.b` [out, rank].
 
+        They are those of this very digest, whatever has come to lie in the folder since it was opened.
+
         Raises:
+            AdapterTamperedError: the folder holds something else than was written, or another adapter by now.
             AdapterError: the file is missing, damaged or another adapter's.
         """
-        return {name: array.astype(np.float32) for name, array in self._stored().items()}
+        return {name: array.astype(np.float32) for name, array in self._verified().items()}
 
     def verify(self) -> None:
-        """Compute the digest again from every byte.
+        """Compute the digest again from every byte of metadata and weights; a draft is a bundle, which has its own.
 
         Raises:
             AdapterTamperedError: it is not the recorded one.
             AdapterError: the weights are missing, damaged or another adapter's.
         """
-        if _digest(self.metadata, self._stored()) != self.digest:
-            raise AdapterTamperedError(
-                f"{self.path}: {METADATA} and {WEIGHTS} are not what was written; restore the adapter or train it again"
-            )
+        self._verified()
 
     def check_base(self, signature: str) -> None:
         """Refuse a base that the adapter was not made for.
@@ -134,10 +150,14 @@ class Adapter:
                 "open it with its own base or train an adapter for this one"
             )
 
-    def _stored(self) -> dict[str, NDArray[Any]]:
+    def _verified(self) -> dict[str, NDArray[Any]]:
         file = self.path / WEIGHTS
         weights = _read_weights(file)
         _check_weights(weights, self.config, f"{file} is damaged or another adapter's")
+        if _digest(_read_json(self.path / METADATA), weights) != self.digest:
+            raise AdapterTamperedError(
+                f"{self.path}: {METADATA} and {WEIGHTS} are not what was written; restore the adapter or train it again"
+            )
         return weights
 
 
@@ -153,64 +173,96 @@ def open_adapter(path: Path) -> Adapter:
         raise AdapterNotFoundError(f"no adapter at {path}")
     file = path / METADATA
     values = _read_json(file)
-    if values.get("format") != FORMAT:
-        raise AdapterError(f'{file} is not the metadata of an openafm adapter (no "format": "{FORMAT}")')
-    if values.get("version") != FORMAT_VERSION:
-        raise AdapterVersionError(
-            f"{path} is an adapter of format version {values.get('version')}, this openafm reads version {FORMAT_VERSION}; "
-            "install the matching version or train the adapter again"
-        )
     try:
-        metadata = from_dict(AdapterMetadata, values)
-    except ConfigError as error:
+        metadata = read_metadata(values)
+    except AdapterVersionError as error:
+        raise AdapterVersionError(f"{file}: {error}") from error
+    except (AdapterError, ConfigError) as error:
         raise AdapterError(f"{file} does not describe an adapter that this version knows: {error}") from error
     if not (path / WEIGHTS).is_file():
         raise AdapterError(f"{path / WEIGHTS} is missing; restore it")
+    _check_draft(path, metadata)
     return Adapter(path=path, metadata=metadata)
 
 
 def write_adapter(
-    path: Path, *, weights: Mapping[str, NDArray[Any]], config: LoRAConfig, base_signature: str, name: str
+    path: Path,
+    *,
+    weights: Mapping[str, NDArray[Any]],
+    config: LoRAConfig,
+    base_signature: str,
+    name: str,
+    about: AdapterAbout | None = None,
+    draft: Path | None = None,
 ) -> Adapter:
     """Write an adapter at `path`, whole or not at all; an adapter that stands there is replaced, nothing else is.
 
+    `draft` is the folder of a bundle, which is copied.
+
     Raises:
-        ConfigError: `name` or `base_signature` is not one.
+        AdapterNameError: `name` is none.
+        ConfigError: `base_signature` is none, or a value of `about` is impossible.
+        HalfDraftError: `draft` is not a whole bundle.
         AdapterError: the weights are not those of one adapter, not finite in `config.precision`, or `path` holds
             something else.
         OutOfSpaceError: the disk is full; what stood at `path` is untouched.
     """
     from safetensors.numpy import save_file
 
+    about = about or AdapterAbout()
     metadata = AdapterMetadata(
-        name=name,
-        base_signature=base_signature,
-        config=replace(config, start=ZeroStart()),
-        created_by=f"openafm {version('openafm')}",
+        adapterIdentifier=adapter_identifier(name, base_signature),
+        baseModelSignature=base_signature,
+        loraRank=config.rank,
+        loraAlpha=config.alpha,
+        loraTargets=config.targets,
+        precision=config.precision,
+        author=about.author,
+        description=about.description,
+        license=about.license,
+        speculativeDecodingDraftTokenCount=about.draft_token_count,
+        draftSignature="" if draft is None else _draft_signature(draft),
+        creatorDefined=dict(about.creator_defined),
+        createdBy=f"openafm {version('openafm')}",
     )
     _check_place(path)
     _check_weights(weights, config, "these weights cannot be written")
     stored = {key: _rounded(key, array, config) for key, array in weights.items()}
-    metadata = replace(metadata, digest=_digest(metadata, stored))
+    metadata = replace(metadata, digest=_digest(to_dict(metadata), stored))
     with atomic_folder(path) as folder:
-        write_json(folder / METADATA, _to_json(metadata))
+        write_json(folder / METADATA, to_dict(metadata))
         save_file(stored, folder / WEIGHTS, {"format": "pt"})
+        if draft is not None:
+            shutil.copytree(draft, folder / DRAFT)
     return Adapter(path=path, metadata=metadata)
 
 
-def _digest(metadata: AdapterMetadata, stored: Mapping[str, NDArray[Any]]) -> str:
-    values = _to_json(replace(metadata, digest=""))
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+def _check_draft(path: Path, metadata: AdapterMetadata) -> None:
+    """Both halves of a draft, the signature in the metadata and the bundle that it signs, or neither."""
+    folder = path / DRAFT
+    if not metadata.draftSignature:
+        if folder.exists():
+            raise HalfDraftError(f"{folder} is there, but {METADATA} knows of no draft; remove it or restore the adapter")
+    elif (found := _draft_signature(folder)) != metadata.draftSignature:
+        raise HalfDraftError(f"{folder} is the draft {found}, {METADATA} names {metadata.draftSignature}; restore it")
+
+
+def _draft_signature(folder: Path) -> str:
+    """The signature of the bundle in `folder`, of which every kind of file must be there."""
+    for pattern in ("config.json", "tokenizer.json", "chat_template.json", "signature.json", "*.safetensors"):
+        if not any(folder.glob(pattern)):
+            raise HalfDraftError(f"{folder} is half a draft model: {pattern} is missing; restore it or leave the draft out")
+    return str(_read_json(folder / "signature.json").get("signature"))
+
+
+def _digest(values: Mapping[str, Any], stored: Mapping[str, NDArray[Any]]) -> str:
+    """Of what the metadata's file holds, whatever its version, its own entry left empty; and of the weights."""
+    unsigned = {**values, "digest": ""}
+    digest = hashlib.sha256(json.dumps(unsigned, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
     for name, array in sorted(stored.items()):
         digest.update(f"\n{name} {array.dtype.name} {list(array.shape)}\n".encode())
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def _to_json(metadata: AdapterMetadata) -> dict[str, Any]:
-    values = to_dict(metadata)
-    del values["config"]["start"]
-    return values
 
 
 def _rounded(name: str, array: NDArray[Any], config: LoRAConfig) -> NDArray[Any]:

@@ -205,7 +205,7 @@ def write_bundle(
                 weights=recovery.weights,
                 config=recovery.config,
                 base_signature=signature.hex,
-                name=f"{path.name} recovery",
+                name="recovery",
             )
         (folder / "card.md").write_text(card or f"# {path.name}\n", encoding="utf-8")
     return Bundle(path)
