@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as List
 from typing import Any, Literal, TypeAlias
@@ -22,6 +23,7 @@ from openafm.core.errors import OpenAFMError, UsageError
 from openafm.runtime.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, write_snapshot
 
 LogitsOf: TypeAlias = Literal["last", "all"]
+_TOKEN = "i"  # the array type of token ids: 4 bytes each
 
 
 class ContextWindowError(OpenAFMError):
@@ -72,14 +74,20 @@ class Cache(ABC):
 class Sequence:
     """A handle on tokens that an engine holds. Its memory goes with `Engine.close`, or with the handle."""
 
-    def __init__(self, engine: Engine, cache: Cache) -> None:
+    def __init__(self, engine: Engine, cache: Cache, tokens: array[int]) -> None:
         self._engine = engine
         self._cache: Cache | None = cache
+        self._tokens = tokens
 
     @property
     def length(self) -> int:
         """Tokens it holds; 0 once closed."""
         return 0 if self._cache is None else self._cache.length
+
+    @property
+    def tokens(self) -> array[int]:
+        """The tokens it holds, as 32-bit integers, for reading; none once closed."""
+        return self._tokens
 
     @property
     def is_closed(self) -> bool:
@@ -109,7 +117,7 @@ class Engine(ABC):
 
     def new_sequence(self) -> Sequence:
         """An empty sequence."""
-        return Sequence(self, self._new_cache())
+        return Sequence(self, self._new_cache(), array(_TOKEN))
 
     def step(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> list[NDArray[np.float32]]:
         """Append tokens to sequences, one or many to each, and compute what may follow them.
@@ -132,8 +140,9 @@ class Engine(ABC):
             if not batch:
                 return []
             outputs = self._forward([(cache, tokens) for cache, (_, tokens) in zip(caches, batch, strict=True)], logits)
-            for cache, (_, tokens) in zip(caches, batch, strict=True):
+            for cache, (sequence, tokens) in zip(caches, batch, strict=True):
                 cache.length += len(tokens)
+                sequence._tokens.extend(tokens)
             return outputs
 
     def rollback(self, sequence: Sequence, num_tokens: int) -> None:
@@ -148,6 +157,7 @@ class Engine(ABC):
             if not 0 <= num_tokens <= cache.length:
                 raise RollbackError(f"cannot take {num_tokens} tokens back from a sequence of {cache.length}")
             cache.length -= num_tokens
+            del sequence._tokens[cache.length :]
 
     def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence with the same tokens; each goes its own way. Copies the keys and values.
@@ -156,7 +166,7 @@ class Engine(ABC):
             SequenceError: the sequence is closed or of another engine.
         """
         with self._lock:
-            return Sequence(self, self._cache_of(sequence).copy())
+            return Sequence(self, self._cache_of(sequence).copy(), sequence._tokens[:])
 
     def snapshot(self, sequence: Sequence) -> bytes:
         """The sequence as bytes, for `restore` of an engine of the same model, in this process or a later one.
@@ -166,7 +176,8 @@ class Engine(ABC):
         """
         with self._lock:
             cache = self._cache_of(sequence)
-            return write_snapshot(Snapshot(signature=self.signature, length=cache.length, arrays=cache.arrays()))
+            arrays = cache.arrays() | {"tokens": np.array(sequence._tokens, np.int32)}
+            return write_snapshot(Snapshot(signature=self.signature, length=cache.length, arrays=arrays))
 
     def restore(self, data: bytes) -> Sequence:
         """The sequence that `snapshot` wrote, without computing anything.
@@ -187,11 +198,14 @@ class Engine(ABC):
         cache = self._new_cache()
         try:
             cache.load(snapshot.arrays, snapshot.length)
+            tokens = array(_TOKEN, snapshot.arrays["tokens"].tolist())
+            if len(tokens) != snapshot.length:
+                raise ValueError(f"{len(tokens)} tokens where there are keys and values of {snapshot.length}")
         except (KeyError, ValueError) as error:
             raise SnapshotMismatchError(
                 f"the snapshot does not fit this engine ({error}); prefill the tokens again"
             ) from error
-        return Sequence(self, cache)
+        return Sequence(self, cache, tokens)
 
     def close(self, sequence: Sequence) -> None:
         """Free the sequence's memory. Closing twice is no error.
@@ -202,7 +216,7 @@ class Engine(ABC):
         with self._lock:
             if not sequence.is_closed:
                 self._cache_of(sequence)
-            sequence._cache = None
+            sequence._cache, sequence._tokens = None, array(_TOKEN)
 
     def _cache_of(self, sequence: Sequence) -> Cache:
         if sequence._engine is not self:

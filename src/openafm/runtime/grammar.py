@@ -12,6 +12,7 @@ Shapes: V vocabulary of the model.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import threading
@@ -187,6 +188,13 @@ class Matcher:
         if num_tokens:
             self._checked(self._matcher.rollback(num_tokens - self.has_stopped))
             del self._accepted[-num_tokens:], self._forced[-num_tokens:]
+
+    def fork(self) -> Matcher:
+        """A second matcher that has come as far; each goes its own way."""
+        fork = copy.copy(self)
+        fork._matcher = self._matcher.deep_copy()
+        fork._accepted, fork._forced = self._accepted.copy(), self._forced.copy()
+        return fork
 
     def _is_legal(self, token: int, forced: tuple[int, ...]) -> bool:
         if forced or self.has_stopped:

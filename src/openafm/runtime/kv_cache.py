@@ -21,6 +21,9 @@ from openafm.models.config import DecoderConfig
 from openafm.runtime.engine import Cache
 
 _FIRST_CAPACITY = 64
+# Steps of no more tokens, as drafts are verified in, compute each as it would be computed alone, to the bit where the rest
+# of the model does: whether tokens come one by one or several at once then changes no choice.
+FEW_TOKENS = 32
 
 
 class TorchCache(Cache):
@@ -144,14 +147,22 @@ class _LastOfEach(CachedSequences):
 def _attend(stored: KeysValues, q_BQHC: Tensor, stop: int, window: int | None) -> Tensor:
     """Attention of the last queries of one sequence to its first `stop` positions. Returns o_BQHC."""
     num_queries = q_BQHC.shape[1]
+    if num_queries <= FEW_TOKENS:
+        first = stop - num_queries + 1
+        return torch.cat([_attend_one(stored, q, first + i, window) for i, q in enumerate(q_BQHC.split(1, dim=1))], dim=1)
     start = 0 if window is None else max(0, stop - num_queries - window + 1)
     k_KLC, v_KLC = stored.keys_KPC[:, start:stop], stored.values_KPC[:, start:stop]
-    if num_queries > 1:
-        return causal_attention(q_BQHC, k_KLC.transpose(0, 1)[None], v_KLC.transpose(0, 1)[None], window)
+    return causal_attention(q_BQHC, k_KLC.transpose(0, 1)[None], v_KLC.transpose(0, 1)[None], window)
+
+
+def _attend_one(stored: KeysValues, q_B1HC: Tensor, stop: int, window: int | None) -> Tensor:
+    """Attention of the query at position `stop - 1`. Returns o_B1HC."""
+    start = 0 if window is None else max(0, stop - window)
+    k_KLC, v_KLC = stored.keys_KPC[:, start:stop], stored.values_KPC[:, start:stop]
     # One token sees everything, so the query heads of a key/value head may stand as queries beside each other: up to three
     # times as fast as repeating keys and values for them.
-    q_KGC = q_BQHC.view(len(k_KLC), -1, q_BQHC.shape[-1])
-    return F.scaled_dot_product_attention(q_KGC[None], k_KLC[None], v_KLC[None]).view(q_BQHC.shape)
+    q_KGC = q_B1HC.reshape(len(k_KLC), -1, q_B1HC.shape[-1])
+    return F.scaled_dot_product_attention(q_KGC[None], k_KLC[None], v_KLC[None]).view(q_B1HC.shape)
 
 
 def _to_numpy(tensor: Tensor) -> NDArray[Any]:

@@ -20,7 +20,7 @@ from openafm.core.errors import OpenAFMError
 
 _MAGIC = b"OPENAFM-SEQUENCE-1\n"
 _START = len(_MAGIC) + hashlib.sha256().digest_size
-_DTYPES = ("float32", "float16", "uint16", "int8", "uint8")
+_DTYPES = ("float32", "float16", "uint16", "int8", "uint8", "int32")
 
 
 class SnapshotCorruptedError(OpenAFMError):
@@ -33,7 +33,7 @@ class SnapshotMismatchError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """The keys and values of `length` tokens by name, and the signature of the engine that computed them."""
+    """`length` tokens and their keys and values by name, and the signature of the engine that computed them."""
 
     signature: str
     length: int
