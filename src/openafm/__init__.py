@@ -32,14 +32,14 @@ if TYPE_CHECKING:
     from openafm.framework.guides import GuideType as GuideType
     from openafm.framework.guides import guide as guide
     from openafm.framework.model import SystemLanguageModel as SystemLanguageModel
-    from openafm.framework.model import SystemLanguageModelUnavailableReason as SystemLanguageModelUnavailableReason
+    from openafm.framework.language_model import SystemLanguageModelUnavailableReason as SystemLanguageModelUnavailableReason
     from openafm.framework.options import GenerationOptions as GenerationOptions
     from openafm.framework.options import SamplingMode as SamplingMode
     from openafm.framework.options import SamplingModeType as SamplingModeType
     from openafm.framework.response_stream import ResponseStream as ResponseStream
     from openafm.framework.schema import GenerationSchema as GenerationSchema
     from openafm.framework.session import LanguageModelSession as LanguageModelSession
-    from openafm.framework.session_cache import Usage as Usage
+    from openafm.framework.language_model import Usage as Usage
     from openafm.framework.transcript import Transcript as Transcript
 
 _MODULES = {
@@ -67,11 +67,11 @@ _MODULES = {
     "SamplingModeType": "options",
     "Snapshot": "formats",
     "SystemLanguageModel": "model",
-    "SystemLanguageModelUnavailableReason": "model",
+    "SystemLanguageModelUnavailableReason": "language_model",
     "Transcript": "transcript",
     "UnsupportedGuideError": "errors",
     "UnsupportedLanguageOrLocaleError": "errors",
-    "Usage": "session_cache",
+    "Usage": "language_model",
     "generable": "generable",
     "guide": "guides",
 }

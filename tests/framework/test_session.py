@@ -157,7 +157,7 @@ def test_the_cache_is_the_transcript_however_it_was_sampled(
 
 def assert_cache_is_transcript(session: fm.LanguageModelSession, model: fm.SystemLanguageModel) -> None:
     """The tokens that the cache holds and waits for are those of the transcript, and its keys and values are theirs."""
-    cache, loaded = session._cache, model.load()
+    cache, loaded = session._responder._executor, model.load()
     assert cache is not None
     tokens = loaded.template.encode(loaded.tokenizer, opened(session.transcript.turns)).tokens
     assert asyncio.run(model.token_count(session.transcript)) == len(tokens) == cache._sequence.length + len(cache._pending)
@@ -187,7 +187,7 @@ def test_a_response_cut_inside_a_character_is_in_the_transcript_as_it_was_shown(
 def test_text_streams_as_whole_snapshots(model: fm.SystemLanguageModel) -> None:
     async def run() -> tuple[list[str], str]:
         stream = fm.LanguageModelSession(model=model).stream_response("the cat", options=SHORT)
-        return [snapshot.content async for snapshot in stream], await stream.collect()
+        return [snapshot.content async for snapshot in stream], (await stream.collect()).content
 
     snapshots, final = asyncio.run(run())
     assert len(snapshots) > 3
@@ -350,8 +350,8 @@ def test_sessions_share_one_engine_and_do_not_mix(model: fm.SystemLanguageModel,
 def test_a_session_that_nobody_holds_frees_its_cache(model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession(model=model)
     session.respond_blocking("the cat", options=SHORT)
-    assert session._cache is not None
-    sequence = weakref.ref(session._cache._sequence)
+    assert session._responder._executor is not None
+    sequence = weakref.ref(session._responder._executor._sequence)
     del session
     gc.collect()
     assert sequence() is None
@@ -452,7 +452,7 @@ def test_cancelled_after_any_snapshot_the_session_is_as_before(model: fm.SystemL
     untouched.respond_blocking("hello", options=SHORT)
     for count in range(1, 9):
         with pytest.raises(fm.GenerationCancelledError):
-            for number, _ in enumerate(session.stream_blocking("the cat", generating, options=random_options(3)), start=1):
+            for number, _ in enumerate(session.stream_blocking("the cat", generating, options=random_options(4)), start=1):
                 if number == count:
                     session.cancel()
         assert list(session.transcript) == before

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from enum import IntEnum
+
 from openafm.core.errors import OpenAFMError
 
 
 class FoundationModelsError(OpenAFMError):
     """The root of every error of the framework."""
+
+
+class GenerationErrorCode(IntEnum):
+    """Numbers of errors, those of Apple's framework."""
+
+    SUCCESS = 0
+    EXCEEDED_CONTEXT_WINDOW_SIZE = 1
+    ASSETS_UNAVAILABLE = 2
+    GUARDRAIL_VIOLATION = 3
+    UNSUPPORTED_GUIDE = 4
+    UNSUPPORTED_LANGUAGE_OR_LOCALE = 5
+    DECODING_FAILURE = 6
+    RATE_LIMITED = 7
+    CONCURRENT_REQUESTS = 8
+    REFUSAL = 9
+    INVALID_SCHEMA = 10
+    UNKNOWN_ERROR = 255
 
 
 class InvalidGenerationSchemaError(FoundationModelsError):
@@ -65,8 +86,47 @@ class ConcurrentRequestsError(GenerationError):
 
 
 class RefusalError(GenerationError):
-    """The model declined to answer."""
+    """The model declined to answer. Why, it says when asked."""
+
+    def __init__(self, message: str, explain: Callable[[], str] | None = None) -> None:
+        super().__init__(message)
+        self._explain = explain
+
+    def explanation_blocking(self) -> str:
+        """The model's own words; generated anew at every call, on the transcript up to the refusal.
+
+        Raises:
+            GenerationError: as `LanguageModelSession.respond`.
+        """
+        return str(self) if self._explain is None else self._explain()
+
+    async def explanation(self) -> str:
+        """`explanation_blocking`, in a thread of its own."""
+        return await asyncio.to_thread(self.explanation_blocking)
 
 
 class GenerationCancelledError(GenerationError):
     """The request was stopped by `LanguageModelSession.cancel`."""
+
+
+class RequestTimeoutError(GenerationError):
+    """The request took longer than `ToolLimits.request_seconds`."""
+
+
+class UnsupportedCapabilityError(GenerationError):
+    """The model cannot do what was asked, whatever the words: see images, call tools, keep to a schema."""
+
+
+class TranscriptMutationError(GenerationError):
+    """The transcript grew by other means while a response was generated for it."""
+
+
+class ToolCallError(FoundationModelsError):
+    """A tool failed. `underlying_error` is what it raised, or why its output was not taken."""
+
+    def __init__(self, tool_name: str, underlying_error: BaseException) -> None:
+        detail = (
+            f"{type(underlying_error).__name__}: {underlying_error}" if str(underlying_error) else repr(underlying_error)
+        )
+        super().__init__(f"the tool '{tool_name}' failed: {detail}")
+        self.tool_name, self.underlying_error = tool_name, underlying_error

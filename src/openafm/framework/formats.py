@@ -26,6 +26,19 @@ class Snapshot(Generic[PartialT]):
     raw_content: GeneratedContent
 
 
+class TextSnapshot(str, Snapshot[str]):
+    """The text of a response so far: a string, and a snapshot like any other."""
+
+    def __new__(cls, content: str, raw_content: GeneratedContent) -> TextSnapshot:
+        return super().__new__(cls, content)
+
+    def __init__(self, content: str, raw_content: GeneratedContent) -> None:
+        Snapshot.__init__(self, content=content, raw_content=raw_content)
+
+    __hash__ = str.__hash__
+    __setattr__ = object.__setattr__
+
+
 class ResponseFormat(ABC, Generic[PartialT, FinalT]):
     """What a response is: free text, or JSON under `schema`. Serves one request."""
 
@@ -36,7 +49,7 @@ class ResponseFormat(ABC, Generic[PartialT, FinalT]):
         """A snapshot for every piece of text that shows more of the response."""
 
     @abstractmethod
-    def final(self, text: str) -> FinalT:
+    def final(self, text: str) -> Snapshot[FinalT]:
         """The response that the whole text is.
 
         Raises:
@@ -52,12 +65,10 @@ class TextFormat(ResponseFormat[str, str]):
         for piece in pieces:
             text += piece
             if piece:
-                yield Snapshot(
-                    content=text, raw_content=GeneratedContent.from_prefix(Prefix(value=text, num_open=1), identity)
-                )
+                yield TextSnapshot(text, GeneratedContent.from_prefix(Prefix(value=text, num_open=1), identity))
 
-    def final(self, text: str) -> str:
-        return text
+    def final(self, text: str) -> Snapshot[str]:
+        return TextSnapshot(text, GeneratedContent(text))
 
 
 class JsonFormat(ResponseFormat[GeneratedContent, GeneratedContent]):
@@ -71,19 +82,19 @@ class JsonFormat(ResponseFormat[GeneratedContent, GeneratedContent]):
         for content in self._growing(pieces):
             yield Snapshot(content=content, raw_content=content)
 
-    def final(self, text: str) -> GeneratedContent:
+    def final(self, text: str) -> Snapshot[GeneratedContent]:
         content = GeneratedContent.from_json(text, self._identity)
         if not content.is_complete:
             raise DecodingFailureError("the response was cut off before its end; allow it more tokens", raw_content=text)
-        return content
+        return Snapshot(content=content, raw_content=content)
 
     def _growing(self, pieces: Iterable[str]) -> Iterator[GeneratedContent]:
         partial = PartialJson()
         for piece in pieces:
             if partial.push(piece):
                 yield GeneratedContent.from_prefix(partial.prefix(), self._identity)
-        if partial.prefix().num_open:  # a number by itself, which only the end of the text ends
-            yield self.final(partial.text)
+        if partial.text and partial.prefix().num_open:  # a number by itself, which only the end of the text ends
+            yield self.final(partial.text).content
 
 
 class TypedFormat(ResponseFormat[Any, FinalT]):
@@ -100,6 +111,6 @@ class TypedFormat(ResponseFormat[Any, FinalT]):
             if partial is not None:
                 yield Snapshot(content=partial, raw_content=snapshot.raw_content)
 
-    def final(self, text: str) -> FinalT:
-        value: FinalT = self._json.final(text).value(self._type_class)
-        return value
+    def final(self, text: str) -> Snapshot[FinalT]:
+        raw_content = self._json.final(text).content
+        return Snapshot(content=raw_content.value(self._type_class), raw_content=raw_content)

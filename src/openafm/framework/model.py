@@ -1,60 +1,96 @@
-"""The model that answers: which bundle it is, whether it can be used, and what it costs in tokens."""
+"""The model of this machine: which bundle it is, whether it can be used, and what it costs in tokens."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator
+import locale as system_locale
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
-from weakref import WeakValueDictionary
 
 from openafm.bundle import Bundle, BundleNotFoundError, BundleVersionError, open_bundle, resolve_model
 from openafm.core.errors import OpenAFMError
-from openafm.framework.errors import AssetsUnavailableError, UnsupportedGuideError
+from openafm.framework import loaded_model
+from openafm.framework.adapter import Adapter, resolve_adapter
+from openafm.framework.errors import AssetsUnavailableError, FoundationModelsError
+from openafm.framework.language_model import (
+    Capability,
+    LanguageModel,
+    LanguageModelExecutor,
+    SystemLanguageModelUnavailableReason,
+)
+from openafm.framework.loaded_model import LoadedModel
+from openafm.framework.prompt import Prompt, prompt_text
 from openafm.framework.schema import GenerationSchema
+from openafm.framework.tool import Tool
 from openafm.framework.transcript import Transcript
-from openafm.runtime.engines import open_engine
-from openafm.runtime.grammar import Grammar, GrammarCompiler
-from openafm.runtime.schema_rewrite import UnsupportedSchemaError
+from openafm.safety.blocklist import BlocklistConfig
+from openafm.safety.guardrail import Guardrail
+from openafm.safety.guardrails import SystemLanguageModelGuardrails
 from openafm.tokenizer.chat_template import opened
-from openafm.tokenizer.conversation import Instructions, JsonSchema, UserTurn
+from openafm.tokenizer.conversation import Instructions, Turn, UserTurn
 
 # BCP 47 tags of the sixteen languages of Apple Intelligence, which the report's models are designed for.
 SUPPORTED_LANGUAGES = frozenset(
     ("da", "de", "en", "es", "fr", "it", "ja", "ko", "nb", "nl", "pt", "sv", "tr", "vi", "zh-Hans", "zh-Hant")
 )
+_SAME_LANGUAGE = {"no": "nb", "nn": "nb", "zh-CN": "zh-Hans", "zh-SG": "zh-Hans", "zh-TW": "zh-Hant", "zh-HK": "zh-Hant"}
 
 
-class SystemLanguageModelUnavailableReason(IntEnum):
-    """Why a model cannot answer. Numbers below 3 and 255 are Apple's."""
+class SystemLanguageModelUseCase(IntEnum):
+    """What a model is for; `CONTENT_TAGGING` has instructions of its own, which a session's come after."""
 
-    APPLE_INTELLIGENCE_NOT_ENABLED = 0
-    DEVICE_NOT_ELIGIBLE = 1
-    MODEL_NOT_READY = 2
-    MODEL_NOT_INSTALLED = 3
-    MODEL_DAMAGED = 4
-    MODEL_VERSION_UNSUPPORTED = 5
-    UNKNOWN = 0xFF
+    GENERAL = 0
+    CONTENT_TAGGING = 1
 
 
-class SystemLanguageModel:
+_INSTRUCTIONS_OF = {
+    SystemLanguageModelUseCase.GENERAL: "",
+    SystemLanguageModelUseCase.CONTENT_TAGGING: "Tag the message: list the topics that it is about, each in a word or two.",
+}
+
+
+class SystemLanguageModel(LanguageModel):
     """A description of the model; weights are read when a session first needs them, once for all sessions.
 
     Args:
+        use_case: what it is used for.
+        guardrails: what checks prompts and responses: the built-in ones, those that let plain text be transformed
+            whatever it says, or a guardrail of one's own.
         bundle: the name or path of a bundle; by default the one chosen with `openafm use`, else the shipped one, else the
             newest on this machine.
+        adapter: an adapter for that bundle: its name, its folder, or an `Adapter`.
     """
 
-    def __init__(self, *, bundle: str | Path | None = None) -> None:
-        self._bundle_name = bundle
+    capabilities = frozenset((Capability.GUIDED_GENERATION, Capability.TOOL_CALLING))
+
+    def __init__(
+        self,
+        use_case: SystemLanguageModelUseCase = SystemLanguageModelUseCase.GENERAL,
+        guardrails: SystemLanguageModelGuardrails | Guardrail = SystemLanguageModelGuardrails.DEFAULT,
+        *,
+        bundle: str | Path | None = None,
+        adapter: Adapter | str | Path | None = None,
+    ) -> None:
+        self.use_case, self.guardrails = SystemLanguageModelUseCase(use_case), guardrails
+        self._bundle_name, self._adapter = bundle, adapter
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The bundle's name.
+
+        Raises:
+            AssetsUnavailableError: there is no such model.
+        """
+        return self.described().name
 
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
-        """Whether the model can answer, else why not. Never raises."""
         try:
             bundle = self._bundle
             _ = bundle.tokenizer, bundle.template, bundle.stored_tensors, bundle.recovery_adapter
+            if self._adapter is not None:
+                resolve_adapter(self._adapter, bundle)
         except BundleNotFoundError:
             return False, SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
         except BundleVersionError:
@@ -79,12 +115,23 @@ class SystemLanguageModel:
         """BCP 47 tags of the languages that the model family is made for."""
         return SUPPORTED_LANGUAGES
 
+    def supports_locale(self, locale: str | None = None) -> bool:
+        """Whether the language of a locale, such as `de_CH` or `zh-Hant-TW`, is supported; by default this machine's."""
+        tag = (locale or system_locale.getlocale()[0] or "en").split(".")[0].replace("_", "-")
+        tag = "en" if tag in ("C", "POSIX") else tag
+        forms = [tag, *("-".join(tag.split("-")[:count]) for count in (2, 1))]
+        return any(_SAME_LANGUAGE.get(form, form) in SUPPORTED_LANGUAGES for form in forms) or forms[-1] == "zh"
+
     async def token_count(
-        self, value: str | GenerationSchema | Transcript | None = None, *, instructions: str | None = None
+        self,
+        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        *,
+        instructions: str | None = None,
     ) -> int:
         """Tokens that something adds to a session, exactly; the counts of parts add up to what is prefilled.
 
-        A prompt counts with all that opens its response, a schema as shown beside its prompt.
+        A prompt counts with all that opens its response, a schema as shown beside its prompt, tools as announced in the
+        instructions.
 
         Raises:
             ValueError: both or neither of `value` and `instructions`.
@@ -96,15 +143,30 @@ class SystemLanguageModel:
         with _unavailable(f"the model {bundle.name} cannot count tokens: "):
             tokenizer, template = bundle.tokenizer, bundle.template
         match value:
-            case str():
-                return len(template.encode_turn(tokenizer, UserTurn(text=value))) + len(
-                    template.generation_prompt(tokenizer)
-                )
+            case None:
+                return len(template.encode(tokenizer, self._with_use_case((Instructions(text=instructions or ""),))))
             case GenerationSchema():
                 return len(template.encode_response_format(tokenizer, value.to_dict()))
             case Transcript():
-                return len(template.encode(tokenizer, opened(value.turns)))
-        return len(template.encode_turn(tokenizer, Instructions(text=instructions or "")))
+                return len(template.encode(tokenizer, self._with_use_case(opened(value.turns))))
+            case list() | tuple() if value and all(isinstance(each, Tool) for each in value):
+                return sum(len(template.encode_tool(tokenizer, each.definition())) for each in value)
+        prompt = template.encode_turn(tokenizer, UserTurn(text=prompt_text(value)))
+        return len(prompt) + len(template.generation_prompt(tokenizer))
+
+    def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
+        from openafm.framework.local_executor import LocalExecutor
+
+        return LocalExecutor(self.load(), self._with_use_case(turns))
+
+    def guardrail(self, *, is_guided: bool) -> Guardrail | None:
+        """What checks a request. Guided responses are always checked: a schema transforms no text."""
+        match self.guardrails:
+            case SystemLanguageModelGuardrails.DEFAULT:
+                return BlocklistConfig().build()
+            case SystemLanguageModelGuardrails.PERMISSIVE_CONTENT_TRANSFORMATIONS:
+                return BlocklistConfig().build() if is_guided else None
+        return self.guardrails
 
     def described(self) -> Bundle:
         """The bundle, opened, its weights not yet read.
@@ -116,43 +178,27 @@ class SystemLanguageModel:
             return self._bundle
 
     def load(self) -> LoadedModel:
-        """The model ready to generate, shared by everybody in this process who uses the same bundle.
+        """The model ready to generate, shared by everybody in this process who uses the same bundle and adapter.
 
         Raises:
             AssetsUnavailableError: there is none, or it cannot be read.
+            AssetError: the adapter is not there, or not for this bundle.
         """
-        global _latest
         bundle = self.described()
-        with _loading, _unavailable(f"the model {bundle.name} cannot be loaded: "):
-            loaded = _loaded.get(bundle.identity)
-            if loaded is None:
-                loaded = _loaded[bundle.identity] = LoadedModel(bundle)
-            _latest = loaded
-        return loaded
+        with _unavailable(f"the model {bundle.name} cannot be loaded: "):
+            return loaded_model.load(bundle, None if self._adapter is None else resolve_adapter(self._adapter, bundle))
+
+    def _with_use_case(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+        text = _INSTRUCTIONS_OF[self.use_case]
+        if not text:
+            return tuple(turns)
+        first, *rest = opened(turns)
+        assert isinstance(first, Instructions)
+        return Instructions(text=f"{text}\n{first.text}".strip(), tools=first.tools), *rest
 
     @cached_property
     def _bundle(self) -> Bundle:
         return open_bundle(resolve_model() if self._bundle_name is None else self._bundle_name)
-
-
-class LoadedModel:
-    """A bundle, the engine that runs it and the compiler of its grammars; safe to share between threads."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self.bundle, self.tokenizer, self.template = bundle, bundle.tokenizer, bundle.template
-        self.engine = open_engine(bundle)
-        self._grammars = GrammarCompiler(self.tokenizer)
-
-    def grammar(self, schema: JsonSchema | None) -> Grammar:
-        """The grammar of compact JSON under a schema; of free text without one.
-
-        Raises:
-            UnsupportedGuideError: the schema contradicts itself or says what cannot be enforced while decoding.
-        """
-        try:
-            return self._grammars.text() if schema is None else self._grammars.json_schema(schema)
-        except UnsupportedSchemaError as error:
-            raise UnsupportedGuideError(str(error)) from error
 
 
 @contextlib.contextmanager
@@ -160,12 +206,9 @@ def _unavailable(prefix: str = "") -> Iterator[None]:
     """What goes wrong with a bundle's files, as the framework names it."""
     try:
         yield
+    except FoundationModelsError:
+        raise
     except OpenAFMError as error:
         raise AssetsUnavailableError(f"{prefix}{error}", error.exit_code) from error
     except OSError as error:
         raise AssetsUnavailableError(f"{prefix}{error}") from error
-
-
-_loading = threading.Lock()
-_loaded: WeakValueDictionary[str, LoadedModel] = WeakValueDictionary()  # by identity
-_latest: LoadedModel | None = None  # kept, so that a session after a session finds the weights in memory

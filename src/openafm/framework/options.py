@@ -14,6 +14,14 @@ class SamplingModeType(StrEnum):
     RANDOM = "random"
 
 
+class ToolCallingMode(StrEnum):
+    """Whether a request may call the session's tools. Required: it begins with a call."""
+
+    ALLOWED = "allowed"
+    REQUIRED = "required"
+    DISALLOWED = "disallowed"
+
+
 @dataclass(frozen=True)
 class SamplingMode:
     """How the next token is chosen. Made by `greedy()` or `random()`."""
@@ -58,6 +66,7 @@ class GenerationOptions:
         sampling: greedy unless given; random when only a temperature is.
         temperature: divides the logits before random sampling, 1 by default; 0 is greedy.
         maximum_response_tokens: the response is cut off after so many tokens.
+        tool_calling_mode: whether tools may, must or must not be called; they may by default.
 
     Raises:
         ValueError: a value out of range.
@@ -66,6 +75,7 @@ class GenerationOptions:
     sampling: SamplingMode | None = None
     temperature: float | None = None
     maximum_response_tokens: int | None = None
+    tool_calling_mode: ToolCallingMode | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is not None and not isinstance(self.sampling, SamplingMode):
@@ -78,6 +88,8 @@ class GenerationOptions:
             raise ValueError("'maximum_response_tokens' must be an integer")
         if self.maximum_response_tokens is not None and self.maximum_response_tokens <= 0:
             raise ValueError("'maximum_response_tokens' must be positive")
+        if self.tool_calling_mode is not None and self.tool_calling_mode not in list(ToolCallingMode):
+            raise ValueError("'tool_calling_mode' must be a ToolCallingMode: allowed, required or disallowed")
 
     def to_dict(self) -> dict[str, Any]:
         """The options that are given, as Apple's framework writes them."""
@@ -91,6 +103,7 @@ class GenerationOptions:
             "sampling": sampling and {name: value for name, value in sampling.items() if value is not None},
             "temperature": self.temperature,
             "maximum_response_tokens": self.maximum_response_tokens,
+            "tool_calling_mode": self.tool_calling_mode and str(self.tool_calling_mode),
         }
         return {name: value for name, value in options.items() if value is not None}
 

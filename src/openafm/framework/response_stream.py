@@ -5,30 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from openafm.framework.errors import GenerationError
-from openafm.framework.formats import FinalT, PartialT, ResponseFormat, Snapshot
-from openafm.framework.options import GenerationOptions
+from openafm.framework.errors import GenerationCancelledError, GenerationError
+from openafm.framework.formats import FinalT, PartialT, Snapshot
+from openafm.framework.request import Request, Response
+from openafm.framework.request_queue import RequestQueue
 
 ItemT = TypeVar("ItemT")
-
-
-@dataclass(kw_only=True, eq=False)
-class Request(Generic[PartialT, FinalT]):
-    """One request of a session, from the call to the response."""
-
-    prompt: str
-    format: ResponseFormat[PartialT, FinalT]
-    options: GenerationOptions
-    include_schema_in_prompt: bool
-    cancelled: threading.Event = field(default_factory=threading.Event)  # set by anyone: end soon, undo everything
-    finished: Future[None] = field(default_factory=Future)  # the session is free again
-    response: FinalT | None = None  # set when the request succeeds
 
 
 class ResponseStream(Generic[PartialT, FinalT]):
@@ -41,14 +27,11 @@ class ResponseStream(Generic[PartialT, FinalT]):
     def __init__(
         self,
         request: Request[PartialT, FinalT],
-        claim: Callable[[Request[Any, Any]], Awaitable[None]],
-        release: Callable[[Request[Any, Any]], None],
+        queue: RequestQueue,
         items: Iterator[Any],
     ) -> None:
         self._request = request
-        self._items = _in_thread(
-            request, claim, release, items
-        )  # holds no reference to this object, so that __del__ is called
+        self._items = _in_thread(request, queue, items)  # holds no reference to this object, so that __del__ is called
 
     def __aiter__(self) -> ResponseStream[PartialT, FinalT]:
         return self
@@ -57,8 +40,8 @@ class ResponseStream(Generic[PartialT, FinalT]):
         snapshot: Snapshot[PartialT] = await anext(self._items)
         return snapshot
 
-    async def collect(self) -> FinalT:
-        """Wait for the end; the response.
+    async def collect(self) -> Response[FinalT]:
+        """Wait for the end; the response and all that belongs to it.
 
         Raises:
             GenerationError: as `LanguageModelSession.respond`.
@@ -68,7 +51,9 @@ class ResponseStream(Generic[PartialT, FinalT]):
                 pass
         finally:
             await self.aclose()
-        return self._request.response  # type: ignore[return-value]  # set: the stream ended without an error
+        if self._request.response is None:
+            raise GenerationCancelledError("the stream was closed before its end; there is no response")
+        return self._request.response
 
     async def aclose(self) -> None:
         """Cancel what is still to come and wait until the session is free. Does nothing after the end."""
@@ -88,16 +73,15 @@ class ResponseStream(Generic[PartialT, FinalT]):
 
 async def _in_thread(
     request: Request[Any, Any],
-    claim: Callable[[Request[Any, Any]], Awaitable[None]],
-    release: Callable[[Request[Any, Any]], None],
+    line: RequestQueue,
     items: Iterator[ItemT],
 ) -> AsyncGenerator[ItemT, None]:
     """Run `items` in a thread and yield what it yields. Closing this cancels the request and waits for the thread.
 
     Once started, `items` releases the session itself.
     """
-    await claim(request)
-    loop = asyncio.get_running_loop()
+    await line.enter(request)
+    request.loop = loop = asyncio.get_running_loop()
     queue: asyncio.Queue[tuple[ItemT] | BaseException | None] = asyncio.Queue()
 
     def deliver(item: tuple[ItemT] | BaseException | None) -> None:
@@ -116,7 +100,7 @@ async def _in_thread(
     try:
         threading.Thread(target=work, name="openafm-response", daemon=True).start()
     except RuntimeError as error:
-        release(request)
+        line.leave(request)
         raise GenerationError(f"the system gave no thread to answer in ({error}); try again with fewer at work") from error
     ended = False
     try:

@@ -1,32 +1,29 @@
-"""Sessions: a transcript, the KV cache of exactly that transcript, and one request at a time (report 7)."""
+"""Sessions: a transcript, the model's memory of exactly that transcript, and one request at a time (report 7)."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import threading
-from collections.abc import Generator, Iterable, Iterator
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
-from openafm.core.errors import OpenAFMError
-from openafm.framework.errors import (
-    ConcurrentRequestsError,
-    ExceededContextWindowSizeError,
-    FoundationModelsError,
-    GenerationError,
-    InvalidGenerationSchemaError,
-)
+from openafm.framework.daemon import in_daemon_thread
+from openafm.framework.errors import FoundationModelsError, InvalidGenerationSchemaError
+from openafm.framework.feedback import FeedbackIssue, Sentiment, feedback_attachment
 from openafm.framework.formats import JsonFormat, ResponseFormat, Snapshot, TextFormat, TypedFormat
+from openafm.framework.language_model import LanguageModel, Usage
 from openafm.framework.model import SystemLanguageModel
 from openafm.framework.options import GenerationOptions
-from openafm.framework.response_stream import Request, ResponseStream
+from openafm.framework.prompt import Prompt
+from openafm.framework.request import Request, Response
+from openafm.framework.request_queue import RequestQueue, Turnstile, WhenBusy
+from openafm.framework.responder import Responder
+from openafm.framework.response_stream import ResponseStream
 from openafm.framework.schema import GenerationSchema
-from openafm.framework.session_cache import SessionCache, Usage
-from openafm.framework.transcript import InstructionsEntry, PromptEntry, ResponseEntry, Transcript
-from openafm.runtime.engine import ContextWindowError
-from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, UserTurn
-from openafm.tokenizer.schema_text import SchemaTextError, compact_json
+from openafm.framework.tool import Tool, ToolLimits, by_name
+from openafm.framework.transcript import InstructionsEntry, Transcript
+from openafm.tokenizer.conversation import Instructions, JsonSchema
+from openafm.tokenizer.schema_text import compact_json
 
 _DEEPEST_SCHEMA = 100  # levels of JSON; the grammar engine reads little more
 
@@ -51,27 +48,73 @@ class LanguageModelSession:
     """A conversation with a model. Each request sees all that was said before; only what is new is computed.
 
     Every request takes a prompt and what the response shall be: text by default; an instance of `generating`, a generable
-    class or another type that can be generated; `GeneratedContent` under `schema` or `json_schema`. A request that fails or
-    is cancelled leaves the session as it was.
+    class or another type that can be generated; `GeneratedContent` under `schema` or `json_schema`. Before it responds, the
+    model may call tools, several at a time and time and again. A request that fails or is cancelled leaves the session as it
+    was.
 
     Args:
         instructions: the developer's word, which outranks prompts; never put a user's text here.
-        model: the model that answers; by default the one of this machine.
+        model: what answers; by default the model of this machine.
+        tools: what the model may call.
+        when_busy: a request that comes while another is answered raises `ConcurrentRequestsError`, or waits.
+        tool_limits: how often and how long tools may be called.
+
+    Raises:
+        TypeError, ValueError: a tool that is none, or two of one name.
+        InvalidGenerationSchemaError: a tool whose arguments cannot be generated.
     """
 
-    def __init__(self, instructions: str | None = None, model: SystemLanguageModel | None = None) -> None:
-        self._model = model or SystemLanguageModel()
-        opening = [InstructionsEntry(turn=Instructions(text=instructions))] if instructions else []
-        self._transcript = Transcript(opening)
-        self._cache: SessionCache | None = None
-        self._usage = Usage()
-        self._active: Request[Any, Any] | None = None
-        self._lock = threading.Lock()  # of `_active`
+    def __init__(
+        self,
+        instructions: str | None = None,
+        model: LanguageModel | None = None,
+        tools: Sequence[Tool] | None = None,
+        *,
+        when_busy: WhenBusy = "raise",
+        tool_limits: ToolLimits | None = None,
+    ) -> None:
+        definitions = tuple(tool.definition() for tool in by_name(tools or ()).values())
+        opening = []
+        if instructions or definitions:
+            opening.append(InstructionsEntry(turn=Instructions(text=instructions or "", tools=definitions)))
+        self._begin(Transcript(opening), model, tools, when_busy, tool_limits)
+
+    @classmethod
+    def from_transcript(
+        cls,
+        transcript: Transcript,
+        model: LanguageModel | None = None,
+        tools: Sequence[Tool] | None = None,
+        *,
+        when_busy: WhenBusy = "raise",
+        tool_limits: ToolLimits | None = None,
+    ) -> Self:
+        """A session that goes on where `transcript` ends, and goes on writing to it. The first request prefills it.
+
+        Tools that the transcript names are history; only `tools` can be called.
+        """
+        if not isinstance(transcript, Transcript):
+            raise TypeError(f"a session goes on from a Transcript, not from {type(transcript).__name__}")
+        session = cls.__new__(cls)
+        session._begin(transcript, model, tools, when_busy, tool_limits)
+        return session
+
+    def _begin(
+        self,
+        transcript: Transcript,
+        model: LanguageModel | None,
+        tools: Sequence[Tool] | None,
+        when_busy: WhenBusy,
+        tool_limits: ToolLimits | None,
+    ) -> None:
+        self._responder = Responder(model or SystemLanguageModel(), transcript, tools or (), tool_limits)
+        self._queue = RequestQueue(when_busy)
+        self._usage = self._total_usage = Usage()
 
     @property
     def transcript(self) -> Transcript:
-        """What was said so far. A request appends its prompt and its response when it succeeds."""
-        return self._transcript
+        """What was said so far. A request appends what it added when it succeeds."""
+        return self._responder.transcript
 
     @property
     def usage(self) -> Usage:
@@ -79,22 +122,49 @@ class LanguageModelSession:
         return self._usage
 
     @property
+    def total_usage(self) -> Usage:
+        """What all successful requests cost together."""
+        return self._total_usage
+
+    @property
     def is_responding(self) -> bool:
         """Whether a request is under way."""
-        return self._active is not None
+        active = self._queue.active
+        return active is not None and not active.is_background
 
     def cancel(self) -> None:
         """Stop the request under way, if there is one: it raises `GenerationCancelledError`."""
-        if request := self._active:
+        if request := self._queue.active:
             request.cancelled.set()
 
+    def prewarm(self, prompt_prefix: str = "") -> None:
+        """Get ready in the background, so that the next response begins sooner: load the model, prefill the transcript and
+        what the next prompt begins with. Changes nothing that is said; a request meanwhile waits for it.
+
+        Raises:
+            AssetsUnavailableError: there is no such model.
+            ConcurrentRequestsError: a request is under way, and requests do not wait.
+        """
+        self._responder.model.context_size  # noqa: B018  # says at once when there is no model
+        turnstile = Turnstile(is_background=True)
+        self._queue.enter_blocking(turnstile)
+
+        def work() -> None:
+            try:
+                with contextlib.suppress(FoundationModelsError):  # the next request meets the same error, and tells it
+                    self._responder.prewarm(prompt_prefix, turnstile.cancelled.is_set)
+            finally:
+                self._queue.leave(turnstile)
+
+        in_daemon_thread(work, "openafm-prewarm")
+
     @overload
-    async def respond(self, prompt: str, **keywords: Unpack[RequestOptions]) -> str: ...
+    async def respond(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> str: ...
     @overload
-    async def respond(self, prompt: str, generating: type[T], **keywords: Unpack[RequestOptions]) -> T: ...
+    async def respond(self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]) -> T: ...
     @overload
-    async def respond(self, prompt: str, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
-    async def respond(self, prompt: str, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
+    async def respond(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
+    async def respond(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
         """The response to a prompt. Cancelling the task that awaits it cancels the request.
 
         Args:
@@ -102,73 +172,109 @@ class LanguageModelSession:
             generating: the type of the response.
             schema: or its generation schema; the response is then `GeneratedContent`.
             json_schema: or a JSON Schema, as a dictionary or as text.
-            options: sampling, temperature, greatest number of tokens.
+            options: sampling, temperature, greatest number of tokens, whether tools are called.
             include_schema_in_prompt: whether the model is shown the schema; it is enforced in any case.
 
         Raises:
             ValueError: more than one of `generating`, `schema` and `json_schema`.
             InvalidGenerationSchemaError: what was asked for is not a type or schema that can be generated.
             UnsupportedGuideError: the schema contradicts itself or cannot be enforced; before any token.
+            UnsupportedCapabilityError: the model cannot do such a thing at all.
             AssetsUnavailableError: there is no such model on this machine.
             ExceededContextWindowSizeError: transcript, prompt and response do not fit the model.
             DecodingFailureError: the response was cut off, or the class refused its values.
+            GuardrailViolationError, RefusalError: prompt or response are not fit to be.
+            ToolCallError: a tool failed.
             ConcurrentRequestsError: another request is under way.
             GenerationCancelledError: `cancel` was called.
         """
-        request = self._request(prompt, generating, **keywords)
-        return await ResponseStream(request, self._claim, self._release, self._pieces(request)).collect()
+        return (await self.respond_full(prompt, generating, **keywords)).content
 
     @overload
-    def stream_response(self, prompt: str, **keywords: Unpack[RequestOptions]) -> ResponseStream[str, str]: ...
+    async def respond_full(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> Response[str]: ...
+    @overload
+    async def respond_full(self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]) -> Response[T]: ...
+    @overload
+    async def respond_full(
+        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+    ) -> Response[Any]: ...
+    async def respond_full(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Response[Any]:
+        """`respond`, with all that belongs to the response: raw content, transcript entries, usage."""
+        request = self._request(prompt, generating, **keywords)
+        return await ResponseStream(request, self._queue, self._snapshots(request)).collect()
+
     @overload
     def stream_response(
-        self, prompt: str, generating: type[T], **keywords: Unpack[RequestOptions]
+        self, prompt: Prompt, generating: GenerationOptions | None = None, **keywords: Unpack[RequestOptions]
+    ) -> ResponseStream[str, str]: ...
+    @overload
+    def stream_response(
+        self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]
     ) -> ResponseStream[Any, T]: ...
     @overload
     def stream_response(
-        self, prompt: str, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> ResponseStream[Any, Any]: ...
     def stream_response(
-        self, prompt: str, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> ResponseStream[Any, Any]:
         """The response as it is written: `async for snapshot in session.stream_response(...)`.
 
-        Each snapshot is the whole response so far: text; or the type's `PartiallyGenerated`, its fields None until they are
-        reached, in declared order; or `GeneratedContent`. `await stream.collect()` gives what `respond` would.
-        Arguments and errors are those of `respond`.
+        Each snapshot is the whole response so far. Of text it is a string; else its `content` is the type's
+        `PartiallyGenerated`, with fields None until they are reached, in declared order, or `GeneratedContent`.
+        `await stream.collect()` gives what `respond_full` would. Arguments and errors are those of `respond`; options may
+        also stand second.
         """
         request = self._request(prompt, generating, **keywords)
-        return ResponseStream(request, self._claim, self._release, self._snapshots(request))
+        request.is_streamed = True
+        return ResponseStream(request, self._queue, self._snapshots(request))
 
     @overload
-    def respond_blocking(self, prompt: str, **keywords: Unpack[RequestOptions]) -> str: ...
+    def respond_blocking(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> str: ...
     @overload
-    def respond_blocking(self, prompt: str, generating: type[T], **keywords: Unpack[RequestOptions]) -> T: ...
+    def respond_blocking(self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]) -> T: ...
     @overload
-    def respond_blocking(self, prompt: str, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
-    def respond_blocking(self, prompt: str, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
+    def respond_blocking(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
+    def respond_blocking(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
         """`respond` for code without an event loop: generates in the calling thread."""
+        return self.respond_full_blocking(prompt, generating, **keywords).content
+
+    def respond_full_blocking(
+        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+    ) -> Response[Any]:
+        """`respond_full` for code without an event loop: generates in the calling thread."""
         request = self._request(prompt, generating, **keywords)
-        self._claim_blocking(request)
-        for _ in self._pieces(request):
+        for _ in self._snapshots_blocking(request):
             pass
+        assert request.response is not None
         return request.response
 
     @overload
-    def stream_blocking(self, prompt: str, **keywords: Unpack[RequestOptions]) -> Iterator[Snapshot[str]]: ...
+    def stream_blocking(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> Iterator[Snapshot[str]]: ...
     @overload
     def stream_blocking(
-        self, prompt: str, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Iterator[Snapshot[Any]]: ...
     def stream_blocking(
-        self, prompt: str, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Iterator[Snapshot[Any]]:
         """`stream_response` for code without an event loop: generates in the calling thread, as snapshots are asked for."""
-        return self._snapshots_blocking(self._request(prompt, generating, **keywords))
+        request = self._request(prompt, generating, **keywords)
+        request.is_streamed = True
+        return self._snapshots_blocking(request)
+
+    def log_feedback(
+        self,
+        sentiment: Sentiment | None = None,
+        issues: Iterable[FeedbackIssue] = (),
+        desired_output: str | None = None,
+    ) -> bytes:
+        """What was said and what was wrong with it, as JSON to send to whoever trains the model. Stays on this machine."""
+        return feedback_attachment(self.transcript, sentiment=sentiment, issues=issues, desired_output=desired_output)
 
     def _request(
         self,
-        prompt: str,
+        prompt: Prompt,
         generating: Any = None,
         *,
         schema: GenerationSchema | None = None,
@@ -176,6 +282,8 @@ class LanguageModelSession:
         options: GenerationOptions | None = None,
         include_schema_in_prompt: bool = True,
     ) -> Request[Any, Any]:
+        if isinstance(generating, GenerationOptions):  # as Apple's SDK takes them: second when streaming
+            generating, options = None, options or generating
         if sum(given is not None for given in (generating, schema, json_schema)) > 1:
             raise ValueError("Cannot specify more than one of 'generating', 'schema' and 'json_schema'")
         response_format: ResponseFormat[Any, Any] = TextFormat()
@@ -192,68 +300,20 @@ class LanguageModelSession:
             include_schema_in_prompt=include_schema_in_prompt,
         )
 
-    async def _claim(self, request: Request[Any, Any]) -> None:
-        while (ending := self._ending()) is not None:
-            await asyncio.shield(asyncio.wrap_future(ending.finished))
-        self._claim_now(request)
-
-    def _claim_blocking(self, request: Request[Any, Any]) -> None:
-        while (ending := self._ending()) is not None:
-            ending.finished.result()
-        self._claim_now(request)
-
-    def _ending(self) -> Request[Any, Any] | None:
-        """A cancelled request that is still undoing itself."""
-        request = self._active
-        return request if request is not None and request.cancelled.is_set() else None
-
-    def _claim_now(self, request: Request[Any, Any]) -> None:
-        with self._lock:
-            if self._active is not None:
-                raise ConcurrentRequestsError(
-                    "this session is answering another request; await that one first, or use a session for each"
-                )
-            self._active = request
-
-    def _release(self, request: Request[Any, Any]) -> None:
-        with self._lock:
-            self._active = None
-        request.finished.set_result(None)
+    def _snapshots(self, request: Request[Any, Any]) -> Iterator[Snapshot[Any]]:
+        """Answer a request whose turn it is; lets the next one pass at the end."""
+        try:
+            with contextlib.closing(self._responder.respond(request)) as snapshots:
+                yield from snapshots
+            if request.response is not None:
+                self._usage = request.response.usage
+                self._total_usage += self._usage
+        finally:
+            self._queue.leave(request)
 
     def _snapshots_blocking(self, request: Request[Any, Any]) -> Iterator[Snapshot[Any]]:
-        self._claim_blocking(request)
+        self._queue.enter_blocking(request)
         yield from self._snapshots(request)
-
-    def _snapshots(self, request: Request[Any, Any]) -> Iterator[Snapshot[Any]]:
-        with contextlib.closing(self._pieces(request)) as pieces:
-            yield from request.format.snapshots(pieces)
-
-    def _pieces(self, request: Request[Any, Any]) -> Generator[str, None, None]:
-        """Answer a request that has claimed the session: the text of the response, piece by piece; all or nothing."""
-        try:
-            with _framework_errors():
-                yield from self._answer(request)
-        finally:
-            self._release(request)
-
-    def _answer(self, request: Request[Any, Any]) -> Generator[str, None, None]:
-        model = self._model.load()
-        if self._cache is None:
-            self._cache = SessionCache(model, self._transcript.turns)
-        schema = request.format.schema
-        turn = UserTurn(text=request.prompt, response_format=schema if request.include_schema_in_prompt else None)
-        with self._cache.undone_on_error():
-            answer = yield from self._cache.answer(turn, schema, request.options, request.cancelled.is_set)
-            request.response = request.format.final(answer.text)
-        self._usage = answer.usage
-        self._transcript._append(
-            PromptEntry(turn=turn, options=request.options, schema=schema),
-            ResponseEntry(
-                turn=AssistantTurn(text=answer.text),
-                source=None if schema is None else str(schema.get("title", "")),
-                assets=(self._model.described().name,),
-            ),
-        )
 
 
 def _read_schema(json_schema: JsonSchema | str) -> JsonSchema:
@@ -276,18 +336,3 @@ def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
-
-
-@contextlib.contextmanager
-def _framework_errors() -> Iterator[None]:
-    """Errors of the rooms below, as the framework names them."""
-    try:
-        yield
-    except FoundationModelsError:
-        raise
-    except ContextWindowError as error:
-        raise ExceededContextWindowSizeError(error.token_count, error.context_length) from error
-    except SchemaTextError as error:
-        raise InvalidGenerationSchemaError(f"incorrect schema format: {error}") from error
-    except OpenAFMError as error:
-        raise GenerationError(str(error)) from error

@@ -1,0 +1,59 @@
+"""A bundle in memory: its engine and the compiler of its grammars, shared by all sessions of the process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from openafm.adapters.package import Adapter
+from openafm.bundle import Bundle
+from openafm.framework.errors import UnsupportedGuideError
+from openafm.runtime.engines import open_engine
+from openafm.runtime.grammar import Grammar, GrammarCompiler
+from openafm.runtime.schema_rewrite import UnsupportedSchemaError
+from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
+from openafm.tokenizer.tool_calls import tool_calls_schema
+
+
+class LoadedModel:
+    """A bundle, the engine that runs it and the compiler of its grammars; safe to share between threads."""
+
+    def __init__(self, bundle: Bundle, adapter: Adapter | None) -> None:
+        self.bundle, self.tokenizer, self.template = bundle, bundle.tokenizer, bundle.template
+        self.engine = open_engine(bundle, adapter)
+        self._grammars = GrammarCompiler(self.tokenizer)
+
+    def grammar(
+        self, schema: JsonSchema | None, tools: Sequence[ToolDefinition] = (), *, must_call: bool = False
+    ) -> Grammar:
+        """The grammar of compact JSON under a schema, or of free text; or of calls of `tools`.
+
+        Raises:
+            UnsupportedGuideError: a schema contradicts itself or says what cannot be enforced while decoding.
+        """
+        try:
+            return self._grammars.answer(schema, tool_calls_schema(tools) if tools else None, must_call=must_call)
+        except UnsupportedSchemaError as error:
+            raise UnsupportedGuideError(str(error)) from error
+
+
+def load(bundle: Bundle, adapter: Adapter | None = None) -> LoadedModel:
+    """The model ready to generate, shared by everybody in this process who uses the same bundle and adapter.
+
+    Raises:
+        OpenAFMError: its files cannot be read.
+    """
+    global _latest
+    key = (bundle.identity, "" if adapter is None else adapter.digest)
+    with _loading:
+        loaded = _loaded.get(key)
+        if loaded is None:
+            loaded = _loaded[key] = LoadedModel(bundle, adapter)
+        _latest = loaded
+    return loaded
+
+
+_loading = threading.Lock()
+_loaded: WeakValueDictionary[tuple[str, str], LoadedModel] = WeakValueDictionary()  # by identity and adapter
+_latest: LoadedModel | None = None  # kept, so that a session after a session finds the weights in memory

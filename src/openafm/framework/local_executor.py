@@ -1,0 +1,154 @@
+"""A local bundle's side of a session: a KV cache of exactly the transcript, so that a request prefills only what is new.
+
+A response may be sampled in other tokens than its text encodes to, or end inside a character. What differs is taken back,
+and the next request prefills the tokens of the text in its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+
+from openafm.framework.errors import DecodingFailureError, GenerationCancelledError
+from openafm.framework.language_model import (
+    Answer,
+    AnswerRequest,
+    Event,
+    LanguageModelExecutor,
+    TextPiece,
+    ToolCallPiece,
+    Usage,
+)
+from openafm.framework.loaded_model import LoadedModel
+from openafm.framework.options import GenerationOptions, SamplingModeType
+from openafm.runtime.generation import Summary, generate, prefill
+from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.tokenizer.chat_template import MalformedAnswerError, opened
+from openafm.tokenizer.conversation import AssistantTurn, Turn, UserTurn
+from openafm.tokenizer.detokenizer import Detokenizer
+from openafm.tokenizer.schema_text import compact_json
+
+
+class LocalExecutor(LanguageModelExecutor):
+    """A sequence of the engine, and the tokens of the transcript that are still to be fed to it."""
+
+    def __init__(self, model: LoadedModel, turns: Iterable[Turn]) -> None:
+        self._model = model
+        self._sequence = model.engine.new_sequence()  # its memory goes with it
+        self._pending = model.template.encode(model.tokenizer, opened(turns)).tokens
+        self._ahead: list[int] = []  # the last tokens of the sequence: the beginning of a prompt that may come
+
+    @contextlib.contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        length, pending = self._sequence.length - len(self._ahead), self._pending
+        try:
+            yield
+        except BaseException:
+            self._model.engine.rollback(self._sequence, self._sequence.length - length)
+            self._pending, self._ahead = pending, []
+            raise
+
+    def prefill(self, prompt_prefix: str, cancelled: Callable[[], bool]) -> None:
+        model = self._model
+        self._take_back_ahead([])
+        if self._pending and prefill(model.engine, self._sequence, self._pending, cancelled) is not None:
+            self._pending = []
+        if prompt_prefix and not self._pending:
+            opening = model.template.encode_turn(model.tokenizer, UserTurn(text=prompt_prefix)).tokens[:-1]
+            if prefill(model.engine, self._sequence, opening, cancelled) is not None:
+                self._ahead = opening
+
+    def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
+        model = self._model
+        prompt = [*self._pending, *self._encoded(request.turns), *model.template.generation_prompt(model.tokenizer)]
+        prompt = prompt[self._take_back_ahead(prompt[:-1]) :]
+        num_cached = self._sequence.length
+        generation = generate(
+            model.engine,
+            self._sequence,
+            prompt,
+            sampling=_sampling(request.options),
+            stop_tokens=model.template.stop_tokens(model.tokenizer),
+            max_tokens=request.options.maximum_response_tokens,
+            grammar=model.grammar(request.schema, request.tools, must_call=request.must_call),
+            cancelled=request.cancelled,
+        )
+        detokenizer, tokens, pieces = Detokenizer(model.tokenizer), list[int](), list[str]()
+        calls_token = model.template.tool_calls_prompt(model.tokenizer)[0]
+        with contextlib.closing(generation):
+            for event in generation:
+                tokens.append(event.token)
+                pieces.append(detokenizer.push(event.token))
+                if tokens[0] != calls_token and pieces[-1]:
+                    yield TextPiece(pieces[-1])
+        if generation.summary.finish == "cancelled":
+            raise GenerationCancelledError("the request was cancelled; the session is as it was before")
+        if tokens[:1] == [calls_token]:
+            turn = self._calls(tokens)
+            for index, call in enumerate(turn.tool_calls):
+                yield ToolCallPiece(index=index, name=call.name, arguments=compact_json(call.arguments))
+        else:
+            if rest := detokenizer.finish():
+                pieces.append(rest)
+                yield TextPiece(rest)
+            turn = AssistantTurn(text="".join(pieces))
+        self._settle(tokens, turn)
+        return Answer(turn=turn, usage=_usage(generation.summary, num_cached))
+
+    def _encoded(self, turns: Sequence[Turn]) -> list[int]:
+        model = self._model
+        return [token for turn in turns for token in model.template.encode_turn(model.tokenizer, turn).tokens]
+
+    def _calls(self, tokens: list[int]) -> AssistantTurn:
+        try:
+            return self._model.template.parse_assistant(self._model.tokenizer, tokens)
+        except MalformedAnswerError as error:  # only the limit on tokens cuts calls
+            raise DecodingFailureError(
+                "the calls of tools were cut off before their end; allow the response more tokens", raw_content=error.text
+            ) from error
+
+    def _take_back_ahead(self, prompt: list[int]) -> int:
+        """Keep what was prefilled ahead as far as it begins `prompt`; how many tokens that is."""
+        num_equal = _num_equal(self._ahead, prompt)
+        self._model.engine.rollback(self._sequence, len(self._ahead) - num_equal)
+        self._ahead = []
+        return num_equal
+
+    def _settle(self, sampled: list[int], turn: AssistantTurn) -> None:
+        """Keep of the sampled tokens, the last of the sequence, those that `turn` begins with."""
+        model = self._model
+        opening = len(model.template.generation_prompt(model.tokenizer))
+        encoded = model.template.encode_turn(model.tokenizer, turn).tokens[opening:]
+        num_equal = _num_equal(sampled, encoded)
+        model.engine.rollback(self._sequence, len(sampled) - num_equal)
+        self._pending = encoded[num_equal:]
+
+
+def _num_equal(some: list[int], others: list[int]) -> int:
+    """How many tokens both begin with."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+
+
+def _sampling(options: GenerationOptions) -> SamplingConfig:
+    mode, temperature = options.sampling, options.temperature
+    is_greedy = mode is None if temperature is None else temperature == 0
+    if is_greedy or (mode is not None and mode.mode_type is SamplingModeType.GREEDY):
+        return GreedyConfig()
+    temperature = 1.0 if temperature is None else temperature
+    if mode is None:
+        return RandomConfig(temperature=temperature)
+    return RandomConfig(temperature=temperature, top_k=mode.top, top_p=mode.probability_threshold, seed=mode.seed)
+
+
+def _usage(summary: Summary, num_cached: int) -> Usage:
+    first_s = summary.time_to_first_token_s or 0.0
+    rest_s = summary.total_s - first_s
+    return Usage(
+        prompt_tokens=num_cached + summary.num_prompt_tokens,
+        cached_tokens=num_cached,
+        generated_tokens=summary.num_tokens,
+        forced_tokens=summary.num_forced_tokens,
+        ttft_ms=1000 * first_s,
+        tokens_per_second=(summary.num_tokens - 1) / rest_s if summary.num_tokens > 1 and rest_s > 0 else 0.0,
+    )
