@@ -194,7 +194,7 @@ def test_text_is_utf8_without_special_tokens() -> None:
 
 
 def test_an_answer_is_text_or_tool_calls() -> None:
-    grammar = COMPILER.text_or_tool_calls(tool_calls_schema(TOOLS))
+    grammar = COMPILER.answer(calls_schema=tool_calls_schema(TOOLS))
     assert accepts(grammar, "the weather is fine")
     matcher = grammar.matcher()
     matcher.accept([SPECIAL_TOKENS.tool_calls])
@@ -239,7 +239,7 @@ def test_equal_schemas_are_compiled_once_and_the_cache_stays_small() -> None:
 
 def test_an_engine_in_its_error_state_raises_instead_of_allowing_anything() -> None:
     broken = llguidance_matcher(COMPILER.json_schema(EVENT))
-    matcher = Matcher(broken, TOKENIZER.vocab_size)
+    matcher = Matcher(broken, TOKENIZER.vocab_size, STOP)
     matcher.accept(matcher.forced())
     broken.consume_token(SPECIAL_TOKENS.eos)
     assert broken.is_error()

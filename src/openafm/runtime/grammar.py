@@ -25,8 +25,10 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.runtime.schema_rewrite import UnsupportedSchemaError, enforceable_schema, needs_unicode_escapes
-from openafm.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import JsonSchema
+from openafm.tokenizer.template import BaseChatTemplate, CallsSyntax, Parts
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -46,14 +48,18 @@ class IllegalTokenError(UsageError):
 
 
 class GrammarCompiler:
-    """Makes grammars over one tokenizer. Keeps the last `cache_size` of them; safe to share between threads."""
+    """Makes grammars over one tokenizer. Keeps the last `cache_size` of them; safe to share between threads.
 
-    def __init__(self, tokenizer: Tokenizer, cache_size: int = 128) -> None:
+    Args:
+        template: says which token ends an answer and how tool calls are written.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: BaseChatTemplate | None = None, cache_size: int = 128) -> None:
         import llguidance
 
-        self._tokenizer = llguidance.LLTokenizer(
-            tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=SPECIAL_TOKENS.turn_end
-        )
+        self._openafm_tokenizer, self._template = tokenizer, template or ChatTemplate()
+        self._stop = self._template.stop_token(tokenizer)
+        self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=self._stop)
         self._cache_size = cache_size
         self._cache: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -73,16 +79,18 @@ class GrammarCompiler:
     def answer(
         self, schema: JsonSchema | None = None, calls_schema: JsonSchema | None = None, *, must_call: bool = False
     ) -> Grammar:
-        """What an answer may be: text, or JSON that fits `schema`; or, where tools may be called, the special token that
-        opens tool calls and then compact JSON that fits `calls_schema`; with `must_call` nothing else.
+        """What an answer may be: text, or JSON that fits `schema`; or, where tools may be called, calls that fit
+        `calls_schema`, written as the template has them; with `must_call` nothing else.
 
         Raises:
             UnsupportedSchemaError: as `json_schema`.
+            ChatTemplateError: the template has no place for tools.
         """
         if calls_schema is None:
             return self.text() if schema is None else self.json_schema(schema)
         kind = "calls" if must_call else "answer_or_calls"
-        return self._compiled(kind, [schema, calls_schema], lambda: _calls_grammar(schema, calls_schema, must_call))
+        syntax = self._template.calls_syntax(self._openafm_tokenizer, calls_schema)
+        return self._compiled(kind, [schema, calls_schema], lambda: _calls_grammar(schema, syntax, must_call))
 
     def _compiled(self, kind: str, schema: Any, source: Callable[[], str]) -> Grammar:
         key = (kind, json.dumps(schema))
@@ -90,7 +98,7 @@ class GrammarCompiler:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-        grammar = Grammar(self._tokenizer, source())
+        grammar = Grammar(self._tokenizer, source(), self._stop)
         with self._lock:
             self._cache[key] = grammar
             if len(self._cache) > self._cache_size:
@@ -99,9 +107,9 @@ class GrammarCompiler:
 
 
 class Grammar:
-    """A compiled grammar; `matcher` starts an answer under it."""
+    """A compiled grammar; `matcher` starts an answer under it. `stop_token` ends every answer."""
 
-    def __init__(self, tokenizer: LLTokenizer, source: str) -> None:
+    def __init__(self, tokenizer: LLTokenizer, source: str, stop_token: int) -> None:
         import llguidance
 
         matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
@@ -109,11 +117,11 @@ class Grammar:
             raise UnsupportedSchemaError(f"the schema cannot be enforced while decoding: {_first_line(matcher.get_error())}")
         if warnings := matcher.get_grammar_warnings():
             raise UnsupportedSchemaError(f"part of the schema would not be enforced: {'; '.join(warnings)}")
-        self._matcher, self._vocab_size = matcher, tokenizer.vocab_size
+        self._matcher, self._vocab_size, self.stop_token = matcher, tokenizer.vocab_size, stop_token
 
     def matcher(self) -> Matcher:
         """A matcher at the start of an answer."""
-        return Matcher(self._matcher.deep_copy(), self._vocab_size)
+        return Matcher(self._matcher.deep_copy(), self._vocab_size, self.stop_token)
 
 
 class Matcher:
@@ -122,8 +130,8 @@ class Matcher:
     The stop token is not shown to llguidance, which does not take it back fully.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
+    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_token: int) -> None:
+        self._matcher, self._vocab_size, self._stop = matcher, vocab_size, stop_token
         self._accepted: list[int] = []
         self._forced = [self._compute_forced()]  # what was forced at the start and after each accepted token
 
@@ -140,14 +148,14 @@ class Matcher:
     @property
     def has_stopped(self) -> bool:
         """Whether the stop token has come; nothing may follow it."""
-        return self._accepted[-1:] == [SPECIAL_TOKENS.turn_end]
+        return self._accepted[-1:] == [self._stop]
 
     def forced(self) -> tuple[int, ...]:
         """The tokens that must follow now, the stop token included; empty where there is a choice."""
         return self._forced[-1]
 
     def mask(self) -> NDArray[np.bool_]:
-        """Which tokens of the tokenizer may follow, [V]. The stop token of every grammar is `turn_end`."""
+        """Which tokens of the tokenizer may follow, [V]."""
         if self._forced[-1] or self.has_stopped:
             mask_V = np.zeros(self._vocab_size, np.bool_)
             mask_V[list(self._forced[-1][:1])] = True
@@ -172,7 +180,7 @@ class Matcher:
             if not self._is_legal(token, forced):
                 self.rollback(done)
                 raise IllegalTokenError(f"token {token} is not allowed by the grammar here")
-            if token != SPECIAL_TOKENS.turn_end:
+            if token != self._stop:
                 self._checked(self._matcher.consume_token(token))
             self._accepted.append(token)
             self._forced.append(forced[1:] or self._compute_forced())
@@ -205,7 +213,7 @@ class Matcher:
         if self.has_stopped:
             return ()
         if self._checked(self._matcher.is_stopped()):
-            return (SPECIAL_TOKENS.turn_end,)
+            return (self._stop,)
         return tuple(self._checked(self._matcher.compute_ff_tokens()))
 
     def _checked(self, result: Any) -> Any:
@@ -218,18 +226,38 @@ def _json_grammar(schema: JsonSchema) -> str:
     return f"start: %json {json.dumps(_with_options(schema))}"
 
 
-def _calls_grammar(schema: JsonSchema | None, calls_schema: JsonSchema, must_call: bool) -> str:
-    opening = f"<[{SPECIAL_TOKENS.tool_calls}]>"
-    calls = f"calls: {opening} %json {json.dumps(_with_options(calls_schema))}"
+def _calls_grammar(schema: JsonSchema | None, syntax: CallsSyntax, must_call: bool) -> str:
+    further = "" if syntax.separator is None else f"({_sequence(syntax.separator)} call)*"
+    separators = {"item_separator": syntax.item_separator, "key_separator": syntax.key_separator}
+    calls = (
+        f"calls: {_sequence(syntax.opening)} call {further} {_sequence(syntax.closing)}\n"
+        f"call: %json {json.dumps(_with_options(syntax.schema, **separators))}"
+    )
     if must_call:
         return f"start: calls\n{calls}"
     if schema is None:
-        return f"start: TEXT | calls\nTEXT: /{_TEXT}/\n{calls}"
+        return f"start: TEXT | calls\nTEXT: /{_text_beside(syntax.opening)}/\n{calls}"
     return f"start: json | calls\njson: %json {json.dumps(_with_options(schema))}\n{calls}"
 
 
-def _with_options(schema: JsonSchema) -> JsonSchema:
-    options = {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":", "coerce_one_of": False}
+def _sequence(parts: Parts) -> str:
+    """Special tokens and texts in order."""
+    return " ".join(json.dumps(part) if isinstance(part, str) else f"<[{part}]>" for part in parts)
+
+
+def _text_beside(opening: Parts) -> str:
+    """Texts that cannot be taken for calls: all, where a special token opens those; else what begins otherwise."""
+    first = opening[0] if opening else "{"
+    return _TEXT if isinstance(first, int) else f"(?s:([^{re.escape(first[0])}].*)?)"
+
+
+def _with_options(schema: JsonSchema, item_separator: str = ",", key_separator: str = ":") -> JsonSchema:
+    options = {
+        "whitespace_flexible": False,
+        "item_separator": item_separator,
+        "key_separator": key_separator,
+        "coerce_one_of": False,
+    }
     if not needs_unicode_escapes(schema):
         options["json_allowed_escapes"] = _ESCAPES
     return enforceable_schema(schema) | {"x-guidance": options | {"lenient": False}}

@@ -122,8 +122,6 @@ class Tokenizer:
         pattern: where a text is cut before merging.
     """
 
-    special: SpecialTokens = SPECIAL_TOKENS
-
     def __init__(self, merges: Iterable[tuple[str, str]], special_names: Sequence[str] = (), pattern: str = PATTERN) -> None:
         self.merges = tuple(merges)
         self.special_names = tuple(special_names or _default_special_names())
@@ -136,6 +134,16 @@ class Tokenizer:
         self._bytes = {id: bytes_of(token) for token, id in self._vocab.items() if id >= NUM_SPECIAL_TOKENS}
         self._bytes |= dict.fromkeys(range(NUM_SPECIAL_TOKENS), b"")
         self._byte_ids = [self._vocab[character] for character in _characters()]
+
+    @property
+    def special(self) -> SpecialTokens:
+        """Ids of the special tokens by what they are for."""
+        return SPECIAL_TOKENS
+
+    @functools.cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Ids of all special tokens by the way they are written."""
+        return {name: id for id, name in enumerate(self.special_names)}
 
     @property
     def vocab_size(self) -> int:
