@@ -15,8 +15,9 @@ from tiny_engines import CONFIGS
 from tiny_tokenizer import TOKENIZER
 
 from openafm.runtime.engine import ContextWindowError, Engine, LogitsOf, Sequence, SequenceError, TokenError
-from openafm.runtime.generation import PREFILL_CHUNK, Generation, GenerationRunningError, generate, prefill
+from openafm.runtime.generation import Generation, GenerationRunningError, generate
 from openafm.runtime.grammar import Grammar, GrammarCompiler
+from openafm.runtime.prefill import PREFILL_CHUNK, prefill
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import SPECIAL_TOKENS
@@ -115,10 +116,10 @@ def test_forced_tokens_as_drafts_change_no_token(engine: CountingEngine, samplin
     assert [event.token for event in events] == expected
     summary = generation.summary
     assert summary.finish == "stop"
-    assert summary.num_steps == engine.num_steps
+    assert summary.num_target_steps == engine.num_steps
     assert summary.num_forced_tokens == sum(event.is_forced for event in events)
     # Every step but the prefill feeds one sampled token and what is forced after it.
-    assert summary.num_steps == 1 + summary.num_tokens - summary.num_forced_tokens
+    assert summary.num_target_steps == 1 + summary.num_tokens - summary.num_forced_tokens
     assert summary.num_forced_tokens > 0.25 * summary.num_tokens
     jsonschema.validate(json.loads(TOKENIZER.decode([event.token for event in events])), EVENT)
     assert_holds(engine, sequence, PROMPT + expected)
@@ -160,7 +161,7 @@ def test_a_wholly_forced_answer_takes_the_prefill_and_no_more(engine: CountingEn
     tokens = [event.token for event in generation]
     assert tokens == [*TOKENIZER.encode('["title","celsius"]'), STOP]
     summary = generation.summary
-    assert (summary.finish, summary.num_steps, summary.num_forced_tokens) == ("stop", 1, len(tokens))
+    assert (summary.finish, summary.num_target_steps, summary.num_forced_tokens) == ("stop", 1, len(tokens))
     assert_holds(engine, sequence, PROMPT + tokens)
 
 

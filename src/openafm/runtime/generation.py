@@ -1,7 +1,8 @@
 """One answer: prefill the prompt, then sample token by token under a grammar, feeding forced tokens as drafts.
 
 A token that the grammar forces is not sampled and costs no step of its own: it joins the tokens that wait to be fed, and one
-step feeds them all. Its acceptance is certain, since the mask allows nothing else (grammar.py).
+step feeds them all. Its acceptance is certain, since the mask allows nothing else (grammar.py). With a draft model the same
+step feeds what that expects to follow (speculation.py).
 
 Shapes: V vocabulary.
 """
@@ -20,10 +21,11 @@ from numpy.typing import NDArray
 from openafm.core.errors import UsageError
 from openafm.runtime.engine import ContextWindowError, Engine, Sequence, TokenError
 from openafm.runtime.grammar import Grammar
+from openafm.runtime.prefill import PREFILL_CHUNK as PREFILL_CHUNK
+from openafm.runtime.prefill import check_fits, num_prefill_steps, roll_back_to
+from openafm.runtime.prefill import prefill as prefill
 from openafm.runtime.sampling import SamplingConfig
-from openafm.tokenizer.bpe import SPECIAL_TOKENS
-
-PREFILL_CHUNK = 512
+from openafm.runtime.speculation import Drafter, Drafting, Lookahead
 
 Finish: TypeAlias = Literal["stop", "length", "cancelled"]
 
@@ -50,9 +52,12 @@ class Summary:
         num_prompt_tokens: tokens of the prompt.
         num_tokens: tokens of the answer, the stop token included.
         num_forced_tokens: how many of them the grammar forced, so that no step was needed to choose them.
-        num_steps: engine steps, prefill included.
+        num_target_steps: steps of the model that answers, prefill included.
+        num_drafted: tokens that a draft model chose, forced ones not counted.
+        num_accepted: how many of them the model that answers chose as well.
         time_to_first_token_s: from the start to the first token; None if there was none.
-        mask_s: time in the grammar.
+        mask_s: time in the grammar, for the tokens of the answer.
+        draft_s: time with the draft model, its grammar included.
         total_s: all of it.
     """
 
@@ -60,10 +65,18 @@ class Summary:
     num_prompt_tokens: int
     num_tokens: int
     num_forced_tokens: int
-    num_steps: int
+    num_target_steps: int
+    num_drafted: int
+    num_accepted: int
     time_to_first_token_s: float | None
     mask_s: float
+    draft_s: float
     total_s: float
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of the drafted tokens that came true; None if none was drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
 
 
 def generate(
@@ -75,6 +88,7 @@ def generate(
     stop_tokens: Collection[int],
     max_tokens: int | None = None,
     grammar: Grammar | None = None,
+    drafter: Drafter | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Generation:
     """Append the prompt to the sequence and generate an answer, token by token as the result is iterated over.
@@ -84,55 +98,35 @@ def generate(
     something was raised or it was closed, leaves the sequence as it was before. Nobody else may use the sequence meanwhile.
 
     Args:
-        stop_tokens: tokens that end the answer; under a grammar `turn_end` always does.
+        stop_tokens: tokens that end the answer; under a grammar its stop token always does.
         max_tokens: most tokens of the answer, its stop token not counted. None: up to the context window.
         grammar: what the answer may be. Without one any token of the model may come, special ones included.
-        cancelled: asked between steps.
+        drafter: a smaller model that drafts tokens, so that fewer steps are needed. The answer is the same with any and
+            none: the same tokens under greedy sampling and under a seed, the same law without.
+        cancelled: asked before each choice.
 
     Raises:
         ContextWindowError: the prompt and a first token do not fit; or, while iterating, the answer does not.
+        DraftMismatchError: the drafter's vocabulary is not the engine's.
         TokenError: the prompt is empty.
     """
     if not prompt_tokens:
         raise TokenError("an answer needs a prompt of at least one token to follow")
-    _check_fits(engine, sequence.length + len(prompt_tokens) + 1)
+    check_fits(engine, sequence.length + len(prompt_tokens) + 1)
+    if drafter is not None:
+        drafter.check_target(engine)
     request = _Request(
         engine=engine,
         sequence=sequence,
         prompt_tokens=list(prompt_tokens),
         sampling=sampling,
-        stop_tokens=frozenset(stop_tokens) | ({SPECIAL_TOKENS.turn_end} if grammar else set()),
+        stop_tokens=frozenset(stop_tokens) | ({grammar.stop_token} if grammar else set()),
         max_tokens=engine.context_length if max_tokens is None else max_tokens,
         grammar=grammar,
+        drafter=drafter,
         cancelled=cancelled,
     )
     return Generation(request)
-
-
-def prefill(
-    engine: Engine, sequence: Sequence, tokens: List[int], cancelled: Callable[[], bool] = lambda: False
-) -> NDArray[np.float32] | None:
-    """Append tokens in chunks, so that it can be cancelled. Returns the logits [V] after the last; None when cancelled.
-
-    All tokens are appended, or none when it is cancelled or something is raised.
-
-    Raises:
-        ContextWindowError: they do not fit; nothing has been computed.
-        TokenError: there are none.
-    """
-    start = sequence.length
-    _check_fits(engine, start + len(tokens))
-    logits_V = None
-    try:
-        for chunk in range(0, max(len(tokens), 1), PREFILL_CHUNK):
-            logits_V = None
-            if cancelled():
-                break
-            (logits_V,) = engine.step([(sequence, tokens[chunk : chunk + PREFILL_CHUNK])])
-    finally:
-        if logits_V is None:
-            _roll_back_to(engine, sequence, start)
-    return logits_V
 
 
 class Generation(Iterator[TokenEvent]):
@@ -142,9 +136,11 @@ class Generation(Iterator[TokenEvent]):
         self._request = request
         self._sampler = request.sampling.build()
         self._matcher = None if request.grammar is None else request.grammar.matcher()
+        self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
+        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
         # How many tokens of an answer the window holds after the prompt.
         self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
-        self._num_tokens = self._num_forced = self._num_steps = 0
+        self._num_tokens = self._num_forced = self._num_prefill_steps = 0
         self._time_to_first_token_s: float | None = None
         self._mask_s = 0.0
         self._summary: Summary | None = None
@@ -170,23 +166,27 @@ class Generation(Iterator[TokenEvent]):
         return self._summary
 
     def _run(self) -> Generator[TokenEvent]:
-        request, self._started = self._request, time.perf_counter()
+        request, drafting, self._started = self._request, self._drafting, time.perf_counter()
         length = request.sequence.length
         try:
             finish = yield from self._answer()
+            self._lookahead.close()
             self._summary = Summary(
                 finish=finish,
                 num_prompt_tokens=len(request.prompt_tokens),
                 num_tokens=self._num_tokens,
                 num_forced_tokens=self._num_forced,
-                num_steps=self._num_steps,
+                num_target_steps=self._num_prefill_steps + self._lookahead.num_steps,
+                num_drafted=0 if drafting is None else drafting.num_drafted,
+                num_accepted=0 if drafting is None else drafting.num_accepted,
                 time_to_first_token_s=self._time_to_first_token_s,
                 mask_s=self._mask_s,
+                draft_s=0.0 if drafting is None else drafting.seconds,
                 total_s=time.perf_counter() - self._started,
             )
         finally:
             if self._summary is None:
-                _roll_back_to(request.engine, request.sequence, length)
+                roll_back_to(request.engine, request.sequence, length)
 
     def _answer(self) -> Generator[TokenEvent, None, Finish]:
         run = self._next_run(None)  # what the grammar forces at the start is prefilled with the prompt
@@ -200,14 +200,25 @@ class Generation(Iterator[TokenEvent]):
             run = self._next_run(logits_V)
             yield from self._told(run)
             if run.events:
-                (logits_V,) = self._request.engine.step([(self._request.sequence, run.tokens)])
-                self._num_steps += 1
+                most_ahead = 0 if run.finish else min(self._request.max_tokens, self._room) - self._num_tokens
+                logits_V = self._lookahead.feed(run.tokens, self._num_tokens, most_ahead)
         return run.finish
+
+    def _draft_with(self, drafter: Drafter) -> Drafting:
+        request = self._request
+        return Drafting(
+            drafter,
+            request.sequence,
+            sampler=self._sampler,
+            matcher=self._matcher,
+            stop_tokens=request.stop_tokens,
+            cancelled=request.cancelled,
+        )
 
     def _prefill(self, forced: List[int]) -> NDArray[np.float32] | None:
         request = self._request
         tokens = [*request.prompt_tokens, *forced]
-        self._num_steps += -(-len(tokens) // PREFILL_CHUNK)
+        self._num_prefill_steps = num_prefill_steps(len(tokens))
         return prefill(request.engine, request.sequence, tokens, request.cancelled)
 
     def _next_run(self, logits_V: NDArray[np.float32] | None) -> _Run:
@@ -271,6 +282,7 @@ class _Request:
     stop_tokens: frozenset[int]
     max_tokens: int
     grammar: Grammar | None
+    drafter: Drafter | None
     cancelled: Callable[[], bool]
 
 
@@ -284,13 +296,3 @@ class _Run:
     @property
     def tokens(self) -> list[int]:
         return [event.token for event in self.events]
-
-
-def _check_fits(engine: Engine, token_count: int) -> None:
-    if token_count > engine.context_length:
-        raise ContextWindowError(token_count, engine.context_length)
-
-
-def _roll_back_to(engine: Engine, sequence: Sequence, length: int) -> None:
-    if not sequence.is_closed:
-        engine.rollback(sequence, sequence.length - length)

@@ -3,6 +3,10 @@
 A choice depends on the logits, the seed and the token's number in the answer, and on nothing else: the same seed gives the
 same tokens however requests are batched, and whether tokens are drafted, forced or sampled one by one.
 
+Random choice is a race: every token arrives after an exponential time of its own at the rate of its probability, and the
+first to arrive is chosen, which has exactly that probability. Two models that agree about a token's probability see it
+arrive at the same time, so a draft model often chooses as its target will, whatever its law (arXiv 2408.07978).
+
 Shapes: V vocabulary, C candidates.
 """
 
@@ -104,13 +108,13 @@ class _Random(Sampler):
         if self._config.top_p is not None:
             kept_C = _nucleus(weights_C, self._config.top_p)
             candidates_C, weights_C = candidates_C[kept_C], weights_C[kept_C]
-        sums_C = weights_C.cumsum()
-        drawn = np.searchsorted(sums_C, self._uniform(position) * sums_C[-1], side="right")
-        return int(candidates_C[min(drawn, len(candidates_C) - 1)])  # rounding may reach the very end
+        arrivals_C = self._exponentials(position, int(candidates_C[-1]) + 1)[candidates_C] / weights_C
+        return int(candidates_C[arrivals_C.argmin()])
 
-    def _uniform(self, position: int) -> float:
-        """A number in [0, 1) that belongs to the seed and the position alone."""
-        return float(np.random.Generator(np.random.Philox(key=self._key, counter=position)).random())
+    def _exponentials(self, position: int, count: int) -> NDArray[np.float64]:
+        """Exponentially distributed numbers that belong to the seed, the position and the first `count` tokens, alone."""
+        bits = np.random.Philox(key=self._key, counter=[0, position, 0, 0])
+        return np.random.Generator(bits).standard_exponential(count)
 
 
 def _largest(values_V: NDArray[np.float32], candidates_C: NDArray[np.intp], count: int) -> NDArray[np.intp]:
