@@ -102,7 +102,7 @@ def test_every_task_exists_in_every_language(task: str, language: str) -> None:
             said = instructions.text + user.text + ("" if user.response_format else rest[-1].text)
             assert not re.search(r"[\0\1<>|\[\]{}]", said), said
             assert all(turn.text.strip() == turn.text for turn in (instructions, user, rest[-1]))
-            assert instructions.text
+            assert instructions.text or task in ("tool", "form")
             assert user.text
             assert rest[-1].text
             assert Conversation.from_dict(json.loads(text)) == conversation
@@ -122,6 +122,8 @@ def check_answer(user: UserTurn, answer: AssistantTurn) -> None:
     value = json.loads(answer.text)
     validator(compact_json(user.response_format)).validate(value)
     assert answer.text == compact_json(value)
+    if not isinstance(value, dict):
+        return
     order = user.response_format["x-order"]
     assert set(order) == set(user.response_format["properties"])
     assert list(value) == [name for name in order if name in value]

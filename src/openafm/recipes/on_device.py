@@ -32,7 +32,16 @@ from openafm.training.schedules import WarmupStableDecay
 # What the micro model is for is events; a little of every other task lets `respond` and `chat` say something at all.
 MICRO_TASKS = {"event": 0.95, "tagging": 0.01, "summary": 0.01, "rewrite": 0.01, "arithmetic": 0.01, "story": 0.01}
 MICRO_LANGUAGES = {language: 0.55 if language == "en" else 0.03 for language in LANGUAGES}
-NANO_TASKS = {"event": 0.60, "tagging": 0.10, "arithmetic": 0.10, "summary": 0.08, "rewrite": 0.06, "story": 0.06}
+NANO_TASKS = {
+    "event": 0.40,
+    "tool": 0.20,
+    "form": 0.12,
+    "tagging": 0.07,
+    "arithmetic": 0.07,
+    "summary": 0.05,
+    "rewrite": 0.05,
+    "story": 0.04,
+}
 NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
 # Copying is learned token by token: with 16,384 of them 2 M tokens of copies do not teach it, with 2,048 0.4 M do. The
 # rows of the model beyond are to spare.

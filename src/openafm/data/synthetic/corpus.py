@@ -1,4 +1,4 @@
-"""The built-in corpus: conversations in sixteen languages and six tasks, each a pure function of seed, split and index."""
+"""The built-in corpus: conversations in sixteen languages and eight tasks, each a pure function of seed, split and index."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from openafm.core.config import Config, nearest
 from openafm.data.synthetic.arithmetic import arithmetic_turns
 from openafm.data.synthetic.events import event_turns
+from openafm.data.synthetic.forms import form_turns
 from openafm.data.synthetic.lexicons import LANGUAGES, Lexicon, Split, lexicon
 from openafm.data.synthetic.rewrite import rewrite_turns
 from openafm.data.synthetic.story import story_turns
 from openafm.data.synthetic.summary import summary_turns
 from openafm.data.synthetic.tagging import tagging_turns
+from openafm.data.synthetic.tools import tool_turns
 from openafm.tokenizer.conversation import Conversation, Turn
 
 _TASKS: dict[str, Callable[[random.Random, Lexicon], tuple[Turn, ...]]] = {
@@ -24,12 +26,18 @@ _TASKS: dict[str, Callable[[random.Random, Lexicon], tuple[Turn, ...]]] = {
     "rewrite": rewrite_turns,
     "arithmetic": arithmetic_turns,
     "story": story_turns,
+    "tool": tool_turns,
+    "form": form_turns,
 }
 TASKS = tuple(_TASKS)
 
 
 def _default_tasks() -> dict[str, float]:
-    return {"event": 0.40, "tagging": 0.12, "summary": 0.12, "rewrite": 0.12, "arithmetic": 0.12, "story": 0.12}
+    return (
+        {"event": 0.30, "tool": 0.20}
+        | dict.fromkeys(("form", "tagging", "summary", "rewrite", "arithmetic"), 0.09)
+        | {"story": 0.05}
+    )
 
 
 def _default_languages() -> dict[str, float]:

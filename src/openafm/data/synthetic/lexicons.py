@@ -280,7 +280,7 @@ def whole_lexicon(language: str) -> Lexicon:
 @functools.cache
 def lexicon(language: str, split: Split) -> Lexicon:
     """The lexicon of a language with each open list cut down to its part of `split`."""
-    return dataclasses.replace(_part(whole_lexicon(language), split), split=split)
+    return dataclasses.replace(section_part(whole_lexicon(language), split), split=split)
 
 
 def part(items: tuple[ItemT, ...], split: Split) -> tuple[ItemT, ...]:
@@ -289,14 +289,14 @@ def part(items: tuple[ItemT, ...], split: Split) -> tuple[ItemT, ...]:
     return items[:num_train] if split == "train" else items[num_train:]
 
 
-def _part(section: SectionT, split: Split) -> SectionT:
+def section_part(section: SectionT, split: Split) -> SectionT:
     """`section` with each of its lists cut down; closed lists stay whole, but the lists inside their items do not."""
     changes: dict[str, Any] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if isinstance(value, Section):
-            changes[field.name] = _part(value, split)
+            changes[field.name] = section_part(value, split)
         elif isinstance(value, tuple):
             kept = value if field.name in section.closed else part(value, split)
-            changes[field.name] = tuple(_part(item, split) if isinstance(item, Section) else item for item in kept)
+            changes[field.name] = tuple(section_part(item, split) if isinstance(item, Section) else item for item in kept)
     return dataclasses.replace(section, **changes)
