@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from openafm.adapters.lora import install, load_adapter_weights
+from openafm.adapters.lora import attach, load_adapter_weights
 from openafm.adapters.package import Adapter
 from openafm.bundle.bundle import Bundle
 from openafm.bundle.errors import BundleError
@@ -26,7 +26,17 @@ def load_decoder(bundle: Bundle, device: torch.device | None = None, adapter: Ad
     except (RuntimeError, ValueError, KeyError) as error:
         raise BundleError(f"{bundle.path}: the weights do not fit config.json: {error}") from error
     if adapter is not None:
-        install(decoder, adapter.config)
-        weights = {name: torch.from_numpy(array).to(device) for name, array in adapter.weights().items()}
-        load_adapter_weights(decoder, weights)
+        put_on(decoder, adapter)
     return decoder
+
+
+def put_on(decoder: Decoder, adapter: Adapter) -> None:
+    """Put an adapter, which must be for this decoder's bundle, over a decoder that carries none.
+
+    Raises:
+        AdapterError: its weights are missing, damaged or not those that were opened.
+        AdapterTargetError, AdapterWeightsError: it is for another kind of decoder.
+    """
+    weights = adapter.weights()
+    attach(decoder, adapter.config)
+    load_adapter_weights(decoder, weights)

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
-from openafm.bundle.decoder import load_decoder
+from openafm.bundle.decoder import put_on
 from openafm.models.decoder import Decoder
 from openafm.runtime.engine import Cache, Engine, LogitsOf
 from openafm.runtime.kv_cache import FEW_TOKENS, CachedSequences, TorchCache
+from openafm.runtime.shared_weights import base_decoder, sharing
 
 
 class TorchEngine(Engine):
@@ -28,30 +29,40 @@ class TorchEngine(Engine):
     Args:
         decoder: used as it is, not copied.
         signature: the bundle's; snapshots go with it.
+        base: whose weights the decoder shares; kept, so that the next engine finds them.
     """
 
-    def __init__(self, decoder: Decoder, signature: str = "") -> None:
+    def __init__(self, decoder: Decoder, signature: str = "", base: Decoder | None = None) -> None:
         super().__init__(
             vocab_size=decoder.config.vocab_size,
             context_length=decoder.config.context_length,
             signature=f"torch {decoder.compute_dtype} {signature}",
         )
-        self.decoder = decoder
+        self.decoder, self._base = decoder, base
         self._device = decoder.device
 
     @staticmethod
     def open(bundle: Bundle, adapter: Adapter | None = None, device: torch.device | None = None) -> TorchEngine:
         """Load a bundle, to compute in its numerics, with `adapter` over it, else with the recovery adapter that it carries.
 
+        Engines of one bundle share its weights; the adapter's are read now, and what becomes of its folder later is nothing
+        to this engine.
+
         Raises:
             AdapterMismatchError: the adapter is for another base.
+            AdapterError: the adapter is damaged.
             BundleError: the weights cannot be read or do not fit the config.
         """
         adapter = adapter or bundle.recovery_adapter
-        signature = bundle.signature if adapter is None else f"{bundle.signature} {adapter.digest}"
-        decoder = load_decoder(bundle, device, adapter)
+        if adapter is not None:
+            adapter.check_base(bundle.signature)
+        base = base_decoder(bundle, device, prepare=_lay_out_matrices)
+        decoder = sharing(base)
+        if adapter is None:
+            return TorchEngine(decoder, bundle.signature, base)
+        put_on(decoder, adapter)
         _lay_out_matrices(decoder)
-        return TorchEngine(decoder, signature)
+        return TorchEngine(decoder, f"{bundle.signature} {adapter.digest}", base)
 
     def _new_cache(self) -> Cache:
         return TorchCache(self.decoder.config, self.decoder.compute_dtype, self._device)
@@ -80,6 +91,7 @@ def _lay_out_matrices(decoder: Decoder) -> None:
     """Matrices in the compute dtype, so that no step casts them again, the longer of their sides first in memory.
 
     On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' takes as before.
+    A matrix that lies so already stays where it is.
     """
     for tensor in (*decoder.parameters(), *decoder.buffers()):
         if tensor.ndim == 2:
