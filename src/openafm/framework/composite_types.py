@@ -1,4 +1,4 @@
-"""Value types made of others: lists, values that may be null, and unions."""
+"""Value types made of others: lists and tuples, dictionaries, values that may be null, and unions."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from openafm.framework.errors import DecodingFailureError, UnsupportedGuideError
 from openafm.framework.generation_id import GenerationID
 from openafm.framework.guides import GenerationGuide, GuideType
-from openafm.framework.value_types import ValueType, mismatch
+from openafm.framework.value_types import Definition, Text, ValueType, mismatch
 from openafm.tokenizer.conversation import JsonSchema
-
-if TYPE_CHECKING:
-    from openafm.framework.structure import Structure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Array(ValueType):
-    """`list[T]`, of a bounded number of items."""
+    """`list[T]`, or `tuple[T, ...]` where that is its container, of a bounded number of items."""
 
     kinds = frozenset({"array"})
     item: ValueType
     min_items: int = 0
     max_items: int | None = None
+    container: type[list[Any]] | type[tuple[Any, ...]] = list
 
     def __str__(self) -> str:
         sizes = "" if self.min_items == 0 and self.max_items is None else f" of {self.min_items} to {self._most} items"
-        return f"list[{self.item}]{sizes}"
+        return f"{self.container.__name__}[{self.item}{', ...' * (self.container is tuple)}]{sizes}"
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
         schema: JsonSchema = {"type": "array", "items": self.item.json_schema(refer)}
         if self.min_items:
             schema["minItems"] = self.min_items
@@ -39,12 +37,12 @@ class Array(ValueType):
             schema["maxItems"] = self.max_items
         return schema
 
-    def decode(self, value: Any, path: str) -> list[Any]:
+    def decode(self, value: Any, path: str) -> list[Any] | tuple[Any, ...]:
         if not isinstance(value, list) or not self.min_items <= len(value) <= self._most:
             raise mismatch(self, value, path)
-        return [self.item.decode(item, f"{path}[{index}]") for index, item in enumerate(value)]
+        return self.container(self.item.decode(item, f"{path}[{index}]") for index, item in enumerate(value))
 
-    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> list[Any]:
+    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> list[Any] | tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > self._most or (not num_open and len(value) < self.min_items):
             raise mismatch(self, value, path)
         items = []
@@ -53,10 +51,10 @@ class Array(ValueType):
             decoded = self.item.decode_partial(item, num_open_below, identity.child(index), f"{path}[{index}]")
             if decoded is not None or not num_open_below:
                 items.append(decoded)
-        return items
+        return self.container(items)
 
     def encode(self, value: Any) -> list[Any]:
-        if not isinstance(value, list) or not self.min_items <= len(value) <= self._most:
+        if not isinstance(value, self.container) or not self.min_items <= len(value) <= self._most:
             raise mismatch(self, value, "$")
         return [self.item.encode(item) for item in value]
 
@@ -64,18 +62,20 @@ class Array(ValueType):
         match guide.guide_type:
             case GuideType.count:
                 return self._sized(guide.value, guide.value)
-            case GuideType.minItems:
+            case GuideType.minItems | GuideType.minLength:
                 return self._sized(guide.value, self.max_items)
-            case GuideType.maxItems:
+            case GuideType.maxItems | GuideType.maxLength:
                 return self._sized(self.min_items, guide.value)
             case GuideType.element:
                 return dataclasses.replace(self, item=self.item.with_guide(guide.value))
+            case GuideType.anyOf if isinstance(self.item, Text):
+                return dataclasses.replace(self, item=self.item.with_guide(guide))
         return super().with_guide(guide)
 
-    def structures(self) -> Iterable[Structure]:
-        return self.item.structures()
+    def definitions(self) -> Iterable[Definition]:
+        return self.item.definitions()
 
-    def is_finite(self, finite: Set[Structure]) -> bool:
+    def is_finite(self, finite: Set[Definition]) -> bool:
         return self.min_items == 0 or self.item.is_finite(finite)
 
     @property
@@ -87,6 +87,81 @@ class Array(ValueType):
         high = high if self.max_items is None or high is None else min(high, self.max_items)
         if high is not None and low > high:
             raise UnsupportedGuideError(f"the guides leave no list: it would hold at least {low} and at most {high} items")
+        return dataclasses.replace(self, min_items=low, max_items=high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping(ValueType):
+    """`dict[str, T]`, of names that the model chooses."""
+
+    kinds = frozenset({"object"})
+    value: ValueType
+    min_items: int = 0
+    max_items: int | None = None
+
+    def __str__(self) -> str:
+        sizes = "" if self.min_items == 0 and self.max_items is None else f" of {self.min_items} to {self._most} items"
+        return f"dict[str, {self.value}]{sizes}"
+
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
+        schema: JsonSchema = {"type": "object", "additionalProperties": self.value.json_schema(refer)}
+        if self.min_items:
+            schema["minProperties"] = self.min_items
+        if self.max_items is not None:
+            schema["maxProperties"] = self.max_items
+        return schema
+
+    def decode(self, value: Any, path: str) -> dict[str, Any]:
+        self._require_size(value, path)
+        return {name: self.value.decode(below, f"{path}.{name}") for name, below in value.items()}
+
+    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise mismatch(self, value, path)
+        last = next(reversed(value), None)
+        values = {}
+        for name, below in value.items():
+            num_open_below = num_open - 1 if num_open and name == last else 0
+            decoded = self.value.decode_partial(below, num_open_below, identity.child(name), f"{path}.{name}")
+            if decoded is not None or not num_open_below:
+                values[name] = decoded
+        return values
+
+    def encode(self, value: Any) -> dict[str, Any]:
+        self._require_size(value, "$")
+        if not all(isinstance(name, str) for name in value):
+            raise mismatch(self, value, "$")
+        return {name: self.value.encode(below) for name, below in value.items()}
+
+    def with_guide(self, guide: GenerationGuide) -> ValueType:
+        match guide.guide_type:
+            case GuideType.minItems | GuideType.minLength if guide.value <= 1:  # a name may come twice
+                return self._sized(guide.value, self.max_items)
+            case GuideType.maxItems | GuideType.maxLength:
+                return self._sized(self.min_items, guide.value)
+            case GuideType.element:
+                return dataclasses.replace(self, value=self.value.with_guide(guide.value))
+        return super().with_guide(guide)
+
+    def definitions(self) -> Iterable[Definition]:
+        return self.value.definitions()
+
+    def is_finite(self, finite: Set[Definition]) -> bool:
+        return self.min_items == 0 or self.value.is_finite(finite)
+
+    @property
+    def _most(self) -> float:
+        return math.inf if self.max_items is None else self.max_items
+
+    def _require_size(self, value: Any, path: str) -> None:
+        if not isinstance(value, dict) or not self.min_items <= len(value) <= self._most:
+            raise mismatch(self, value, path)
+
+    def _sized(self, low: int, high: int | None) -> Mapping:
+        low = max(low, self.min_items)
+        high = high if self.max_items is None or high is None else min(high, self.max_items)
+        if high is not None and low > high:
+            raise UnsupportedGuideError(f"the guides leave no dict: it would hold at least {low} and at most {high} items")
         return dataclasses.replace(self, min_items=low, max_items=high)
 
 
@@ -103,7 +178,7 @@ class Nullable(ValueType):
     def __str__(self) -> str:
         return f"{self.value} | None"
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
         schema = self.value.json_schema(refer)
         null: JsonSchema = {"type": "null"}
         return {"anyOf": [*schema["anyOf"], null]} if schema.keys() == {"anyOf"} else {"anyOf": [schema, null]}
@@ -120,8 +195,8 @@ class Nullable(ValueType):
     def with_guide(self, guide: GenerationGuide) -> ValueType:
         return Nullable(value=self.value.with_guide(guide))
 
-    def structures(self) -> Iterable[Structure]:
-        return self.value.structures()
+    def definitions(self) -> Iterable[Definition]:
+        return self.value.definitions()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,12 +208,12 @@ class Tagged(ValueType):
     """
 
     kinds = frozenset({"object"})
-    structure: Structure
+    structure: Definition
 
     def __str__(self) -> str:
         return str(self.structure)
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
         tag = self.structure.name
         return {
             "type": "object",
@@ -165,10 +240,10 @@ class Tagged(ValueType):
     def encode(self, value: Any) -> Any:
         return {self.structure.name: self.structure.encode(value)}
 
-    def structures(self) -> Iterable[Structure]:
+    def definitions(self) -> Iterable[Definition]:
         return (self.structure,)
 
-    def is_finite(self, finite: Set[Structure]) -> bool:
+    def is_finite(self, finite: Set[Definition]) -> bool:
         return self.structure.is_finite(finite)
 
 
@@ -185,7 +260,7 @@ class OneOf(ValueType):
     def __str__(self) -> str:
         return " | ".join(map(str, self.members))
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
         return {"anyOf": [member.json_schema(refer) for member in self.members]}
 
     def decode(self, value: Any, path: str) -> Any:
@@ -199,11 +274,11 @@ class OneOf(ValueType):
     def encode(self, value: Any) -> Any:
         return self._first(value, "$", lambda member: member.encode(value))
 
-    def structures(self) -> Iterable[Structure]:
+    def definitions(self) -> Iterable[Definition]:
         for member in self.members:
-            yield from member.structures()
+            yield from member.definitions()
 
-    def is_finite(self, finite: Set[Structure]) -> bool:
+    def is_finite(self, finite: Set[Definition]) -> bool:
         return any(member.is_finite(finite) for member in self.members)
 
     def _first(self, value: Any, path: str, read: Callable[[ValueType], Any]) -> Any:

@@ -72,7 +72,7 @@ class GeneratedContent:
     def value(self, type_class: Any = None, for_property: str | None = None) -> Any:
         """The content, or one property of it, as `type_class`: a type that can be generated, `list` or `dict`; else as JSON.
 
-        A property that is not there is None. Incomplete content converts to a class's `PartiallyGenerated`.
+        A property that is not there, or null, is None. Incomplete content converts to a class's `PartiallyGenerated`.
 
         Raises:
             DecodingFailureError: the content is not of that type.
@@ -82,15 +82,15 @@ class GeneratedContent:
         if for_property is not None:
             if not isinstance(value, dict):
                 raise DecodingFailureError(f"expected an object with '{for_property}', got {value!r}", self.to_json())
-            if for_property not in value:
+            if value.get(for_property) is None:
                 return None
             num_open = max(num_open - 1, 0) if for_property == next(reversed(value)) else 0
             value, identity, path = value[for_property], identity.child(for_property), f"$.{for_property}"
-        if type_class is None or (type_class in (list, dict) and isinstance(value, type_class)):
+        if type_class is None:
             return value
         with self._raw_content_in_errors():
             if isinstance(type_class, type) and PARTIAL_OF in vars(type_class):
-                return vars(type_class)[PARTIAL_OF].decode_partial(value, num_open, identity, path)
+                return value_type(vars(type_class)[PARTIAL_OF]).decode_partial(value, num_open, identity, path)
             return value_type(type_class).decode(value, path)
 
     def partial_value(self, type_class: Any) -> Any:

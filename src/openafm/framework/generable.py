@@ -11,6 +11,7 @@ from openafm.framework.annotations import STRUCTURE
 from openafm.framework.content import GeneratedContent
 from openafm.framework.errors import InvalidGenerationSchemaError
 from openafm.framework.guides import guide
+from openafm.framework.records import DataclassRecord
 from openafm.framework.schema import GenerationSchema
 from openafm.framework.structure import Structure
 
@@ -70,10 +71,11 @@ def _make_generable(cls: Any, description: str | None, local_names: Mapping[str,
         raise InvalidGenerationSchemaError(
             f"@generable needs type-annotated fields, and {cls.__name__} has none.\n{_correct_usage(cls.__name__)}"
         )
-    structure = Structure(cls, description, local_names)
+    record = DataclassRecord(cls, description, local_names)
+    structure = Structure(record)
     generable_class = cast(Any, cls)
     setattr(cls, STRUCTURE, structure)
-    generable_class.PartiallyGenerated = structure.partial_class
+    generable_class.PartiallyGenerated = record.partial_class
     generable_class.generation_schema = classmethod(GenerationSchema)
     generable_class._from_generated_content = classmethod(lambda cls, content: content.value(cls))
     generable_class.generated_content = property(lambda self: GeneratedContent(structure.encode(self)))

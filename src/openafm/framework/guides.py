@@ -13,15 +13,22 @@ _METADATA_KEY = "openafm.guide"
 
 
 class GuideType(Enum):
-    """The kinds of guides; a value is the JSON Schema keyword where there is just one."""
+    """The kinds of guides; a value is the JSON Schema keyword where there is just one.
+
+    Ten are Apple's; the exclusive bounds and the lengths of strings are further ones.
+    """
 
     anyOf = "enum"
     constant = "constant"
     count = "count"
     element = "element"
+    exclusiveMaximum = "exclusiveMaximum"
+    exclusiveMinimum = "exclusiveMinimum"
     maxItems = "maxItems"
+    maxLength = "maxLength"
     maximum = "maximum"
     minItems = "minItems"
+    minLength = "minLength"
     minimum = "minimum"
     range = "range"
     regex = "regex"
@@ -32,7 +39,7 @@ class GenerationGuide:
     """One guide. Made by the class method of its name; a value of the wrong kind raises `ValueError`."""
 
     guide_type: GuideType
-    value: Any
+    value: Any = None
 
     @classmethod
     def anyOf(cls, values: Sequence[str]) -> GenerationGuide:  # noqa: N802
@@ -58,15 +65,33 @@ class GenerationGuide:
 
     @classmethod
     def element(cls, guide: GenerationGuide) -> GenerationGuide:
-        """A guide for every item of a list."""
+        """A guide for every item of a list, or every value of a dictionary."""
         _require(isinstance(guide, GenerationGuide), "element", "a GenerationGuide instance")
         return cls(GuideType.element, guide)
+
+    @classmethod
+    def exclusive_maximum(cls, value: float) -> GenerationGuide:
+        """A number below `value`."""
+        _require(_is_number(value), "exclusive_maximum", "a number")
+        return cls(GuideType.exclusiveMaximum, value)
+
+    @classmethod
+    def exclusive_minimum(cls, value: float) -> GenerationGuide:
+        """A number above `value`."""
+        _require(_is_number(value), "exclusive_minimum", "a number")
+        return cls(GuideType.exclusiveMinimum, value)
 
     @classmethod
     def max_items(cls, value: int) -> GenerationGuide:
         """A list of at most `value` items."""
         _require(_is_integer(value) and value >= 0, "max_items", "a non-negative integer")
         return cls(GuideType.maxItems, value)
+
+    @classmethod
+    def max_length(cls, value: int) -> GenerationGuide:
+        """A string of at most `value` characters."""
+        _require(_is_integer(value) and value >= 0, "max_length", "a non-negative integer")
+        return cls(GuideType.maxLength, value)
 
     @classmethod
     def maximum(cls, value: float) -> GenerationGuide:
@@ -79,6 +104,12 @@ class GenerationGuide:
         """A list of at least `value` items."""
         _require(_is_integer(value) and value >= 0, "min_items", "a non-negative integer")
         return cls(GuideType.minItems, value)
+
+    @classmethod
+    def min_length(cls, value: int) -> GenerationGuide:
+        """A string of at least `value` characters."""
+        _require(_is_integer(value) and value >= 0, "min_length", "a non-negative integer")
+        return cls(GuideType.minLength, value)
 
     @classmethod
     def minimum(cls, value: float) -> GenerationGuide:
@@ -116,6 +147,10 @@ def guide(
     minimum: float | None = None,
     range: tuple[float, float] | None = None,
     regex: str | None = None,
+    exclusive_maximum: float | None = None,
+    exclusive_minimum: float | None = None,
+    max_length: int | None = None,
+    min_length: int | None = None,
     default: Any = dataclasses.MISSING,
     default_factory: Any = dataclasses.MISSING,
 ) -> Any:
@@ -135,6 +170,10 @@ def guide(
         (GenerationGuide.minimum, minimum),
         (GenerationGuide.range, range),
         (GenerationGuide.regex, regex),
+        (GenerationGuide.exclusive_maximum, exclusive_maximum),
+        (GenerationGuide.exclusive_minimum, exclusive_minimum),
+        (GenerationGuide.max_length, max_length),
+        (GenerationGuide.min_length, min_length),
     ]
     guides = tuple(make(value) for make, value in makers if value is not None)
     metadata = {_METADATA_KEY: FieldGuide(description=description, guides=guides)}

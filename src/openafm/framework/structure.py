@@ -1,79 +1,106 @@
-"""A generable class as a value type: its properties, and the way from JSON to an instance and back."""
+"""A structure: an object of named properties, and the way from its JSON to a Python value and back."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, get_type_hints
-from weakref import WeakValueDictionary
+from typing import TYPE_CHECKING, Any
 
-from openafm.framework.annotations import PARTIAL_OF, value_type
+from openafm.framework.annotations import annotated_description, value_type
 from openafm.framework.composite_types import Nullable
 from openafm.framework.errors import DecodingFailureError, InvalidGenerationSchemaError, UnsupportedGuideError
 from openafm.framework.generation_id import GenerationID
-from openafm.framework.guides import FieldGuide, GenerationGuide
-from openafm.framework.value_types import ValueType, mismatch
+from openafm.framework.guides import GenerationGuide
+from openafm.framework.value_types import Definition, ValueType, mismatch
 from openafm.tokenizer.conversation import JsonSchema
 
-_local_classes: WeakValueDictionary[str, type] = WeakValueDictionary()  # generable classes inside functions, by full name
+if TYPE_CHECKING:
+    from openafm.framework.records import Record
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Property:
-    """One property of a structure, in declared order, which is the order of generation."""
+    """One property of a structure. Its value type is worked out, and its guides are checked, when it is asked for.
+
+    Args:
+        name: its name in JSON.
+        type_class: its annotation, with names resolved.
+        description: what the model is told about it; by default the text inside `Annotated`.
+        guides: what narrows its type.
+        has_default: whether it may be left out, with or without a `default` that can be shown.
+    """
 
     name: str
     type_class: Any
-    value_type: ValueType
-    description: str | None
-    guides: tuple[GenerationGuide, ...]
-    is_required: bool
-    has_default: bool
-    default: Any
+    description: str | None = None
+    guides: Sequence[GenerationGuide] = ()
+    has_default: bool = False
+    default: Any = None
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+    @property
+    def value_type(self) -> ValueType:
+        """The type of a value that is there.
+
+        Raises:
+            InvalidGenerationSchemaError: a type that cannot be generated, or a default of another type.
+            UnsupportedGuideError: a guide that does not fit the type, or contradicts another.
+        """
+        return self._declared.value if isinstance(self._declared, Nullable) else self._declared
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the property must be there: it has no default and is not optional."""
+        return not self.has_default and not isinstance(self._declared, Nullable)
+
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
         schema = self.value_type.json_schema(refer)
-        if self.description is not None:
-            schema = schema | {"description": self.description}
+        description = self.description if self.description is not None else annotated_description(self.type_class)
+        if description is not None:
+            schema = schema | {"description": description}
         if self.default is not None:
             schema = schema | {"default": self.value_type.encode(self.default)}
         return schema
 
+    @cached_property
+    def _declared(self) -> ValueType:
+        declared = value_type(self.type_class)
+        for guide in self.guides:
+            declared = declared.with_guide(guide)
+        try:
+            if self.default is not None:
+                declared.encode(self.default)
+        except DecodingFailureError as error:
+            raise InvalidGenerationSchemaError(f"the default is not of its type ({error})") from error
+        return declared
 
-class Structure(ValueType):
-    """What `@generable` knows about a class. Compared by identity, like the class."""
+
+class Structure(Definition):
+    """The properties of a record, in declared order, which is the order of generation."""
 
     kinds = frozenset({"object"})
 
-    def __init__(self, cls: type, description: str | None, local_names: Mapping[str, Any]) -> None:
-        self.cls, self.description = cls, description
-        self.name = cls.__name__
-        self.partial_class = _partial_class(self)
-        self._fields = [field for field in dataclasses.fields(cls) if field.init]
-        self._names = _Names(cls, self._fields, local_names)
-
-    def __str__(self) -> str:
-        return self.name
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.name, self.description = record.name, record.description
 
     @cached_property
     def properties(self) -> tuple[Property, ...]:
-        """The properties, with their types resolved.
+        """The properties, checked.
 
         Raises:
             InvalidGenerationSchemaError: a type that is unknown, or cannot be generated.
             UnsupportedGuideError: a guide that does not fit its type, or contradicts another.
         """
-        hints = self._names.type_hints()
-        return tuple(self._property(field, hints[field.name]) for field in self._fields)
+        properties = tuple(self.record.properties())
+        for prop in properties:
+            try:
+                _ = prop.value_type
+            except (InvalidGenerationSchemaError, UnsupportedGuideError) as error:
+                raise type(error)(f"{self.name}.{prop.name}: {error}") from error
+        return properties
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
-        return refer(self)
-
-    def object_schema(self, refer: Callable[[Structure], JsonSchema], description: str | None = None) -> JsonSchema:
-        """The schema of the object itself, which references stand for."""
+    def definition_schema(self, refer: Callable[[Definition], JsonSchema], description: str | None = None) -> JsonSchema:
         described = description if description is not None else self.description
         return {
             "title": self.name,
@@ -99,7 +126,7 @@ class Structure(ValueType):
             if not prop.has_default:
                 values[prop.name] = None
         try:
-            return self.cls(**values)
+            return self.record.construct(values)
         except (TypeError, ValueError) as error:
             raise DecodingFailureError(f"{path}: {self.name} refused the values generated for it: {error}") from error
 
@@ -115,23 +142,24 @@ class Structure(ValueType):
             for prop in self._present(value, path)
             if prop.is_required or value[prop.name] is not None
         }
-        return self.partial_class(generation_id=identity, **values)
+        return self.record.construct_partial(self, identity, values)
 
     def encode(self, value: Any) -> Any:
-        if not isinstance(value, self.cls):
+        if not self.record.holds(value):
             raise mismatch(self, value, "$")
-        values = {prop.name: getattr(value, prop.name) for prop in self.properties}
+        values = {prop.name: self.record.read(value, prop.name) for prop in self.properties}
         return {
             prop.name: prop.value_type.encode(values[prop.name])
             for prop in self.properties
             if prop.is_required or values[prop.name] is not None
         }
 
-    def structures(self) -> Iterable[Structure]:
-        return (self,)
+    def parts(self) -> Iterable[Definition]:
+        for prop in self.properties:
+            yield from prop.value_type.definitions()
 
-    def is_finite(self, finite: Set[Structure]) -> bool:
-        return self in finite
+    def ends(self, finite: Set[Definition]) -> bool:
+        return all(prop.value_type.is_finite(finite) for prop in self.properties if prop.is_required)
 
     def _present(self, value: Any, path: str) -> list[Property]:
         if not isinstance(value, dict):
@@ -140,76 +168,3 @@ class Structure(ValueType):
         if unknown:
             raise DecodingFailureError(f"{path}: {self.name} has no property '{min(unknown)}'")
         return [prop for prop in self.properties if prop.name in value]
-
-    def _property(self, field: dataclasses.Field[Any], annotation: Any) -> Property:
-        field_guide = FieldGuide.of(field)
-        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-        default = None if field.default is dataclasses.MISSING else field.default
-        try:
-            declared = value_type(annotation)
-            for guide in field_guide.guides:
-                declared = declared.with_guide(guide)
-            if field.default is not dataclasses.MISSING:
-                declared.encode(default)
-        except (InvalidGenerationSchemaError, UnsupportedGuideError) as error:
-            raise type(error)(f"{self.name}.{field.name}: {error}") from error
-        except DecodingFailureError as error:
-            raise InvalidGenerationSchemaError(
-                f"{self.name}.{field.name}: the default is not of its type ({error})"
-            ) from error
-        return Property(
-            name=field.name,
-            type_class=annotation,
-            value_type=declared.value if isinstance(declared, Nullable) else declared,
-            description=field_guide.description,
-            guides=field_guide.guides,
-            is_required=not has_default and not isinstance(declared, Nullable),
-            has_default=has_default,
-            default=default,
-        )
-
-
-class _Names:
-    """Resolves the annotations of a class, also of one inside a function, and of names that are defined only later."""
-
-    def __init__(self, cls: type, fields: Iterable[dataclasses.Field[Any]], local_names: Mapping[str, Any]) -> None:
-        self._cls = cls
-        self._scope = f"{cls.__module__}.{cls.__qualname__}".removesuffix(cls.__name__)
-        self._hints: dict[str, Any] | None = None
-        is_local = "." in cls.__qualname__
-        if is_local:
-            _local_classes[self._scope + cls.__name__] = cls
-        mentioned = set(re.findall(r"\w+", " ".join(str(field.type) for field in fields))) if is_local else set()
-        self._local_names = {name: local_names[name] for name in mentioned & local_names.keys()}
-
-    def type_hints(self) -> dict[str, Any]:
-        """The types of the fields by name.
-
-        Raises:
-            InvalidGenerationSchemaError: a name that means nothing where the class stands.
-        """
-        if self._hints is None:
-            siblings = {name.removeprefix(self._scope): cls for name, cls in _local_classes.items()}
-            names = siblings | self._local_names | {self._cls.__name__: self._cls}
-            try:
-                self._hints = get_type_hints(self._cls, localns=names, include_extras=True)
-            except Exception as error:  # evaluates the caller's annotations: anything can come out
-                raise InvalidGenerationSchemaError(
-                    f"the type hints of {self._cls.__name__} cannot be resolved ({error});"
-                    " use types that are defined where the class stands"
-                ) from error
-            self._local_names = {}  # no longer needed
-        return self._hints
-
-
-def _partial_class(structure: Structure) -> type:
-    """The class of snapshots: every field may be None, and `generation_id` tells one element from another."""
-    cls = structure.cls
-    identity = ("generation_id", GenerationID, dataclasses.field(default_factory=GenerationID, compare=False, repr=False))
-    fields = [(field.name, Any, None) for field in dataclasses.fields(cls) if field.init]
-    namespace = {
-        PARTIAL_OF: structure,
-        "__module__": cls.__module__,
-        "__qualname__": f"{cls.__qualname__}.PartiallyGenerated",
-    }
-    return dataclasses.make_dataclass("PartiallyGenerated", [*fields, identity], namespace=namespace, kw_only=True)

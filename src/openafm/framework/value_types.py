@@ -1,24 +1,20 @@
-"""Value types: what one annotation means as JSON Schema, as JSON and as a Python value. Here the base and the scalars."""
+"""Value types: what one annotation means as JSON Schema, as JSON and as a Python value. Here the base and plain values."""
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from openafm.framework.errors import DecodingFailureError, UnsupportedGuideError
 from openafm.framework.generation_id import GenerationID
 from openafm.framework.guides import GenerationGuide, GuideType
+from openafm.framework.partial_json import read_json
 from openafm.framework.patterns import common_pattern, matches
-from openafm.runtime.schema_rewrite import LARGEST_NUMBER
 from openafm.tokenizer.conversation import JsonSchema
-
-if TYPE_CHECKING:
-    from openafm.framework.structure import Structure
+from openafm.tokenizer.schema_text import compact_json
 
 
 class ValueType(ABC):
@@ -31,8 +27,8 @@ class ValueType(ABC):
         """The type as a Python programmer writes it, for messages."""
 
     @abstractmethod
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
-        """The JSON Schema of a value; `refer` gives the schema that stands for a structure."""
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
+        """The JSON Schema of a value; `refer` gives the schema that stands for a definition."""
 
     @abstractmethod
     def decode(self, value: Any, path: str) -> Any:
@@ -65,30 +61,73 @@ class ValueType(ABC):
         """
         raise UnsupportedGuideError(f"the guide '{guide.guide_type.name}' does not fit values of type {self}")
 
-    def structures(self) -> Iterable[Structure]:
-        """The structures that a value is made of directly."""
+    def definitions(self) -> Iterable[Definition]:
+        """The definitions that a value is made of directly."""
         return ()
 
-    def is_finite(self, finite: Set[Structure]) -> bool:
-        """Whether some value can be written to its end, given the structures known to end."""
+    def is_finite(self, finite: Set[Definition]) -> bool:
+        """Whether some value can be written to its end, given the definitions known to end."""
         return True
+
+
+class Definition(ValueType):
+    """A named type, which a schema holds once and refers to: a structure, or a named choice. Compared by identity."""
+
+    name: str
+    description: str | None
+
+    def __str__(self) -> str:
+        return self.name
+
+    @abstractmethod
+    def definition_schema(self, refer: Callable[[Definition], JsonSchema], description: str | None = None) -> JsonSchema:
+        """The schema that references stand for; `description` in place of its own where one is given."""
+
+    @abstractmethod
+    def parts(self) -> Iterable[Definition]:
+        """The definitions that its values are made of directly."""
+
+    @abstractmethod
+    def ends(self, finite: Set[Definition]) -> bool:
+        """Whether some value can be written to its end, given the definitions known to end."""
+
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
+        return refer(self)
+
+    def definitions(self) -> Iterable[Definition]:
+        return (self,)
+
+    def is_finite(self, finite: Set[Definition]) -> bool:
+        return self in finite
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(ValueType):
-    """`str`."""
+    """`str`. Lengths are in characters."""
 
     kinds = frozenset({"string"})
     regex: str | None = None
+    min_length: int = 0
+    max_length: int | None = None
 
     def __str__(self) -> str:
-        return "str" if self.regex is None else f"str like {self.regex!r}"
+        like = "" if self.regex is None else f" like {self.regex!r}"
+        is_any_length = self.min_length == 0 and self.max_length is None
+        most = "any" if self.max_length is None else self.max_length
+        return f"str{like}" + ("" if is_any_length else f" of {self.min_length} to {most} characters")
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
-        return {"type": "string"} | ({} if self.regex is None else {"pattern": common_pattern(self.regex)})
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
+        schema: JsonSchema = {"type": "string"}
+        if self.regex is not None:
+            schema["pattern"] = common_pattern(self.regex)
+        if self.min_length:
+            schema["minLength"] = self.min_length
+        if self.max_length is not None:
+            schema["maxLength"] = self.max_length
+        return schema
 
     def decode(self, value: Any, path: str) -> str:
-        if isinstance(value, str) and (self.regex is None or matches(self.regex, value)):
+        if isinstance(value, str) and self.allows(value):
             return value
         raise mismatch(self, value, path)
 
@@ -101,12 +140,30 @@ class Text(ValueType):
         match guide.guide_type:
             case GuideType.regex if self.regex is None:
                 common_pattern(guide.value)
-                return Text(regex=guide.value)
+                return dataclasses.replace(self, regex=guide.value)
+            case GuideType.minLength:
+                return self._sized(max(guide.value, self.min_length), self.max_length)
+            case GuideType.maxLength:
+                most = guide.value if self.max_length is None else min(guide.value, self.max_length)
+                return self._sized(self.min_length, most)
             case GuideType.anyOf | GuideType.constant:
                 texts = [guide.value] if guide.guide_type is GuideType.constant else guide.value
-                fitting = [text for text in texts if self.regex is None or matches(self.regex, text)]
+                fitting = [text for text in texts if self.allows(text)]
                 return Choices(choices=tuple((text, text) for text in dict.fromkeys(fitting)), label="str").checked(guide)
         return super().with_guide(guide)
+
+    def allows(self, text: str) -> bool:
+        """Whether the guides allow this text."""
+        if len(text) < self.min_length or (self.max_length is not None and len(text) > self.max_length):
+            return False
+        return self.regex is None or matches(self.regex, text)
+
+    def _sized(self, low: int, high: int | None) -> Text:
+        if high is not None and low > high:
+            raise UnsupportedGuideError(
+                f"the guides leave no str: it would be of at least {low} and at most {high} characters"
+            )
+        return dataclasses.replace(self, min_length=low, max_length=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +180,7 @@ class Choices(ValueType):
     def kinds(self) -> frozenset[str]:  # type: ignore[override]
         return frozenset(_json_type(value) for value, _ in self.choices)
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
         types = sorted(self.kinds)
         return {"type": types[0] if len(types) == 1 else types, "enum": [value for value, _ in self.choices]}
 
@@ -145,9 +202,9 @@ class Choices(ValueType):
                 wanted = [guide.value] if guide.guide_type is GuideType.constant else guide.value
                 kept = tuple(choice for choice in self.choices if choice[0] in wanted)
                 return dataclasses.replace(self, choices=kept).checked(guide)
-            case GuideType.regex if self.kinds == {"string"}:
-                common_pattern(guide.value)
-                kept = tuple(choice for choice in self.choices if matches(guide.value, choice[0]))
+            case GuideType.regex | GuideType.minLength | GuideType.maxLength if self.kinds == {"string"}:
+                allowed = Text().with_guide(guide)
+                kept = tuple(choice for choice in self.choices if isinstance(allowed, Text) and allowed.allows(choice[0]))
                 return dataclasses.replace(self, choices=kept).checked(guide)
         return super().with_guide(guide)
 
@@ -162,67 +219,6 @@ class Choices(ValueType):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Number(ValueType):
-    """`int` (`is_integer`) or `float`, within bounds."""
-
-    is_integer: bool
-    minimum: float | None = None
-    maximum: float | None = None
-
-    @property
-    def kinds(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({"integer"} if self.is_integer else {"integer", "number"})
-
-    def __str__(self) -> str:
-        bounds = [f"{sign} {end}" for sign, end in ((">=", self.minimum), ("<=", self.maximum)) if end is not None]
-        return " ".join(["int" if self.is_integer else "float", *bounds])
-
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
-        bounds = {"minimum": self.minimum, "maximum": self.maximum}
-        return {"type": "integer" if self.is_integer else "number"} | {k: v for k, v in bounds.items() if v is not None}
-
-    def decode(self, value: Any, path: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise mismatch(self, value, path)
-        try:
-            number = int(value) if self.is_integer else float(value)
-        except (OverflowError, ValueError):  # an integer beyond floats, or an infinity
-            raise mismatch(self, value, path) from None
-        if not math.isfinite(number) or (self.is_integer and number != value) or not self._allows(number):
-            raise mismatch(self, value, path)
-        return number
-
-    def with_guide(self, guide: GenerationGuide) -> ValueType:
-        match guide.guide_type:
-            case GuideType.minimum:
-                return self._within(guide.value, None)
-            case GuideType.maximum:
-                return self._within(None, guide.value)
-            case GuideType.range:
-                return self._within(*guide.value)
-        return super().with_guide(guide)
-
-    def _allows(self, number: float) -> bool:
-        return (self.minimum is None or number >= self.minimum) and (self.maximum is None or number <= self.maximum)
-
-    def _within(self, low: float | None, high: float | None) -> Number:
-        if self.is_integer:
-            low = None if low is None else math.ceil(low)
-            high = None if high is None else math.floor(high)
-        lows = [bound for bound in (self.minimum, low) if bound is not None]
-        highs = [bound for bound in (self.maximum, high) if bound is not None]
-        narrowed = Number(is_integer=self.is_integer, minimum=max(lows, default=None), maximum=min(highs, default=None))
-        if narrowed.minimum is not None and narrowed.maximum is not None and narrowed.minimum > narrowed.maximum:
-            name = "int" if self.is_integer else "float"
-            raise UnsupportedGuideError(
-                f"the guides leave no {name}: it would be at least {narrowed.minimum} and at most {narrowed.maximum}"
-            )
-        if any(abs(bound) > LARGEST_NUMBER for bound in lows + highs):
-            raise UnsupportedGuideError(f"bounds beyond ±{LARGEST_NUMBER:.0e} cannot be enforced while decoding")
-        return narrowed
-
-
-@dataclass(frozen=True, kw_only=True)
 class Boolean(ValueType):
     """`bool`."""
 
@@ -231,7 +227,7 @@ class Boolean(ValueType):
     def __str__(self) -> str:
         return "bool"
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
         return {"type": "boolean"}
 
     def decode(self, value: Any, path: str) -> bool:
@@ -241,30 +237,28 @@ class Boolean(ValueType):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Date(ValueType):
-    """`datetime.date`, written YYYY-MM-DD."""
+class AnyJson(ValueType):
+    """`Any`: whatever JSON can say."""
 
-    kinds = frozenset({"string"})
+    kinds = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
     def __str__(self) -> str:
-        return "date"
+        return "Any"
 
-    def json_schema(self, refer: Callable[[Structure], JsonSchema]) -> JsonSchema:
-        return {"type": "string", "format": "date"}
+    def json_schema(self, refer: Callable[[Definition], JsonSchema]) -> JsonSchema:
+        return {}
 
-    def decode(self, value: Any, path: str) -> datetime.date:
+    def decode(self, value: Any, path: str) -> Any:
+        return value
+
+    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> Any:
+        return value
+
+    def encode(self, value: Any) -> Any:
         try:
-            date = datetime.date.fromisoformat(value)
+            return read_json(compact_json(value))
         except (TypeError, ValueError):
-            raise mismatch(self, value, path) from None
-        if date.isoformat() != value:
-            raise mismatch(self, value, path)
-        return date
-
-    def encode(self, value: Any) -> str:
-        if type(value) is not datetime.date:
-            raise mismatch(self, value, "$")
-        return value.isoformat()
+            raise mismatch(self, value, "$") from None
 
 
 def mismatch(expected: ValueType, value: Any, path: str) -> DecodingFailureError:

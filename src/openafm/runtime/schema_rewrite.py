@@ -4,6 +4,7 @@
 - numbers within ±1e18 and without exponent, so that none is an infinity or longer than Python reads; where any value may
   stand, that holds at any depth;
 - dates that exist: a year from 0001, 29 February in leap years only; seconds up to 59, which Python reads;
+- of addresses (`uri`), those of pages: http or https, a host that every reader takes, up to a port of four digits;
 - `minProperties` above 1 beside names of one's own choice is refused: the engine does not see a name that comes twice.
 """
 
@@ -29,7 +30,21 @@ _DATE = (
     f"|{_YEAR}-(?:0[13578]|1[02])-(?:{_DAY}|29|3[01]))"
 )
 _TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
-_FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+_UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
+_LABEL = "[a-z0-9]+(?:-[a-z0-9]+){0,4}"  # no `--`, which begins encoded names
+_OCTET = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_HOST = rf"(?:localhost|(?:{_LABEL}\.){{1,6}}[a-z]{{2,12}}|{_OCTET}(?:\.{_OCTET}){{3}})"
+_PORT = "(?::[1-9][0-9]{0,3})?"
+_CHARACTER = "(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-F]{2})"
+_URL = rf"https?://{_HOST}{_PORT}(?:/{_CHARACTER}*)?(?:\?(?:{_CHARACTER}|\?)*)?(?:#(?:{_CHARACTER}|\?)*)?"
+FORMATS = {
+    "date": f"^{_DATE}$",
+    "time": f"^{_TIME}$",
+    "date-time": f"^{_DATE}T{_TIME}$",
+    "uuid": f"^{_UUID}$",
+    "uri": f"^{_URL}$",
+}
+"""Patterns of formats: each accepts less than the format does, and nothing that Python would not read."""
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -156,7 +171,7 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 
 def _with_exact_format(schema: JsonSchema) -> JsonSchema:
-    pattern = _FORMATS.get(schema.get("format", ""))
+    pattern = FORMATS.get(schema.get("format", ""))
     if pattern is None or "string" not in _types(schema):
         return schema
     without = {key: value for key, value in schema.items() if key != "format"}
