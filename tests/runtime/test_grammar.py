@@ -249,7 +249,7 @@ def test_an_engine_in_its_error_state_raises_instead_of_allowing_anything() -> N
         lambda: matcher.must_stop,
         lambda: matcher.accept(TOKENIZER.encode("a")),
         lambda: matcher.rollback(1),
-        lambda: Matcher(broken, TOKENIZER.vocab_size),
+        lambda: Matcher(broken, TOKENIZER.vocab_size, STOP),
     ):
         with pytest.raises(GrammarError):
             call()

@@ -8,7 +8,7 @@ The signature covers all but the card and the recovery adapter, which carries a 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,14 +22,16 @@ from openafm.adapters.package import Adapter, open_adapter, write_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleTruncatedError, BundleVersionError
 from openafm.bundle.signature import SIGNATURE_LENGTH, sign
 from openafm.bundle.store import find_bundle
-from openafm.bundle.tensor_file import StoredTensor, read_tensors, write_tensors
+from openafm.bundle.tensor_file import StoredTensor, copy_tensors, read_tensors, write_tensors
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.core.config import ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, write_json
 from openafm.models.config import DecoderConfig
 from openafm.tokenizer.bpe import Tokenizer
-from openafm.tokenizer.chat_template import ChatTemplate
+from openafm.tokenizer.imported import read_tokenizer
+from openafm.tokenizer.imported_template import read_template
+from openafm.tokenizer.template import BaseChatTemplate
 
 FORMAT = "openafm.bundle"
 FORMAT_VERSION = 1
@@ -74,16 +76,16 @@ class Bundle:
         Raises:
             BundleError: its file is missing or is no tokenizer.
         """
-        return _read_part(self.path / "tokenizer.json", Tokenizer.from_json)
+        return _read_part(self.path / "tokenizer.json", read_tokenizer)
 
     @cached_property
-    def template(self) -> ChatTemplate:
+    def template(self) -> BaseChatTemplate:
         """The chat template.
 
         Raises:
             BundleError: its file is missing or is no chat template.
         """
-        return _read_part(self.path / "chat_template.json", ChatTemplate.from_json)
+        return _read_part(self.path / "chat_template.json", read_template)
 
     @cached_property
     def stored_tensors(self) -> dict[str, StoredTensor]:
@@ -166,13 +168,15 @@ def write_bundle(
     *,
     config: DecoderConfig,
     tokenizer: Tokenizer,
-    template: ChatTemplate,
-    tensors: Mapping[str, NDArray[Any]],
+    template: BaseChatTemplate,
+    tensors: Mapping[str, NDArray[Any]] | Sequence[StoredTensor],
     numerics: Numerics = FULL_PRECISION,
     recovery: RecoveryAdapter | None = None,
     card: str = "",
 ) -> Bundle:
     """Write and sign a bundle at `path`, whole or not at all; a bundle that stands there is replaced, nothing else is.
+
+    Stored tensors, by the names they shall have, are copied one at a time from their files.
 
     Raises:
         OutOfSpaceError: the disk is full; what stood at `path` is untouched.
@@ -183,9 +187,8 @@ def write_bundle(
         raise BundleError(
             f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size} rows; extend the model"
         )
-    for name, array in tensors.items():
-        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            raise BundleError(f"weight '{name}' holds a value that is not finite; the model is broken and was not saved")
+    if isinstance(tensors, Mapping):
+        _check_finite(tensors)
     with atomic_folder(path) as folder:
         header = {
             "format": FORMAT,
@@ -196,7 +199,10 @@ def write_bundle(
         write_json(folder / "config.json", header)
         tokenizer.save(folder / "tokenizer.json")
         (folder / "chat_template.json").write_text(template.to_json(), encoding="utf-8")
-        write_tensors(folder, tensors)
+        if isinstance(tensors, Mapping):
+            write_tensors(folder, tensors)
+        else:
+            copy_tensors(folder, tensors)
         signature = sign({name: _read_json(folder / name) for name in _DOCUMENTS}, _read_all_tensors(folder).values())
         write_json(folder / "signature.json", {"signature": signature.hex, "parts": signature.parts})
         if recovery is not None:
@@ -209,6 +215,12 @@ def write_bundle(
             )
         (folder / "card.md").write_text(card or f"# {path.name}\n", encoding="utf-8")
     return Bundle(path)
+
+
+def _check_finite(tensors: Mapping[str, NDArray[Any]]) -> None:
+    for name, array in tensors.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise BundleError(f"weight '{name}' holds a value that is not finite; the model is broken and was not saved")
 
 
 def _check_place(path: Path) -> None:

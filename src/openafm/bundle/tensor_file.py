@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,15 +89,69 @@ def write_tensors(folder: Path, tensors: Mapping[str, NDArray[Any]], max_shard_b
         save_file({name: np.asarray(tensors[name], order="C") for name in names}, file, {"format": "pt"})
 
 
-def _shards(tensors: Mapping[str, NDArray[Any]], max_shard_bytes: int) -> Iterable[list[str]]:
+def copy_tensors(folder: Path, tensors: Iterable[StoredTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+    """The same from stored tensors, one at a time: no more than one is in memory. float16 becomes float32, which is exact.
+
+    Raises:
+        BundleError: a tensor is of a dtype that models here do not have, or holds a value that is not finite.
+    """
+    copies = {tensor.name: _Copy(tensor) for tensor in tensors}
+    shards = list(_shards(copies, max_shard_bytes))
+    for index, names in enumerate(shards, start=1):
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        offset = 0
+        for name in names:
+            copy = copies[name]
+            offsets = [offset, offset := offset + copy.nbytes]
+            header[name] = {"dtype": copy.dtype, "shape": list(copy.tensor.shape), "data_offsets": offsets}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        file = folder / ("model.safetensors" if len(shards) == 1 else f"model-{index:05}.safetensors")
+        with file.open("wb") as stream:
+            stream.write(struct.pack("<Q", len(text)) + text)
+            for name in names:
+                for chunk in copies[name].chunks():
+                    stream.write(chunk.data)
+
+
+class _Copy:
+    """A tensor on its way into another file: checked, widened where it must be, in chunks."""
+
+    _CHUNK_BYTES = 1 << 26
+    _INFINITE: ClassVar = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}  # exponents of infinities and NaN
+
+    def __init__(self, tensor: StoredTensor) -> None:
+        if tensor.dtype not in self._INFINITE:
+            known = ", ".join(self._INFINITE)
+            raise BundleError(f"{tensor.file}: tensor '{tensor.name}' is {tensor.dtype}; weights here are {known}")
+        self.tensor, self.dtype = tensor, "F32" if tensor.dtype == "F16" else tensor.dtype
+        self.nbytes = tensor.data.nbytes * (2 if tensor.dtype == "F16" else 1)
+
+    def chunks(self) -> Iterable[NDArray[Any]]:
+        exponent, data = self._INFINITE[self.tensor.dtype], self.tensor.data
+        for start in range(0, len(data), self._CHUNK_BYTES):
+            chunk = np.array(data[start : start + self._CHUNK_BYTES])  # a copy, aligned
+            bits: NDArray[Any] = chunk.view(np.uint32 if self.tensor.dtype == "F32" else np.uint16)
+            if ((bits & exponent) == exponent).any():
+                name = self.tensor.name
+                raise BundleError(f"weight '{name}' holds a value that is not finite; the model is broken and was not saved")
+            yield chunk.view(np.float16).astype(np.float32).view(np.uint8) if self.tensor.dtype == "F16" else chunk
+
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+def _shards(tensors: Mapping[str, _Sized], max_shard_bytes: int) -> Iterable[list[str]]:
     names: list[str] = []
     size = 0
-    for name, array in tensors.items():
-        if names and size + array.nbytes > max_shard_bytes:
+    for name, tensor in tensors.items():
+        if names and size + tensor.nbytes > max_shard_bytes:
             yield names
             names, size = [], 0
         names.append(name)
-        size += array.nbytes
+        size += tensor.nbytes
     yield names
 
 

@@ -30,9 +30,11 @@ def pack(
     from openafm.data.pack import PackConfig, pack_path
     from openafm.tokenizer.bpe import Tokenizer
     from openafm.tokenizer.chat_template import ChatTemplate
+    from openafm.tokenizer.template import BaseChatTemplate
 
     if tokenizer is not None:
-        chosen, template = Tokenizer.load(tokenizer), ChatTemplate()
+        template: BaseChatTemplate = ChatTemplate()
+        chosen = Tokenizer.load(tokenizer)
     else:
         bundle = open_bundle(model or resolve_model())
         chosen, template = bundle.tokenizer, bundle.template

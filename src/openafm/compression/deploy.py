@@ -58,7 +58,7 @@ def packed_tensors(decoder: Decoder) -> dict[str, NDArray[Any]]:
 
 
 def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, device: torch.device | None = None) -> Decoder:
-    """The decoder that computes in these numerics, from a bundle's arrays.
+    """The decoder that computes in these numerics, from a bundle's arrays; those that can be written it takes over.
 
     Raises:
         RuntimeError: arrays and config do not fit each other.
@@ -76,7 +76,9 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
     if numerics.embedding == "int4_group32":
         rest["embedding"] = Int4Embedding.from_tensors("embedding", rest).dequantise()
         rest = {name: array for name, array in rest.items() if name not in ("embedding.scale", "embedding.minimum")}
-    weights = {name: torch.from_numpy(np.array(array)).to(device) for name, array in rest.items()}
+    # What was widened on reading is ours already: large models are not copied twice.
+    owned = {name: array if array.flags.writeable else np.array(array) for name, array in rest.items()}
+    weights = {name: torch.from_numpy(array).to(device) for name, array in owned.items()}
     missing = {name for name in decoder.state_dict() if not name.endswith((".levels", ".scale"))} - weights.keys()
     found = decoder.load_state_dict(weights, strict=False, assign=True)
     if missing or found.unexpected_keys:

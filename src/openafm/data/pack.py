@@ -29,8 +29,8 @@ from openafm.tokenizer.schema_text import compact_json
 if TYPE_CHECKING:
     from openafm.data.synthetic import SyntheticConfig
     from openafm.tokenizer.bpe import Tokenizer
-    from openafm.tokenizer.chat_template import ChatTemplate
     from openafm.tokenizer.conversation import Conversation
+    from openafm.tokenizer.template import BaseChatTemplate
 
 HELD_OUT = "held_out"
 BATCH_CHARACTERS = 1 << 20  # encoded in one call: enough work for every core, little enough to hold
@@ -72,7 +72,7 @@ class PackReport:
 
 
 def pack_path(
-    path: Path, out: Path, tokenizer: Tokenizer, template: ChatTemplate, config: PackConfig | None = None
+    path: Path, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate, config: PackConfig | None = None
 ) -> PackReport:
     """Pack a file, or every .txt, .md and .jsonl file (also .gz) below a folder, into a corpus at `out`.
 
@@ -99,7 +99,7 @@ def pack_conversations(
     conversations: Iterable[Conversation],
     out: Path,
     tokenizer: Tokenizer,
-    template: ChatTemplate,
+    template: BaseChatTemplate,
     config: PackConfig | None = None,
 ) -> PackReport:
     """Pack conversations into a corpus at `out`; errors as `pack_path`."""
@@ -112,7 +112,7 @@ def pack_synthetic(
     count: int,
     out: Path,
     tokenizer: Tokenizer,
-    template: ChatTemplate,
+    template: BaseChatTemplate,
     config: PackConfig | None = None,
 ) -> PackReport:
     """Generate `count` synthetic conversations and pack them into a corpus at `out`; errors as `pack_path`."""
@@ -170,7 +170,7 @@ def _share_of(identity: bytes) -> float:
     return int.from_bytes(hashlib.blake2b(identity, digest_size=6).digest()) / 2**48
 
 
-def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: ChatTemplate) -> Iterator[_Encoded]:
+def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: BaseChatTemplate) -> Iterator[_Encoded]:
     for kind, run in groupby(documents, key=type):
         if kind is TextDocument:
             yield from _encoded_texts((document for document in run if isinstance(document, TextDocument)), tokenizer)
@@ -180,7 +180,7 @@ def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: C
                     yield _encoded_chat(document, tokenizer, template)
 
 
-def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: ChatTemplate) -> _Encoded:
+def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseChatTemplate) -> _Encoded:
     conversation = document.conversation
     try:
         encoded = template.encode_conversation(tokenizer, conversation)

@@ -50,6 +50,47 @@ class RotaryConfig(PositionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LinearRotaryConfig(RotaryConfig):
+    """Rotation of positions divided by `factor`, for a longer context (arXiv 2306.15595)."""
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.factor >= 1, f"factor must be at least 1, got {self.factor}")
+
+    def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
+        from openafm.models.rotary import LinearRotation
+
+        return LinearRotation(self, positions_BS, head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandedRotaryConfig(RotaryConfig):
+    """Rotation that slow frequencies make `factor` times slower, for a longer context, as in Llama 3.1 (arXiv 2407.21783).
+
+    A frequency is slow when it turns less than `low_turns` times within `original_context_length` tokens, and kept when it
+    turns more than `high_turns` times; in between it goes over smoothly.
+    """
+
+    factor: float
+    low_turns: float
+    high_turns: float
+    original_context_length: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.factor >= 1, f"factor must be at least 1, got {self.factor}")
+        self.require(0 < self.low_turns < self.high_turns, "low_turns must be positive and below high_turns")
+        self.require(self.original_context_length > 0, "original_context_length must be positive")
+
+    def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
+        from openafm.models.rotary import BandedRotation
+
+        return BandedRotation(self, positions_BS, head_dim)
+
+
+@dataclass(frozen=True, kw_only=True)
 class QKNormConfig(Config):
     """RMSNorm over the head dim of queries and keys, its weight shared by the heads (arXiv 2302.05442).
 

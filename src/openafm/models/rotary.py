@@ -5,12 +5,14 @@ Shapes: B batch, S sequence, H heads, C head dim, F = C / 2 frequencies.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from openafm.models.config import RotaryConfig
+from openafm.models.config import BandedRotaryConfig, LinearRotaryConfig, RotaryConfig
 
 
 class PositionEmbedding(ABC):
@@ -29,9 +31,14 @@ class Rotation(PositionEmbedding):
 
     def __init__(self, config: RotaryConfig, positions_BS: Tensor, head_dim: int) -> None:
         exponents_F = torch.arange(0, head_dim, 2, device=positions_BS.device, dtype=torch.float32) / head_dim
-        angles_BS1F = (positions_BS.float()[..., None] * config.theta**-exponents_F)[..., None, :]
+        frequencies_F = self._scaled(config, config.theta**-exponents_F)
+        angles_BS1F = (positions_BS.float()[..., None] * frequencies_F)[..., None, :]
         self._turns_BS1F = torch.polar(torch.ones_like(angles_BS1F), angles_BS1F)
         self._layout = config.layout
+
+    def _scaled(self, config: Any, frequencies_F: Tensor) -> Tensor:
+        """Radians per position of each pair, as the kind of rotation has them."""
+        return frequencies_F
 
     def apply(self, x_BSHC: Tensor) -> Tensor:
         x = x_BSHC.float()
@@ -40,3 +47,19 @@ class Rotation(PositionEmbedding):
             return torch.view_as_real(pairs_BSHF * self._turns_BS1F).flatten(-2).to(x_BSHC.dtype)
         turned_BSHF = torch.complex(*x.chunk(2, dim=-1)) * self._turns_BS1F
         return torch.cat((turned_BSHF.real, turned_BSHF.imag), dim=-1).to(x_BSHC.dtype)
+
+
+class LinearRotation(Rotation):
+    """All pairs slower by one factor."""
+
+    def _scaled(self, config: LinearRotaryConfig, frequencies_F: Tensor) -> Tensor:
+        return frequencies_F / config.factor
+
+
+class BandedRotation(Rotation):
+    """Pairs that turn slowly made slower still, those that turn fast left alone."""
+
+    def _scaled(self, config: BandedRotaryConfig, frequencies_F: Tensor) -> Tensor:
+        turns_F = config.original_context_length * frequencies_F / (2 * math.pi)
+        kept_F = ((turns_F - config.low_turns) / (config.high_turns - config.low_turns)).clamp(0, 1)
+        return kept_F * frequencies_F + (1 - kept_F) * frequencies_F / config.factor

@@ -39,6 +39,7 @@ from openafm.recipes.config import (
 )
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
+from openafm.tokenizer.template import BaseChatTemplate
 from openafm.training.config import TrainerConfig, first_difference
 
 if TYPE_CHECKING:
@@ -160,7 +161,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         with atomic_file(folder / "run.json", "w") as file:
             file.write(dump(config))
         for corpus in config.corpora_read:
-            _pack(corpus, folder / "data" / corpus.name, tokenizer, template)
+            pack_corpus(corpus, folder / "data" / corpus.name, tokenizer, template)
         trainer = _located_trainer(config.trainer, folder)
         result = train(trainer, folder)
         if not result.finished:
@@ -220,7 +221,7 @@ def _check_same_run(config: RunConfig, folder: Path) -> None:
         raise AnotherRunError(f"{folder} holds a run of another config: {difference}; choose another --output or remove it")
 
 
-def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, ChatTemplate]:
+def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, BaseChatTemplate]:
     """The starting bundle's, else the one in the run folder, else one trained on the corpora."""
     start = config.trainer.from_bundle
     needed = find_recipe(config.recipe).starts_from
@@ -249,7 +250,7 @@ def _texts(corpus: CorpusConfig) -> Iterator[str]:
                 yield from texts_of(document)
 
 
-def _pack(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
     """Pack a corpus unless the same one, with the same tokenizer, already stands at `out`."""
     wanted = dump(corpus) + _stamps(corpus) + tokenizer.digest
     record = out.with_suffix(".packed")

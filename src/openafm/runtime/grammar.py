@@ -57,9 +57,9 @@ class GrammarCompiler:
     def __init__(self, tokenizer: Tokenizer, template: BaseChatTemplate | None = None, cache_size: int = 128) -> None:
         import llguidance
 
-        self._openafm_tokenizer, self._template = tokenizer, template or ChatTemplate()
+        self._tokenizer, self._template = tokenizer, template or ChatTemplate()
         self._stop = self._template.stop_token(tokenizer)
-        self._tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=self._stop)
+        self._ll_tokenizer = llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=self._stop)
         self._cache_size = cache_size
         self._cache: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class GrammarCompiler:
         if calls_schema is None:
             return self.text() if schema is None else self.json_schema(schema)
         kind = "calls" if must_call else "answer_or_calls"
-        syntax = self._template.calls_syntax(self._openafm_tokenizer, calls_schema)
+        syntax = self._template.calls_syntax(self._tokenizer, calls_schema)
         return self._compiled(kind, [schema, calls_schema], lambda: _calls_grammar(schema, syntax, must_call))
 
     def _compiled(self, kind: str, schema: Any, source: Callable[[], str]) -> Grammar:
@@ -98,7 +98,7 @@ class GrammarCompiler:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-        grammar = Grammar(self._tokenizer, source(), self._stop)
+        grammar = Grammar(self._ll_tokenizer, source(), self._stop)
         with self._lock:
             self._cache[key] = grammar
             if len(self._cache) > self._cache_size:
