@@ -15,6 +15,8 @@ from openafm.runtime.schema_rewrite import UnsupportedSchemaError
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
+MOST_CALLS = 16  # of one answer: a small model that repeats itself must come to an end
+
 
 class LoadedModel:
     """A bundle, the engine that runs it and the compiler of its grammars; safe to share between threads."""
@@ -22,7 +24,7 @@ class LoadedModel:
     def __init__(self, bundle: Bundle, adapter: Adapter | None) -> None:
         self.bundle, self.tokenizer, self.template = bundle, bundle.tokenizer, bundle.template
         self.engine = open_engine(bundle, adapter)
-        self._grammars = GrammarCompiler(self.tokenizer)
+        self._grammars = GrammarCompiler(self.tokenizer, self.template)
 
     def grammar(
         self, schema: JsonSchema | None, tools: Sequence[ToolDefinition] = (), *, must_call: bool = False
@@ -33,9 +35,13 @@ class LoadedModel:
             UnsupportedGuideError: a schema contradicts itself or says what cannot be enforced while decoding.
         """
         try:
-            return self._grammars.answer(schema, tool_calls_schema(tools) if tools else None, must_call=must_call)
+            return self._grammars.answer(schema, _calls_schema(tools) if tools else None, must_call=must_call)
         except UnsupportedSchemaError as error:
             raise UnsupportedGuideError(str(error)) from error
+
+
+def _calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:
+    return tool_calls_schema(tools) | {"maxItems": MOST_CALLS}
 
 
 def load(bundle: Bundle, adapter: Adapter | None = None) -> LoadedModel:
