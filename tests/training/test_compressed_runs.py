@@ -14,8 +14,9 @@ import torch
 from tiny_runs import exit_code, final_bytes, tiny_model, tiny_run, train_in_child, write_corpus
 
 from openafm.adapters.config import LoRAConfig, SingularValueStart
-from openafm.adapters.lora import adapter_weights
+from openafm.adapters.lora import AdapterWeightsError, adapter_weights, install
 from openafm.bundle import RecoveryAdapter, open_bundle, write_bundle
+from openafm.bundle.decoder import load_decoder
 from openafm.compression.config import QATConfig
 from openafm.compression.deploy import build_decoder, packed_tensors
 from openafm.compression.errors import AlreadyCompressedError
@@ -28,7 +29,7 @@ from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import BFloat16Config, EMAConfig, TrainerConfig
 from openafm.training.metrics import read_metrics
 from openafm.training.run import load_trained, train
-from openafm.training.state import BundleMismatchError, fresh_state
+from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 
 QAT = QATConfig(activations_from=0.5)
@@ -143,9 +144,29 @@ def test_an_adapter_that_the_bundle_carries_is_trained_further(tmp_path: Path, c
     assert open_bundle(carried).signature == open_bundle(base).signature
     start = adapter_weights(fresh_state(adapter_run(corpus, carried), "cpu").model)
     assert all(np.array_equal(start[name].numpy(), weight) for name, weight in first.items())
-    for other, key in ((LoRAConfig(rank=2), "rank"), (LoRAConfig(rank=4, alpha=8.0), "alpha")):
-        with pytest.raises(BundleMismatchError, match=f"of another kind: {key} is"):
+    for other, message in ((LoRAConfig(rank=2), "rank 4"), (LoRAConfig(rank=4, targets=("query",)), "adapts 'layers")):
+        with pytest.raises(AdapterWeightsError, match=message):
             fresh_state(replace(config, from_bundle=carried, adapter=other), "cpu")
+
+
+def test_a_larger_adapter_starts_as_the_one_that_the_bundle_carries(tmp_path: Path, corpus: LoaderConfig) -> None:
+    """Rank padded, another alpha: the same function at the start, and every new row can learn."""
+    config = LoRAConfig(rank=4, precision="float32")
+    decoder = MODEL.build(seed=5)
+    install(decoder, config)
+    weights = {name: torch.randn(w.shape).mul(0.3).numpy() for name, w in adapter_weights(decoder).items()}
+    carried = compressed_bundle(tmp_path / "carried", RecoveryAdapter(config=config, weights=weights))
+    tokens_BS = torch.arange(1, 30)[None]
+    bundle = open_bundle(carried)
+    expected = load_decoder(bundle, adapter=bundle.recovery_adapter)(tokens_BS).detach()
+    assert (expected - load_decoder(bundle)(tokens_BS)).abs().max() > 0.1
+    for larger in (LoRAConfig(rank=32), LoRAConfig(rank=7, alpha=3.0)):
+        run = replace(adapter_run(corpus, carried), adapter=larger)
+        model = fresh_state(run, "cpu").model
+        torch.testing.assert_close(model(tokens_BS).detach(), expected, rtol=1e-4, atol=1e-4)
+        train(run, tmp_path / f"rank {larger.rank}")
+        trained = adapter_weights(load_trained(tmp_path / f"rank {larger.rank}"))
+        assert all(bool(b[:, 4:].any()) for name, b in trained.items() if name.endswith(".b"))
 
 
 def test_compressed_weights_are_not_trained(tmp_path: Path, corpus: LoaderConfig) -> None:

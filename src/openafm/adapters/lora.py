@@ -144,6 +144,35 @@ def load_adapter_weights(decoder: Decoder, weights: Mapping[str, Tensor | NDArra
         weight.copy_(torch.as_tensor(weights[name]))
 
 
+@torch.no_grad()
+def load_smaller_adapter(decoder: Decoder, config: LoRAConfig, weights: Mapping[str, Tensor | NDArray[Any]]) -> None:
+    """Make the freshly installed adapter compute what `weights` of another one, described by `config`, do.
+
+    That one may have a smaller rank, another alpha and fewer targets. Rows that its `a` lacks keep their random start and
+    meet zeros in `b`: they change nothing yet, but learn, which zeros on both sides never would.
+
+    Raises:
+        AdapterInstalledError: the decoder carries no adapter.
+        AdapterWeightsError: the rank is larger than that of the installed one, or a target is missing there. Nothing is
+            changed.
+    """
+    mine = _required(decoder)
+    pairs = {name.removesuffix(".lora.a") for name in weights if name.endswith(".lora.a")}
+    for name in sorted(pairs):
+        if name not in mine:
+            raise AdapterWeightsError(
+                f"the adapter to start from adapts '{name}', the new one does not; let it adapt that too"
+            )
+        if config.rank > len(mine[name].a):
+            raise AdapterWeightsError(
+                f"the adapter to start from has rank {config.rank}, the new one {len(mine[name].a)}; give it a larger rank"
+            )
+    for name in pairs:
+        lora = mine[name]
+        lora.a[: config.rank] = torch.as_tensor(weights[f"{name}.lora.a"])
+        lora.b[:, : config.rank] = torch.as_tensor(weights[f"{name}.lora.b"]) * (config.scale / lora.scale)
+
+
 def remove(decoder: Decoder) -> None:
     """Take the adapter off. The base stays frozen, and as the adapter's start left it; `requires_grad_(True)` thaws it.
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from openafm.adapters.lora import install as install_adapter
-from openafm.adapters.lora import load_adapter_weights
+from openafm.adapters.lora import load_smaller_adapter
 from openafm.bundle import open_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.errors import AlreadyCompressedError
@@ -121,8 +121,8 @@ def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
     """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted.
 
     Raises:
-        BundleMismatchError: the bundle holds a model of another config, is not the one that the run is of, or carries an
-            adapter of another kind than is to be trained.
+        BundleMismatchError: the bundle holds a model of another config, or is not the one that the run is of.
+        AdapterWeightsError: the bundle carries an adapter, to be trained further, that is larger than the one to be trained.
         AlreadyCompressedError: the bundle's weights have few bits and are to be trained.
     """
     torch.manual_seed(config.seed)
@@ -178,12 +178,7 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
     if config.adapter is not None:
         install_adapter(model, config.adapter, config.seed)
         if bundle.recovery_adapter is not None:
-            difference = first_difference(bundle.recovery_adapter.config, config.adapter, ignored=("start", "precision"))
-            if difference is not None:
-                raise BundleMismatchError(
-                    f"{bundle.path} carries an adapter to be trained further, of another kind: {difference}"
-                )
-            load_adapter_weights(model, bundle.recovery_adapter.weights())
+            load_smaller_adapter(model, bundle.recovery_adapter.config, bundle.recovery_adapter.weights())
     return model
 
 

@@ -91,7 +91,9 @@ class Trainer:
                 if self._due(self.config.log_every):
                     log.write(self.state.step, self._scalars(update) | pace.take())
                 if evaluator is not None and self._due(evaluator.every_steps):
-                    log.write(self.state.step, evaluator.losses(self.state))
+                    losses = evaluator.losses(self.state)
+                    log.write(self.state.step, losses)
+                    bar.note(f"step {self.state.step:,}: held-out loss {losses['held_out_loss']:.4f}")
                 bar.update(self.state.step, f"loss {update.loss:.3f}")
                 writer.check()
                 if self._save_due(saved_s):
