@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 from openafm.framework.errors import DecodingFailureError, GenerationCancelledError
 from openafm.framework.language_model import (
@@ -61,7 +61,8 @@ class LocalExecutor(LanguageModelExecutor):
 
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
         model = self._model
-        prompt = [*self._pending, *self._encoded(request.turns), *model.template.generation_prompt(model.tokenizer)]
+        new = model.template.encode(model.tokenizer, request.turns).tokens
+        prompt = [*self._pending, *new, *model.template.generation_prompt(model.tokenizer)]
         prompt = prompt[self._take_back_ahead(prompt[:-1]) :]
         num_cached = self._sequence.length
         generation = generate(
@@ -74,39 +75,20 @@ class LocalExecutor(LanguageModelExecutor):
             grammar=model.grammar(request.schema, request.tools, must_call=request.must_call),
             cancelled=request.cancelled,
         )
-        detokenizer, tokens, pieces = Detokenizer(model.tokenizer), list[int](), list[str]()
-        calls_token = model.template.tool_calls_prompt(model.tokenizer)[0]
+        spoken = _Spoken(model, may_call=bool(request.tools))
         with contextlib.closing(generation):
             for event in generation:
-                tokens.append(event.token)
-                pieces.append(detokenizer.push(event.token))
-                if tokens[0] != calls_token and pieces[-1]:
-                    yield TextPiece(pieces[-1])
+                if piece := spoken.push(event.token):
+                    yield TextPiece(piece)
         if generation.summary.finish == "cancelled":
             raise GenerationCancelledError("the request was cancelled; the session is as it was before")
-        if tokens[:1] == [calls_token]:
-            turn = self._calls(tokens)
-            for index, call in enumerate(turn.tool_calls):
-                yield ToolCallPiece(index=index, name=call.name, arguments=compact_json(call.arguments))
-        else:
-            if rest := detokenizer.finish():
-                pieces.append(rest)
-                yield TextPiece(rest)
-            turn = AssistantTurn(text="".join(pieces))
-        self._settle(tokens, turn)
+        if piece := spoken.finish():
+            yield TextPiece(piece)
+        turn = spoken.turn()
+        for index, call in enumerate(turn.tool_calls):
+            yield ToolCallPiece(index=index, name=call.name, arguments=compact_json(call.arguments))
+        self._settle(spoken.tokens, turn)
         return Answer(turn=turn, usage=_usage(generation.summary, num_cached))
-
-    def _encoded(self, turns: Sequence[Turn]) -> list[int]:
-        model = self._model
-        return [token for turn in turns for token in model.template.encode_turn(model.tokenizer, turn).tokens]
-
-    def _calls(self, tokens: list[int]) -> AssistantTurn:
-        try:
-            return self._model.template.parse_assistant(self._model.tokenizer, tokens)
-        except MalformedAnswerError as error:  # only the limit on tokens cuts calls
-            raise DecodingFailureError(
-                "the calls of tools were cut off before their end; allow the response more tokens", raw_content=error.text
-            ) from error
 
     def _take_back_ahead(self, prompt: list[int]) -> int:
         """Keep what was prefilled ahead as far as it begins `prompt`; how many tokens that is."""
@@ -123,6 +105,51 @@ class LocalExecutor(LanguageModelExecutor):
         num_equal = _num_equal(sampled, encoded)
         model.engine.rollback(self._sequence, len(sampled) - num_equal)
         self._pending = encoded[num_equal:]
+
+
+class _Spoken:
+    """The tokens of an answer as they come: text that can be shown, held back while it may turn out to be calls."""
+
+    def __init__(self, model: LoadedModel, *, may_call: bool) -> None:
+        self._model = model
+        self._detokenizer = Detokenizer(model.tokenizer)
+        self._is_calls: bool | None = None if may_call else False
+        self._held, self._text = "", ""
+        self.tokens: list[int] = []
+
+    def push(self, token: int) -> str:
+        """The text that can be shown now."""
+        self.tokens.append(token)
+        if self._is_calls is None:
+            self._is_calls = self._model.template.is_calls(self._model.tokenizer, self.tokens)
+        return self._shown(self._detokenizer.push(token), is_end=False)
+
+    def finish(self) -> str:
+        """The rest of the text."""
+        return self._shown(self._detokenizer.finish(), is_end=True)
+
+    def turn(self) -> AssistantTurn:
+        """The whole answer.
+
+        Raises:
+            DecodingFailureError: it is calls, cut off by the limit on tokens.
+        """
+        if not self._is_calls:
+            return AssistantTurn(text=self._text)
+        try:
+            return self._model.template.parse_assistant(self._model.tokenizer, self.tokens)
+        except MalformedAnswerError as error:
+            raise DecodingFailureError(
+                "the calls of tools were cut off before their end; allow the response more tokens", raw_content=error.text
+            ) from error
+
+    def _shown(self, piece: str, *, is_end: bool) -> str:
+        self._held += piece
+        if self._is_calls or (self._is_calls is None and not is_end):
+            return ""
+        shown, self._held = self._held, ""
+        self._text += shown
+        return shown
 
 
 def _num_equal(some: list[int], others: list[int]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
+from typing import cast
 
 from openafm.bundle import Bundle, BundleNotFoundError, BundleVersionError, open_bundle, resolve_model
 from openafm.core.errors import OpenAFMError
@@ -63,8 +64,6 @@ class SystemLanguageModel(LanguageModel):
         adapter: an adapter for that bundle: its name, its folder, or an `Adapter`.
     """
 
-    capabilities = frozenset((Capability.GUIDED_GENERATION, Capability.TOOL_CALLING))
-
     def __init__(
         self,
         use_case: SystemLanguageModelUseCase = SystemLanguageModelUseCase.GENERAL,
@@ -84,6 +83,12 @@ class SystemLanguageModel(LanguageModel):
             AssetsUnavailableError: there is no such model.
         """
         return self.described().name
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:  # type: ignore[override]
+        """Guided generation always; tools where the chat template has a place for them."""
+        template = self.described().template
+        return frozenset((Capability.GUIDED_GENERATION, *((Capability.TOOL_CALLING,) if template.can_call_tools else ())))
 
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
         try:
@@ -149,9 +154,9 @@ class SystemLanguageModel(LanguageModel):
                 return len(template.encode_response_format(tokenizer, value.to_dict()))
             case Transcript():
                 return len(template.encode(tokenizer, self._with_use_case(opened(value.turns))))
-            case list() | tuple() if value and all(isinstance(each, Tool) for each in value):
-                return sum(len(template.encode_tool(tokenizer, each.definition())) for each in value)
-        prompt = template.encode_turn(tokenizer, UserTurn(text=prompt_text(value)))
+            case list() | tuple() if tools := [each for each in value if isinstance(each, Tool)]:
+                return sum(len(template.encode_tool(tokenizer, each.definition())) for each in tools)
+        prompt = template.encode_turn(tokenizer, UserTurn(text=prompt_text(cast(Prompt, value))))
         return len(prompt) + len(template.generation_prompt(tokenizer))
 
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
