@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from scripted_models import ScriptedModel
-from tiny_bundles import SlowEngine
+from tiny_bundles import SlowEngine, write_tiny_bundle
 
 import openafm as fm
 from openafm.framework.transcript import InstructionsEntry, PromptEntry, ResponseEntry
@@ -108,7 +109,7 @@ def test_a_prewarmed_prefix_that_does_not_come_is_forgotten(model: fm.SystemLang
     assert again == fresh.respond_blocking("a dog", options=SHORT)
 
 
-def test_prewarming_tells_at_once_when_there_is_no_model(tmp_path: object) -> None:
+def test_prewarming_tells_at_once_when_there_is_no_model(tmp_path: Path) -> None:
     session = fm.LanguageModelSession(model=fm.SystemLanguageModel(bundle=f"{tmp_path}/none"))
     with pytest.raises(fm.AssetsUnavailableError):
         session.prewarm()
@@ -175,7 +176,7 @@ def test_a_response_has_everything() -> None:
     assert session.total_usage.generated_tokens == 6
 
 
-def test_what_a_model_cannot_do_is_refused_before_it_is_asked(tmp_path: object) -> None:
+def test_what_a_model_cannot_do_is_refused_before_it_is_asked(tmp_path: Path) -> None:
     model = ScriptedModel("x")
     model.capabilities = frozenset()
     with pytest.raises(fm.UnsupportedCapabilityError, match="guided generation"):
@@ -271,3 +272,27 @@ def test_cancelling_a_slow_stream_frees_the_session(slow_model: fm.SystemLanguag
 
     assert isinstance(slow_model.load().engine, SlowEngine)
     asyncio.run(run())
+
+
+def test_a_draft_model_changes_the_steps_and_nothing_else(model: fm.SystemLanguageModel, tmp_path: Path) -> None:
+    other = write_tiny_bundle(tmp_path / "draft", seed=1)
+    drafts = [model.described().path, other.path]
+    drafted = [fm.SystemLanguageModel(bundle=model.described().path, draft=draft) for draft in drafts]
+
+    def answers(each: fm.SystemLanguageModel) -> tuple[list[object], int]:
+        session = fm.LanguageModelSession("Be brief.", each)
+        seeded = fm.GenerationOptions(fm.SamplingMode.random(seed=3), maximum_response_tokens=40)
+        given: list[object] = [session.respond_blocking("the cat", options=options) for options in (seeded, SHORT)]
+        given.append(session.respond_blocking("numbers", schema=fm.GenerationSchema(list[bool]), options=seeded))
+        return given, session.total_usage.model_steps
+
+    expected, steps = answers(model)
+    same, fewer = answers(drafted[0])
+    assert same == expected == answers(drafted[1])[0]
+    assert fewer < steps
+
+
+def test_a_draft_model_of_other_tokens_is_refused(model: fm.SystemLanguageModel) -> None:
+    mismatched = fm.SystemLanguageModel(bundle=model.described().path, draft="nano")
+    with pytest.raises(fm.AssetsUnavailableError, match="tokenizer"):
+        fm.LanguageModelSession(model=mismatched).respond_blocking("x")

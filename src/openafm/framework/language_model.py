@@ -48,6 +48,9 @@ class Usage:
         cached_tokens: those of them that were in the cache already.
         generated_tokens: tokens of the answers, those that end them included.
         forced_tokens: those of them that the schema left no choice about.
+        model_steps: forward passes of the model, those over the prompt included.
+        drafted_tokens: tokens that a draft model proposed.
+        accepted_tokens: those of them that the model took.
         ttft_ms: wall time from the request to the first token, in milliseconds.
         tokens_per_second: of the tokens after the first.
     """
@@ -56,6 +59,9 @@ class Usage:
     cached_tokens: int = 0
     generated_tokens: int = 0
     forced_tokens: int = 0
+    model_steps: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
     ttft_ms: float = 0.0
     tokens_per_second: float = 0.0
 
@@ -67,6 +73,9 @@ class Usage:
             cached_tokens=self.cached_tokens + later.cached_tokens,
             generated_tokens=self.generated_tokens + later.generated_tokens,
             forced_tokens=self.forced_tokens + later.forced_tokens,
+            model_steps=self.model_steps + later.model_steps,
+            drafted_tokens=self.drafted_tokens + later.drafted_tokens,
+            accepted_tokens=self.accepted_tokens + later.accepted_tokens,
             ttft_ms=self.ttft_ms or later.ttft_ms,
             tokens_per_second=tokens / seconds if seconds else 0.0,
         )

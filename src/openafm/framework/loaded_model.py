@@ -6,12 +6,13 @@ import threading
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from openafm.adapters.package import Adapter
+from openafm.adapters.package import DRAFT_TOKEN_COUNT, Adapter
 from openafm.bundle import Bundle
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.runtime.engines import open_engine
 from openafm.runtime.grammar import Grammar, GrammarCompiler
 from openafm.runtime.schema_rewrite import UnsupportedSchemaError
+from openafm.runtime.speculation import Drafter, DraftMismatchError
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
@@ -19,11 +20,12 @@ MOST_CALLS = 16  # of one answer: a small model that repeats itself must come to
 
 
 class LoadedModel:
-    """A bundle, the engine that runs it and the compiler of its grammars; safe to share between threads."""
+    """A bundle, the engine that runs it, what drafts for it and its grammars; safe to share between threads."""
 
-    def __init__(self, bundle: Bundle, adapter: Adapter | None) -> None:
+    def __init__(self, bundle: Bundle, adapter: Adapter | None, draft: Bundle | None) -> None:
         self.bundle, self.tokenizer, self.template = bundle, bundle.tokenizer, bundle.template
         self.engine = open_engine(bundle, adapter)
+        self.drafter = None if draft is None else _drafter(bundle, draft, adapter)
         self._grammars = GrammarCompiler(self.tokenizer, self.template)
 
     def grammar(
@@ -44,22 +46,32 @@ def _calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:
     return tool_calls_schema(tools) | {"maxItems": MOST_CALLS}
 
 
-def load(bundle: Bundle, adapter: Adapter | None = None) -> LoadedModel:
-    """The model ready to generate, shared by everybody in this process who uses the same bundle and adapter.
+def _drafter(bundle: Bundle, draft: Bundle, adapter: Adapter | None) -> Drafter:
+    if draft.tokenizer.to_json() != bundle.tokenizer.to_json():
+        raise DraftMismatchError(
+            f"the draft model {draft.name} has another tokenizer than {bundle.name}; train a draft from that bundle"
+        )
+    about = None if adapter is None else adapter.metadata
+    num_tokens = DRAFT_TOKEN_COUNT if about is None else about.speculativeDecodingDraftTokenCount
+    return Drafter(open_engine(draft), num_tokens)
+
+
+def load(bundle: Bundle, adapter: Adapter | None = None, draft: Bundle | None = None) -> LoadedModel:
+    """The model ready to generate, shared by everybody in this process who uses the same bundle, adapter and draft model.
 
     Raises:
-        OpenAFMError: its files cannot be read.
+        OpenAFMError: its files cannot be read, or the draft model speaks in other tokens.
     """
     global _latest
-    key = (bundle.identity, "" if adapter is None else adapter.digest)
+    key = (bundle.identity, "" if adapter is None else adapter.digest, "" if draft is None else draft.identity)
     with _loading:
         loaded = _loaded.get(key)
         if loaded is None:
-            loaded = _loaded[key] = LoadedModel(bundle, adapter)
+            loaded = _loaded[key] = LoadedModel(bundle, adapter, draft)
         _latest = loaded
     return loaded
 
 
 _loading = threading.Lock()
-_loaded: WeakValueDictionary[tuple[str, str], LoadedModel] = WeakValueDictionary()  # by identity and adapter
+_loaded: WeakValueDictionary[tuple[str, str, str], LoadedModel] = WeakValueDictionary()  # by identity, adapter and draft
 _latest: LoadedModel | None = None  # kept, so that a session after a session finds the weights in memory

@@ -74,6 +74,7 @@ class LocalExecutor(LanguageModelExecutor):
             max_tokens=request.options.maximum_response_tokens,
             grammar=model.grammar(request.schema, request.tools, must_call=request.must_call),
             cancelled=request.cancelled,
+            drafter=model.drafter,
         )
         spoken = _Spoken(model, may_call=bool(request.tools))
         with contextlib.closing(generation):
@@ -176,6 +177,9 @@ def _usage(summary: Summary, num_cached: int) -> Usage:
         cached_tokens=num_cached,
         generated_tokens=summary.num_tokens,
         forced_tokens=summary.num_forced_tokens,
+        model_steps=summary.num_target_steps,
+        drafted_tokens=summary.num_drafted,
+        accepted_tokens=summary.num_accepted,
         ttft_ms=1000 * first_s,
         tokens_per_second=(summary.num_tokens - 1) / rest_s if summary.num_tokens > 1 and rest_s > 0 else 0.0,
     )
