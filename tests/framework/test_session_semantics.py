@@ -109,6 +109,19 @@ def test_a_prewarmed_prefix_that_does_not_come_is_forgotten(model: fm.SystemLang
     assert again == fresh.respond_blocking("a dog", options=SHORT)
 
 
+def test_prewarming_never_blocks_the_loop() -> None:
+    async def run() -> None:
+        session = fm.LanguageModelSession(model=ScriptedModel("a" * 40, "b", pause_s=0.005), when_busy="wait")
+        first = asyncio.create_task(session.respond("1"))
+        await asyncio.sleep(0.02)
+        session.prewarm()
+        assert not first.done()
+        assert await session.respond("2") == "b"
+        assert first.done()
+
+    asyncio.run(run())
+
+
 def test_prewarming_tells_at_once_when_there_is_no_model(tmp_path: Path) -> None:
     session = fm.LanguageModelSession(model=fm.SystemLanguageModel(bundle=f"{tmp_path}/none"))
     with pytest.raises(fm.AssetsUnavailableError):
@@ -207,11 +220,11 @@ class Guard:
 def test_guardrails_stop_prompts_and_responses() -> None:
     model = ScriptedModel("fine", "this is ba" + "d" + "." * 100, "fine", guard=Guard())
     session = fm.LanguageModelSession("Help.", model)
-    with pytest.raises(fm.GuardrailViolationError, match="prompt .*badness"):
+    with pytest.raises(fm.GuardrailViolationError, match=r"prompt .*badness"):
         session.respond_blocking("bad thing")
     assert model.requests == []
     assert session.respond_blocking("good") == "fine"
-    with pytest.raises(fm.GuardrailViolationError, match="response .*badness"):
+    with pytest.raises(fm.GuardrailViolationError, match=r"response .*badness"):
         session.respond_blocking("good")
     assert len(session.transcript) == 3
     model.script = [AssistantTurn(text="ok")]

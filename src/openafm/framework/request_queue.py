@@ -6,7 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from openafm.framework.errors import ConcurrentRequestsError
 
@@ -53,7 +53,7 @@ class RequestQueue:
         Raises:
             ConcurrentRequestsError: the session is busy, and requests do not wait.
         """
-        previous = self._line_up(request)
+        previous = self.line_up(request)
         if previous is not None:
             try:
                 await asyncio.shield(asyncio.wrap_future(previous))
@@ -64,7 +64,10 @@ class RequestQueue:
 
     def enter_blocking(self, request: Turnstile) -> None:
         """`enter`, in a thread that may block."""
-        previous = self._line_up(request)
+        self.wait_blocking(request, self.line_up(request))
+
+    def wait_blocking(self, request: Turnstile, previous: Future[None] | None) -> None:
+        """The second half of `enter_blocking`: wait for what `line_up` gave."""
         if previous is not None:
             try:
                 previous.result()
@@ -78,7 +81,12 @@ class RequestQueue:
         self._active = None
         request.finished.set_result(None)
 
-    def _line_up(self, request: Turnstile) -> Future[Any] | None:
+    def line_up(self, request: Turnstile) -> Future[None] | None:
+        """The first half of entering: take a place in the line. What to wait for, if anything.
+
+        Raises:
+            ConcurrentRequestsError: the session is busy, and requests do not wait.
+        """
         with self._lock:
             previous = self._last
             is_busy = previous is not None and not previous.finished.done()

@@ -147,9 +147,10 @@ class LanguageModelSession:
         """
         self._responder.model.context_size  # noqa: B018  # says at once when there is no model
         turnstile = Turnstile(is_background=True)
-        self._queue.enter_blocking(turnstile)
+        previous = self._queue.line_up(turnstile)
 
         def work() -> None:
+            self._queue.wait_blocking(turnstile, previous)
             try:
                 with contextlib.suppress(FoundationModelsError):  # the next request meets the same error, and tells it
                     self._responder.prewarm(prompt_prefix, turnstile.cancelled.is_set)
