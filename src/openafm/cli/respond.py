@@ -13,9 +13,12 @@ from openafm.cli.output import print_json
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from openafm.framework.model import SystemLanguageModel
     from openafm.framework.session import LanguageModelSession
 
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; else the one that answers.")]
+AdapterOption = Annotated[str | None, typer.Option(help="Adapter for that bundle: the name of an installed one, or a path.")]
+DraftOption = Annotated[str | None, typer.Option(help="Draft model's bundle: the same answers in fewer steps.")]
 InstructionsOption = Annotated[
     str | None, typer.Option("--instructions", "-i", help="Instructions; by default today's date and the coming week.")
 ]
@@ -40,6 +43,8 @@ def respond(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     schema: Annotated[Path | None, typer.Option(help="JSON Schema file: the answer is JSON that satisfies it.")] = None,
     model: ModelOption = None,
+    adapter: AdapterOption = None,
+    draft: DraftOption = None,
     instructions: InstructionsOption = None,
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
@@ -47,7 +52,9 @@ def respond(
     json: Annotated[bool, typer.Option("--json", help="Print content and usage as JSON.")] = False,
 ) -> None:
     """Answer one prompt. With --schema the answer is guaranteed to satisfy it."""
-    session = _session(model, instructions)
+    from openafm.framework.model import SystemLanguageModel
+
+    session = _session(instructions, SystemLanguageModel(bundle=model, adapter=adapter, draft=draft))
     if max_tokens is None and schema is None:
         max_tokens = MOST_TEXT_TOKENS
     options = _options(temperature, seed, max_tokens)
@@ -62,6 +69,8 @@ def respond(
 
 def chat(
     model: ModelOption = None,
+    adapter: AdapterOption = None,
+    draft: DraftOption = None,
     instructions: InstructionsOption = None,
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
@@ -71,8 +80,9 @@ def chat(
     from openafm.framework.errors import GenerationError
     from openafm.framework.model import SystemLanguageModel
 
-    SystemLanguageModel(bundle=model).described()  # a model that is not there is said before the first prompt
-    session = _session(model, instructions)
+    described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
+    described.described()  # a model that is not there is said before the first prompt
+    session = _session(instructions, described)
     options = _options(temperature, seed, MOST_TEXT_TOKENS if max_tokens is None else max_tokens)
     while (prompt := _read_prompt()) is not None:
         shown = ""
@@ -92,16 +102,15 @@ def _read_prompt() -> str | None:
         return None
 
 
-def _session(model: str | None, instructions: str | None) -> LanguageModelSession:
+def _session(instructions: str | None, model: SystemLanguageModel) -> LanguageModelSession:
     import datetime
 
     from openafm.data.synthetic import reference_week
-    from openafm.framework.model import SystemLanguageModel
     from openafm.framework.session import LanguageModelSession
 
     if instructions is None:
         instructions = reference_week(datetime.date.today())
-    return LanguageModelSession(instructions, SystemLanguageModel(bundle=model))
+    return LanguageModelSession(instructions, model)
 
 
 def _options(temperature: float | None, seed: int | None, max_tokens: int | None) -> Any:
