@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 from openafm.framework.annotations import PARTIAL_OF, value_type
 from openafm.framework.errors import DecodingFailureError
@@ -55,6 +55,17 @@ class GeneratedContent:
         content = cls.__new__(cls)
         content._value, content._num_open, content.id = prefix.value, prefix.num_open, id or GenerationID()
         return content
+
+    @classmethod
+    def of(cls, value: Any, type_class: Any = None) -> GeneratedContent:
+        """The content that a Python value is written as, of its own class or another type that can be generated.
+
+        Raises:
+            DecodingFailureError: the value is not of that type.
+            InvalidGenerationSchemaError: values of that type cannot be generated.
+        """
+        encoded = value_type(type(value) if type_class is None else type_class).encode(value)
+        return cls.from_prefix(Prefix(value=encoded, num_open=0))
 
     @property
     def is_complete(self) -> bool:
@@ -121,3 +132,19 @@ class GeneratedContent:
         return (self._value, self._num_open) == (other._value, other._num_open)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@runtime_checkable
+class ConvertibleFromGeneratedContent(Protocol):
+    """A class that is made from generated content, as generable ones are."""
+
+    @classmethod
+    def _from_generated_content(cls, content: GeneratedContent) -> Any: ...
+
+
+@runtime_checkable
+class ConvertibleToGeneratedContent(Protocol):
+    """A value that can be written as generated content, as those of generable classes."""
+
+    @property
+    def generated_content(self) -> GeneratedContent: ...

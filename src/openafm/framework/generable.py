@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar, cast, dataclass_transform, overload, runtime_checkable
 
 from openafm.framework.annotations import STRUCTURE
-from openafm.framework.content import GeneratedContent
+from openafm.framework.content import ConvertibleFromGeneratedContent, ConvertibleToGeneratedContent, GeneratedContent
 from openafm.framework.errors import InvalidGenerationSchemaError
 from openafm.framework.guides import guide
 from openafm.framework.records import DataclassRecord
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 
 @runtime_checkable
-class Generable(Protocol):
+class Generable(ConvertibleFromGeneratedContent, ConvertibleToGeneratedContent, Protocol):
     """What `@generable` adds to a class. Only for annotations and `isinstance`; never a base class."""
 
     PartiallyGenerated: ClassVar[Any]
@@ -40,10 +41,10 @@ def generable(arg: str | None = None, /) -> Callable[[type[T]], type[T]]: ...
 def generable(arg: Any = None, /) -> Any:
     """Make a class generable: `@generable`, `@generable()` or `@generable("what it is")`.
 
-    The class becomes a dataclass with keyword construction, unless it is one. It gains `generation_schema()`,
-    `generated_content` and `PartiallyGenerated`, the class of its snapshots while streaming. Its annotations are listed
-    in `annotations.py`; `guide()` narrows them. Types and guides are checked by `generation_schema()`, when every name that
-    the class mentions exists.
+    The class becomes a dataclass, unless it is one; where a required field follows one with a default, all are passed by
+    name. It gains `generation_schema()`, `generated_content` and `PartiallyGenerated`, the class of its snapshots while
+    streaming. Its annotations are listed in `annotations.py`; `guide()` narrows them. Types and guides are checked by
+    `generation_schema()`, when every name that the class mentions exists.
 
     Raises:
         InvalidGenerationSchemaError: not a class, a class without annotated fields, or one that cannot be a dataclass.
@@ -61,7 +62,7 @@ def _make_generable(cls: Any, description: str | None, local_names: Mapping[str,
         )
     if "__dataclass_fields__" not in vars(cls):
         try:
-            dataclasses.dataclass(kw_only=True)(cls)
+            dataclasses.dataclass(kw_only=_needs_keywords(cls))(cls)
         except (TypeError, ValueError) as error:
             raise InvalidGenerationSchemaError(
                 f"{cls.__name__} cannot be a dataclass: {error}.\nExample of correct usage:\n"
@@ -80,6 +81,20 @@ def _make_generable(cls: Any, description: str | None, local_names: Mapping[str,
     generable_class._from_generated_content = classmethod(lambda cls, content: content.value(cls))
     generable_class.generated_content = property(lambda self: GeneratedContent(structure.encode(self)))
     return cls
+
+
+def _needs_keywords(cls: type) -> bool:
+    """Whether a required field follows one with a default, which positions could not tell apart."""
+    has_default = {field.name: _has_default(field) for field in getattr(cls, "__dataclass_fields__", {}).values()}
+    has_default |= {name: _has_default(vars(cls).get(name, dataclasses.MISSING)) for name in inspect.get_annotations(cls)}
+    defaults = list(has_default.values())
+    return sorted(defaults) != defaults
+
+
+def _has_default(declared: Any) -> bool:
+    if isinstance(declared, dataclasses.Field):
+        return declared.default is not dataclasses.MISSING or declared.default_factory is not dataclasses.MISSING
+    return declared is not dataclasses.MISSING
 
 
 def _correct_usage(name: str) -> str:

@@ -22,6 +22,7 @@ _GUIDES = {
     "max_length": GuideType.maxLength,
     "pattern": GuideType.regex,
 }
+_ANYTHING = r"(?:.|\n)*"
 _UNENFORCED = ("multiple_of", "max_digits", "decimal_places")
 
 
@@ -75,6 +76,6 @@ def _guide(name: str, value: Any) -> GenerationGuide:
 
 def _whole_pattern(pattern: str) -> str:
     """The pattern of the whole string, of one that may match anywhere in it."""
-    before = "" if pattern.startswith(("^", r"\A")) else r"[\s\S]*"
-    after = "" if pattern.endswith(("$", r"\z", r"\Z")) and not pattern.endswith(r"\$") else r"[\s\S]*"
+    before = "" if pattern.startswith(("^", r"\A")) else _ANYTHING
+    after = "" if pattern.endswith(("$", r"\z", r"\Z")) and not pattern.endswith(r"\$") else _ANYTHING
     return f"{before}(?:{pattern}){after}" if before or after else pattern

@@ -6,7 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NotRequired, Required, get_origin
 
 from openafm.framework.annotations import PARTIAL_OF
 from openafm.framework.generation_id import GenerationID
@@ -81,7 +81,12 @@ class TypedDictRecord(DictRecord):
 
     def properties(self) -> Iterable[Property]:
         hints = self._names.type_hints()
-        return [Property(name, hints[name], has_default=name not in self._cls.__required_keys__) for name in hints]
+        return [Property(name, hint, has_default=self._may_be_absent(name, hint)) for name, hint in hints.items()]
+
+    def _may_be_absent(self, name: str, hint: Any) -> bool:
+        if get_origin(hint) in (Required, NotRequired):  # which the class itself cannot see in annotations that are strings
+            return get_origin(hint) is NotRequired
+        return name not in self._cls.__required_keys__
 
 
 class ClassRecord(Record):

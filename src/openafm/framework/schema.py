@@ -1,4 +1,4 @@
-"""Generation schemas: a type as JSON Schema in Apple's shape, checked before a token is generated."""
+"""Generation schemas: a type, or parts put together at run time, as JSON Schema in Apple's shape; checked before a token."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openafm.framework.annotations import value_type
+from openafm.framework.dynamic_schema import DuplicateTypeError, DynamicGenerationSchema, DynamicTypes
 from openafm.framework.errors import InvalidGenerationSchemaError
 from openafm.framework.records import PropertiesRecord
 from openafm.framework.structure import Property, Structure
@@ -14,32 +15,40 @@ from openafm.tokenizer.conversation import JsonSchema
 
 
 class GenerationSchema:
-    """The schema of a type: a class, or anything else that a property may hold (`annotations.py`).
+    """The schema of a type: a class, or anything else that a property may hold (`annotations.py`); or of dynamic parts.
 
     Args:
-        type_class: the type.
+        type_class: the type; of dynamic parts, what `GeneratedContent.value` takes to check and convert a value.
         description: what the model is told about it; by default what the class says.
         properties: the properties, instead of those of the class; its values are then dictionaries.
         dynamic_nested_types: schemas of classes that the properties hold; nested classes are found without them too.
+        root: a dynamic schema, instead of a type.
+        dependencies: what `root` refers to by name, beside what it holds.
 
     Raises:
-        InvalidGenerationSchemaError: a type that cannot be generated, two classes of one name, or a recursion without end.
+        InvalidGenerationSchemaError: a type that cannot be generated, two types of one name (`DuplicateTypeError`), a
+            reference to nothing (`UndefinedReferencesError`), or a recursion without end.
         UnsupportedGuideError: a guide that does not fit its type, contradicts another or cannot be enforced.
     """
 
     def __init__(
         self,
-        type_class: Any,
+        type_class: Any = None,
         description: str | None = None,
         properties: Sequence[Property] | None = None,
         dynamic_nested_types: Sequence[GenerationSchema] | None = None,
+        *,
+        root: DynamicGenerationSchema | None = None,
+        dependencies: Sequence[DynamicGenerationSchema] = (),
     ) -> None:
-        self.type_class = type_class
         self.value_type: ValueType
-        if properties is None:
-            self.value_type = value_type(type_class)
-        else:
+        if root is not None:
+            self.value_type = DynamicTypes(root, dependencies).root
+        elif properties is not None:
             self.value_type = Structure(PropertiesRecord(type_class.__name__, description, properties))
+        else:
+            self.value_type = value_type(type_class)
+        self.type_class = type_class if root is None else self.value_type
         self._root = self.value_type if isinstance(self.value_type, Definition) else None
         self.description = self._root.description if description is None and self._root else description
         self.dynamic_nested_types = list(dynamic_nested_types or ())
@@ -87,7 +96,7 @@ def _require_unique_names(definitions: list[Definition]) -> None:
     names = [definition.name for definition in definitions]
     for name in names:
         if names.count(name) > 1:
-            raise InvalidGenerationSchemaError(f"two classes named {name} in one schema; rename one")
+            raise DuplicateTypeError(f"two classes named {name} in one schema; rename one")
 
 
 def _require_an_end(definitions: list[Definition]) -> None:
