@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,12 @@ from hypothesis import strategies as st
 from openafm import SystemLanguageModel
 from openafm.core.errors import UsageError
 from openafm.evaluation.calculator import WordProblem, calculate
+from openafm.evaluation.forms import is_stated, share_of_fields
+from openafm.evaluation.guesses import guess
 from openafm.evaluation.held_out import TASKS, HeldOutScores, TaskScore, UnknownTaskError, held_out_scores
 from openafm.evaluation.overlap import rouge_l
+from openafm.evaluation.tool_requests import ToolRequest
+from openafm.tokenizer.conversation import AssistantTurn, ToolCall
 
 
 def gold(example: Any) -> Any:
@@ -23,6 +30,8 @@ def gold(example: Any) -> Any:
 def wrong(example: Any) -> Any:
     if isinstance(example, WordProblem):
         return " ".join(str(result + 1) for result in example.results)
+    if isinstance(example, ToolRequest):
+        return None if example.gold.tool_calls else AssistantTurn(tool_calls=(ToolCall(name="?", arguments={}),))
     return {"title": "?"} if isinstance(example.gold, dict) else '{"tags":["?"]}'
 
 
@@ -63,6 +72,85 @@ def test_every_result_must_stand_in_the_answer_as_a_number_of_its_own() -> None:
 )
 def test_the_calculator(expression: str, result: str) -> None:
     assert calculate(expression) == result
+
+
+def test_calls_are_compared_as_sets_and_arguments_by_value() -> None:
+    requests = TASKS["tool"].examples(60, {"en": 1.0})
+    grade = TASKS["tool"].grade
+    request = next(request for request in requests if len(request.gold.tool_calls) == 2)
+    first, second = request.gold.tool_calls
+    assert grade(request, AssistantTurn(tool_calls=(second, first))) == 1
+    assert grade(request, AssistantTurn(tool_calls=(first,))) == 0
+    assert grade(request, AssistantTurn(tool_calls=(first, first))) == 0
+    assert grade(request, AssistantTurn(tool_calls=(first, second, first))) == 0
+    assert grade(request, AssistantTurn(tool_calls=(first, replace(second, arguments=second.arguments | {"?": 1})))) == 0
+    assert grade(request, AssistantTurn(text="Done.")) == grade(request, None) == 0
+
+
+def test_where_no_call_is_right_any_text_is_and_silence_is_not() -> None:
+    grade = TASKS["tool"].grade
+    request = next(request for request in TASKS["tool"].examples(60, {"en": 1.0}) if not request.gold.tool_calls)
+    assert grade(request, AssistantTurn(text="Hello!")) == 1
+    assert grade(request, AssistantTurn(text="")) == grade(request, None) == 0
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict() | list():
+            for item in value.values() if isinstance(value, dict) else value:
+                yield from texts_in(item)
+
+
+def test_forms_state_all_that_is_asked_of_them() -> None:
+    for form in TASKS["form"].examples(60, None):
+        assert form.schema is not None
+        assert all(text in form.text for text in texts_in(json.loads(form.gold)))
+    assert is_stated({"a": {"b": ["x y", 3]}, "c": False}, "x y, three; c: no")
+    assert not is_stated({"a": "x"}, "xy")
+    assert not is_stated({"a": 3}, "33 and 3rd")
+    assert not is_stated({"a": True}, "with a")
+    assert not is_stated({}, "anything")
+
+
+def test_fields_of_forms_by_hand() -> None:
+    gold = {"a": 1, "b": {"c": "x", "d": ["y", "z"]}}
+    assert share_of_fields(gold, gold) == 1
+    assert share_of_fields(gold, {"a": 1.0, "b": {"c": "x", "d": ["y"]}}) == pytest.approx(2 / 3)
+    assert share_of_fields(gold, gold | {"e": 1}) == 0.75
+    assert share_of_fields(gold, {"a": 1}) == pytest.approx(1 / 3)
+    assert share_of_fields("x", "x") == 1
+    assert share_of_fields("x", "y") == share_of_fields("x", {"a": "x"}) == 0
+
+
+def test_a_guess_takes_what_follows_the_names_else_what_is_left() -> None:
+    texts = {"type": "string"}
+    schema = {
+        "type": "object",
+        "properties": {
+            "kindOfBed": texts,
+            "room": {"$ref": "#/$defs/Room"},
+            "spice": {"type": "string", "enum": ["mild", "hot"]},
+            "rare": texts,
+            "other": texts,
+        },
+        "required": ["kindOfBed", "room", "spice", "other"],
+        "$defs": {
+            "Room": {
+                "type": "object",
+                "properties": {"big": {"type": "boolean"}, "floors": {"type": "array", "items": {"type": "integer"}}},
+                "required": ["big", "floors"],
+            }
+        },
+    }
+    assert guess(schema, "The kind of bed is a twin; big = no, on 12, hot, please") == {
+        "kindOfBed": "a twin",
+        "room": {"big": False, "floors": [12]},
+        "spice": "hot",
+        "other": "please",
+    }
+    assert guess({"type": "integer"}, "none") == 0
 
 
 def test_rouge_l_by_hand() -> None:
@@ -131,7 +219,7 @@ def test_a_model_that_knows_nothing_is_put_through_every_task(tmp_path: Path) ->
         SystemLanguageModel(bundle=tmp_path / "b"), num_examples=2, languages=english, on_each=done.append
     )
     assert list(scores.tasks) == list(TASKS)
-    assert done == list(range(1, 11))
+    assert done == list(range(1, 2 * len(TASKS) + 1))
     assert all(task.num_examples == 2 and list(task.languages) == ["en"] for task in scores.tasks.values())
     assert scores.tasks["tagging"].score == 0
     assert scores.to_dict()["tasks"]["event"]["metric"] == "exact"

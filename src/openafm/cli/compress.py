@@ -114,9 +114,9 @@ def _show(made: CompressionReport) -> None:
     header = ("bundle", "bits/weight", "of them adapter", "bytes", "loss", *tasks, "exact match", "retained")
     print_table((*header, "KV bytes/token", "KV bytes at 4,096"), rows)
     print(
-        f"\n{made.num_examples} held-out examples of each task. event, tagging and arithmetic: right answers (exact match is"
-        "\ntheir mean); summary and rewrite: ROUGE-L. Bits count all that is stored: codes, scales, minima, embedding,"
-        "\nnorms and adapter. Loss: nats for each token of the answers."
+        f"\n{made.num_examples} held-out examples of each task. summary and rewrite: ROUGE-L; the others: right answers"
+        "\n(exact match is their mean). Bits count all that is stored: codes, scales, minima, embedding, norms and adapter."
+        "\nLoss: nats for each token of the answers."
     )
     retention = made.bundles[0].retention
     if retention is None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from openafm.data.synthetic import SyntheticConfig, generate
-from openafm.tokenizer.chat_template import MalformedAnswerError, opened
-from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolTurn, Turn, UserTurn
-from openafm.tokenizer.tool_calls import tool_calls_schema
+from openafm.evaluation.tool_turns import next_turn
+from openafm.tokenizer.conversation import Conversation, Instructions, ToolTurn, Turn, UserTurn
 
 if TYPE_CHECKING:
-    from openafm.framework.model import LoadedModel, SystemLanguageModel
+    from openafm.framework.loaded_model import LoadedModel
+    from openafm.framework.model import SystemLanguageModel
 
 MOST_TOKENS = 128
 _EXPRESSION = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")
@@ -64,45 +64,19 @@ class Solver:
     """
 
     def __init__(self, model: SystemLanguageModel) -> None:
-        from openafm.runtime.grammar import GrammarCompiler
-
         self._model: LoadedModel = model.load()
-        self._grammars = GrammarCompiler(self._model.tokenizer)
 
     def __call__(self, problem: WordProblem) -> str:
         """The answer's text; empty when the model has not come to one after `MOST_TOKENS` of a turn."""
         turns: list[Turn] = [problem.instructions, problem.question]
         for _ in range(2):
-            turn = self._next(turns, problem.instructions)
+            turn = next_turn(self._model, turns, problem.instructions.tools, MOST_TOKENS)
             if turn is None or not turn.tool_calls:
                 return "" if turn is None else turn.text
             turns.append(turn)
             for call in turn.tool_calls:
                 turns.append(ToolTurn(name=call.name, text=calculate(str(call.arguments["expression"]))))
         return ""
-
-    def _next(self, turns: list[Turn], instructions: Instructions) -> AssistantTurn | None:
-        from openafm.runtime.generation import generate as generate_tokens
-        from openafm.runtime.sampling import GreedyConfig
-
-        model = self._model
-        prompt = model.template.encode(model.tokenizer, opened(turns)).tokens
-        generation = generate_tokens(
-            model.engine,
-            model.engine.new_sequence(),
-            [*prompt, *model.template.generation_prompt(model.tokenizer)],
-            sampling=GreedyConfig(),
-            stop_tokens=model.template.stop_tokens(model.tokenizer),
-            max_tokens=MOST_TOKENS,
-            grammar=self._grammars.answer(calls_schema=tool_calls_schema(instructions.tools)),
-        )
-        tokens = [event.token for event in generation]
-        if generation.summary.finish != "stop":
-            return None
-        try:
-            return model.template.parse_assistant(model.tokenizer, tokens)
-        except MalformedAnswerError:
-            return None
 
 
 def grade(problem: WordProblem, answer: str) -> float:

@@ -6,17 +6,22 @@ example has a response format.
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
 from openafm.data.synthetic import SyntheticConfig, generate
-from openafm.evaluation import calculator, events
+from openafm.evaluation import calculator, events, tool_requests
+from openafm.evaluation.forms import is_stated, share_of_fields
+from openafm.evaluation.guesses import guess
 from openafm.evaluation.overlap import rouge_l
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
+from openafm.tokenizer.schema_text import compact_json
 
 if TYPE_CHECKING:
     from openafm.framework.model import SystemLanguageModel
@@ -25,7 +30,7 @@ MOST_TOKENS = 128  # of a summary or rewrite; the longest references of small to
 WELL_ABOVE = 0.1  # by how much a score must exceed the best baseline to say anything about the model
 
 Weights: TypeAlias = dict[str, float]
-ExampleT = TypeVar("ExampleT", events.EventExample, calculator.WordProblem, "TextExample")
+ExampleT = TypeVar("ExampleT", events.EventExample, calculator.WordProblem, tool_requests.ToolRequest, "TextExample")
 
 
 class UnknownTaskError(UsageError):
@@ -36,7 +41,7 @@ class UnknownTaskError(UsageError):
 class TaskScore:
     """The mean score of the examples of a task, from 0 to 1, by language too, and what needs no model.
 
-    `metric` says what the score is: "exact" (the share of right answers; of an event's fields) or "rouge_l".
+    `metric` says what the score is: "exact" (the share of right answers; of the fields of events and forms) or "rouge_l".
     """
 
     score: float
@@ -156,6 +161,11 @@ def grade_tags(example: TextExample, answer: str) -> float:
     return float(bool(answer) and json.loads(answer) == json.loads(example.gold))
 
 
+def grade_form(example: TextExample, answer: str) -> float:
+    """The share of fields that are exactly right. An answer that was cut off is empty."""
+    return share_of_fields(json.loads(example.gold), json.loads(answer)) if answer else 0.0
+
+
 def grade_text(example: TextExample, answer: str) -> float:
     """ROUGE-L with the one reference; other good answers score less than they deserve."""
     return rouge_l(answer, example.gold)
@@ -170,6 +180,11 @@ def first_choice(example: TextExample) -> str:
     """The baseline that takes the first of the tags to choose from, if there is a choice."""
     items = (example.schema or {})["properties"]["tags"]["items"]
     return json.dumps({"tags": items.get("enum", [""])[:1]})
+
+
+def labelled_values(example: TextExample) -> str:
+    """The baseline that takes what follows the names of the form's fields."""
+    return compact_json(guess(example.schema or {}, example.text))
 
 
 def text_solver(model: SystemLanguageModel) -> Callable[[TextExample], str]:
@@ -195,10 +210,20 @@ def text_solver(model: SystemLanguageModel) -> Callable[[TextExample], str]:
 
 def held_out_texts(task: str, count: int, languages: Weights | None = None) -> list[TextExample]:
     """The first `count` held-out examples of a task of one prompt and one answer."""
+    return list(itertools.islice(_texts(task, languages), count))
+
+
+def held_out_forms(count: int, languages: Weights | None = None) -> list[TextExample]:
+    """The first `count` held-out forms whose values all stand in the prompt: the others have no right answer."""
+    stated = (form for form in _texts("form", languages) if is_stated(json.loads(form.gold), form.text))
+    return list(itertools.islice(stated, count))
+
+
+def _texts(task: str, languages: Weights | None) -> Iterator[TextExample]:
     config = SyntheticConfig(split="held_out", tasks={task: 1.0})
     if languages is not None:
         config = replace(config, languages=languages)
-    return [_text_example(conversation) for conversation in generate(config, count)]
+    return map(_text_example, generate(config, sys.maxsize))
 
 
 def _text_example(conversation: Conversation) -> TextExample:
@@ -250,6 +275,20 @@ TASKS: dict[str, HeldOutTask[Any]] = {
         solver=calculator.Solver,
         grade=calculator.grade,
         baselines={"add": calculator.add_first_numbers},
+    ),
+    "tool": HeldOutTask(
+        metric="exact",
+        examples=lambda count, languages: tool_requests.held_out_requests(count, languages=languages),
+        solver=tool_requests.solver,
+        grade=tool_requests.grade,
+        baselines={"first_tool": tool_requests.first_tool},
+    ),
+    "form": HeldOutTask(
+        metric="exact",
+        examples=held_out_forms,
+        solver=text_solver,
+        grade=grade_form,
+        baselines={"labels": labelled_values},
     ),
     "summary": _written("summary"),
     "rewrite": _written("rewrite"),

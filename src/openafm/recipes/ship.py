@@ -258,7 +258,7 @@ def _differences(key: str, found: Any, expected: Any) -> Iterator[tuple[str, Any
 def _scores_once(title: str, bundle: Bundle, num_examples: int) -> HeldOutScores:
     file = data_home() / "runs" / "ship" / "scores.json"
     known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    key = f"{bundle.identity} {num_examples}"
+    key = " ".join((bundle.identity, str(num_examples), *held_out.TASKS))
     if key not in known:
         with progress(f"scoring {title}", num_examples * len(held_out.TASKS)) as bar:
             model = SystemLanguageModel(bundle=bundle.path)

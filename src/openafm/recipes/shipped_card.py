@@ -73,8 +73,8 @@ Tech Report 2025*, compressed as its section 6 describes: {about.layers} layers,
 and values, dim {about.dim}, vocabulary {about.vocab_size:,}, context {about.context_length:,} tokens. Signature
 `{about.signature}`. Licence: Apache-2.0, weights and all.
 
-It extracts events and tags, puts sums to a calculator, summarises and rewrites, in sixteen languages, in messages like
-those it was trained on.
+It extracts events and tags, puts sums to a calculator, summarises and rewrites, in sixteen languages, and calls tools and
+fills forms in English; all of it in messages like those it was trained on.
 
 ## Numbers it computes with
 
@@ -85,7 +85,8 @@ those it was trained on.
 ## How it was made
 
 Data: the built-in corpus, which rules make of word lists and sentence frames in sixteen languages (`openafm data sample`
-shows it), and random tokens that repeat themselves. Nothing else.
+shows it), and random tokens that repeat themselves. Nothing else. Requests with tools and forms of any small schema, both
+made up on the spot, are in English; only the names in them are of every language.
 
 {_stages(results.stages)}
 
@@ -94,9 +95,10 @@ shows it), and random tokens that repeat themselves. Nothing else.
 ## Held-out results
 
 {count:,} examples of each task, 25 % English and 5 % each of fifteen other languages, with sentence frames, names, places
-and titles that training never showed. "exact" is the share of right answers, for events of their four fields; "rouge_l" is
-ROUGE-L with one reference. "Kept" is the share of the uncompressed model's score; where that score is not ten points above
-every answer without a model, it says little.
+and titles that training never showed. "exact" is the share of right answers, for events and forms of their fields; "rouge_l"
+is ROUGE-L with one reference. A `tool` answer is right if it is the right calls with the right arguments, or text where none
+is called for; each `form` is one whose values all stand in the prompt. "Kept" is the share of the uncompressed model's
+score; where that score is not ten points above every answer without a model, it says little.
 
 {_scores(results)}
 

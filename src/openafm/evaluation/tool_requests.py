@@ -1,0 +1,69 @@
+"""Held-out tools: the first answer to a request, which is the calls that it takes, or text where it takes none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.evaluation.guesses import guess
+from openafm.evaluation.tool_turns import next_turn
+from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolCall, UserTurn
+
+if TYPE_CHECKING:
+    from openafm.framework.model import SystemLanguageModel
+
+MOST_TOKENS = 160  # the longest calls of small tokenizers take about 140
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolRequest:
+    """Up to four tools in the instructions, a request, and the right answer to it."""
+
+    instructions: Instructions
+    request: UserTurn
+    gold: AssistantTurn
+    language: str
+
+
+def held_out_requests(count: int, seed: int = 0, languages: dict[str, float] | None = None) -> list[ToolRequest]:
+    """The first `count` held-out examples, with names of the corpus's languages or of these by weight."""
+    config = SyntheticConfig(seed=seed, split="held_out", tasks={"tool": 1.0})
+    if languages is not None:
+        config = replace(config, languages=languages)
+    return [_request(conversation) for conversation in generate(config, count)]
+
+
+def solver(model: SystemLanguageModel) -> Callable[[ToolRequest], AssistantTurn | None]:
+    """A model's first answer, greedy, each request by itself; None where it has not ended after `MOST_TOKENS`."""
+    loaded = model.load()
+
+    def solve(example: ToolRequest) -> AssistantTurn | None:
+        return next_turn(loaded, (example.instructions, example.request), example.instructions.tools, MOST_TOKENS)
+
+    return solve
+
+
+def grade(example: ToolRequest, answer: AssistantTurn | None) -> float:
+    """1 if the calls are the right ones in any order, or, where none is right, if anything is said; else 0."""
+    if answer is None:
+        return 0.0
+    expected = example.gold.tool_calls
+    if not expected:
+        return float(bool(answer.text) and not answer.tool_calls)
+    return float(len(answer.tool_calls) == len(expected) and all(call in answer.tool_calls for call in expected))
+
+
+def first_tool(example: ToolRequest) -> AssistantTurn:
+    """The baseline that always calls the first tool, with arguments out of the request's words and numbers."""
+    tool = example.instructions.tools[0]
+    return AssistantTurn(tool_calls=(ToolCall(name=tool.name, arguments=guess(tool.parameters, example.request.text)),))
+
+
+def _request(conversation: Conversation) -> ToolRequest:
+    instructions, request, answer = conversation.turns[:3]
+    assert isinstance(instructions, Instructions)
+    assert isinstance(request, UserTurn)
+    assert isinstance(answer, AssistantTurn)
+    return ToolRequest(instructions=instructions, request=request, gold=answer, language=conversation.language)

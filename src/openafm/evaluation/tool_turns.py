@@ -1,0 +1,41 @@
+"""The next turn of a conversation in which tools may be called: greedy, the calls under the schemas of the tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from openafm.tokenizer.chat_template import MalformedAnswerError, opened
+from openafm.tokenizer.conversation import AssistantTurn, ToolDefinition, Turn
+
+if TYPE_CHECKING:
+    from openafm.framework.loaded_model import LoadedModel
+
+
+def next_turn(
+    model: LoadedModel, turns: Sequence[Turn], tools: Sequence[ToolDefinition], max_tokens: int
+) -> AssistantTurn | None:
+    """What a model says to `turns`: text, or calls, one or several in parallel.
+
+    None where it has not ended after `max_tokens`, or where the context has no room for that.
+    """
+    from openafm.runtime.engine import ContextWindowError
+    from openafm.runtime.generation import generate
+    from openafm.runtime.sampling import GreedyConfig
+
+    generation = generate(
+        model.engine,
+        model.engine.new_sequence(),
+        [*model.template.encode(model.tokenizer, opened(turns)).tokens, *model.template.generation_prompt(model.tokenizer)],
+        sampling=GreedyConfig(),
+        stop_tokens=model.template.stop_tokens(model.tokenizer),
+        max_tokens=max_tokens,
+        grammar=model.grammar(None, tools),
+    )
+    try:
+        tokens = [event.token for event in generation]
+        if generation.summary.finish != "stop":
+            return None
+        return model.template.parse_assistant(model.tokenizer, tokens)
+    except (ContextWindowError, MalformedAnswerError):
+        return None
