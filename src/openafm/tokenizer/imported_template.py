@@ -42,7 +42,7 @@ from openafm.tokenizer.template import (
 VERSION = 2
 Row: TypeAlias = tuple[str, ...]
 
-_FIELD = re.compile(r"\{(\w+)(?:\|(trim|json))?\}")
+FIELD = re.compile(r"\{(\w+)(?:\|(trim|json))?\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,7 +319,7 @@ class ImportedTemplate(BaseChatTemplate):
     def _fill(self, tokenizer: Tokenizer, row: Row, **values: str | Parts) -> Parts:
         parts: Parts = []
         for piece in row:
-            field = _FIELD.fullmatch(piece)
+            field = FIELD.fullmatch(piece)
             if piece in self.tokens:
                 parts.append(tokenizer.special_ids[piece])
             elif field is None:
@@ -349,7 +349,7 @@ class ImportedTemplate(BaseChatTemplate):
         return _MARKS[-1] if name is None else _MARKS[self.tokens.index(name)]
 
     def _require_fields(self, name: str, row: Row, fields: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
-        used = sorted(match[1] for piece in row if piece not in self.tokens and (match := _FIELD.fullmatch(piece)))
+        used = sorted(match[1] for piece in row if piece not in self.tokens and (match := FIELD.fullmatch(piece)))
         known = sorted({*fields, *(set(optional) & set(used))})
         self.require(used == known, f"{name} must hold exactly the fields {', '.join(fields) or 'none'}; got {row}")
 

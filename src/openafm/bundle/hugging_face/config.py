@@ -1,0 +1,153 @@
+"""`config.json` of the supported families as a decoder config. What would compute something else here is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from openafm.bundle.hugging_face.errors import CheckpointError, UnsupportedCheckpointError
+from openafm.core.config import ConfigError
+from openafm.models.config import (
+    AttentionConfig,
+    BandedRotaryConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LayerConfig,
+    LinearRotaryConfig,
+    OwnKeysValuesConfig,
+    QKNormConfig,
+    RotaryConfig,
+    TiedHeadConfig,
+    UntiedHeadConfig,
+)
+
+FAMILIES = ("llama", "qwen2", "qwen3", "smollm3")
+
+Values = Mapping[str, Any]
+
+
+def decoder_config(values: Values) -> DecoderConfig:
+    """The decoder that a checkpoint's `config.json` describes.
+
+    Raises:
+        UnsupportedCheckpointError: it is of another family, or needs what decoders here do not have.
+        CheckpointError: a value is missing or impossible.
+    """
+    family = values.get("model_type")
+    if family not in FAMILIES:
+        raise UnsupportedCheckpointError(f"the checkpoint is a '{family}' model; openafm imports {', '.join(FAMILIES)}")
+    _refuse_unsupported(values)
+    try:
+        return _decoder(family, values)
+    except KeyError as error:
+        raise CheckpointError(f"config.json does not say {error}; restore the folder") from error
+    except (ConfigError, TypeError, ValueError, IndexError) as error:
+        raise CheckpointError(f"config.json holds an impossible value: {error}") from error
+
+
+def _refuse_unsupported(values: Values) -> None:
+    if quantised := values.get("quantization_config"):
+        method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else "unknown"
+        raise UnsupportedCheckpointError(
+            f"the checkpoint is quantised ({method}); import the original in float32, bfloat16 or float16"
+        )
+    if values.get("hidden_act", "silu") not in ("silu", "gelu"):
+        raise UnsupportedCheckpointError(f"the activation '{values['hidden_act']}' is not supported; silu and gelu are")
+    if (values.get("num_experts") or values.get("num_local_experts") or 0) > 1:
+        raise UnsupportedCheckpointError("the checkpoint is a mixture of experts; only dense decoders can be imported")
+    rotary = values.get("rope_parameters") or {}
+    if (values.get("partial_rotary_factor") or rotary.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise UnsupportedCheckpointError("only part of each head is rotated; decoders here rotate whole heads")
+
+
+def _decoder(family: str, values: Values) -> DecoderConfig:
+    num_layers, dim, num_heads = (int(values[key]) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    eps = float(values["rms_norm_eps"])
+    rotary, rotated, windows = _rotary(values), _rotated_layers(family, values), _windows(family, values)
+    feed_forward = DenseFeedForwardConfig(
+        hidden_dim=values["intermediate_size"],
+        activation=values.get("hidden_act", "silu"),
+        bias=bool(values.get("mlp_bias", False)),
+    )
+    has_bias = bool(values.get("attention_bias", False))
+    layers = [
+        LayerConfig(
+            attention=AttentionConfig(
+                num_heads=num_heads,
+                head_dim=values.get("head_dim") or dim // num_heads,
+                keys_values=OwnKeysValuesConfig(num_heads=values.get("num_key_value_heads") or num_heads),
+                window=windows[layer],
+                position=rotary if rotated[layer] else None,
+                qk_norm=QKNormConfig(eps=eps, order="before_position") if family == "qwen3" else None,
+                input_bias=family == "qwen2" or has_bias,
+                output_bias=family != "qwen2" and has_bias,
+            ),
+            feed_forward=feed_forward,
+        )
+        for layer in range(num_layers)
+    ]
+    is_tied = values.get("tie_word_embeddings", family == "smollm3")
+    return DecoderConfig(
+        vocab_size=values["vocab_size"],
+        dim=dim,
+        layers=tuple(layers),
+        head=TiedHeadConfig() if is_tied else UntiedHeadConfig(),
+        norm_eps=eps,
+        context_length=values["max_position_embeddings"],
+    )
+
+
+def _rotary(values: Values) -> RotaryConfig:
+    """Old files say `rope_theta` and `rope_scaling`, new ones `rope_parameters` with both."""
+    stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    kind = stated.get("rope_type") or stated.get("type") or "default"
+    theta = float(stated.get("rope_theta") or values["rope_theta"])
+    match kind:
+        case "default":
+            return RotaryConfig(theta=theta, layout="half")
+        case "linear":
+            return LinearRotaryConfig(theta=theta, layout="half", factor=float(stated["factor"]))
+        case "llama3":
+            return BandedRotaryConfig(
+                theta=theta,
+                layout="half",
+                factor=float(stated["factor"]),
+                low_turns=float(stated["low_freq_factor"]),
+                high_turns=float(stated["high_freq_factor"]),
+                original_context_length=int(stated["original_max_position_embeddings"]),
+            )
+    raise UnsupportedCheckpointError(
+        f"rotary scaling '{kind}' is not supported; default, linear and llama3 are. Where it only lengthens the context, "
+        "take it out of config.json and lower max_position_embeddings"
+    )
+
+
+def _rotated_layers(family: str, values: Values) -> list[bool]:
+    """Which layers know positions; SmolLM3 leaves some without."""
+    num_layers = int(values["num_hidden_layers"])
+    if family != "smollm3":
+        return [True] * num_layers
+    if (stated := values.get("no_rope_layers")) is not None:
+        return [bool(has_position) for has_position in stated]
+    interval = int(values.get("no_rope_layer_interval", 4))
+    return [(layer + 1) % interval != 0 for layer in range(num_layers)]
+
+
+def _windows(family: str, values: Values) -> list[int | None]:
+    """How many keys each layer sees, its own among them; None: all."""
+    num_layers, window = int(values["num_hidden_layers"]), values.get("sliding_window")
+    kinds = values.get("layer_types")
+    if not values.get("use_sliding_window", False) or window is None:
+        window = None
+    if kinds is None and window is None:
+        return [None] * num_layers
+    if kinds is None:
+        if family == "smollm3":
+            raise UnsupportedCheckpointError("config.json has a sliding window but no layer_types that say where")
+        first = int(values["max_window_layers"])
+        return [window if layer >= first else None for layer in range(num_layers)]
+    if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
+        raise UnsupportedCheckpointError(f"attention of kind {', '.join(sorted(unknown))} is not supported")
+    if len(kinds) != num_layers:
+        raise CheckpointError(f"config.json has {num_layers} layers but {len(kinds)} layer_types; restore the folder")
+    return [window if kind == "sliding_attention" else None for kind in kinds]

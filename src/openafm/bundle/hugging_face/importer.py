@@ -1,0 +1,152 @@
+"""A local Hugging Face folder becomes a bundle: config, weights, tokenizer and chat template, or nothing at all."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from openafm.bundle.bundle import Bundle, write_bundle
+from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
+from openafm.bundle.hugging_face.config import decoder_config
+from openafm.bundle.hugging_face.errors import CheckpointError, UnsupportedCheckpointError
+from openafm.bundle.hugging_face.jinja import JinjaTemplate
+from openafm.bundle.hugging_face.weights import read_weights
+from openafm.bundle.tensor_file import StoredTensor
+from openafm.compression.numerics import Numerics
+from openafm.tokenizer.bpe import TokenizerFileError
+from openafm.tokenizer.imported import ImportedTokenizer
+
+_TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportReport:
+    """The bundle, and what a user should know about how it differs from the checkpoint."""
+
+    bundle: Bundle
+    notes: tuple[str, ...]
+
+
+def import_hugging_face(
+    folder: Path,
+    place: Path,
+    *,
+    compute: Literal["float32", "bfloat16"] = "float32",
+    today: datetime.date | None = None,
+) -> ImportReport:
+    """Convert the checkpoint in `folder` into a bundle at `place`. Weights keep their dtype (float16 becomes float32).
+
+    Args:
+        compute: what the bundle computes in; float32 gives exactly what the stored weights say, bfloat16 takes half the
+            memory.
+        today: the date that a chat template is told where it asks for one.
+
+    Raises:
+        UnsupportedCheckpointError: the checkpoint needs what openafm does not have.
+        CheckpointError: it is not whole.
+        BundleError: a weight file is damaged, a weight is not finite, or `place` holds something else.
+        OutOfSpaceError: the disk is full. In every case `place` is as it was.
+    """
+    values = _read_json(folder / "config.json")
+    config = decoder_config(values)
+    tensors = read_weights(folder, config)
+    tokenizer = _tokenizer(folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        counts = f"{tokenizer.vocab_size} tokens, the model has {config.vocab_size}"
+        raise CheckpointError(f"{folder / 'tokenizer.json'} has {counts}; restore the folder")
+    read = _chat_template(folder, values, tokenizer, today or datetime.date.today())
+    bundle = write_bundle(
+        place,
+        config=config,
+        tokenizer=tokenizer,
+        template=read.template,
+        tensors=tensors,
+        numerics=_numerics(tensors, compute),
+        card=_card(place.name, values, read.notes),
+    )
+    return ImportReport(bundle=bundle, notes=read.notes)
+
+
+def _tokenizer(folder: Path) -> ImportedTokenizer:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise UnsupportedCheckpointError(
+            f"{file} is missing; a tokenizer in another form (SentencePiece) cannot be imported"
+        )
+    try:
+        return ImportedTokenizer(file.read_text(encoding="utf-8"))
+    except (TokenizerFileError, UnicodeDecodeError) as error:
+        raise UnsupportedCheckpointError(f"{file} cannot be used: {error}") from error
+
+
+def _chat_template(folder: Path, values: dict[str, Any], tokenizer: ImportedTokenizer, today: datetime.date) -> ReadTemplate:
+    import tokenizers
+
+    settings = _read_json(folder / "tokenizer_config.json", may_be_missing=True)
+    named = _read_json(folder / "special_tokens_map.json", may_be_missing=True) | settings
+    variables = {key: _content(named[key]) for key in _TOKEN_VARIABLES if named.get(key) is not None}
+    jinja = JinjaTemplate(_jinja_source(folder, settings), variables, today)
+    generation = _read_json(folder / "generation_config.json", may_be_missing=True)
+    stop_ids = [*_ids(generation.get("eos_token_id")), *_ids(values.get("eos_token_id"))]
+    names = {id: name for name, id in tokenizer.special_ids.items()}
+    stop = [names[id] for id in stop_ids if id in names] + [variables["eos_token"]] * ("eos_token" in variables)
+    home = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    home.no_truncation()
+    home.no_padding()
+    return read_chat_template(jinja, tokenizer, home, [name for name in stop if name in tokenizer.special_ids])
+
+
+def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    source = settings.get("chat_template")
+    if isinstance(source, list):  # several by name
+        source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+    if not isinstance(source, str):
+        raise UnsupportedCheckpointError(
+            f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "
+            "import a model that was trained to answer, not a base model"
+        )
+    return source
+
+
+def _numerics(tensors: list[StoredTensor], compute: Literal["float32", "bfloat16"]) -> Numerics:
+    layers = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name != "embedding"}
+    embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
+    return Numerics(weights=_dtype(layers), embedding=_dtype(embedding), activations=compute, kv=compute)
+
+
+def _dtype(stored: set[str]) -> Literal["float32", "bfloat16"]:
+    return "bfloat16" if stored == {"BF16"} else "float32"
+
+
+def _card(name: str, values: dict[str, Any], notes: tuple[str, ...]) -> str:
+    lines = [f"# {name}", "", f"Imported from a Hugging Face checkpoint of the {values['model_type']} family."]
+    lines += ["Its licence is that of the checkpoint.", "", *(f"- {note}" for note in notes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _content(token: Any) -> str:
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token)
+
+
+def _ids(value: Any) -> list[int]:
+    return [id for id in (value if isinstance(value, list) else [value]) if isinstance(id, int)]
+
+
+def _read_json(file: Path, *, may_be_missing: bool = False) -> dict[str, Any]:
+    if may_be_missing and not file.is_file():
+        return {}
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{file} is missing; give the folder of a Hugging Face checkpoint") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise CheckpointError(f"{file} is not readable JSON ({error}); restore it") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} does not hold a JSON object; restore it")
+    return values

@@ -1,0 +1,222 @@
+"""From a Jinja chat template to a layout that is data.
+
+The template is rendered with marks in the place of texts, and the layout read off from where they come out. Then both are
+compared on conversations: only a layout that says the same, in the same tokens, is used. A template that takes earlier turns
+back, as some do with thoughts, cannot be appended to; what it puts into the prompt of an answer alone, such as an empty
+thought, is no hindrance: here it stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from openafm.bundle.hugging_face.errors import UnsupportedCheckpointError
+from openafm.bundle.hugging_face.jinja import JinjaTemplate, Message
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.imported_template import FIELD, ImportedTemplate, JsonStyle, Row
+
+CALL_ID = "call00000"
+SYSTEM, USER, USER_2, ANSWER, ANSWER_2 = "Zqsystemqz", "Zquseraqz", "Zquserbqz", "Zqansweraqz", "Zqanswerbqz"
+
+
+class AppendOnlyError(UnsupportedCheckpointError):
+    """A chat template whose turns do not simply follow each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What every turn is in text. `kept` is what the template adds to the prompt of an answer and drops from the history."""
+
+    start: str
+    instructions: Row
+    user_head: str
+    user_tail: str
+    user_field: str
+    system_field: str
+    opening: str
+    closing: str
+    kept: str
+
+
+class Reader:
+    """Renders a template and takes the results apart."""
+
+    def __init__(self, jinja: JinjaTemplate, tokenizer: Tokenizer) -> None:
+        self.jinja = jinja
+        longest_first = sorted(tokenizer.special_ids, key=len, reverse=True)
+        self._tokens = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def row(self, text: str, fields: Mapping[str, str] | None = None) -> Row:
+        """Text as pieces: tokens, fields in the place of marks, fixed texts."""
+        fields = fields or {}
+        pieces: list[str] = []
+        for part in _cut(text, re.compile("|".join(map(re.escape, fields)) or r"(?!)")):
+            if part in fields:
+                pieces.append(fields[part])
+                continue
+            for piece in _cut(part, self._tokens):
+                looks_like_field = FIELD.fullmatch(piece) and not self._tokens.fullmatch(piece)
+                pieces += [piece[:1], piece[1:]] if looks_like_field else [piece]
+        return tuple(pieces)
+
+    def tokens_of(self, rows: Sequence[Row]) -> tuple[str, ...]:
+        """The tokens that stand in rows."""
+        return tuple(dict.fromkeys(piece for row in rows for piece in row if self._tokens.fullmatch(piece)))
+
+
+def read_layout(reader: Reader) -> Layout:
+    """The layout of instructions, prompts and answers.
+
+    Raises:
+        AppendOnlyError: the turns do not simply follow each other.
+        TemplateRefusedError: the template has no place for one of them.
+    """
+    text = reader.jinja.text
+    asked, prompted = text([user(USER)]), text([user(USER)], prompt=True)
+    history = text([user(USER), assistant(ANSWER), user(USER_2)])
+    answered = text([user(USER), assistant(ANSWER)])
+    user_tail = after(asked, USER)
+    prompt = rest(prompted, asked, "the prompt of an answer")
+    closing = after(answered, ANSWER)
+    user_head = rest(between(history, ANSWER, USER_2), closing, "a second prompt")
+    opening = rest(between(history, USER, ANSWER), user_tail, "an answer")
+    if re.search(r"<think>(?!.*</think>)", prompt, re.DOTALL):
+        raise UnsupportedCheckpointError("this model always thinks before it answers; models that do are not supported")
+    instructed = text([system(SYSTEM), user(USER)])
+    system_field = _field(text([system(f" {SYSTEM} "), user(USER)]), SYSTEM)
+    instructions = before(instructed, SYSTEM) + SYSTEM + without_end(between(instructed, SYSTEM, USER), user_head)
+    return Layout(
+        start=without_end(before(asked, USER), user_head),
+        instructions=reader.row(instructions, {SYSTEM: system_field}),
+        user_head=user_head,
+        user_tail=user_tail,
+        user_field=_field(text([user(f" {USER} ")]), USER),
+        system_field=system_field,
+        opening=opening,
+        closing=closing,
+        kept=rest(prompt, opening, "the prompt of an answer"),
+    )
+
+
+def template_of(reader: Reader, layout: Layout, stop: Sequence[str]) -> ImportedTemplate:
+    """The template without tools. `stop` are tokens that end an answer beside the one that the layout ends it with.
+
+    Raises:
+        AppendOnlyError: no token ends an answer, or none begins a turn.
+    """
+    user_row = (*reader.row(layout.user_head), layout.user_field, "{response_format}", *reader.row(layout.user_tail))
+    start, opening, closing = map(reader.row, (layout.start, layout.opening + layout.kept, layout.closing))
+    for row in (user_row, opening, closing):
+        if not reader.tokens_of([row[:1]]):
+            raise AppendOnlyError(f"no special token begins {''.join(row)!r}, so a text could imitate it")
+    if layout.kept and "<think>" not in layout.kept and not reader.tokens_of([reader.row(layout.kept)]):
+        raise AppendOnlyError(f"the chat template puts {layout.kept!r} before an answer and drops it from the history")
+    stops = tuple(dict.fromkeys((closing[0], *stop)))
+    return ImportedTemplate(
+        tokens=reader.tokens_of([start, layout.instructions, user_row, opening, closing, stops]),
+        stop=stops,
+        start=start,
+        instructions=layout.instructions,
+        user=user_row,
+        assistant_opening=opening,
+        assistant_closing=closing,
+    )
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def system(text: str) -> Message:
+    return {"role": "system", "content": text}
+
+
+def calling(calls: Sequence[ToolCall], *, in_text: bool, text: str = "") -> Message:
+    """An answer with calls; `in_text` for templates that leave it to their users to write calls into the text."""
+    if in_text:
+        written = [
+            f"<tool_call>\n{JsonStyle().text({'name': c.name, 'arguments': c.arguments})}\n</tool_call>" for c in calls
+        ]
+        return assistant("\n".join(filter(None, (text, *written))))
+    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
+    return assistant(text) | {"tool_calls": [{"id": CALL_ID, "type": "function", "function": f} for f in functions]}
+
+
+def told(output: ToolTurn) -> Message:
+    return {"role": "tool", "name": output.name, "tool_call_id": CALL_ID, "content": output.text}
+
+
+def messages_of(turns: Sequence[Turn], *, calls_in_text: bool = False) -> list[Message]:
+    """Turns in the form that Jinja templates take."""
+    return [message for turn in turns for message in _messages(turn, calls_in_text)]
+
+
+def _messages(turn: Turn, calls_in_text: bool) -> list[Message]:
+    match turn:
+        case Instructions():
+            return [system(turn.text)] if turn.text else []
+        case UserTurn():
+            return [user(turn.text)]
+        case ToolTurn():
+            return [told(turn)]
+        case AssistantTurn(tool_calls=()):
+            return [assistant(turn.text)]
+        case AssistantTurn():
+            return [calling(turn.tool_calls, in_text=calls_in_text, text=turn.text)]
+
+
+def before(text: str, mark: str) -> str:
+    return _halves(text, mark)[0]
+
+
+def after(text: str, mark: str) -> str:
+    return _halves(text, mark)[1]
+
+
+def between(text: str, first: str, second: str) -> str:
+    return before(after(text, first), second)
+
+
+def rest(text: str, beginning: str, what: str) -> str:
+    """`text` without its beginning.
+
+    Raises:
+        AppendOnlyError: it begins otherwise.
+    """
+    if not text.startswith(beginning):
+        raise AppendOnlyError(f"the chat template rewrites what came before when {what} follows; sessions only append")
+    return text[len(beginning) :]
+
+
+def without_end(text: str, end: str) -> str:
+    if not text.endswith(end):
+        raise AppendOnlyError("the chat template puts the first prompt differently from later ones; sessions only append")
+    return text[: len(text) - len(end)]
+
+
+def _halves(text: str, mark: str) -> tuple[str, str]:
+    if text.count(mark) != 1:
+        raise AppendOnlyError(f"the chat template writes a text {text.count(mark)} times instead of once")
+    head, _, tail = text.partition(mark)
+    return head, tail
+
+
+def _field(text: str, mark: str) -> str:
+    """How a text with white space at its ends came out."""
+    return "{text}" if f" {mark} " in text else "{text|trim}"
+
+
+def _cut(text: str, pattern: re.Pattern[str]) -> list[str]:
+    """The matches of `pattern` and what is between them."""
+    pieces, done = [], 0
+    for match in pattern.finditer(text):
+        pieces += [text[done : match.start()], match[0]]
+        done = match.end()
+    return [piece for piece in (*pieces, text[done:]) if piece]

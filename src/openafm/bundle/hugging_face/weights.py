@@ -1,0 +1,102 @@
+"""The safetensors of a checkpoint, under the names that a decoder here has for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from openafm.bundle.hugging_face.errors import CheckpointError, UnsupportedCheckpointError
+from openafm.bundle.tensor_file import StoredTensor, read_tensors
+from openafm.models.config import DecoderConfig
+
+INDEX = "model.safetensors.index.json"
+
+_OUTSIDE_LAYERS = {
+    "model.embed_tokens.weight": "embedding",
+    "model.norm.weight": "norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_IN_LAYERS = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "feed_forward_norm",
+    "self_attn.q_proj": "attention.query",
+    "self_attn.k_proj": "attention.keys_values.key",
+    "self_attn.v_proj": "attention.keys_values.value",
+    "self_attn.o_proj": "attention.output",
+    "self_attn.q_norm": "attention.query_norm",
+    "self_attn.k_norm": "attention.keys_values.key_norm",
+    "mlp.gate_proj": "feed_forward.gate",
+    "mlp.up_proj": "feed_forward.up",
+    "mlp.down_proj": "feed_forward.down",
+}
+# What old checkpoints store although it follows from the config.
+_DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+def our_name(theirs: str) -> str | None:
+    """The name of a checkpoint's weight in our decoder's state dict; None where it has no place."""
+    if theirs in _OUTSIDE_LAYERS:
+        return _OUTSIDE_LAYERS[theirs]
+    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", theirs)
+    if found is None or found[2] not in _IN_LAYERS:
+        return None
+    return f"layers.{found[1]}.{_IN_LAYERS[found[2]]}.{found[3]}"
+
+
+def read_weights(folder: Path, config: DecoderConfig) -> list[StoredTensor]:
+    """Every weight of the decoder, mapped from the checkpoint's files and not yet read.
+
+    Raises:
+        CheckpointError: a file or weight is missing, or a weight has another shape than the config says.
+        UnsupportedCheckpointError: a weight has no place in our decoder, or there are no safetensors.
+        BundleError: a file is damaged.
+    """
+    expected = _shapes(config)
+    found: dict[str, StoredTensor] = {}
+    for file in _files(folder):
+        for name, tensor in read_tensors(file).items():
+            ours = our_name(name)
+            if ours is None and not _DERIVED.fullmatch(name):
+                raise UnsupportedCheckpointError(f"{file.name}: the weight '{name}' has no place in a decoder of openafm")
+            if ours is not None:
+                found[ours] = replace(tensor, name=ours)
+    if "output.weight" not in expected:
+        found.pop("output.weight", None)  # some files store the tied head again
+    for kind, names in (("lacks", expected.keys() - found.keys()), ("does not ask for", found.keys() - expected.keys())):
+        if names:
+            owner = "the checkpoint" if kind == "lacks" else "config.json"
+            raise CheckpointError(f"{owner} {kind} the weight '{min(names)}' ({len(names)} in all); restore the folder")
+    for name, shape in expected.items():
+        if found[name].shape != shape:
+            raise CheckpointError(f"weight '{name}' is {found[name].shape}, config.json says {shape}; restore the folder")
+    return [found[name] for name in expected]
+
+
+def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    import torch
+
+    with torch.device("meta"):
+        return {name: tuple(weight.shape) for name, weight in config.build().state_dict().items()}
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{index} is not an index of weight files ({error!r}); restore it") from error
+        if any(not isinstance(name, str) or Path(name).name != name for name in names):
+            raise CheckpointError(f"{index} names a file outside its folder; do not trust this checkpoint")
+        files = [folder / name for name in names]
+    else:
+        files = [folder / "model.safetensors"]
+    for file in files:
+        if not file.is_file():
+            others = ", ".join(sorted(path.name for path in folder.glob("*.bin"))) or "none"
+            raise CheckpointError(
+                f"{file} is missing (weights in other formats there: {others}); only safetensors can be imported"
+            )
+    return files
