@@ -34,10 +34,12 @@ from openafm.core.errors import UsageError
 from openafm.core.files import atomic_folder, write_json
 
 METADATA, WEIGHTS, DRAFT = "metadata.json", "adapter_weights.safetensors", "draft"
+DRAFT_FILES = ("config.json", "tokenizer.json", "chat_template.json", "signature.json", "*.safetensors")  # as patterns
 _DTYPES = {"F16", "F32"}
 
 __all__ = [
     "DRAFT",
+    "DRAFT_FILES",
     "METADATA",
     "WEIGHTS",
     "Adapter",
@@ -249,7 +251,7 @@ def _check_draft(path: Path, metadata: AdapterMetadata) -> None:
 
 def _draft_signature(folder: Path) -> str:
     """The signature of the bundle in `folder`, of which every kind of file must be there."""
-    for pattern in ("config.json", "tokenizer.json", "chat_template.json", "signature.json", "*.safetensors"):
+    for pattern in DRAFT_FILES:
         if not any(folder.glob(pattern)):
             raise HalfDraftError(f"{folder} is half a draft model: {pattern} is missing; restore it or leave the draft out")
     return str(_read_json(folder / "signature.json").get("signature"))

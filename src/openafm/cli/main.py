@@ -9,7 +9,7 @@ from typing import cast
 
 import typer
 
-from openafm.cli import bundles, compress, data, quickstart, respond, tokenizer, train
+from openafm.cli import adapter, apple_sdk, bundles, compress, data, import_, quickstart, respond, tokenizer, train
 from openafm.core.errors import OpenAFMError
 
 app = typer.Typer(
@@ -24,8 +24,11 @@ app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.add_typer(train.recipes_app, name="recipes")
 app.add_typer(compress.app, name="compress")
+app.add_typer(adapter.app, name="adapter")
 app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")
+app.add_typer(apple_sdk.app, name="apple-sdk")
+app.add_typer(import_.app, name="import")
 app.command()(bundles.inspect)
 app.command()(bundles.use)
 app.command()(respond.respond)

@@ -1,0 +1,92 @@
+"""Ed25519 keys (RFC 8032) as text: 64 hex digits in a file, the public one beside the private one in NAME.pub.
+
+`cryptography` is imported when something is signed or checked, and not before.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import ModuleType
+
+from openafm.adapters.delivery.errors import BadSignatureError, DeliveryKeyError, DeliveryLibraryError
+
+
+def write_key_pair(file: Path) -> str:
+    """Make a private key at `file`, for its owner's eyes only, and its public one beside it, which is returned.
+
+    Raises:
+        DeliveryKeyError: something is at `file` already.
+        DeliveryLibraryError: see there.
+    """
+    key = _library().Ed25519PrivateKey.generate()
+    public = key.public_key().public_bytes_raw().hex()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise DeliveryKeyError(f"{file} exists, and a lost key cannot be made again; choose another place") from None
+    with os.fdopen(descriptor, "w", encoding="ascii") as private_file:
+        private_file.write(key.private_bytes_raw().hex() + "\n")
+    public_file(file).write_text(public + "\n", encoding="ascii")
+    return public
+
+
+def public_file(file: Path) -> Path:
+    """Where the public key of the private one at `file` is."""
+    return file.with_name(file.name + ".pub")
+
+
+def read_key(key_or_file: str | Path) -> str:
+    """A key, public or private, given as 64 hex digits or by its file.
+
+    Raises:
+        DeliveryKeyError: it is neither.
+    """
+    text = str(key_or_file)
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        try:
+            text = Path(key_or_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            text = ""
+    if not re.fullmatch("[0-9a-f]{64}", text):
+        raise DeliveryKeyError(f"'{key_or_file}' is no key: expected 64 hex digits, or a file of `openafm adapter keygen`")
+    return text
+
+
+def sign(data: bytes, private_key: str) -> str:
+    """The signature of `data`, 128 hex digits."""
+    return _library().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private_key)).sign(data).hex()
+
+
+def public_key(private_key: str) -> str:
+    """The public key of a private one."""
+    private = _library().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private_key))
+    return private.public_key().public_bytes_raw().hex()
+
+
+def check_signature(data: bytes, signature: str, key: str) -> None:
+    """Refuse what was not signed with the private key of `key`.
+
+    Raises:
+        BadSignatureError: see there.
+        DeliveryLibraryError: see there.
+    """
+    library = _library()
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
+    except (InvalidSignature, ValueError) as error:
+        raise BadSignatureError(f"the manifest is not signed with the key {key}; do not trust this server") from error
+
+
+def _library() -> ModuleType:
+    try:
+        from cryptography.hazmat.primitives.asymmetric import ed25519
+    except ImportError as error:
+        raise DeliveryLibraryError(
+            "signatures need the package 'cryptography': install openafm with the extra, openafm[delivery]"
+        ) from error
+    return ed25519
