@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -81,8 +81,8 @@ def prompt_attachments(prompt: Prompt) -> tuple[Attachment, ...]:
 
 
 def _components(prompt: Prompt) -> Iterable[PromptComponent]:
-    is_row = isinstance(prompt, Iterable) and not isinstance(prompt, str | Attachment | GeneratedContent | Generable)
-    return prompt if is_row else (prompt,)  # type: ignore[return-value]
+    is_one = isinstance(prompt, str | Mapping | Attachment | GeneratedContent | Generable)
+    return (prompt,) if is_one or not isinstance(prompt, Iterable) else prompt
 
 
 def _text(component: PromptComponent) -> str:
