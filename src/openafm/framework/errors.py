@@ -78,7 +78,11 @@ class DecodingFailureError(GenerationError):
 
 
 class RateLimitedError(GenerationError):
-    """Too many requests in too little time."""
+    """Too many requests in too little time. May be tried again after `retry_after_seconds`, if that is known."""
+
+    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_seconds = retry_after_seconds
 
 
 class ConcurrentRequestsError(GenerationError):

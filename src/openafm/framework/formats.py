@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from openafm.framework.content import GeneratedContent
 from openafm.framework.errors import DecodingFailureError
 from openafm.framework.generation_id import GenerationID
-from openafm.framework.partial_json import PartialJson, Prefix
+from openafm.framework.partial_json import PartialJson, PartialJsonError, Prefix
 from openafm.framework.schema import GenerationSchema
 from openafm.tokenizer.conversation import JsonSchema
 
@@ -91,8 +91,12 @@ class JsonFormat(ResponseFormat[GeneratedContent, GeneratedContent]):
     def _growing(self, pieces: Iterable[str]) -> Iterator[GeneratedContent]:
         partial = PartialJson()
         for piece in pieces:
-            if partial.push(piece):
-                yield GeneratedContent.from_prefix(partial.prefix(), self._identity)
+            try:
+                prefix = partial.prefix() if partial.push(piece) else None
+            except PartialJsonError as error:  # of a model that nothing forces to write JSON
+                raise DecodingFailureError(str(error), raw_content=partial.text) from error
+            if prefix is not None:
+                yield GeneratedContent.from_prefix(prefix, self._identity)
         if partial.text and partial.prefix().num_open:  # a number by itself, which only the end of the text ends
             yield self.final(partial.text).content
 

@@ -77,7 +77,7 @@ class PartialJson:
         try:
             return Prefix(value=read_json(closed), num_open=len(self._closers) + in_string)
         except ValueError as error:
-            raise PartialJsonError(f"not the beginning of JSON ({error}): {self.text!r}") from error
+            raise PartialJsonError(f"not the beginning of JSON ({error}): {self.text!r:.200}") from error
 
     def _step(self, position: int, character: str) -> None:
         if self._expects in ("string", "key string"):

@@ -1,0 +1,151 @@
+"""A chat-completions endpoint on this machine that answers as it is told to, well or badly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, TypeAlias
+
+Reply: TypeAlias = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Keeps what it was asked, then does what the script says."""
+
+    protocol_version = "HTTP/1.1"
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append(body)
+        self.server.asked.append((self.path, dict(self.headers)))
+        with self.server.lock:
+            reply = self.server.script.pop(0)
+        try:
+            reply(self)
+        except OSError:  # the client went away
+            self.server.num_left += 1
+        self.close_connection = True
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, dict(self.headers)))
+        self.server.script.pop(0)(self)
+        self.close_connection = True
+
+    def begin(self, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+    def write(self, text: str) -> None:
+        self.wfile.write(text.encode())
+        self.wfile.flush()
+
+    def reset(self) -> None:
+        """Break the connection as a crashed machine would."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.connection.close()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+class Endpoint(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script: list[Reply] = []
+        self.requests: list[dict[str, Any]] = []
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.num_left = 0
+        self.lock = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        self.num_left += 1
+
+
+@contextlib.contextmanager
+def serving(*script: Reply) -> Iterator[Endpoint]:
+    with Endpoint() as endpoint:
+        endpoint.script = list(script)
+        thread = threading.Thread(target=lambda: endpoint.serve_forever(poll_interval=0.01), daemon=True)
+        thread.start()
+        try:
+            yield endpoint
+        finally:
+            endpoint.shutdown()
+            thread.join()
+
+
+def event(value: Any) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+def delta(finish: str | None = None, **values: Any) -> str:
+    return event({"choices": [{"index": 0, "delta": values, "finish_reason": finish}]})
+
+
+USAGE = event(
+    {
+        "choices": [],
+        "usage": {"prompt_tokens": 20, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 8}},
+    }
+)
+DONE = "data: [DONE]\n\n"
+
+
+def events(*texts: str, pause_s: float = 0.0) -> Reply:
+    """Server-sent events, one write each."""
+
+    def reply(handler: Handler) -> None:
+        handler.begin(Content_Type="text/event-stream")
+        for text in texts:
+            handler.write(text)
+            time.sleep(pause_s)
+
+    return reply
+
+
+def says(*pieces: str, finish: str = "stop", pause_s: float = 0.0) -> Reply:
+    """An answer in pieces of text."""
+    return events(
+        delta(role="assistant", content=""),
+        *(delta(content=piece) for piece in pieces),
+        delta(finish),
+        USAGE,
+        DONE,
+        pause_s=pause_s,
+    )
+
+
+def calls(*named: tuple[str, str], text: str = "") -> Reply:
+    """An answer that calls tools, their arguments in two pieces; some words before them."""
+    parts = [delta(content=text)] if text else []
+    for index, (name, arguments) in enumerate(named):
+        half = len(arguments) // 2
+        opening = {"index": index, "id": f"x{index}", "type": "function", "function": {"name": name, "arguments": ""}}
+        parts.append(delta(tool_calls=[opening]))
+        for piece in (arguments[:half], arguments[half:]):
+            parts.append(delta(tool_calls=[{"index": index, "function": {"arguments": piece}}]))
+    return events(*parts, delta("tool_calls"), USAGE, DONE)
+
+
+def fails(status: int, body: Any, **headers: str) -> Reply:
+    def reply(handler: Handler) -> None:
+        handler.begin(status, Content_Type="application/json", **headers)
+        handler.write(body if isinstance(body, str) else json.dumps(body))
+
+    return reply
