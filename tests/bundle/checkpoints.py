@@ -211,11 +211,11 @@ def tokenizer(family: str) -> tokenizers.Tokenizer:
 
 
 def save(folder: Path, family: str, *, dtype: torch.dtype = torch.float32, shards: str = "5GB", **changes: Any) -> Any:
-    """Write a checkpoint; returns the model in fp32 as it lies there."""
+    """Write a checkpoint; returns the model as transformers reads it in fp32."""
     theirs = model(family, **changes).to(dtype)
     theirs.save_pretrained(folder, max_shard_size=shards)
     save_tokenizer(folder, family)
-    return theirs.float()
+    return type(theirs).from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def save_tokenizer(folder: Path, family: str, template: str | None = None) -> None:
