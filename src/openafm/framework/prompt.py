@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from openafm.framework.content import GeneratedContent
 from openafm.framework.errors import FoundationModelsError, UnsupportedCapabilityError
@@ -82,7 +82,8 @@ def prompt_attachments(prompt: Prompt) -> tuple[Attachment, ...]:
 
 def _components(prompt: Prompt) -> Iterable[PromptComponent]:
     is_one = isinstance(prompt, str | Mapping | Attachment | GeneratedContent | Generable)
-    return (prompt,) if is_one or not isinstance(prompt, Iterable) else prompt
+    row = (prompt,) if is_one or not isinstance(prompt, Iterable) else prompt
+    return cast(Iterable[PromptComponent], row)
 
 
 def _text(component: PromptComponent) -> str:

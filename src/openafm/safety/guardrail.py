@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 WINDOW = 400  # characters that are looked at together; longer than anything a blocklist pairs up
 STRIDE = 64  # new characters after which the window is looked at again
+
+# Longer runs of letters are text in a script without spaces, which may be cut anywhere.
+_LAST_WORD = re.compile(r"(?<!\w)\w{1,24}$")
+_FIRST_WORD = re.compile(r"\w{1,24}(?!\w)")
 
 
 @dataclass(frozen=True)
@@ -39,32 +44,38 @@ class Guardrail(Protocol):
         """Whether a prompt may be answered; `text` is all of it."""
 
     def check_output(self, window: str) -> Verdict:
-        """Whether a response may go on; `window` is its latest part, at most `WINDOW` characters and the newest piece."""
+        """Whether a response may go on; `window` is its latest part: `WINDOW` characters at most, and what is new."""
 
 
 class OutputWatch:
     """One response under a guardrail, checked in windows that overlap while it streams.
 
-    What is pushed may be shown before it was checked: a violation is reported at the latest `STRIDE` characters after it was
-    complete, or by `finish`. A match of up to `WINDOW - STRIDE` characters is found however the pieces cut it.
+    What is pushed may be shown before it was checked, and what was shown stays shown: a violation is reported at the latest
+    `STRIDE` characters and one word after it was complete, or by `finish`. One of up to `WINDOW` characters is found however
+    the pieces cut it. Windows begin and end between words, so that no part of a word is taken for one.
     """
 
     def __init__(self, guardrail: Guardrail) -> None:
         self._guardrail = guardrail
-        self._window = ""
-        self._num_unchecked = 0  # characters at the end of the window
+        self._text = ""  # what may still matter
+        self._num_checked = 0  # characters at its beginning
 
     def push(self, piece: str) -> Verdict:
         """The verdict on the response so far, now that `piece` was added to it."""
-        self._window += piece
-        self._num_unchecked += len(piece)
-        return self._check() if self._num_unchecked >= STRIDE else Allowed()
+        self._text += piece
+        if len(self._text) - self._num_checked < STRIDE:
+            return Allowed()
+        last_word = _LAST_WORD.search(self._text)
+        return self._check(len(self._text) if last_word is None else last_word.start())
 
     def finish(self) -> Verdict:
         """The verdict on the whole response."""
-        return self._check() if self._num_unchecked else Allowed()
+        return self._check(len(self._text)) if len(self._text) > self._num_checked else Allowed()
 
-    def _check(self) -> Verdict:
-        verdict = self._guardrail.check_output(self._window)
-        self._window, self._num_unchecked = self._window[-WINDOW:], 0
+    def _check(self, end: int) -> Verdict:
+        verdict = self._guardrail.check_output(self._text[:end])
+        start = max(end - WINDOW, 0)
+        if start and (word := _FIRST_WORD.match(self._text, start - 1)):
+            start = word.end()
+        self._text, self._num_checked = self._text[start:], end - start
         return verdict

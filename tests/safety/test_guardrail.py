@@ -1,0 +1,87 @@
+"""The watch over a response: what is split between pieces is found, in time, and nothing that is not there."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from openafm.safety.guardrail import STRIDE, WINDOW, Allowed, Guardrail, OutputWatch, Verdict, Violation
+
+
+@dataclass
+class Forbidden:
+    """A guardrail against one phrase; keeps what it was shown."""
+
+    phrase: str
+    windows: list[str] = field(default_factory=list)
+
+    def check_input(self, text: str) -> Verdict:
+        return self.check_output(text)
+
+    def check_output(self, window: str) -> Verdict:
+        self.windows.append(window)
+        found = re.search(rf"\b{re.escape(self.phrase)}\b", window)
+        return Violation(category="test", reason=self.phrase) if found else Allowed()
+
+
+def pieces_of(text: str, cuts: list[int]) -> list[str]:
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def first_violation(guardrail: Guardrail, pieces: list[str]) -> int | None:
+    """How many characters had been pushed when the violation was reported; None: never."""
+    watch = OutputWatch(guardrail)
+    pushed = 0
+    for piece in pieces:
+        pushed += len(piece)
+        if isinstance(watch.push(piece), Violation):
+            return pushed
+    return pushed if isinstance(watch.finish(), Violation) else None
+
+
+fillers = st.text("abc de.", max_size=900)
+
+
+@settings(max_examples=200, deadline=None)
+@given(before=fillers, after=fillers, cuts=st.lists(st.integers(0, 2000), max_size=40))
+def test_a_phrase_is_found_however_it_is_cut(before: str, after: str, cuts: list[int]) -> None:
+    text = f"{before} red fox {after}"
+    pieces = pieces_of(text, cuts)
+    reported = first_violation(Forbidden("red fox"), pieces)
+    assert reported is not None
+    complete = len(before) + len(" red fox ")
+    longest_piece = max(map(len, pieces))
+    assert reported <= complete + STRIDE + 24 + longest_piece
+
+
+@settings(max_examples=200, deadline=None)
+@given(fillers, fillers, st.lists(st.integers(0, 2000), max_size=40))
+def test_parts_of_words_are_no_words(before: str, after: str, cuts: list[int]) -> None:
+    text = f"{before} preparered foxes {after}"
+    assert first_violation(Forbidden("red fox"), pieces_of(text, cuts)) is None
+
+
+def test_one_character_at_a_time_is_checked_once_a_stride() -> None:
+    guardrail = Forbidden("red fox")
+    assert first_violation(guardrail, list("the cat sat on the mat. " * 100)) is None
+    assert len(guardrail.windows) <= 2400 // (STRIDE - 24) + 1
+    assert max(map(len, guardrail.windows)) <= WINDOW + STRIDE
+
+
+def test_a_script_without_spaces_is_checked_too() -> None:
+    guardrail = Forbidden("x")
+    watch = OutputWatch(guardrail)
+    for _ in range(300):
+        watch.push("猫")
+    watch.finish()
+    assert sum(map(len, guardrail.windows)) > 300
+
+
+def test_an_empty_response_is_not_checked() -> None:
+    guardrail = Forbidden("x")
+    assert OutputWatch(guardrail).finish() == Allowed()
+    assert guardrail.windows == []
