@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all check format golden bench nano clean
+.PHONY: run test test-all test-apple-sdk check format golden bench nano clean
 .DEFAULT_GOAL := run
 
 run: .venv/installed-run
@@ -14,6 +14,11 @@ test: .venv/installed-test
 
 test-all: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
+
+# Apple's own tests of its SDK, above our engine. SUITE names a checkout of it, or where to clone one; SWAPPED=1 runs them with
+# openafm in place of the SDK. The last line counts.
+test-apple-sdk: .venv/installed-test
+	@OMP_NUM_THREADS=1 $(BIN)/python -m openafm.apple_sdk.suite $(if $(SUITE),--suite "$(SUITE)") $(if $(SWAPPED),--swapped)
 
 check: .venv/installed-test
 	$(BIN)/ruff format --check src tests benchmarks
