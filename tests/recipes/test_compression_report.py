@@ -14,7 +14,7 @@ from openafm.adapters.config import LoRAConfig
 from openafm.bundle import Bundle, BundleNotFoundError, RecoveryAdapter, bundle_place, open_bundle, write_bundle
 from openafm.bundle.describe import describe_bundle
 from openafm.core.errors import UsageError
-from openafm.evaluation.held_out import HeldOutScores, TaskScore
+from openafm.evaluation.held_out import TASKS, HeldOutScores, TaskScore
 from openafm.recipes.compress import compress, compression_config
 from openafm.recipes.compression_report import (
     BundleReport,
@@ -80,7 +80,7 @@ def test_a_report_on_an_uncompressed_and_two_compressed_bundles(bundles: list[Bu
             described.kv_bytes_per_token,
             described.kv_bytes_at_4096,
         )
-        assert row["tasks"].keys() == {"event", "tagging", "arithmetic", "summary", "rewrite"}
+        assert row["tasks"].keys() == set(TASKS)
         assert row["retention"]["reference"] == "tiny"
         assert math.isfinite(row["loss"])
     assert plain["bits_per_weight"] == 32 > astc["bits_per_weight"] > int2["bits_per_weight"]
