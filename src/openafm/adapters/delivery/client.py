@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import http.client
-import itertools
 import os
 import shutil
 import urllib.error
@@ -103,10 +102,12 @@ def _checked_url(url: str) -> str:
 
 def _read_manifest(url: str, timeout_s: float) -> bytes:
     with _opened(f"{url}/manifest.json", timeout_s) as response:
-        data = b"".join(itertools.islice(_chunks(response), MAX_MANIFEST_BYTES // _CHUNK_BYTES + 2))
-    if len(data) > MAX_MANIFEST_BYTES:
-        raise OversizeError(f"the manifest of {url} has more than {MAX_MANIFEST_BYTES:,} bytes")
-    return data
+        data = bytearray()
+        for chunk in _chunks(response):
+            data += chunk
+            if len(data) > MAX_MANIFEST_BYTES:
+                raise OversizeError(f"the manifest of {url} has more than {MAX_MANIFEST_BYTES:,} bytes")
+    return bytes(data)
 
 
 def _choose(manifest: Manifest, name: str, base_signature: str, url: str) -> OfferedAdapter:

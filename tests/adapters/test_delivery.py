@@ -1,0 +1,537 @@
+"""Pulling adapters from a real server: the right one, checked, resumed, or refused with nothing left behind."""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_adapters import SIGNATURE
+
+from openafm.adapters.config import LoRAConfig
+from openafm.adapters.delivery import server as server_module
+from openafm.adapters.delivery.client import Pulled, pull_adapter
+from openafm.adapters.delivery.errors import (
+    BadSignatureError,
+    DeliveryKeyError,
+    DeliveryLibraryError,
+    DigestError,
+    ManifestError,
+    NotOfferedError,
+    OldManifestError,
+    OversizeError,
+    TruncatedDownloadError,
+    UnreachableError,
+)
+from openafm.adapters.delivery.keys import public_file, public_key, read_key, sign, write_key_pair
+from openafm.adapters.delivery.manifest import Manifest, sign_manifest
+from openafm.adapters.delivery.server import MANIFEST_PATH, Shelf, make_server, stock
+from openafm.adapters.package import (
+    Adapter,
+    AdapterMismatchError,
+    AdapterNameError,
+    AdapterNotFoundError,
+    HalfDraftError,
+    write_adapter,
+)
+from openafm.adapters.store import adapter_place, installed_adapters
+from openafm.core.config import ConfigError, to_dict
+from openafm.core.files import FolderInUseError, OutOfSpaceError, data_home, folder_lock
+
+OTHER_SIGNATURE = "f" * 40
+PRIVATE = "1" * 64
+KEY = public_key(PRIVATE)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Path:
+    """A folder with `tags` for two bases and `titles` for one."""
+    write(tmp_path / "shelf" / "tags.fmadapter", seed=1)
+    write(tmp_path / "shelf" / "tags_of_another_base", OTHER_SIGNATURE, seed=2)
+    write(tmp_path / "shelf" / "titles.fmadapter", name="titles", seed=3)
+    return tmp_path / "shelf"
+
+
+def write(path: Path, base_signature: str = SIGNATURE, name: str = "tags", seed: int = 0, width: int = 200_000) -> Adapter:
+    """An adapter of 1.2 MB: of several chunks on its way."""
+    generator = np.random.default_rng(seed)
+    weights = {f"q.lora.{part}": generator.normal(size=shape) for part, shape in (("a", (3, width)), ("b", (5, 3)))}
+    return write_adapter(path, weights=weights, config=LoRAConfig(rank=3), base_signature=base_signature, name=name)
+
+
+@contextmanager
+def serving(shelf: Shelf) -> Iterator[str]:
+    server = make_server(shelf, "127.0.0.1", 0)
+    with running(server) as url:
+        yield url
+
+
+@contextmanager
+def running(server: http.server.HTTPServer) -> Iterator[str]:
+    thread = threading.Thread(target=functools.partial(server.serve_forever, poll_interval=0.01))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def pull(url: str, name: str = "tags", base: str = SIGNATURE, **arguments: Any) -> Pulled:
+    return pull_adapter(url, name, base, **({"key": KEY, "timeout_s": 10.0} | arguments))
+
+
+def refused(error: type[Exception], url: str, match: str | None = None, **arguments: Any) -> None:
+    """The error, and nothing installed."""
+    before = installed_adapters()
+    with pytest.raises(error, match=match):
+        pull(url, **arguments)
+    assert installed_adapters() == before
+    places = (data_home() / "adapters").glob("*/.*")
+    assert not list(places)
+
+
+def downloads() -> list[Path]:
+    return sorted((data_home() / "downloads").glob("*/*.part"))
+
+
+def signed(values: dict[str, Any]) -> bytes:
+    """A manifest that could not be built, signed all the same."""
+    text = json.dumps(values)
+    return json.dumps({"manifest": text, "key": KEY, "signature": sign(text.encode(), PRIVATE)}).encode()
+
+
+def changed(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> Shelf:
+    """What a server serves whose manifest lists something else than is there."""
+    stocked = stock(shelf, PRIVATE)
+    values = to_dict(stocked.manifest)
+    change(values)
+    return Shelf(manifest=stocked.manifest, signed=signed(values), files=stocked.files)
+
+
+def test_the_one_for_the_local_base_comes(shelf: Path) -> None:
+    with serving(stock(shelf, PRIVATE)) as url:
+        pulled = pull(url)
+        assert pulled.adapter.path == adapter_place("tags", SIGNATURE)
+        assert pulled.adapter.weights().keys() == {"q.lora.a", "q.lora.b"}
+        total = sum(file.stat().st_size for file in (shelf / "tags.fmadapter").iterdir())
+        assert (pulled.num_fetched, pulled.key) == (total, KEY)
+        for file in (shelf / "tags.fmadapter").iterdir():
+            assert (pulled.adapter.path / file.name).read_bytes() == file.read_bytes()
+        assert pull(url).num_fetched == 0
+        assert pull(url + "/", base=OTHER_SIGNATURE).adapter.base_signature == OTHER_SIGNATURE
+    assert [folder.name for folder in installed_adapters()] == ["fmadapter-tags-0123456", "fmadapter-tags-fffffff"]
+    assert not list((data_home() / "downloads").iterdir())
+
+
+def test_a_draft_comes_with_it(shelf: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    for name in ("config.json", "tokenizer.json", "chat_template.json", "model.safetensors", "card.md", ".lock"):
+        (draft / name).write_text("the same in every file")
+    (draft / "signature.json").write_text(json.dumps({"signature": OTHER_SIGNATURE}))
+    tags = stock(shelf, PRIVATE).manifest.adapters[0]
+    weights = {"q.lora.a": np.ones((3, 4)), "q.lora.b": np.ones((5, 3))}
+    write_adapter(
+        shelf / "drafted",
+        weights=weights,
+        config=LoRAConfig(rank=3),
+        base_signature=SIGNATURE,
+        name="drafted",
+        draft=draft,
+    )
+    with serving(stock(shelf, PRIVATE)) as url:
+        adapter = pull(url, "drafted").adapter
+    assert adapter.draft is not None
+    assert sorted(file.name for file in adapter.draft.iterdir()) == sorted(
+        file.name for file in draft.iterdir() if file.name != ".lock"
+    )
+    assert tags.name == "tags"
+    (shelf / "drafted" / "draft" / "model.safetensors").unlink()
+    with pytest.raises(HalfDraftError):
+        stock(shelf, PRIVATE)
+
+
+def test_other_bases_and_names_are_refused(shelf: Path) -> None:
+    with serving(stock(shelf, PRIVATE)) as url:
+        refused(NotOfferedError, url, f"{OTHER_SIGNATURE}.*none for {'0' * 40}", base="0" * 40)
+        refused(NotOfferedError, url, "did you mean 'tags'", name="tag")
+        for name in ("../tags", "", "a b", "tags-x"):
+            refused(AdapterNameError, url, "letters", name=name)
+
+
+def test_only_the_trusted_key_is_trusted(shelf: Path) -> None:
+    stocked = stock(shelf, PRIVATE)
+    with serving(stocked) as url:
+        refused(BadSignatureError, url, "not signed with the key", key=public_key("2" * 64))
+        for data in (
+            stocked.signed.replace(b"tags", b"togs"),
+            stocked.signed.replace(KEY.encode(), public_key("2" * 64).encode()),
+            b"",
+            b"[]",
+            b"[" * 100_000,
+            b'{"manifest": 1, "key": 2, "signature": 3}',
+            json.dumps({"manifest": "\ud800", "key": "x", "signature": "zz"}).encode(),
+            json.dumps(to_dict(stocked.manifest)).encode(),
+        ):
+            with serving(Shelf(manifest=stocked.manifest, signed=data, files=stocked.files)) as other:
+                refused(BadSignatureError, other, key=None)
+    assert not (data_home() / "adapter-publishers.json").exists()
+
+
+def test_without_a_key_the_first_one_shown_is_kept(shelf: Path) -> None:
+    stocked = stock(shelf, PRIVATE)
+    server = make_server(stocked, "127.0.0.1", 0)
+    with running(server) as url:
+        assert pull(url, key=None).key == KEY
+        handler: Any = server.RequestHandlerClass
+        handler.shelf_served = stock(shelf, "2" * 64)
+        refused(BadSignatureError, url, KEY, key=None, name="titles")
+        assert pull(url, "titles", key=public_key("2" * 64)).num_fetched  # the user has heard of the new key
+        assert pull(url, "titles", key=None).num_fetched == 0
+
+
+def test_an_older_manifest_is_refused(shelf: Path) -> None:
+    stocked = stock(shelf, PRIVATE)
+    server = make_server(stocked, "127.0.0.1", 0)
+    with running(server) as url:
+        pull(url)
+        older = Manifest(published=stocked.manifest.published - 1, adapters=stocked.manifest.adapters)
+        handler: Any = server.RequestHandlerClass
+        handler.shelf_served = Shelf(manifest=older, signed=sign_manifest(older, PRIVATE), files=stocked.files)
+        refused(OldManifestError, url, "older", name="titles")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../x", "/x", "draft/../../x", "draft//x", "..", "", ".lock", "a\\b", "c:x", "draft/a/b", "x\n", "x\0", "a" * 200, "é"],
+)
+def test_paths_that_lead_elsewhere_are_refused(shelf: Path, path: str) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["adapters"][0]["files"].append({"path": path, "bytes": 1, "sha256": "0" * 64})
+
+    with serving(changed(shelf, change)) as url:
+        refused(ManifestError, url, "is no path")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values["adapters"][0].update(name="../../tags"),
+        lambda values: values["adapters"][0].update(baseModelSignature="../x"),
+        lambda values: values["adapters"][0]["files"][0].update(sha256="../x"),
+        lambda values: values["adapters"][0]["files"][0].update(bytes=-1),
+        lambda values: values["adapters"][0]["files"].pop(),
+        lambda values: values["adapters"][0]["files"].append(values["adapters"][0]["files"][0]),
+        lambda values: values["adapters"].append(values["adapters"][0]),
+        lambda values: values.update(version=2),
+        lambda values: values.update(more=1),
+        lambda values: values.pop("published"),
+    ],
+)
+def test_a_signed_manifest_of_nonsense_is_refused(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    with serving(changed(shelf, change)) as url:
+        refused(ManifestError, url)
+
+
+def test_half_a_draft_in_the_manifest_is_refused(shelf: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["adapters"][0]["files"].append({"path": "draft/config.json", "bytes": 1, "sha256": "0" * 64})
+
+    with serving(changed(shelf, change)) as url:
+        refused(HalfDraftError, url, "half a draft")
+
+
+def test_what_is_too_large_is_refused(shelf: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        for adapter in values["adapters"]:
+            for file in adapter["files"]:
+                file["bytes"] -= 100
+
+    with serving(stock(shelf, PRIVATE)) as url:
+        refused(OversizeError, url, "allowed are 1,000", max_bytes=1000)
+        assert not downloads()
+    with serving(changed(shelf, change)) as url:
+        refused(OversizeError, url, "goes on beyond")
+    endless = Shelf(manifest=stock(shelf, PRIVATE).manifest, signed=b"x" * (5 << 20), files={})
+    with serving(endless) as url:
+        refused(OversizeError, url, "manifest")
+
+
+def test_what_does_not_fit_on_the_disk_is_refused(shelf: Path) -> None:
+    def change(values: dict[str, Any]) -> None:
+        values["adapters"][0]["files"][0]["bytes"] = 1 << 60
+
+    with serving(changed(shelf, change)) as url:
+        refused(OutOfSpaceError, url, "room", max_bytes=1 << 61)
+
+
+def test_a_file_changed_under_the_server_is_refused_and_the_installed_one_stays(shelf: Path) -> None:
+    with serving(stock(shelf, PRIVATE)) as url:
+        before = pull(url).adapter
+    stocked = stock(shelf, PRIVATE)
+    write(shelf / "tags.fmadapter", seed=9)
+    with serving(stocked) as url:
+        assert pull(url).num_fetched == 0  # it is the one that the manifest lists
+        write(before.path, seed=8)
+        refused(DigestError, url, "thrown away")
+    assert all("adapter_weights" not in part.name for part in downloads())
+    with serving(stock(shelf, PRIVATE)) as url:
+        after = pull(url).adapter
+    assert after.digest != before.digest
+    after.verify()
+
+
+def test_an_adapter_of_another_base_inside_is_refused(shelf: Path) -> None:
+    """The manifest says that it is for this base, its metadata that it is not."""
+    foreign = write(shelf.parent / "foreign" / "tags.fmadapter", OTHER_SIGNATURE, width=10)
+
+    def change(values: dict[str, Any]) -> None:
+        values["adapters"][0]["baseModelSignature"] = SIGNATURE
+
+    stocked = changed(foreign.path.parent, change)
+    files = {path.replace("fffffff", "0123456"): file for path, file in stocked.files.items()}
+    with serving(Shelf(manifest=stocked.manifest, signed=stocked.signed, files=files)) as url:
+        refused(AdapterMismatchError, url, f"{OTHER_SIGNATURE}.*{SIGNATURE}")
+
+
+SERVER = """
+import os, signal, sys, time
+from pathlib import Path
+from openafm.adapters.delivery import server
+
+def broken(self, file, wanted):
+    file.seek(wanted.start)
+    if len(wanted) < 100_000:
+        self.wfile.write(file.read())
+        return
+    self.wfile.write(file.read({num_bytes}))
+    self.wfile.flush()
+    {then}
+
+server._Handler._copy = broken
+made = server.make_server(server.stock(Path(sys.argv[1]), "1" * 64), "127.0.0.1", 0)
+print(made.server_port, flush=True)
+made.serve_forever()
+"""
+
+
+@contextmanager
+def broken_server(shelf: Path, num_bytes: int, then: str) -> Iterator[str]:
+    """A process that serves `num_bytes` of a large file, then does something else."""
+    script = SERVER.format(num_bytes=num_bytes, then=then)
+    process = subprocess.Popen([sys.executable, "-c", script, str(shelf)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_a_server_killed_in_the_middle_is_no_loss(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
+        refused(TruncatedDownloadError, url, "500,000 of .* goes on")
+    assert max(part.stat().st_size for part in downloads()) == 500_000
+    asked: list[range | None] = []
+    wanted_range = server_module._Handler._wanted_range
+
+    def watched(self: Any, size: int, digest: str) -> range | None:
+        asked.append(wanted_range(self, size, digest))
+        return asked[-1]
+
+    monkeypatch.setattr(server_module._Handler, "_wanted_range", watched)
+    size = (shelf / "tags.fmadapter" / "adapter_weights.safetensors").stat().st_size
+    with serving(stock(shelf, PRIVATE)) as url:
+        pulled = pull(url)
+    assert asked == [range(500_000, size)]
+    assert pulled.num_fetched == size - 500_000
+    pulled.adapter.verify()
+    assert not downloads()
+
+
+def test_a_changed_file_starts_anew(shelf: Path) -> None:
+    with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
+        refused(TruncatedDownloadError, url)
+    digest = write(shelf / "tags.fmadapter", seed=7).digest
+    total = sum(file.stat().st_size for file in (shelf / "tags.fmadapter").iterdir())
+    with serving(stock(shelf, PRIVATE)) as url:
+        pulled = pull(url)
+    assert (pulled.adapter.digest, pulled.num_fetched) == (digest, total)
+
+
+def test_a_server_that_stalls_is_given_up(shelf: Path) -> None:
+    with broken_server(shelf, 300_000, "time.sleep(60)") as url:
+        refused(TruncatedDownloadError, url, timeout_s=0.5)
+    with serving(stock(shelf, PRIVATE)) as url:
+        pull(url).adapter.verify()
+
+
+def test_a_client_killed_in_the_middle_goes_on(shelf: Path) -> None:
+    script = (
+        "import sys\nfrom openafm.adapters.delivery.client import pull_adapter\n"
+        f"pull_adapter(sys.argv[1], 'tags', {SIGNATURE!r}, {KEY!r})"
+    )
+    with broken_server(shelf, 600_000, "time.sleep(60)") as url:
+        client = subprocess.Popen([sys.executable, "-c", script, url], stderr=subprocess.DEVNULL, env=dict(os.environ))
+        deadline_s = time.monotonic() + 30
+        while not any(part.stat().st_size > 100_000 for part in downloads()) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        client.send_signal(signal.SIGKILL)
+        client.wait()
+    kept = max(part.stat().st_size for part in downloads())
+    assert installed_adapters() == []
+    total = sum(file.stat().st_size for file in (shelf / "tags.fmadapter").iterdir())
+    with serving(stock(shelf, PRIVATE)) as url:
+        pulled = pull(url)
+    assert pulled.num_fetched <= total - kept
+    pulled.adapter.verify()
+
+
+def test_any_server_of_files_will_do(shelf: Path, tmp_path: Path) -> None:
+    """Also one that knows no ranges: what was there is fetched again."""
+    stocked = stock(shelf, PRIVATE)
+    for path, (file, _) in stocked.files.items():
+        (tmp_path / "www" / path[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, tmp_path / "www" / path[1:])
+    (tmp_path / "www" / MANIFEST_PATH[1:]).write_bytes(stocked.signed)
+    with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
+        refused(TruncatedDownloadError, url)
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    handler = functools.partial(Quiet, directory=str(tmp_path / "www"))
+    with running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)) as url:
+        pull(url).adapter.verify()
+        (tmp_path / "www" / "fmadapter-titles-0123456" / "metadata.json").unlink()
+        refused(UnreachableError, url, "404", name="titles")
+
+
+def test_a_part_larger_than_what_the_server_has_starts_anew(shelf: Path) -> None:
+    """The server's file was cut short after the manifest was signed: its end is not waited for, and told."""
+    stocked = stock(shelf, PRIVATE)
+    with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
+        refused(TruncatedDownloadError, url)
+    weights = shelf / "tags.fmadapter" / "adapter_weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:400_000])
+    with serving(stocked) as url:
+        refused(TruncatedDownloadError, url, "400,000")
+
+
+def test_no_server_is_told(tmp_path: Path) -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    url = f"http://127.0.0.1:{server.server_port}"
+    server.server_close()
+    refused(UnreachableError, url, "cannot be reached")
+    for address in ("", "127.0.0.1:80", f"file://{tmp_path}", "ftp://x", "http://"):
+        refused(UnreachableError, address, "no address")
+
+
+def test_two_pulls_of_one_adapter_do_not_mix(shelf: Path) -> None:
+    with serving(stock(shelf, PRIVATE)) as url, folder_lock(data_home() / "downloads" / "fmadapter-tags-0123456"):
+        refused(FolderInUseError, url)
+        pull(url, "titles").adapter.verify()
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "sent"),
+    [
+        ({}, 200, range(100)),
+        ({"Range": "bytes=10-"}, 206, range(10, 100)),
+        ({"Range": "bytes=10-19"}, 206, range(10, 20)),
+        ({"Range": "bytes=90-500"}, 206, range(90, 100)),
+        ({"Range": "bytes=-7"}, 206, range(93, 100)),
+        ({"Range": "bytes=-700"}, 206, range(100)),
+        ({"Range": "bytes=100-"}, 416, range(0)),
+        ({"Range": "bytes=-0"}, 416, range(0)),
+        ({"Range": "bytes=1-2,4-5"}, 200, range(100)),
+        ({"Range": "lines=1-2"}, 200, range(100)),
+        ({"Range": "bytes=10-", "If-Range": '"DIGEST"'}, 206, range(10, 100)),
+        ({"Range": "bytes=10-", "If-Range": '"another"'}, 200, range(100)),
+    ],
+)
+def test_ranges(tmp_path: Path, asked: dict[str, str], status: int, sent: range) -> None:
+    content = bytes(range(100))
+    (tmp_path / "file").write_bytes(content)
+    shelf = Shelf(manifest=Manifest(published=0, adapters=()), signed=b"", files={"/x/file": (tmp_path / "file", "DIGEST")})
+    with serving(shelf) as url:
+        for method in ("GET", "HEAD"):
+            connection = http.client.HTTPConnection(url.removeprefix("http://"))
+            connection.request(method, "/x/file", headers=asked)
+            answer = connection.getresponse()
+            body = answer.read()
+            assert answer.status == status
+            assert int(answer.headers["Content-Length"]) == len(sent)
+            assert body == (content[sent.start : sent.stop] if method == "GET" else b"")
+            if status != 200:
+                told = f"bytes {sent.start}-{sent.stop - 1}/100" if status == 206 else "bytes */100"
+                assert answer.headers["Content-Range"] == told
+            connection.close()
+
+
+def test_the_server_gives_out_nothing_else(shelf: Path) -> None:
+    (shelf / "secret").write_text("x")
+    with serving(stock(shelf, PRIVATE)) as url:
+        connection = http.client.HTTPConnection(url.removeprefix("http://"))
+        for path in ("/", "/secret", "/../secret", "/fmadapter-tags-0123456/../../secret", "/fmadapter-tags-0123456", "//"):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (404, b"")
+        connection.close()
+
+
+def test_a_folder_that_cannot_be_served_is_refused(tmp_path: Path, shelf: Path) -> None:
+    with pytest.raises(AdapterNotFoundError, match="holds no adapters"):
+        stock(tmp_path / "nothing", PRIVATE)
+    shutil.copytree(shelf / "tags.fmadapter", shelf / "again")
+    with pytest.raises(ConfigError, match="twice"):
+        stock(shelf, PRIVATE)
+
+
+def test_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys" / "mine"
+    key = write_key_pair(file)
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_key(public_file(file)) == read_key(key) == key == public_key(read_key(file))
+    assert read_key(file) != key
+    with pytest.raises(DeliveryKeyError, match="lost"):
+        write_key_pair(file)
+    assert public_key(read_key(file)) == key
+    for wrong in (tmp_path / "none", "0" * 63, "x" * 64, tmp_path):
+        with pytest.raises(DeliveryKeyError, match="64 hex digits"):
+            read_key(wrong)
+
+
+def test_the_library_is_asked_for_when_it_is_needed(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = (
+        "import sys, openafm.adapters.delivery.client, openafm.adapters.delivery.server, openafm.cli.main\n"
+        "assert not {'cryptography', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    stocked = stock(shelf, PRIVATE)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
+    with serving(stocked) as url:
+        refused(DeliveryLibraryError, url, r"openafm\[delivery\]")
