@@ -39,7 +39,16 @@ class LoadedModel:
         try:
             return self._grammars.answer(schema, _calls_schema(tools) if tools else None, must_call=must_call)
         except UnsupportedSchemaError as error:
-            raise UnsupportedGuideError(str(error)) from error
+            raise UnsupportedGuideError(f"{self._culprit(tools)}{error}") from error
+
+    def _culprit(self, tools: Sequence[ToolDefinition]) -> str:
+        """Which tool's arguments have no grammar, if it is one of them."""
+        for tool in tools:
+            try:
+                self._grammars.json_schema(tool.parameters)
+            except UnsupportedSchemaError:
+                return f"the arguments of the tool '{tool.name}': "
+        return ""
 
 
 def _calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:

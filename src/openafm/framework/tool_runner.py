@@ -53,7 +53,7 @@ class ToolRunner:
             raise GenerationCancelledError(f"tools cannot be called: {error!r}") from error
 
     async def _run(self, calls: Sequence[ToolCall], cancelled: Callable[[], bool]) -> tuple[ToolTurn, ...]:
-        tasks = [asyncio.ensure_future(self._call(call)) for call in calls]
+        tasks = [asyncio.ensure_future(self.call(call)) for call in calls]
         try:
             while not all(task.done() for task in tasks):
                 await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_EXCEPTION)
@@ -67,7 +67,13 @@ class ToolRunner:
                 task.cancel()
         return tuple(ToolTurn(name=call.name, text=task.result()) for call, task in zip(calls, tasks, strict=True))
 
-    async def _call(self, call: ToolCall) -> str:
+    async def call(self, call: ToolCall) -> str:
+        """The output of one call, as the model is told it. Raises what the tool raises.
+
+        Raises:
+            ToolTimeoutError: it took too long.
+            ToolOutputError: what it returned is not text, or too much of it.
+        """
         tool = self.tools[call.name]
         output = await _within(tool.call(GeneratedContent(dict(call.arguments))), self.limits.call_seconds)
         text = _as_text(output)
