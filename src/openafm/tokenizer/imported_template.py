@@ -287,7 +287,7 @@ class ImportedTemplate(BaseChatTemplate):
         separator = None if calls.separator is None else self._marked_row(calls.separator)
         whole = self._marked(tokenizer, content)
         begins = 0 if self.is_calls(tokenizer, content) else -1
-        if begins and opening[:1] in _MARKS:
+        if begins and opening and opening[0] in _MARKS:
             begins = whole.find(opening)
         if begins < 0:
             return tokenizer.decode(content), ()

@@ -108,8 +108,8 @@ def read_tools(reader: Reader, layout: Layout, way: Way) -> ToolsLayout:
     announced = _announced(text([user(USER)]))
     start = _marked(text([user(USER)]), layout, announced)
     instructions = _marked(text([system(SYSTEM), user(USER)]), layout, announced)
-    if way.calls_in_text and not ("<tool_call>" in start and "</tool_call>" in start):
-        raise AppendOnlyError("the chat template writes calls in no known way")
+    if way.calls_in_text:
+        _check_left_to_users(text, start)
     calls, conversation = _calls(reader, layout, text, way)
     output_rows = _outputs(reader, text, conversation, can_be_parallel=calls.separator is not None)
     fields = {_TOOLS: "{tools}", SYSTEM: layout.system_field}
@@ -122,6 +122,13 @@ def read_tools(reader: Reader, layout: Layout, way: Way) -> ToolsLayout:
         calls=calls,
         **output_rows,
     )
+
+
+def _check_left_to_users(text: _Text, start: str) -> None:
+    """That a template writes no calls itself, though it tells the model how to."""
+    ignored = text([user(USER), calling([_ONE.call], in_text=False)]) == text([user(USER), calling([], in_text=True)])
+    if not ignored or "<tool_call>" not in start or "</tool_call>" not in start:
+        raise AppendOnlyError("the chat template writes calls in no known way")
 
 
 _TOOLS = "Zqtoolsqz"
