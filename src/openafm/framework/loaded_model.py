@@ -6,7 +6,8 @@ import threading
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from openafm.adapters.package import DRAFT_TOKEN_COUNT, Adapter
+from openafm.adapters.metadata import DRAFT_TOKEN_COUNT
+from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.runtime.engines import open_engine

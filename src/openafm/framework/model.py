@@ -195,7 +195,7 @@ class SystemLanguageModel(LanguageModel):
         bundle = self.described()
         with _unavailable(f"the model {bundle.name} cannot be loaded: "):
             adapter = None if self._adapter is None else resolve_adapter(self._adapter, bundle)
-            draft = self._draft or (adapter and adapter.draft)
+            draft = self._draft if adapter is None or self._draft is not None else adapter.draft
             return loaded_model.load(bundle, adapter, None if draft is None else open_bundle(draft))
 
     def _with_use_case(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
