@@ -6,7 +6,7 @@ terms of all its roles stand within `span` words, in that order if it is `ordere
 for it, if it must be `asked`. Roles of different languages never combine.
 
 This is the base level: it knows words, not meanings. What it finds and what it wrongly stops is measured in
-tests/safety/test_blocklist_rates.py.
+tests/safety (test_blocklist_rates.py, test_blocklist_xstest.py).
 """
 
 from __future__ import annotations

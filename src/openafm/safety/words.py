@@ -34,7 +34,7 @@ class Words:
     texts: list[str] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     starts: set[int] = field(default_factory=set)  # positions of first words of sentences
-    respelled: dict[int, str] = field(default_factory=dict)  # by index: with letters for digits; `UNDER_18` for numbers
+    respelled: dict[int, str] = field(default_factory=dict)  # by index: letters for digits, without 's
 
     def spellings(self, index: int) -> tuple[str, ...]:
         """How a word may be read."""
@@ -73,7 +73,9 @@ def words(text: str) -> Words:
             continue
         if is_start:
             found.starts.add(position)
-        if _MIXED.search(token):
+        if token.endswith("'s"):
+            found.respelled[len(found.texts)] = token[:-2]
+        elif _MIXED.search(token):
             found.respelled[len(found.texts)] = _respelled(token)
         found.texts.append(token)
         found.positions.append(position)
