@@ -21,27 +21,24 @@ import random
 import re
 import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import numpy as np
+from guided.decoding import STRING, RandomLogits, Tally, write_answer
 from guided.random_types import RandomType, TypeMaker, annotated
-from numpy.typing import NDArray
 
 import openafm as fm
 from openafm.core.files import write_json
 from openafm.core.progress import progress
 from openafm.data.synthetic import SyntheticConfig, generate
-from openafm.runtime.grammar import GrammarCompiler, Matcher
+from openafm.runtime.grammar import GrammarCompiler
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 
 MAX_TOKENS = 4_000
 CUT_OFF_EVERY = 10
-STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,56 +52,6 @@ class Setting:
 
 FULL = Setting(cases=10_000, vocab_size=16_384)
 QUICK = Setting(cases=300, vocab_size=4_096)
-
-
-@dataclass
-class Tally:
-    """What is counted over all cases."""
-
-    num_invalid: int = 0
-    num_cut_off: int = 0
-    num_tokens: int = 0
-    num_forced: int = 0
-    num_masks: int = 0
-    mask_s: float = 0.0
-    compile_s: float = 0.0
-    problems: list[str] = field(default_factory=list)
-    kinds: Counter[str] = field(default_factory=Counter)
-
-
-class RandomLogits:
-    """Rows of noise [V], and bonuses [V] for tokens that lead to the end: outside of strings, in strings, in names."""
-
-    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        self._rows_RV = rng.normal(size=(64, tokenizer.vocab_size)).astype(np.float32)
-        texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-        outside = {b"}": 1.0, b"]": 1.0, b'"': 0.5, b"n": 0.5, b",": 0.4}
-        self._outside_V = np.array([outside.get(text[:1], 0.0) - _opens(text[1:]) for text in texts], np.float32)
-        self._outside_V[tokenizer.special.turn_end] = 1.0
-        inside = {bytes([byte]): 0.5 for byte in (*range(128), *"é".encode())}  # what patterns wait for
-        self._inside_V = np.array(
-            [1 - _opens(text) if text[:1] == b'"' else inside.get(text, 0.0) for text in texts], np.float32
-        )
-        later = {str(digit).encode(): 0.1 * digit for digit in range(10)}  # leaves out optional properties before
-        self._name_V = np.array([later.get(text, 0.0) for text in texts], np.float32)
-
-    def row(self, chooser: random.Random, text: bytes, length: int, patience: int) -> NDArray[np.float32]:
-        """Logits [V] after `text` of `length` tokens; the end becomes likelier from token number `patience` on."""
-        row_V = self._rows_RV[chooser.randrange(len(self._rows_RV))]
-        noise_V = np.roll(row_V, chooser.randrange(len(row_V))) * chooser.choice((0.5, 1.0, 4.0))
-        return noise_V + self._bonus(text) * (0.3 * max(0, length - patience))
-
-    def _bonus(self, text: bytes) -> NDArray[np.float32]:
-        _, quote, string = STRING.sub(b"", text).partition(b'"')
-        if not quote:
-            return self._outside_V
-        return self._name_V if string in (b"field_", b"Class") else self._inside_V
-
-
-def _opens(text: bytes) -> float:
-    """How little a token is wanted at the end because it begins something new."""
-    return 0.3 * sum(text.count(sign) for sign in (b",", b"{", b"["))
 
 
 def run(setting: Setting, tally: Tally) -> dict[str, Any]:
@@ -140,11 +87,11 @@ def _case(
     made = TypeMaker(seed).root()
     schema = fm.GenerationSchema(annotated(made))
     tally.kinds.update(_kinds(schema.to_dict()))
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     matcher = compiler.json_schema(schema.to_dict()).matcher()
-    tally.compile_s += time.perf_counter() - start_s
+    tally.compile_s += time.process_time() - start_s
     limit = chooser.randrange(1, 30) if is_cut_off else MAX_TOKENS
-    tokens = _write(tokenizer, matcher, logits, chooser, limit, tally)
+    tokens = write_answer(tokenizer, matcher, logits, chooser, limit, tally)
     if tokens[-1] == tokenizer.special.turn_end:
         _judge(tokenizer.decode_bytes(tokens[:-1]).decode(), made, schema)
     elif is_cut_off:
@@ -152,32 +99,6 @@ def _case(
         _judge_beginning(tokenizer.decode(tokens), schema)
     else:
         raise AssertionError(f"no end after {limit} tokens: {tokenizer.decode(tokens)[:200]!r}")
-
-
-def _write(
-    tokenizer: Tokenizer, matcher: Matcher, logits: RandomLogits, chooser: random.Random, limit: int, tally: Tally
-) -> list[int]:
-    """The tokens of an answer, with its stop token unless `limit` comes first."""
-    tokens: list[int] = []
-    text = b""
-    patience = chooser.randrange(60)
-    while len(tokens) < limit and (not tokens or tokens[-1] != tokenizer.special.turn_end):
-        new = list(matcher.forced())
-        tally.num_forced += len(new)
-        if not new:
-            row_V = logits.row(chooser, text, len(tokens), patience)
-            start_s = time.perf_counter()
-            mask_V = matcher.mask()
-            tally.mask_s += time.perf_counter() - start_s
-            tally.num_masks += 1
-            if not mask_V.any():
-                raise AssertionError("the grammar allows no token")
-            new = [int(np.where(mask_V, row_V, -np.inf).argmax())]
-        matcher.accept(new)
-        tokens += new
-        text += tokenizer.decode_bytes(new)
-    tally.num_tokens += len(tokens)
-    return tokens
 
 
 def _judge(text: str, made: RandomType, schema: fm.GenerationSchema) -> None:

@@ -5,15 +5,22 @@ The judges know nothing of schemas or grammars: they look at values with `re`, `
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
+import math
 import random
 import re
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from enum import Enum
-from typing import Annotated, Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict, Union
+
+import pydantic
 
 import openafm as fm
+from openafm.framework.formatted_types import URL
 
 Judge = Callable[[Any], bool]
 
@@ -66,12 +73,21 @@ class TypeMaker:
         return self._class(3) if self._random.random() < 0.9 else self._any(2)
 
     def _any(self, depth: int) -> RandomType:
-        scalars = (self._text, self._integer, self._number, self._boolean, self._date, self._literal, self._enum)
-        nested = (self._list, self._class, self._optional, self._scalar_union, self._class_union, self._recursion)
+        scalars = (self._text, self._integer, self._number, self._boolean, self._formatted, self._literal, self._enum)
+        nested = (
+            self._list,
+            self._dict,
+            self._anything,
+            self._class,
+            self._optional,
+            self._scalar_union,
+            self._class_union,
+            self._recursion,
+        )
         return self._random.choice((*scalars, *nested, *nested) if depth > 0 else scalars)(depth - 1)
 
     def _text(self, _: int) -> RandomType:
-        match self._random.choice(("plain", "anyOf", "constant", "regex", "regex")):
+        match self._random.choice(("plain", "anyOf", "constant", "regex", "regex", "length")):
             case "anyOf":
                 choices = self._random.sample(WORDS, self._random.randint(1, 4))
                 return RandomType(annotation=str, guides={"anyOf": choices}, judge=lambda value: value in choices)
@@ -84,6 +100,13 @@ class TypeMaker:
                     annotation=str,
                     guides={"regex": regex},
                     judge=lambda value: _is_text(value) and re.fullmatch(regex, value, re.ASCII) is not None,
+                )
+            case "length":
+                low, high = sorted(self._random.choices(range(9), k=2))
+                return RandomType(
+                    annotation=str,
+                    guides={"min_length": low, "max_length": high},
+                    judge=lambda value: _is_text(value) and low <= len(value) <= high,
                 )
         return RandomType(annotation=str, judge=_is_text)
 
@@ -106,28 +129,29 @@ class TypeMaker:
         return self._bounded(int, *self._random.choices(INTEGERS, k=2))
 
     def _number(self, _: int) -> RandomType:
-        return self._bounded(float, *self._random.choices((*NUMBERS, self._random.uniform(-1, 1)), k=2))
+        cls = self._random.choice((float, float, Decimal))
+        return self._bounded(cls, *self._random.choices((*NUMBERS, self._random.uniform(-1, 1)), k=2))
 
     def _bounded(self, cls: type, one_end: float, other_end: float) -> RandomType:
         low, high = sorted((one_end, other_end))
-        if cls is float and high - low < 1e-9:
-            high = low + 1  # between two numbers of 17 digits there may be none that can be enforced
-        has_low, has_high = self._random.random() < 0.6, self._random.random() < 0.6
-        if has_low and has_high and self._random.random() < 0.5:
-            guides: dict[str, Any] = {"range": (low, high)}
-        else:
-            guides = ({"minimum": low} if has_low else {}) | ({"maximum": high} if has_high else {})
-        return RandomType(
-            annotation=cls,
-            guides=guides,
-            judge=lambda v: type(v) is cls and (not has_low or v >= low) and (not has_high or v <= high) and abs(v) <= 1e18,
-        )
+        if cls is not int and high - low < 1e-9:
+            high = low + max(1, abs(low) / 1e3)  # between two numbers of 17 digits there may be none that can be enforced
+        ends: dict[str, Any] = {}
+        if self._random.random() < 0.6:
+            ends[self._random.choice(("minimum", "minimum", "exclusive_minimum"))] = low
+        if self._random.random() < 0.6:
+            ends[self._random.choice(("maximum", "maximum", "exclusive_maximum"))] = high
+        if cls is int and high - low < 2:
+            ends = {name.removeprefix("exclusive_"): end for name, end in ends.items()}
+        guides = {"range": (low, high)} if ends.keys() == {"minimum", "maximum"} and self._random.random() < 0.7 else ends
+        return RandomType(annotation=cls, guides=guides, judge=lambda value: type(value) is cls and _within(value, **ends))
 
     def _boolean(self, _: int) -> RandomType:
         return RandomType(annotation=bool, judge=lambda value: type(value) is bool)
 
-    def _date(self, _: int) -> RandomType:
-        return RandomType(annotation=datetime.date, judge=lambda value: type(value) is datetime.date)
+    def _formatted(self, _: int) -> RandomType:
+        cls: type = self._random.choice((datetime.date, datetime.datetime, datetime.time, uuid.UUID, URL))
+        return RandomType(annotation=cls, judge=lambda value: type(value) is cls)
 
     def _literal(self, _: int) -> RandomType:
         values = tuple(self._random.sample((*WORDS, 1, 0, -7, True, False), self._random.randint(1, 4)))
@@ -151,11 +175,31 @@ class TypeMaker:
         if len(item.guides) == 1 and self._random.random() < 0.5:
             guides = guides | {"element": _guides(item.guides)[0]}
             item = replace(item, guides={})
+        container = self._random.choice((list, list, tuple))
+        inner = annotated(item)
         return RandomType(
-            annotation=list[annotated(item)],  # type: ignore[misc]
+            annotation=list[inner] if container is list else tuple[inner, ...],  # type: ignore[valid-type]
             guides=guides,
-            judge=lambda value: type(value) is list and low <= len(value) <= high and all(map(item.judge, value)),
+            judge=lambda value: type(value) is container and low <= len(value) <= high and all(map(item.judge, value)),
         )
+
+    def _dict(self, depth: int) -> RandomType:
+        value, most = self._any(depth), self._random.randint(1, 3)
+        guides: dict[str, Any] = self._random.choice(({}, {"max_items": most}, {"min_items": 1}))
+        low, high = guides.get("min_items", 0), guides.get("max_items", math.inf)
+        return RandomType(
+            annotation=dict[str, annotated(value)],  # type: ignore[misc]
+            guides=guides,
+            judge=lambda values: (
+                type(values) is dict
+                and low <= len(values) <= high
+                and all(map(_is_text, values))
+                and all(map(value.judge, values.values()))
+            ),
+        )
+
+    def _anything(self, depth: int) -> RandomType:
+        return RandomType(annotation=self._random.choice((Any, list, dict)), judge=_is_json)
 
     def _optional(self, depth: int) -> RandomType:
         value_type = self._any(depth)
@@ -167,7 +211,7 @@ class TypeMaker:
         )
 
     def _scalar_union(self, _: int) -> RandomType:
-        kinds = (self._integer, self._number, self._boolean, self._date, self._literal, self._enum, self._text)
+        kinds = (self._integer, self._number, self._boolean, self._formatted, self._literal, self._enum, self._text)
         members = [make(0) for make in self._random.sample(kinds, self._random.randint(2, 4))]
         return RandomType(
             annotation=Union[tuple(annotated(member) for member in members)],  # noqa: UP007
@@ -201,6 +245,29 @@ class TypeMaker:
         self._unfinished.append(name)
         fields = {f"field_{i}": self._any(depth) for i in range(self._random.randint(1, 4))}
         self._unfinished.pop()
+        if depth > 0:  # may be referred to by name
+            make = self._random.choice((self._generable, self._generable, self._dataclass))
+        else:
+            make = self._random.choice((self._generable, self._dataclass, self._model, self._typed_dict))
+        cls = make(name, fields)
+        read = dict.get if issubclass(cls, dict) else getattr
+        value_class = dict if issubclass(cls, dict) else cls
+        self._judges[name] = lambda value: (
+            type(value) is value_class
+            and all(
+                made.judge(read(value, field)) or (value_class is dict and field not in value)
+                for field, made in fields.items()
+            )
+        )
+        return RandomType(annotation=cls, judge=self._judges[name])
+
+    def _generable(self, name: str, fields: dict[str, RandomType]) -> type:
+        return fm.generable(self._random.choice(DESCRIPTIONS))(type(name, (), self._body(name, fields)))
+
+    def _dataclass(self, name: str, fields: dict[str, RandomType]) -> type:
+        return dataclasses.dataclass(kw_only=True)(type(name, (), self._body(name, fields)))
+
+    def _body(self, name: str, fields: dict[str, RandomType]) -> dict[str, Any]:
         body: dict[str, Any] = {
             "__qualname__": f"TypeMaker.<locals>.{name}",  # a local class: the others are found by name
             "__annotations__": {name: made.annotation for name, made in fields.items()},
@@ -209,11 +276,34 @@ class TypeMaker:
             has_default = made.annotation in DEFAULTS and not made.guides and self._random.random() < 0.2
             default = {"default": DEFAULTS[made.annotation]} if has_default else {}
             body[field_name] = fm.guide(self._random.choice(DESCRIPTIONS), **made.guides, **default)
-        cls = fm.generable(self._random.choice(DESCRIPTIONS))(type(name, (), body))
-        self._judges[name] = lambda value: (
-            type(value) is cls and all(made.judge(getattr(value, field)) for field, made in fields.items())
-        )
-        return RandomType(annotation=cls, judge=self._judges[name])
+        return body
+
+    def _model(self, name: str, fields: dict[str, RandomType]) -> type:
+        annotations = {name: (_with_constraints(made), ...) for name, made in fields.items()}
+        made: type = pydantic.create_model(name, **annotations)  # type: ignore[call-overload]
+        return made
+
+    def _typed_dict(self, name: str, fields: dict[str, RandomType]) -> type:
+        chance = {name: self._random.random() < 0.3 for name in fields}
+        keys = {name: annotated(made) for name, made in fields.items()}
+        return TypedDict(name, {key: NotRequired[of] if chance[key] else of for key, of in keys.items()})  # type: ignore
+
+
+def _with_constraints(made: RandomType) -> Any:
+    """The annotation with pydantic's constraints in the place of those guides that have one."""
+    constraints = {
+        "minimum": "ge",
+        "maximum": "le",
+        "exclusive_minimum": "gt",
+        "exclusive_maximum": "lt",
+        "min_items": "min_length",
+        "max_items": "max_length",
+        "min_length": "min_length",
+        "max_length": "max_length",
+    }
+    known = {constraints[name]: value for name, value in made.guides.items() if name in constraints}
+    others = {name: value for name, value in made.guides.items() if name not in constraints}
+    return Annotated[(made.annotation, pydantic.Field(**known), *_guides(others))]
 
 
 def _guides(guides: dict[str, Any]) -> list[fm.GenerationGuide]:
@@ -227,3 +317,26 @@ def annotated(made: RandomType) -> Any:
 
 def _is_text(value: Any) -> bool:
     return type(value) is str and not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    if isinstance(value, dict):
+        return all(map(_is_text, value)) and all(map(_is_json, value.values()))
+    return value is None or type(value) in (bool, int, float) or _is_text(value)
+
+
+def _within(
+    value: Any,
+    minimum: float = -math.inf,
+    maximum: float = math.inf,
+    exclusive_minimum: float = -math.inf,
+    exclusive_maximum: float = math.inf,
+) -> bool:
+    number = value if type(value) is int else float(value)
+    return (
+        minimum <= number <= maximum
+        and (exclusive_minimum < number < exclusive_maximum or math.isinf(number))
+        and abs(number) <= 1e18
+    )

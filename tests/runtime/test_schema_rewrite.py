@@ -182,8 +182,10 @@ def test_the_schema_given_is_left_as_it_is() -> None:
 @example(0.9706139926869055, "maximum")
 @example(9.19416160786391e-09, "minimum")
 def test_the_engine_reads_bounds_of_many_digits_exactly(bound: float, keyword: str) -> None:
-    (rewritten,) = [enforceable_schema({"type": "number", keyword: bound})[keyword]]
-    assert rewritten <= bound if "aximum" in keyword else rewritten >= bound
+    end = "maximum" if "aximum" in keyword else "minimum"
+    rewritten = enforceable_schema({"type": "number", keyword: bound})[end]
+    assert rewritten <= bound if end == "maximum" else rewritten >= bound
+    assert (rewritten != bound) or not keyword.startswith("exclusive")
     if rewritten not in (0, bound):
         assert abs(rewritten - bound) <= max(1e-14 * abs(bound), 1e-22)
     text = format(Decimal(repr(rewritten)), "f")
@@ -201,3 +203,29 @@ def test_spelled_out_numbers_of_too_many_digits_are_refused(schema: Any) -> None
 def test_exclusive_bounds_of_integers_keep_what_lies_between() -> None:
     grammar = COMPILER.json_schema({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5})
     assert [text for text in "0123" if accepts(grammar, text)] == ["1", "2"]
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1e-7), (1, 1.5), (0.5, 1), (-1, -0.5), (-0.25, 0)])
+def test_exclusive_bounds_of_one_whole_part_exclude_it(low: float, high: float) -> None:
+    grammar = COMPILER.json_schema({"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high})
+    for bound in (low, high):
+        for text in (f"{bound:.7f}", f"{bound:.8f}", str(int(bound))):
+            assert accepts(grammar, text) == (low < float(text) < high), text
+    assert accepts(grammar, format(Decimal(repr((low + high) / 2)), "f"))
+
+
+@pytest.mark.parametrize(
+    ("schema_format", "good", "bad"),
+    [
+        ("uuid", ["123e4567-e89b-12d3-a456-426614174000", "0" * 8 + "-AAAA-bbbb-0000-" + "f" * 12], ["0" * 32, "{}", "g"]),
+        (
+            "uri",
+            ["https://a.org", "http://localhost:8080/x?y=1#z", "http://127.0.0.1/", "https://a-b.c.example/%20~"],
+            ["ftp://a.org", "https://", "https://a", "http://1.2.3.256", "https://a--b.org", "http://a.org/ ", "a.org"],
+        ),
+    ],
+)
+def test_formats_of_identifiers_and_addresses(schema_format: str, good: list[str], bad: list[str]) -> None:
+    grammar = COMPILER.json_schema({"type": "string", "format": schema_format})
+    assert [text for text in good if not accepts(grammar, f'"{text}"')] == []
+    assert [text for text in bad if accepts(grammar, f'"{text}"')] == []

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, NotRequired,
 from openafm.framework.composite_types import Array, Mapping, Nullable, OneOf, Tagged
 from openafm.framework.errors import InvalidGenerationSchemaError
 from openafm.framework.formatted_types import ADDRESS, DATE, DATE_TIME, IDENTIFIER, LOCAL_TIME, URL, url_type
-from openafm.framework.guides import GenerationGuide
 from openafm.framework.number_types import DecimalNumber, Number
 from openafm.framework.pydantic_types import constraint_guides, field_description, is_model, is_url
 from openafm.framework.value_types import AnyJson, Boolean, Choices, Definition, Text, ValueType
@@ -146,7 +145,7 @@ def _nullable(value: ValueType, is_nullable: bool) -> ValueType:
 def _annotated(annotation: Any, metadata: Iterable[Any]) -> ValueType:
     narrowed = value_type(annotation)
     for item in metadata:
-        for guide in [item] if isinstance(item, GenerationGuide) else constraint_guides(item):
+        for guide in constraint_guides(item):
             narrowed = narrowed.with_guide(guide)
     return narrowed
 

@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,6 +32,12 @@ class URL(str):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{text!r} is not a URL; write it as https://host/path")
         return super().__new__(cls, text)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
+        """How pydantic validates it as a field of a model; only pydantic asks."""
+        core_schema: Any = import_module("pydantic_core.core_schema")
+        return core_schema.no_info_after_validator_function(cls, handler(str))
 
 
 @dataclass(frozen=True, kw_only=True)

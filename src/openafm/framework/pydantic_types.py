@@ -39,11 +39,13 @@ def is_url(annotation: Any) -> bool:
 
 
 def constraint_guides(metadata: Any) -> list[GenerationGuide]:
-    """The guides that a piece of metadata inside `Annotated` means; none where it says nothing about values.
+    """The guides that a piece of metadata inside `Annotated` is or means; none where it says nothing about values.
 
     Raises:
         UnsupportedGuideError: a constraint that cannot be enforced while decoding.
     """
+    if isinstance(metadata, GenerationGuide):
+        return [metadata]
     if _is_field(metadata):
         return [guide for below in metadata.metadata for guide in constraint_guides(below)]
     for name in _UNENFORCED:

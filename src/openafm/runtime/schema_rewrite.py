@@ -113,9 +113,7 @@ def _object(schema: JsonSchema, whole: bool) -> JsonSchema:
         rewritten["type"] = _ALL_TYPES
     _check_names(rewritten)
     _check_literals([schema[key] for key in ("enum", "const") if key in schema])
-    for part in (_open_ends(rewritten, whole), _bounds(rewritten)):
-        rewritten |= part
-    return _with_exact_format(rewritten)
+    return _with_exact_format(_with_bounds(rewritten | _open_ends(rewritten, whole)))
 
 
 def _open_ends(schema: JsonSchema, whole: bool) -> JsonSchema:
@@ -128,22 +126,23 @@ def _open_ends(schema: JsonSchema, whole: bool) -> JsonSchema:
     return ends
 
 
-def _bounds(schema: JsonSchema) -> JsonSchema:
-    """Bounds that the engine reads exactly, none wider than what `schema` says."""
+def _with_bounds(schema: JsonSchema) -> JsonSchema:
+    """The schema with bounds that the engine reads exactly, none wider than what `schema` says.
+
+    Exclusive bounds become inclusive ones: the engine takes the number itself where both bounds have the same whole part.
+    """
     types = _types(schema) & {"integer", "number"}
     if not types:
-        return {}
-    at_most = _greatest_double if types == {"integer"} else _greatest_decimal
-    bounds: JsonSchema = {}
-    if _is_number(least := schema.get("exclusiveMinimum")):
-        bounds["exclusiveMinimum"] = -at_most(-least)
-    else:
-        bounds["minimum"] = -at_most(-max(schema.get("minimum", -LARGEST_NUMBER), -LARGEST_NUMBER))
-    if _is_number(greatest := schema.get("exclusiveMaximum")):
-        bounds["exclusiveMaximum"] = at_most(greatest)
-    else:
-        bounds["maximum"] = at_most(min(schema.get("maximum", LARGEST_NUMBER), LARGEST_NUMBER))
-    return bounds
+        return schema
+    at_most, below = (_greatest_double, _integer_below) if types == {"integer"} else (_greatest_decimal, _decimal_below)
+    leasts = [-at_most(-max(schema.get("minimum", -LARGEST_NUMBER), -LARGEST_NUMBER))]
+    greatests = [at_most(min(schema.get("maximum", LARGEST_NUMBER), LARGEST_NUMBER))]
+    bounded = dict(schema)
+    if _is_number(schema.get("exclusiveMinimum")):
+        leasts.append(-below(-bounded.pop("exclusiveMinimum")))
+    if _is_number(schema.get("exclusiveMaximum")):
+        greatests.append(below(bounded.pop("exclusiveMaximum")))
+    return bounded | {"minimum": max(leasts), "maximum": min(greatests)}
 
 
 def _greatest_double(bound: float) -> float:
@@ -154,16 +153,34 @@ def _greatest_double(bound: float) -> float:
     return int(double) if double.is_integer() else double
 
 
+def _integer_below(bound: float) -> float:
+    """The greatest integer below `bound`, as the engine reads it."""
+    return _greatest_double(math.ceil(bound) - 1)
+
+
 def _greatest_decimal(bound: float) -> float:
     """The greatest number at most `bound` that the engine reads exactly and writes as it is, as an integer where it is one.
 
     Its reader is exact up to 15 digits and 22 behind the point; beyond, it is off by one double at times.
     """
-    exact = Decimal(int(bound)) if bound == int(bound) else Decimal(repr(bound))
-    digits = Context(prec=15, rounding=ROUND_FLOOR).create_decimal(exact)
+    return _read_exactly(Context(prec=15, rounding=ROUND_FLOOR).create_decimal(_exact(bound)))
+
+
+def _decimal_below(bound: float) -> float:
+    """The greatest number below `bound` of that kind."""
+    context = Context(prec=15, rounding=ROUND_FLOOR)
+    digits = context.create_decimal(_exact(bound))
+    return _read_exactly(digits if digits < _exact(bound) else context.next_minus(digits))
+
+
+def _read_exactly(digits: Decimal) -> float:
     if abs(digits) < 1:
         digits = digits.quantize(_FINEST, ROUND_FLOOR)
     return int(digits) if digits == digits.to_integral_value() else float(digits)
+
+
+def _exact(bound: float) -> Decimal:
+    return Decimal(int(bound)) if bound == int(bound) else Decimal(repr(bound))
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
