@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from openafm.adapters.config import LoRAConfig, ZeroStart
 from openafm.compression.config import QATConfig
 from openafm.core.config import Config, ConfigError, to_dict
+from openafm.core.errors import UsageError
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
 from openafm.training.schedules import ScheduleConfig, WarmupCosine
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
+    from openafm.adapters.package import Adapter
+    from openafm.bundle import Bundle
     from openafm.models.decoder import Decoder
     from openafm.training.objectives import Objective
 
@@ -27,7 +31,7 @@ class ObjectiveConfig(Config):
     """Base of what can be trained for; `build` returns a function (model, batch) -> losses."""
 
     def build(self) -> Objective:
-        raise ConfigError(f"{type(self).__name__} is abstract; use NextTokenConfig")
+        raise ConfigError(f"{type(self).__name__} is abstract; use NextTokenConfig or DistillationConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,58 @@ class NextTokenConfig(ObjectiveConfig):
         from openafm.training.objectives import NextToken
 
         return NextToken()
+
+
+class TeacherError(UsageError):
+    """A teacher that was not named, or is another one than the run began with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig(ObjectiveConfig):
+    """Agreement with the bundle `teacher`, in its numerics, under its own adapter or the one at `adapter`.
+
+    `identity`, where given, is what the bundle's must be, with the digest of `adapter`. `hard_weight` of the data's own
+    tokens is added. Only the first `num_tokens` rows of the vocabulary count; None for all.
+    """
+
+    teacher: str | None = None
+    adapter: str | None = None
+    identity: str | None = None
+    hard_weight: float = 0.1
+    num_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        self.require(self.hard_weight >= 0, f"hard_weight must not be negative, got {self.hard_weight}")
+
+    def build(self) -> Objective:
+        """Load the teacher.
+
+        Raises:
+            TeacherError: there is none, or it has changed.
+            BundleError, AdapterError: it cannot be read.
+        """
+        from openafm.adapters.package import open_adapter
+        from openafm.bundle import open_bundle
+        from openafm.bundle.decoder import load_decoder
+        from openafm.training.distillation import Distillation
+
+        if self.teacher is None:
+            raise TeacherError("a draft model learns from a target: give its bundle with --from BUNDLE")
+        bundle = open_bundle(self.teacher)
+        adapter = None if self.adapter is None else open_adapter(Path(self.adapter))
+        identity = teacher_identity(bundle, adapter)
+        if self.identity not in (None, identity):
+            raise TeacherError(
+                f"{bundle.path} is {identity}, the run began with {self.identity}; restore it or start the run anew in"
+                " another folder"
+            )
+        teacher = load_decoder(bundle, adapter=adapter or bundle.recovery_adapter)
+        return Distillation(teacher, self.hard_weight, self.num_tokens)
+
+
+def teacher_identity(bundle: Bundle, adapter: Adapter | None) -> str:
+    """What tells two teachers apart by what they teach."""
+    return bundle.identity if adapter is None else f"{bundle.signature} {adapter.digest}"
 
 
 @dataclass(frozen=True, kw_only=True)

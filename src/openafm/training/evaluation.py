@@ -8,16 +8,17 @@ from contextlib import contextmanager
 
 import torch
 
-from openafm.training.config import EvaluationConfig, ObjectiveConfig
+from openafm.training.config import EvaluationConfig
+from openafm.training.objectives import Objective
 from openafm.training.state import TrainingState
 
 
 class Evaluator:
     """Computes the losses on the same held-out batches each time, with the averaged weights where the run keeps them."""
 
-    def __init__(self, config: EvaluationConfig, objective: ObjectiveConfig) -> None:
+    def __init__(self, config: EvaluationConfig, objective: Objective) -> None:
         self.every_steps = config.every_steps
-        self._objective = objective.build()
+        self._objective = objective
         loader = config.data.build()
         self._batches = [loader.batch(step) for step in range(config.num_batches)]
 

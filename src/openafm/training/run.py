@@ -94,7 +94,7 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         elif isinstance(config.budget, TimeBudget):
             state.num_steps = _steps_that_fit(trainer, config.budget, start_s)
             write_checkpoint(checkpoints, config, state.snapshot(), loader.digest)
-        evaluator = None if config.evaluation is None else Evaluator(config.evaluation, config.objective)
+        evaluator = None if config.evaluation is None else Evaluator(config.evaluation, trainer.objective)
         writer = opened.enter_context(checkpoint_writer(checkpoints, config, loader.digest))
         log = opened.enter_context(metrics_log(output, state.step, _note))
         bar = opened.enter_context(progress("training", state.num_steps))

@@ -69,7 +69,7 @@ class Trainer:
 
     def __init__(self, config: TrainerConfig, state: TrainingState, loader: Loader) -> None:
         self.config, self.state, self.loader = config, state, loader
-        self._objective = config.objective.build()
+        self.objective = config.objective.build()
         if config.compile is not None:
             config.compile.apply(state.model)
 
@@ -139,7 +139,7 @@ class Trainer:
         """Add up losses, and their gradients in the parameters, over the microbatches."""
         sums = _Sums()
         for piece in microbatches(batch, self.config.microbatch_rows):
-            losses = self._objective(self.state.model, piece)
+            losses = self.objective(self.state.model, piece)
             if losses.count == 0:
                 continue
             losses.total.backward()
