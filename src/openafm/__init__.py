@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from openafm.framework.prompt import Prompt as Prompt
     from openafm.framework.prompt import PromptComponent as PromptComponent
     from openafm.framework.prompt import PromptError as PromptError
+    from openafm.framework.prompt import UnsupportedAttachmentError as UnsupportedAttachmentError
     from openafm.framework.request import Response as Response
     from openafm.framework.response_stream import ResponseStream as ResponseStream
     from openafm.framework.schema import GenerationSchema as GenerationSchema
@@ -162,6 +163,7 @@ _MODULES = {
     "TranscriptError": "framework.transcript_wire",
     "TranscriptMutationError": "framework.errors",
     "UndefinedReferencesError": "framework.dynamic_schema",
+    "UnsupportedAttachmentError": "framework.prompt",
     "UnsupportedCapabilityError": "framework.errors",
     "UnsupportedGuideError": "framework.errors",
     "UnsupportedLanguageOrLocaleError": "framework.errors",

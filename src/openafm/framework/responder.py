@@ -35,7 +35,7 @@ from openafm.framework.language_model import (
     Usage,
 )
 from openafm.framework.options import GenerationOptions, ToolCallingMode
-from openafm.framework.prompt import prompt_attachments, prompt_text
+from openafm.framework.prompt import UnsupportedAttachmentError, prompt_attachments, prompt_text
 from openafm.framework.request import Request, Response
 from openafm.framework.tool import Tool, ToolLimits, by_name
 from openafm.framework.tool_runner import ToolRunner
@@ -191,7 +191,8 @@ class Responder:
         }
         for capability, is_needed in needed.items():
             if is_needed and capability not in self.model.capabilities:
-                raise UnsupportedCapabilityError(
+                is_vision = capability is Capability.VISION
+                raise (UnsupportedAttachmentError if is_vision else UnsupportedCapabilityError)(
                     f"the model {self.model.name} has no {capability.replace('_', ' ')}, which this request needs"
                 )
 
