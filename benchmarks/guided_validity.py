@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import json
 import random
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -26,9 +25,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-from guided.decoding import STRING, RandomLogits, Tally, write_answer
-from guided.random_types import RandomType, TypeMaker, annotated
+from guided.decoding import RandomLogits, Tally, write_answer
+from guided.judges import judge_beginning, judge_text
+from guided.random_types import TypeMaker, annotated
 
 import openafm as fm
 from openafm.core.files import write_json
@@ -93,28 +92,12 @@ def _case(
     limit = chooser.randrange(1, 30) if is_cut_off else MAX_TOKENS
     tokens = write_answer(tokenizer, matcher, logits, chooser, limit, tally)
     if tokens[-1] == tokenizer.special.turn_end:
-        _judge(tokenizer.decode_bytes(tokens[:-1]).decode(), made, schema)
+        judge_text(tokenizer.decode_bytes(tokens[:-1]).decode(), made, schema)
     elif is_cut_off:
         tally.num_cut_off += 1
-        _judge_beginning(tokenizer.decode(tokens), schema)
+        judge_beginning(tokenizer.decode(tokens), schema)
     else:
         raise AssertionError(f"no end after {limit} tokens: {tokenizer.decode(tokens)[:200]!r}")
-
-
-def _judge(text: str, made: RandomType, schema: fm.GenerationSchema) -> None:
-    """Raise what is wrong with a whole text."""
-    value = json.loads(text)
-    jsonschema.Draft202012Validator(schema.to_dict(), format_checker=jsonschema.FormatChecker(("date",))).validate(value)
-    converted = fm.GeneratedContent.from_json(text).value(schema.type_class)
-    if not made.judge(converted):
-        raise AssertionError(f"the type does not allow {converted!r}")
-    if re.search(rb"\s", STRING.sub(b"", text.encode())):
-        raise AssertionError(f"white space outside of strings: {text!r}")
-
-
-def _judge_beginning(text: str, schema: fm.GenerationSchema) -> None:
-    """Raise what is wrong with the beginning of a text."""
-    fm.GeneratedContent.from_json(text.rstrip("\N{REPLACEMENT CHARACTER}")).partial_value(schema.type_class)
 
 
 def _kinds(schema: Any) -> set[str]:

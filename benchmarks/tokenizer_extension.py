@@ -104,7 +104,7 @@ def _balanced(texts: dict[str, list[str]]) -> Iterator[str]:
 
 def generated_figures(sizes: Sizes) -> dict[str, Any]:
     """Part 2: seconds to extend, on generated text of sixteen made-up languages, eight of which are old."""
-    languages = [_generated(seed, sizes) for seed in range(16)]
+    languages = [generated_language(seed, sizes) for seed in range(16)]
     old = [text for language in languages[:8] for text in language]
     every = [text for language in languages for text in language]
     before = train_tokenizer(TokenizerConfig(vocab_size=sizes.generated_before), old)
@@ -138,7 +138,7 @@ ALPHABETS = (
 )
 
 
-def _generated(seed: int, sizes: Sizes) -> list[str]:
+def generated_language(seed: int, sizes: Sizes) -> list[str]:
     """Texts of one made-up language: words of random syllables, frequencies by Zipf's law."""
     chooser, rng = random.Random(seed), np.random.default_rng(seed)
     consonants, vowels = ALPHABETS[seed % len(ALPHABETS)]

@@ -37,7 +37,8 @@ class RandomLogits:
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         rng = np.random.default_rng(seed)
-        self._rows_RV = rng.normal(size=(64, tokenizer.vocab_size)).astype(np.float32)
+        rows_RV = rng.normal(size=(16, tokenizer.vocab_size)).astype(np.float32)
+        self._rows_R2V = np.concatenate([rows_RV, rows_RV], axis=1)  # any V in a row are a row
         texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         outside = {b"}": 1.0, b"]": 1.0, b'"': 0.5, b"n": 0.5, b",": 0.4}
         self._outside_V = np.array([outside.get(text[:1], 0.0) - _opens(text[1:]) for text in texts], np.float32)
@@ -51,9 +52,11 @@ class RandomLogits:
 
     def row(self, chooser: random.Random, text: bytes, length: int, patience: int) -> NDArray[np.float32]:
         """Logits [V] after `text` of `length` tokens; the end becomes likelier from token number `patience` on."""
-        row_V = self._rows_RV[chooser.randrange(len(self._rows_RV))]
-        noise_V = np.roll(row_V, chooser.randrange(len(row_V))) * chooser.choice((0.5, 1.0, 4.0))
-        return noise_V + self._bonus(text) * (0.3 * max(0, length - patience))
+        num_rows, vocab_size = len(self._rows_R2V), len(self._outside_V)
+        start = chooser.randrange(vocab_size)
+        noise_V = self._rows_R2V[chooser.randrange(num_rows), start : start + vocab_size]
+        urgency = 0.3 * max(0, length - patience) / chooser.choice((0.5, 1.0, 4.0))
+        return noise_V + self._bonus(text) * np.float32(urgency) if urgency else noise_V
 
     def _bonus(self, text: bytes) -> NDArray[np.float32]:
         _, quote, string = STRING.sub(b"", text).partition(b'"')

@@ -72,6 +72,10 @@ class TypeMaker:
         """A class nine times in ten, else any type."""
         return self._class(3) if self._random.random() < 0.9 else self._any(2)
 
+    def class_of_arguments(self) -> RandomType:
+        """A class that holds a few others at most."""
+        return self._class(2)
+
     def _any(self, depth: int) -> RandomType:
         scalars = (self._text, self._integer, self._number, self._boolean, self._formatted, self._literal, self._enum)
         nested = (

@@ -20,7 +20,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     import guided_validity
 
     yield guided_validity
-    for name in ("guided_validity", "guided.random_types", "guided"):
+    for name in ("guided_validity", "guided.judges", "guided.decoding", "guided.random_types", "guided"):
         sys.modules.pop(name, None)
 
 
@@ -54,6 +54,6 @@ def test_judges_refuse_what_is_wrong(benchmark: Any, text: str, error: type[Exce
 
     made = RandomType(annotation=Leap, judge=lambda value: bool(value.day == datetime.date(2024, 2, 29)))
     schema = fm.GenerationSchema(Leap)
-    benchmark._judge('{"day":"2024-02-29"}', made, schema)
+    benchmark.judge_text('{"day":"2024-02-29"}', made, schema)
     with pytest.raises(error):
-        benchmark._judge(text, made, schema)
+        benchmark.judge_text(text, made, schema)
