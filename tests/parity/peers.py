@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from openafm.bundle.hugging_face.weights import our_name
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -94,30 +95,22 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 
 
 def transformers_pairs(ours: Decoder, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs for Qwen3 and SmolLM3, whose channels rotate in the half layout. What sharing layers lack stays as it is."""
-    body: Any = theirs.model  # type: ignore[assignment]
-    yield ours.embedding, body.embed_tokens.weight
-    yield ours.norm.weight, body.norm.weight
-    for a, b in zip(ours.layers, body.layers, strict=True):
-        config = ours.config.layers[a.attention._layer].attention
-        assert isinstance(config, AttentionConfig)
-        interleaved = isinstance(config.position, RotaryConfig) and config.position.layout == "interleaved"
-        yield a.attention_norm.weight, b.input_layernorm.weight
-        yield a.feed_forward_norm.weight, b.post_attention_layernorm.weight
-        yield a.attention.output.weight, b.self_attn.o_proj.weight
-        yield a.feed_forward.gate.weight, b.mlp.gate_proj.weight
-        yield a.feed_forward.up.weight, b.mlp.up_proj.weight
-        yield a.feed_forward.down.weight, b.mlp.down_proj.weight
-        yield _channels(a.attention.query.weight, b.self_attn.q_proj.weight, interleaved)
-        if a.attention.query_norm is not None:
-            yield _channels(a.attention.query_norm.weight, b.self_attn.q_norm.weight, interleaved)
-        keys_values = a.attention.keys_values
-        if keys_values is None:
+    """Pairs for Qwen3 and SmolLM3 under the names that `openafm import` gives, half layout beside ours. What sharing layers
+    lack stays as it is."""
+    weights = dict(ours.named_parameters())
+    for their_name, weight in theirs.named_parameters():
+        name = our_name(their_name)
+        assert name is not None, their_name
+        if name not in weights:
             continue
-        yield _channels(keys_values.key.weight, b.self_attn.k_proj.weight, interleaved)
-        yield keys_values.value.weight, b.self_attn.v_proj.weight
-        if keys_values.key_norm is not None:
-            yield _channels(keys_values.key_norm.weight, b.self_attn.k_norm.weight, interleaved)
+        rotates = any(part in name for part in (".query.", ".key.", ".query_norm.", ".key_norm."))
+        yield _channels(weights[name], weight, rotates and _is_interleaved(ours, name))
+
+
+def _is_interleaved(ours: Decoder, name: str) -> bool:
+    config = ours.config.layers[int(name.split(".")[1])].attention
+    assert isinstance(config, AttentionConfig)
+    return isinstance(config.position, RotaryConfig) and config.position.layout == "interleaved"
 
 
 def _channels(ours: Tensor, theirs: Tensor, interleaved: bool) -> tuple[Tensor, Tensor]:
