@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tiny_bundles import tiny_recovery, write_tiny_bundle
 
+import openafm as fm
 from openafm.adapters import package
 from openafm.adapters.package import AdapterAbout, write_adapter
 from openafm.adapters.store import adapters_home, install_adapter
@@ -23,6 +24,7 @@ from openafm.framework.adapter import (
     resolve_adapter,
 )
 from openafm.framework.errors import FoundationModelsError
+from openafm.runtime.torch_engine import TorchEngine
 
 
 @pytest.fixture
@@ -138,3 +140,41 @@ def test_the_tree_of_errors() -> None:
     for error in (InvalidAssetError, InvalidAdapterNameError, CompatibleAdapterNotFoundError):
         assert issubclass(error, AssetError)
     assert issubclass(AssetError, FoundationModelsError)
+
+
+def answer(model: fm.SystemLanguageModel, session: fm.LanguageModelSession | None = None) -> str:
+    session = session or fm.LanguageModelSession(model=model)
+    options = fm.GenerationOptions(sampling=fm.SamplingMode.greedy(), maximum_response_tokens=12)
+    return str(session.respond_blocking("the cat", options=options))
+
+
+def test_sessions_with_different_adapters_share_the_weights(base: Bundle, tmp_path: Path) -> None:
+    plain = fm.SystemLanguageModel(bundle=base.path)
+    adapted = [
+        fm.SystemLanguageModel(bundle=base.path, adapter=write(tmp_path / name, base.signature, scale=scale).path)
+        for name, scale in (("one", 1.0), ("two", 0.3))
+    ]
+    engines = [model.load().engine for model in (plain, *adapted)]
+    assert all(isinstance(engine, TorchEngine) for engine in engines)
+    pointers = {engine.decoder.embedding.data_ptr() for engine in engines if isinstance(engine, TorchEngine)}
+    assert len(engines) == 3
+    assert len(pointers) == 1
+    assert len({answer(model) for model in (plain, *adapted)}) == 3
+
+
+def test_an_adapter_swapped_under_a_session_is_the_next_ones(base: Bundle, tmp_path: Path) -> None:
+    path = write(tmp_path / "a", base.signature).path
+    model = fm.SystemLanguageModel(bundle=base.path, adapter=path)
+    undisturbed, session = (fm.LanguageModelSession(model=model) for _ in range(2))
+    expected = [answer(model, undisturbed) for _ in range(2)]
+    assert answer(model, session) == expected[0]
+    write(path, base.signature, scale=0.3)
+    assert answer(model, session) == expected[1]
+    assert answer(fm.SystemLanguageModel(bundle=base.path, adapter=path)) != expected[0]
+
+
+def test_a_model_with_an_adapter_of_another_base_says_so(base: Bundle, tmp_path: Path) -> None:
+    model = fm.SystemLanguageModel(bundle=base.path, adapter=write(tmp_path / "a", "f" * 40).path)
+    assert model.is_available()[0] is False
+    with pytest.raises(AssetError):
+        answer(model)
