@@ -50,15 +50,21 @@ if TYPE_CHECKING:
     from openafm.framework.feedback import Sentiment as Sentiment
     from openafm.framework.formats import Snapshot as Snapshot
     from openafm.framework.formats import TextSnapshot as TextSnapshot
+    from openafm.framework.formatted_types import URL as URL
     from openafm.framework.generable import Generable as Generable
     from openafm.framework.generable import generable as generable
     from openafm.framework.generation_id import GenerationID as GenerationID
     from openafm.framework.guides import GenerationGuide as GenerationGuide
     from openafm.framework.guides import GuideType as GuideType
     from openafm.framework.guides import guide as guide
+    from openafm.framework.language_model import Answer as Answer
+    from openafm.framework.language_model import AnswerRequest as AnswerRequest
     from openafm.framework.language_model import Capability as Capability
     from openafm.framework.language_model import LanguageModel as LanguageModel
+    from openafm.framework.language_model import LanguageModelExecutor as LanguageModelExecutor
     from openafm.framework.language_model import SystemLanguageModelUnavailableReason as SystemLanguageModelUnavailableReason
+    from openafm.framework.language_model import TextPiece as TextPiece
+    from openafm.framework.language_model import ToolCallPiece as ToolCallPiece
     from openafm.framework.language_model import Usage as Usage
     from openafm.framework.model import SystemLanguageModel as SystemLanguageModel
     from openafm.framework.model import SystemLanguageModelUseCase as SystemLanguageModelUseCase
@@ -89,11 +95,17 @@ if TYPE_CHECKING:
     from openafm.framework.transcript import Transcript as Transcript
     from openafm.framework.transcript import TranscriptEntry as TranscriptEntry
     from openafm.framework.transcript_wire import TranscriptError as TranscriptError
+    from openafm.safety.guardrail import Allowed as Allowed
     from openafm.safety.guardrail import Guardrail as Guardrail
+    from openafm.safety.guardrail import Refused as Refused
+    from openafm.safety.guardrail import Violation as Violation
     from openafm.safety.guardrails import SystemLanguageModelGuardrails as SystemLanguageModelGuardrails
 
 _MODULES = {
     "Adapter": "framework.adapter",
+    "Allowed": "safety.guardrail",
+    "Answer": "framework.language_model",
+    "AnswerRequest": "framework.language_model",
     "AssetError": "framework.adapter",
     "AssetsUnavailableError": "framework.errors",
     "Attachment": "framework.prompt",
@@ -131,6 +143,7 @@ _MODULES = {
     "InvalidAssetError": "framework.adapter",
     "InvalidGenerationSchemaError": "framework.errors",
     "LanguageModel": "framework.language_model",
+    "LanguageModelExecutor": "framework.language_model",
     "LanguageModelSession": "framework.session",
     "OpenAICompatibleModel": "framework.openai_model",
     "Prompt": "framework.prompt",
@@ -139,6 +152,7 @@ _MODULES = {
     "PromptError": "framework.prompt",
     "RateLimitedError": "framework.errors",
     "RefusalError": "framework.errors",
+    "Refused": "safety.guardrail",
     "RequestTimeoutError": "framework.errors",
     "Response": "framework.request",
     "ResponseEntry": "framework.transcript",
@@ -151,9 +165,11 @@ _MODULES = {
     "SystemLanguageModelGuardrails": "safety.guardrails",
     "SystemLanguageModelUnavailableReason": "framework.language_model",
     "SystemLanguageModelUseCase": "framework.model",
+    "TextPiece": "framework.language_model",
     "TextSnapshot": "framework.formats",
     "Tool": "framework.tool",
     "ToolCallError": "framework.errors",
+    "ToolCallPiece": "framework.language_model",
     "ToolCallingMode": "framework.options",
     "ToolCallsEntry": "framework.transcript",
     "ToolLimits": "framework.tool",
@@ -162,12 +178,14 @@ _MODULES = {
     "TranscriptEntry": "framework.transcript",
     "TranscriptError": "framework.transcript_wire",
     "TranscriptMutationError": "framework.errors",
+    "URL": "framework.formatted_types",
     "UndefinedReferencesError": "framework.dynamic_schema",
     "UnsupportedAttachmentError": "framework.prompt",
     "UnsupportedCapabilityError": "framework.errors",
     "UnsupportedGuideError": "framework.errors",
     "UnsupportedLanguageOrLocaleError": "framework.errors",
     "Usage": "framework.language_model",
+    "Violation": "safety.guardrail",
     "first_and_last": "framework.condense",
     "generable": "framework.generable",
     "guide": "framework.guides",

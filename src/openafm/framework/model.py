@@ -136,6 +136,15 @@ class SystemLanguageModel(LanguageModel):
         *,
         instructions: str | None = None,
     ) -> int:
+        """`token_count_blocking`, for code that awaits; nothing in it takes long."""
+        return self.token_count_blocking(value, instructions=instructions)
+
+    def token_count_blocking(
+        self,
+        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        *,
+        instructions: str | None = None,
+    ) -> int:
         """Tokens that something adds to a session, exactly; the counts of parts add up to what is prefilled.
 
         A prompt counts with all that opens its response, a schema as shown beside its prompt, tools as announced in the

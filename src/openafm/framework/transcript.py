@@ -256,6 +256,9 @@ class Transcript(Sequence[Entry]):
     def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
         return self._entries[index]
 
+    def __repr__(self) -> str:
+        return f"Transcript([{', '.join(type(entry).__name__ for entry in self._entries)}])"
+
     def _append(self, *entries: Entry) -> None:
         self._entries.extend(entries)
 
