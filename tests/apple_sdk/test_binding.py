@@ -28,6 +28,12 @@ def test_a_model_says_what_it_is():
     assert lib.FMSystemLanguageModelGetContextSize(model) > 0
 
 
+def test_an_unknown_use_case_is_the_general_one_with_a_warning():
+    with pytest.warns(UserWarning, match="999"):
+        model = lib.FMSystemLanguageModelCreate(999, 0)
+    assert lib.FMSystemLanguageModelIsAvailable(model)
+
+
 def test_a_missing_model_has_a_reason_that_the_sdk_knows(stand_in, tmp_path):
     model = HANDLES.new(stand_in(bundle=tmp_path / "nowhere"))
     reason = ctypes.c_int()

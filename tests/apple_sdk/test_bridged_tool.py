@@ -122,3 +122,13 @@ def test_a_tool_with_an_impossible_schema_is_not_made():
     code, description = errors.taken()
     assert code == 10
     assert "Nowhere" in description
+
+
+def test_of_tools_with_one_name_the_first_is_called():
+    holders, calls = [[None], [None]], [[], []]
+    callbacks = []
+    for index, holder in enumerate(holders):
+        holder[0], callback = client.tool("weather", parameters(), answering(holder, b"rain", calls[index]))
+        callbacks.append(callback)
+    assert client.respond(client.session(tools=(holders[0][0], holders[1][0])), "Weather?")[0] == 0
+    assert [len(each) for each in calls] == [1, 0]

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import warnings
 from collections.abc import Callable, Coroutine
+from enum import IntEnum
 from typing import Any, TypeVar
 
 from openafm.apple_sdk.bridged_session import BridgedSession
@@ -48,6 +50,7 @@ from openafm.safety.guardrails import SystemLanguageModelGuardrails
 from openafm.tokenizer.schema_text import compact_json
 
 CallbackT = TypeVar("CallbackT", bound=Callable[..., object])
+EnumT = TypeVar("EnumT", bound=IntEnum)
 
 
 def _plain(callback: CallbackT) -> CallbackT:
@@ -76,7 +79,8 @@ def FMSystemLanguageModelGetDefault() -> Handle:
 
 
 def FMSystemLanguageModelCreate(use_case: int, guardrails: int) -> Handle:
-    return HANDLES.new(SystemLanguageModel(SystemLanguageModelUseCase(use_case), SystemLanguageModelGuardrails(guardrails)))
+    chosen = _known(SystemLanguageModelUseCase, use_case), _known(SystemLanguageModelGuardrails, guardrails)
+    return HANDLES.new(SystemLanguageModel(*chosen))
 
 
 def FMSystemLanguageModelIsAvailable(model: Pointer, reason_out: Any = None) -> bool:
@@ -370,8 +374,20 @@ def _model(model: Pointer) -> SystemLanguageModel | None:
     return HANDLES.get(model, SystemLanguageModel) if model else None
 
 
+def _known(kind: type[EnumT], number: int) -> EnumT:
+    """The member of a number; the first one, with a warning, where there is none: the interface has no way to refuse it."""
+    try:
+        return kind(number)
+    except ValueError:
+        default = next(iter(kind))
+        warnings.warn(f"{number} is no {kind.__name__}; {default.name} is used", stacklevel=3)
+        return default
+
+
 def _tools(tools: Any, count: int) -> list[BridgedTool]:
-    return [HANDLES.get(pointer, BridgedTool) for pointer in read_handles(tools, count)]
+    """The tools of an array. Of several with one name the first is taken: the model could not tell them apart."""
+    bridged = [HANDLES.get(pointer, BridgedTool) for pointer in read_handles(tools, count)]
+    return list({tool.name: tool for tool in reversed(bridged)}.values())[::-1]
 
 
 def _add_guide(prop: Pointer, guide: Callable[[], GenerationGuide], wrapped: bool) -> None:
