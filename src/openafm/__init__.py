@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from openafm.framework.adapter import InvalidAssetError as InvalidAssetError
     from openafm.framework.condense import first_and_last as first_and_last
     from openafm.framework.condense import rolling_window as rolling_window
+    from openafm.framework.condense import rolling_window_blocking as rolling_window_blocking
     from openafm.framework.condense import summarized as summarized
+    from openafm.framework.condense import summarized_blocking as summarized_blocking
     from openafm.framework.content import ConvertibleFromGeneratedContent as ConvertibleFromGeneratedContent
     from openafm.framework.content import ConvertibleToGeneratedContent as ConvertibleToGeneratedContent
     from openafm.framework.content import GeneratedContent as GeneratedContent
@@ -190,7 +192,9 @@ _MODULES = {
     "generable": "framework.generable",
     "guide": "framework.guides",
     "rolling_window": "framework.condense",
+    "rolling_window_blocking": "framework.condense",
     "summarized": "framework.condense",
+    "summarized_blocking": "framework.condense",
     "tool": "framework.tool",
 }
 

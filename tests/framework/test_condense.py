@@ -9,7 +9,13 @@ import pytest
 from tiny_bundles import write_tiny_bundle
 
 import openafm as fm
-from openafm.framework.condense import first_and_last, rolling_window, summarized
+from openafm.framework.condense import (
+    first_and_last,
+    rolling_window,
+    rolling_window_blocking,
+    summarized,
+    summarized_blocking,
+)
 from openafm.framework.transcript import (
     Entry,
     InstructionsEntry,
@@ -115,3 +121,15 @@ def test_conversations_longer_than_the_context_are_read_in_parts(tmp_path: Path)
 def test_nothing_to_summarize_is_left_as_it_is(model: fm.SystemLanguageModel) -> None:
     transcript = conversation(1)
     assert list(asyncio.run(summarized(transcript, model))) == list(transcript)
+
+
+def test_the_blocking_forms_do_the_same_even_inside_a_loop(model: fm.SystemLanguageModel) -> None:
+    transcript = conversation(6)
+
+    async def run() -> tuple[Transcript, Transcript]:
+        window = rolling_window_blocking(transcript, model, 100)
+        return window, summarized_blocking(transcript, model, 200, summary_tokens=8)
+
+    window, summary = asyncio.run(run())
+    assert list(window) == list(asyncio.run(rolling_window(transcript, model, 100)))
+    assert summary.turns == asyncio.run(summarized(transcript, model, 200, summary_tokens=8)).turns

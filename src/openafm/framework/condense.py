@@ -11,10 +11,12 @@ is left without its call. Entries keep their ids.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import chain, pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from openafm.framework.daemon import in_daemon_thread
 from openafm.framework.errors import ExceededContextWindowSizeError
 from openafm.framework.model import SystemLanguageModel
 from openafm.framework.options import GenerationOptions
@@ -98,6 +100,30 @@ async def summarized(
         if token_count <= limit:
             return shorter
     raise ExceededContextWindowSizeError(token_count, limit)
+
+
+def rolling_window_blocking(
+    transcript: Transcript, model: SystemLanguageModel, max_tokens: int | None = None
+) -> Transcript:
+    """`rolling_window`, for code without an event loop."""
+    return _blocking(rolling_window(transcript, model, max_tokens))
+
+
+def summarized_blocking(
+    transcript: Transcript,
+    model: SystemLanguageModel,
+    max_tokens: int | None = None,
+    *,
+    keep_last: int = 1,
+    summary_tokens: int | None = None,
+) -> Transcript:
+    """`summarized`, for code without an event loop."""
+    return _blocking(summarized(transcript, model, max_tokens, keep_last=keep_last, summary_tokens=summary_tokens))
+
+
+def _blocking(work: Coroutine[Any, Any, Transcript]) -> Transcript:
+    """In a thread of its own, since notebooks have a running loop in theirs."""
+    return in_daemon_thread(lambda: asyncio.run(work), "openafm-condense").result()
 
 
 async def _told(past: Sequence[_Exchange], model: SystemLanguageModel, summary_tokens: int) -> _Exchange:
