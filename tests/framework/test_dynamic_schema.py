@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jsonschema
 import pytest
 
 import openafm as fm
@@ -15,7 +16,16 @@ from openafm.framework.dynamic_schema import (
     EmptyTypeChoicesError,
     UndefinedReferencesError,
 )
+from openafm.runtime.grammar import GrammarCompiler
+from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+from openafm.tokenizer.conversation import ToolDefinition
+from openafm.tokenizer.schema_text import compact_json, schema_text
+from openafm.tokenizer.tool_calls import tool_calls_schema
 
+TOKENIZER = train_tokenizer(
+    TokenizerConfig(vocab_size=320, min_frequency=1),
+    ["the quick brown fox jumps over the lazy dog and whatever else there is to jump over"],
+)
 D = DynamicGenerationSchema
 P = DynamicGenerationSchema.Property
 
@@ -137,3 +147,17 @@ def test_one_part_may_stand_in_many_places() -> None:
     line = D.object("Line", properties=[P("start", point), P("end", point), P("middle", D.reference_to("Point"))])
     schema = fm.GenerationSchema(root=line, dependencies=[point]).to_dict()
     assert list(schema["$defs"]) == ["Point"]
+
+
+@pytest.mark.parametrize("name", ["Box[int]", "Kätze", "My item", "a/b", "a~b", "50%", "日本", "it's"])
+def test_definitions_may_be_called_anything(name: str) -> None:
+    item = D.object(name, properties=[P("n", D.of(int))])
+    holder = D.object("Holder", properties=[P("first", item), P("second", D.reference_to(name))])
+    schema = fm.GenerationSchema(root=holder).to_dict()
+    jsonschema.validate({"first": {"n": 1}, "second": {"n": 2}}, schema)
+    assert f"#{name.replace('~', '~0').replace('/', '~1')}=" in schema_text(schema)
+    call = [{"name": "use", "arguments": {"first": {"n": 1}, "second": {"n": 2}}}]
+    calls = tool_calls_schema([ToolDefinition(name="use", description="", parameters=schema)])
+    jsonschema.validate(call, calls)
+    matcher = GrammarCompiler(TOKENIZER).json_schema(calls).matcher()
+    matcher.accept(TOKENIZER.encode(compact_json(call)))

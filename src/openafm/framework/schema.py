@@ -12,6 +12,7 @@ from openafm.framework.records import PropertiesRecord
 from openafm.framework.structure import Property, Structure
 from openafm.framework.value_types import Definition, ValueType
 from openafm.tokenizer.conversation import JsonSchema
+from openafm.tokenizer.schema_text import reference_to
 
 
 class GenerationSchema:
@@ -78,7 +79,7 @@ class GenerationSchema:
         return schema if self.description is None else schema | {"description": self.description}
 
     def _refer(self, definition: Definition) -> JsonSchema:
-        return {"$ref": "#" if definition is self._root else f"#/$defs/{definition.name}"}
+        return {"$ref": "#" if definition is self._root else reference_to(definition.name)}
 
 
 def _reachable(root: ValueType) -> list[Definition]:

@@ -29,6 +29,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, unquote
 
 from openafm.core.errors import UsageError
 from openafm.tokenizer.conversation import JsonSchema
@@ -70,6 +71,11 @@ def compact_json(value: Any) -> str:
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def reference_to(name: str) -> str:
+    """The `$ref` that leads to a definition: a JSON pointer in a URI, whatever the name holds."""
+    return "#/$defs/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
 
 
 def schema_text(schema: JsonSchema) -> str:
@@ -212,7 +218,7 @@ class _Writer:
             raise SchemaTextError(f"the reference {reference!r} leads outside the schema; put what it names under $defs")
         target: Any = self._root
         for step in reference.split("/")[1:]:
-            step = step.replace("~1", "/").replace("~0", "~")
+            step = unquote(step).replace("~1", "/").replace("~0", "~")
             if isinstance(target, list) and step.isdecimal() and int(step) < len(target):
                 target = target[int(step)]
             elif isinstance(target, Mapping) and step in target:
@@ -235,7 +241,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _reference_name(reference: str) -> str:
-    return "#" + re.sub(r"^#/((\$defs|definitions)/)?", "", reference)
+    return "#" + unquote(re.sub(r"^#/((\$defs|definitions)/)?", "", reference))
 
 
 def _title(schema: Mapping[str, Any], key: str) -> str:

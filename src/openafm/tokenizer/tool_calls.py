@@ -8,7 +8,7 @@ from typing import Any
 
 from openafm.core.errors import OpenAFMError
 from openafm.tokenizer.conversation import JsonSchema, ToolCall, ToolDefinition
-from openafm.tokenizer.schema_text import compact_json
+from openafm.tokenizer.schema_text import compact_json, reference_to
 
 
 class MalformedToolCallsError(OpenAFMError):
@@ -45,7 +45,7 @@ def tool_calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:
     for tool in tools:
         parameters = tool.parameters
         if '"$ref"' in compact_json(parameters):
-            pointer = "#/$defs/" + tool.name.replace("~", "~0").replace("/", "~1")
+            pointer = reference_to(tool.name)
             definitions[tool.name] = _rebased(parameters, pointer)
             parameters = {"$ref": pointer}
         variants.append(
