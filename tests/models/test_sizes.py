@@ -21,6 +21,7 @@ from openafm.models.sizes import SIZES, UnknownSizeError, named_size
         ("on_device.nano", 10_687_552),
         ("on_device.nano_draft", 2_688_064),
         ("on_device.micro", 1_395_232),
+        ("on_device.micro_draft", 229_824),
     ],
 )
 def test_parameter_counts_are_exact(name: str, count: int) -> None:

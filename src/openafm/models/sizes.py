@@ -125,8 +125,24 @@ def on_device_micro() -> DecoderConfig:
     )
 
 
+def on_device_micro_draft() -> DecoderConfig:
+    """The draft model beside `on_device.micro`."""
+    return shared_kv_decoder(
+        vocab_size=2048,
+        dim=64,
+        num_own_layers=2,
+        num_shared_layers=0,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        hidden_dim=128,
+        context_length=1024,
+    )
+
+
 SIZES: dict[str, Callable[[], DecoderConfig]] = {
     "on_device.micro": on_device_micro,
+    "on_device.micro_draft": on_device_micro_draft,
     "on_device.nano": on_device_nano,
     "on_device.nano_draft": on_device_nano_draft,
     "on_device.draft": on_device_draft,

@@ -21,7 +21,7 @@ def model_card(name: str, config: RunConfig, result: TrainingResult) -> str:
 A decoder of {num_parameters(model):,} parameters: {len(model.layers)} layers, {sharing} of them sharing keys and values,
 dim {model.dim}, vocabulary {model.vocab_size:,}, context {model.context_length:,} tokens.
 
-Made by the recipe `{config.recipe}`{f" from `{config.trainer.from_bundle}`" if config.trainer.from_bundle else ""}:
+Made by the recipe `{config.recipe}`{f" from `{config.start}`" if config.start else ""}:
 {result.step:,} steps, {result.num_tokens:,} tokens, {result.seconds:.0f} s of training, last loss {result.loss or 0:.3f}.
 
 Data:

@@ -12,7 +12,7 @@ from openafm.core.errors import UsageError
 from openafm.data.copies import CopiesConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.tokenizer.bpe import TokenizerConfig
-from openafm.training.config import TrainerConfig
+from openafm.training.config import DistillationConfig, TrainerConfig
 
 
 class UnknownRecipeError(UsageError):
@@ -74,6 +74,12 @@ class RunConfig(Config):
             self.require(
                 source.name in corpora, f"source '{source.name}' has no corpus; corpora: {', '.join(sorted(corpora))}"
             )
+
+    @property
+    def start(self) -> str | None:
+        """The bundle whose tokenizer and chat template the run keeps: the one it starts from or learns from."""
+        objective = self.trainer.objective
+        return objective.teacher if isinstance(objective, DistillationConfig) else self.trainer.from_bundle
 
     @property
     def corpora_read(self) -> tuple[CorpusConfig, ...]:

@@ -18,8 +18,10 @@ from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
     BudgetConfig,
+    DistillationConfig,
     EMAConfig,
     EvaluationConfig,
+    Float32Config,
     InductionStart,
     MuonConfig,
     OptimizerConfig,
@@ -73,6 +75,12 @@ def qat(size: str) -> RunConfig:
 def recovery_adapter(size: str) -> RunConfig:
     """A low-rank adapter over a compressed bundle, on the same data: the bundle again, with what it lost won back."""
     return {"micro": _recovery_micro, "nano": _recovery_nano}[size]()
+
+
+@recipe("on_device.draft", sizes=("micro", "nano"), starts_from="on_device.recovery_adapter")
+def draft(size: str) -> RunConfig:
+    """A draft model, distilled from the bundle that it is to draft for on the data which that was fine-tuned on."""
+    return {"micro": _draft_micro, "nano": _draft_nano}[size]()
 
 
 def _pretrain_micro() -> RunConfig:
@@ -169,6 +177,35 @@ def _recovery_micro() -> RunConfig:
 
 def _recovery_nano() -> RunConfig:
     return _adapted(_sft_nano(), StepBudget(num_steps=200), LoRAConfig(rank=8))
+
+
+def _draft_micro() -> RunConfig:
+    return _distilled(_sft_micro(), "on_device.micro_draft", TimeBudget(seconds=120))
+
+
+def _draft_nano() -> RunConfig:
+    return _distilled(_sft_nano(), "on_device.nano_draft", StepBudget(num_steps=600))
+
+
+def _distilled(run: RunConfig, size: str, budget: BudgetConfig) -> RunConfig:
+    """The same data through a fresh student, which copies from its context too: half of the rows are copies."""
+    model = named_size(size)
+    sources = (
+        SourceConfig(name="built_in", path="built_in", weight=0.5),
+        SourceConfig(name="copies", path="copies", weight=0.5),
+    )
+    trainer = replace(
+        run.trainer,
+        model=model,
+        objective=DistillationConfig(),
+        data=replace(run.trainer.data, sources=sources),
+        budget=budget,
+        optimizer=SMALL_OPTIMIZER,
+        precision=Float32Config(),
+        start=InductionStart(),
+    )
+    corpora = tuple(corpus for corpus in run.corpora if corpus.name != "copies")
+    return replace(run, recipe="on_device.draft", corpora=(*corpora, NANO_COPIES), trainer=trainer)
 
 
 def _quantised(run: RunConfig, budget: BudgetConfig) -> RunConfig:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
+from openafm.adapters.package import open_adapter
 from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.store import bundle_place
 from openafm.compression.errors import AlreadyCompressedError
@@ -37,15 +38,17 @@ from openafm.recipes.config import (
     build_run,
     find_recipe,
 )
+from openafm.recipes.drafting import DraftReport, held_out_conversations, measure_draft, taught_by
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
-from openafm.training.config import TrainerConfig, first_difference
+from openafm.training.config import DistillationConfig, TrainerConfig, first_difference
 
 if TYPE_CHECKING:
     from openafm.training.run import TrainingResult
 
 TOKENIZER_EXAMPLES = 20_000
+DRAFTED_ANSWERS = 24  # by which a draft model is judged when its run ends
 
 
 class StartBundleError(UsageError):
@@ -64,7 +67,7 @@ class RunInterruptedError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """Where a run left things."""
+    """Where a run left things. A draft model's acceptance is that of its drafts, greedy, on held-out conversations."""
 
     bundle: str
     signature: str
@@ -75,9 +78,14 @@ class RunResult:
     loss_first: float | None
     loss_last: float | None
     held_out_loss: float | None
+    acceptance: float | None = None
+    target_passes_per_token: float | None = None
+    plain_passes_per_token: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without the figures of draft models where it is none."""
+        optional = ("acceptance", "target_passes_per_token", "plain_passes_per_token")
+        return {key: value for key, value in asdict(self).items() if value is not None or key not in optional}
 
 
 def prepare_run(
@@ -99,7 +107,9 @@ def prepare_run(
     """
     config = build_run(recipe, size)
     start = start or _left_by_the_recipe_before(recipe, size)
-    if start is not None:
+    if start is not None and isinstance(config.trainer.objective, DistillationConfig):
+        config = taught_by(config, open_bundle(start))
+    elif start is not None:
         bundle = open_bundle(start)
         if bundle.numerics.is_compressed and config.trainer.adapter is None:
             raise AlreadyCompressedError(
@@ -150,7 +160,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
     from openafm.training.run import train
 
     place = bundle_place(name)
-    start = config.trainer.from_bundle
+    start = config.start
     if start is not None and Path(start).resolve() == place.resolve():
         raise StartBundleError(
             f"'{name}' is the bundle that the run starts from, which stays as it is; choose another --name"
@@ -177,7 +187,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
             recovery=made.recovery,
             card=model_card(name, config, result),
         )
-    return _result(bundle, folder, result)
+    return _result(bundle, folder, result, _draft_report(config, bundle))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +233,7 @@ def _check_same_run(config: RunConfig, folder: Path) -> None:
 
 def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, BaseChatTemplate]:
     """The starting bundle's, else the one in the run folder, else one trained on the corpora."""
-    start = config.trainer.from_bundle
+    start = config.start
     needed = find_recipe(config.recipe).starts_from
     if start is not None:
         bundle = open_bundle(start)
@@ -301,7 +311,16 @@ def _located(loader: LoaderConfig, folder: Path) -> LoaderConfig:
     return replace(loader, sources=sources)
 
 
-def _result(bundle: Bundle, folder: Path, result: TrainingResult) -> RunResult:
+def _draft_report(config: RunConfig, draft: Bundle) -> DraftReport | None:
+    """What a draft model is worth to its teacher; None for all other models."""
+    objective = config.trainer.objective
+    if not isinstance(objective, DistillationConfig) or objective.teacher is None:
+        return None
+    adapter = None if objective.adapter is None else open_adapter(Path(objective.adapter))
+    return measure_draft(draft, open_bundle(objective.teacher), held_out_conversations(config, DRAFTED_ANSWERS), adapter)
+
+
+def _result(bundle: Bundle, folder: Path, result: TrainingResult, report: DraftReport | None) -> RunResult:
     from openafm.training.metrics import read_metrics
 
     losses = [line["loss"] for line in read_metrics(folder) if "loss" in line]
@@ -315,4 +334,7 @@ def _result(bundle: Bundle, folder: Path, result: TrainingResult) -> RunResult:
         loss_first=losses[0] if losses else None,
         loss_last=result.loss,
         held_out_loss=result.held_out_loss,
+        acceptance=None if report is None else report.acceptance,
+        target_passes_per_token=None if report is None else report.target_passes_per_token,
+        plain_passes_per_token=None if report is None else report.plain_passes_per_token,
     )
