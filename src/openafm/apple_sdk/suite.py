@@ -83,8 +83,8 @@ def run_suite(scratch: Path, suite: str | None, swapped: bool, pytest_arguments:
     results = scratch / "results.xml"
     ignored = [f"--ignore=tests/{name}" for name in not_run]
     command_line = [str(python), "-m", "pytest", f"--junitxml={results}", "-q", "--tb=no", "-p", "no:cacheprovider"]
-    command_line += ["-o", "junit_family=xunit1", "-o", "asyncio_mode=auto", *ignored, *pytest_arguments]
-    subprocess.run(command_line, cwd=source.root, env=_variables(python))
+    command_line += ["-o", "junit_family=xunit1", "-o", "asyncio_mode=auto", "--continue-on-collection-errors"]
+    subprocess.run([*command_line, *ignored, *pytest_arguments], cwd=source.root, env=_variables(python))
     if not results.is_file():
         raise SuiteError("pytest ended without results; see what it said above")
     return SuiteReport.read(results)
