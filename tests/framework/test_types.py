@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, NewType, NotRequired, Op
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import openafm as fm
@@ -135,6 +135,7 @@ def test_values_there_and_back(annotation: Any, values: st.SearchStrategy[Any]) 
     schema = fm.GenerationSchema(annotation).to_dict()
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker(("date", "uuid")))
 
+    @settings(max_examples=25, deadline=None)
     @given(values)
     def check(value: Any) -> None:
         content = fm.GeneratedContent.of(value, annotation)
@@ -143,6 +144,20 @@ def test_values_there_and_back(annotation: Any, values: st.SearchStrategy[Any]) 
         assert again == value
         assert type(again) is type(value)
         assert content.partial_value(annotation) is not None or value is None
+
+    check()
+
+
+@pytest.mark.parametrize(("annotation", "values"), VALUES, ids=[str(annotation) for annotation, _ in VALUES])
+def test_every_beginning_is_a_partial_value(annotation: Any, values: st.SearchStrategy[Any]) -> None:
+    @settings(max_examples=6, deadline=None)
+    @given(values)
+    def check(value: Any) -> None:
+        text = fm.GeneratedContent.of(value, annotation).to_json()
+        for end in range(len(text)):
+            partial = fm.GeneratedContent.from_json(text[:end]).partial_value(annotation)
+            if isinstance(partial, dict | list | tuple) and type(value) is type(partial):
+                assert len(partial) <= len(value)
 
     check()
 

@@ -110,6 +110,8 @@ class GeneratedContent:
         Raises:
             DecodingFailureError: the content is not the beginning of that type.
         """
+        if self._value is None and self._num_open:  # nothing is written yet
+            return None
         with self._raw_content_in_errors():
             return value_type(type_class).decode_partial(self._value, self._num_open, self.id, "$")
 
