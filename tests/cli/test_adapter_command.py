@@ -99,6 +99,8 @@ def test_failures_are_one_line(tmp_path: Path, signature: str, capsys: pytest.Ca
     assert "no bundle" in failure(capsys, "export", path, "--name", "x", "--output", str(tmp_path), "--draft", "none")
     assert "train.jsonl:1" in failure(capsys, "train", "--data", str(data), "--output", str(tmp_path / "run"))
     assert "letters" in failure(capsys, "train", "--data", str(data), "--name", "a-b")
+    assert "train.jsonl:1" in failure(capsys, "draft-train", path, "--data", str(data), "--output", str(tmp_path / "run"))
+    assert "no name for a bundle" in failure(capsys, "draft-train", path, "--data", str(data), "--name", "a/b")
     assert "one of the two" in failure(capsys, "remove")
     assert "one of the two" in failure(capsys, "remove", "x", "--obsolete")
     assert "is installed" in failure(capsys, "remove", "x")

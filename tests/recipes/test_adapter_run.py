@@ -24,13 +24,15 @@ from openafm.data.documents import InputPathError, NotADocumentError, NotTextErr
 from openafm.data.shards import open_shards
 from openafm.recipes.adapter import (
     AdapterRunResult,
-    DraftMismatchError,
     NoAdapterRunError,
+    NoBaseError,
     adapter_run,
     export_adapter,
     train_adapter,
+    train_draft,
 )
 from openafm.runtime.engines import open_engine
+from openafm.runtime.speculation import DraftMismatchError
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import Conversation
@@ -229,8 +231,32 @@ def test_a_draft_that_speaks_other_tokens_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DraftMismatchError, match="another tokenizer"):
         export_adapter(tmp_path / "run", "tints", tmp_path / "out", draft=other.path)
-    with pytest.raises(DraftMismatchError, match="not on this machine"):  # only the run knows where its base is
+    with pytest.raises(NoBaseError, match="not on this machine"):  # only the run knows where its base is
         export_adapter(Path(result.adapter), "tints", tmp_path / "out", draft=other.path)
+
+
+QUICK = {
+    "trainer.budget": '{"type": "StepBudget", "num_steps": 4}',
+    "trainer.data.rows_per_step": "1",
+    "trainer.data.row_tokens": "128",
+}
+
+
+def test_a_draft_is_distilled_from_base_and_adapter_and_goes_into_its_folder(tmp_path: Path) -> None:
+    adapter = open_adapter(Path(run(tmp_path, epochs=1).adapter))
+    base = open_bundle(tmp_path / "base")
+    data, evaluation, folder = tmp_path / "train.jsonl", tmp_path / "eval.jsonl", tmp_path / "draft run"
+    with pytest.raises(NoBaseError, match="--base"):
+        train_draft(adapter, data, evaluation, folder, "colours_draft")
+    result = train_draft(adapter, data, evaluation, folder, "colours_draft", base=base, size="micro", changes=QUICK)
+    assert result.steps == 4
+    assert result.acceptance is not None
+    assert 0 <= result.acceptance <= 1
+    exported = export_adapter(tmp_path / "run", "tints", tmp_path / "out", draft="colours_draft")
+    assert exported.metadata.draftSignature == open_bundle("colours_draft").signature == result.signature
+    data.write_text('{"text": "no conversation"}\n')
+    with pytest.raises(NotADocumentError, match=r"train\.jsonl:1"):
+        train_draft(adapter, data, None, tmp_path / "another", "other_draft", base=base, size="micro", changes=QUICK)
 
 
 def test_a_run_that_trained_no_adapter_is_told(tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shards import open_shards
 from openafm.models.accounting import num_parameters
 from openafm.recipes.config import FolderCorpusConfig
-from openafm.recipes.run import RunInterruptedError, pack_corpus
+from openafm.recipes.drafting import draft_run
+from openafm.recipes.run import RunInterruptedError, RunResult, pack_corpus, run_recipe
+from openafm.runtime.speculation import DraftMismatchError
 from openafm.tokenizer.conversation import AssistantTurn
 from openafm.training.config import (
     AdamWConfig,
@@ -41,8 +43,8 @@ from openafm.training.config import (
 ONE_THREAD_BELOW = 50_000_000  # parameters: the operations of a smaller model are too short to share out
 
 
-class DraftMismatchError(UsageError):
-    """A draft model that does not draft for this base, or of which that cannot be told."""
+class NoBaseError(UsageError):
+    """The base of an adapter, which is needed, is not on this machine."""
 
 
 class NoAdapterRunError(UsageError):
@@ -174,7 +176,8 @@ def export_adapter(
         AdapterNotFoundError: nothing is at `source`.
         NoAdapterRunError: it is neither an adapter nor a run that trained one.
         HalfDraftError, BundleError: the draft is not a whole bundle.
-        DraftMismatchError: it does not draft for this base.
+        DraftMismatchError: it does not speak in the base's tokens.
+        NoBaseError: the draft cannot be checked, for the base is not on this machine.
     """
     check_name(name)
     if (source / METADATA).is_file():
@@ -196,6 +199,38 @@ def export_adapter(
         about=about,
         draft=None if draft is None else _checked_draft(draft, made),
     )
+
+
+def train_draft(
+    adapter: Adapter,
+    data: Path,
+    evaluation: Path | None,
+    folder: Path,
+    name: str,
+    *,
+    base: Bundle | None = None,
+    size: str = "nano",
+    changes: Mapping[str, str] | None = None,
+) -> RunResult:
+    """Distil the bundle `name`, which drafts for an adapter on its base, on conversations as the adapter learned from.
+
+    Raises:
+        NoBaseError: no `base` is given, and the adapter's is not on this machine.
+        AdapterMismatchError: `base` is another one.
+        NotADocumentError, NotTextError, InputPathError: a file, or the named line of it, holds no conversation to learn.
+        UnknownRecipeError, UnknownKeyError, ConfigError: no such size, or a key or value of `changes` that is none.
+        Whatever `run_recipe` raises.
+    """
+    base = base or local_bundle(adapter.base_signature)
+    if base is None:
+        raise NoBaseError(
+            f"the base {adapter.base_signature} of {adapter.path} is not among your bundles, and the draft learns from it; "
+            "give it with --base"
+        )
+    for file in filter(None, (data, evaluation)):
+        _check_conversations(file)
+    config = draft_run(base, size=size, adapter=adapter, data=data, evaluation=evaluation, changes=changes)
+    return run_recipe(config, folder, name)
 
 
 def local_bundle(signature: str) -> Bundle | None:
@@ -302,10 +337,11 @@ def _check_same_run(config: AdapterRunConfig, folder: Path) -> None:
 def _checked_draft(draft: str | Path, made: _Trained) -> Path:
     bundle = open_bundle(draft)
     if made.base is None:
-        raise DraftMismatchError(
+        raise NoBaseError(
             f"the base {made.base_signature} is not on this machine: whether {bundle.path} drafts for it cannot be told"
         )
-    if bundle.tokenizer.digest != made.base.tokenizer.digest:
+    same_rows = bundle.config.vocab_size == made.base.config.vocab_size
+    if not same_rows or bundle.tokenizer.digest != made.base.tokenizer.digest:
         raise DraftMismatchError(
             f"{bundle.path} has another tokenizer than the base {made.base.name}; train a draft for this base"
         )
