@@ -5,11 +5,12 @@ A target answers with its adapter on; a draft for an app's adapter is distilled 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
@@ -19,9 +20,22 @@ from openafm.data.loader import SourceConfig
 from openafm.data.synthetic import generate as generate_conversations
 from openafm.recipes.config import CorpusConfig, FolderCorpusConfig, RunConfig, SyntheticCorpusConfig, build_run
 from openafm.tokenizer.chat_template import opened
-from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
+from openafm.tokenizer.conversation import (
+    AssistantTurn,
+    Conversation,
+    Instructions,
+    JsonSchema,
+    ToolDefinition,
+    Turn,
+    UserTurn,
+)
 from openafm.tokenizer.tool_calls import tool_calls_schema
 from openafm.training.config import DistillationConfig, EvaluationConfig, teacher_identity
+
+if TYPE_CHECKING:
+    from openafm.runtime.generation import Summary
+    from openafm.runtime.sampling import SamplingConfig
+    from openafm.runtime.speculation import Drafter
 
 MOST_TOKENS = 200  # of an answer that is drafted to be measured
 
@@ -88,7 +102,7 @@ class DraftReport:
     the answers, those that prefill a prompt included: without a draft model every token that is not forced needs one.
     """
 
-    num_conversations: int
+    num_answers: int
     num_tokens: int
     num_drafted: int
     num_accepted: int
@@ -100,50 +114,110 @@ class DraftReport:
         return asdict(self)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A conversation up to an answer, and what the answer may be; `is_call` where the data has calls of tools."""
+
+    turns: tuple[Turn, ...]
+    schema: JsonSchema | None
+    tools: tuple[ToolDefinition, ...]
+    is_call: bool
+
+
+class Answerer:
+    """Greedy answers of a bundle with its adapter or another, under a grammar, with and without a draft model."""
+
+    def __init__(self, target: Bundle, adapter: Adapter | None = None) -> None:
+        from openafm.runtime.engines import open_engine
+        from openafm.runtime.grammar import GrammarCompiler
+
+        self.engine, self._bundle = open_engine(target, adapter), target
+        self._grammars = GrammarCompiler(target.tokenizer, target.template)
+
+    def answer(
+        self,
+        question: Question,
+        drafter: Drafter | None,
+        *,
+        sampling: SamplingConfig | None = None,
+        max_tokens: int = MOST_TOKENS,
+        must_call: bool = False,
+    ) -> DraftedAnswer:
+        """The answer in a new sequence.
+
+        Raises:
+            ContextWindowError: question and answer do not fit.
+        """
+        from openafm.runtime.generation import generate
+        from openafm.runtime.sampling import GreedyConfig
+
+        tokenizer, template = self._bundle.tokenizer, self._bundle.template
+        tools = question.tools if template.can_call_tools else ()
+        generation = generate(
+            self.engine,
+            self.engine.new_sequence(),
+            [*template.encode(tokenizer, opened(question.turns)).tokens, *template.generation_prompt(tokenizer)],
+            sampling=sampling or GreedyConfig(),
+            stop_tokens=template.stop_tokens(tokenizer),
+            max_tokens=max_tokens,
+            grammar=self._grammars.answer(question.schema, tool_calls_schema(tools) if tools else None, must_call=must_call),
+            drafter=drafter,
+        )
+        tokens = tuple(event.token for event in generation)
+        return DraftedAnswer(tokens=tokens, summary=generation.summary)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftedAnswer:
+    """The tokens of an answer, the one that ends it included, and what they took."""
+
+    tokens: tuple[int, ...]
+    summary: Summary
+
+
 def measure_draft(
     draft: Bundle, target: Bundle, conversations: Iterable[Conversation], adapter: Adapter | None = None, num_tokens: int = 5
 ) -> DraftReport:
-    """Answer the last prompt of each conversation, drafting `num_tokens` at a time, and count."""
+    """Have the target give every answer of the conversations itself, drafting `num_tokens` at a time, and count."""
+    from openafm.runtime.engine import ContextWindowError
     from openafm.runtime.engines import open_engine
-    from openafm.runtime.generation import generate
-    from openafm.runtime.grammar import GrammarCompiler
-    from openafm.runtime.sampling import GreedyConfig
     from openafm.runtime.speculation import Drafter
 
-    engine, drafter = open_engine(target, adapter), Drafter(open_engine(draft), num_tokens)
-    tokenizer, template = target.tokenizer, target.template
-    grammars = GrammarCompiler(tokenizer, template)
+    answerer, drafter = Answerer(target, adapter), Drafter(open_engine(draft), num_tokens)
     summaries = []
-    for question in filter(None, map(_question, conversations)):
-        prompt = [*template.encode(tokenizer, opened(question.turns)).tokens, *template.generation_prompt(tokenizer)]
-        if len(prompt) + MOST_TOKENS >= engine.context_length:
-            continue
-        tools = question.tools if template.can_call_tools else ()
-        generation = generate(
-            engine,
-            engine.new_sequence(),
-            prompt,
-            sampling=GreedyConfig(),
-            stop_tokens=template.stop_tokens(tokenizer),
-            max_tokens=MOST_TOKENS,
-            grammar=grammars.answer(question.schema, tool_calls_schema(tools) if tools else None),
-            drafter=drafter,
-        )
-        for _ in generation:
-            pass
-        summaries.append(generation.summary)
-    num_answers_tokens = max(sum(s.num_tokens for s in summaries), 1)
+    for question in itertools.chain.from_iterable(map(questions, conversations)):
+        with contextlib.suppress(ContextWindowError):
+            summaries.append(answerer.answer(question, drafter).summary)
+    return draft_report(summaries)
+
+
+def draft_report(summaries: Sequence[Summary]) -> DraftReport:
+    """Summed over drafted answers."""
+    num_tokens = sum(summary.num_tokens for summary in summaries)
     num_drafted, num_accepted = sum(s.num_drafted for s in summaries), sum(s.num_accepted for s in summaries)
+    # One step to prefill, and one for each token that the grammar leaves to choose: what `generate` takes without drafts.
     num_plain = sum(1 + s.num_tokens - s.num_forced_tokens for s in summaries)
     return DraftReport(
-        num_conversations=len(summaries),
-        num_tokens=sum(s.num_tokens for s in summaries),
+        num_answers=len(summaries),
+        num_tokens=num_tokens,
         num_drafted=num_drafted,
         num_accepted=num_accepted,
         acceptance=num_accepted / max(num_drafted, 1),
-        target_passes_per_token=sum(s.num_target_steps for s in summaries) / num_answers_tokens,
-        plain_passes_per_token=num_plain / num_answers_tokens,
+        target_passes_per_token=sum(s.num_target_steps for s in summaries) / max(num_tokens, 1),
+        plain_passes_per_token=num_plain / max(num_tokens, 1),
     )
+
+
+def questions(conversation: Conversation) -> Iterator[Question]:
+    """Every answer of a conversation that can be asked for again."""
+    turns = conversation.turns
+    tools = tuple(tool for turn in turns[:1] if isinstance(turn, Instructions) for tool in turn.tools)
+    schema: JsonSchema | None = None
+    for index, turn in enumerate(turns):
+        if isinstance(turn, UserTurn):
+            schema = turn.response_format
+        elif isinstance(turn, AssistantTurn) and index:
+            yield Question(turns=turns[:index], schema=schema, tools=tools, is_call=bool(turn.tool_calls))
 
 
 def held_out_conversations(config: RunConfig, count: int) -> list[Conversation]:
@@ -162,24 +236,3 @@ def _conversations(corpus: CorpusConfig) -> Iterator[Conversation]:
         case FolderCorpusConfig(path=path):
             documents = DocumentFiles(Path(path))
             yield from (document.conversation for document in documents if isinstance(document, ChatDocument))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Question:
-    """A conversation up to an answer, and what the answer must be."""
-
-    turns: tuple[Any, ...]
-    schema: dict[str, Any] | None
-    tools: tuple[Any, ...]
-
-
-def _question(conversation: Conversation) -> _Question | None:
-    """The conversation up to its last answer; None where there is no answer."""
-    turns = conversation.turns
-    places = [index for index, turn in enumerate(turns) if isinstance(turn, AssistantTurn) and index]
-    if not places:
-        return None
-    before = turns[: places[-1]]
-    schemas = [turn.response_format for turn in before if isinstance(turn, UserTurn)]
-    tools = [tool for turn in before[:1] if isinstance(turn, Instructions) for tool in turn.tools]
-    return _Question(turns=before, schema=schemas[-1] if schemas else None, tools=tuple(tools))
