@@ -1,0 +1,114 @@
+"""The guide tells the truth: its Python runs, and every name, verb and page that the docs mention exists."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import typer.main
+
+import openafm as fm
+from openafm.cli.main import app
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
+PAGES = [*GUIDE, ROOT / "docs" / "migration.md", ROOT / "README.md"]
+_FENCE = re.compile(r"^```(\w+) ?([^\n]*)\n(.*?)^```$", re.M | re.S)
+_NAME = re.compile(r"\bfm((?:\.[A-Za-z_]\w*)+)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """A fenced block: its language, what follows that on the fence, and the number of its first line."""
+
+    language: str
+    remark: str
+    text: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(language=match[1], remark=match[2], text=match[3], line=text.count("\n", 0, match.start(3)) + 1)
+        for match in _FENCE.finditer(text)
+    ]
+
+
+def name_of(page: Path) -> str:
+    return page.stem
+
+
+@pytest.fixture
+def fresh_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder to work in, and no models or adapters of this user's."""
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "work"), *sys.path])
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=name_of)
+@pytest.mark.usefixtures("fresh_place")
+def test_the_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType(f"guide_{page.stem}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    ran = 0
+    with asyncio.Runner() as runner:
+        for block in blocks(page):
+            if block.language != "python" or block.remark:
+                continue
+            source = "\n" * (block.line - 1) + block.text  # so that errors name the line of the page
+            code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            waits = eval(code, vars(module))
+            if waits is not None:
+                runner.run(waits)
+            ran += 1
+    assert ran > 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_blocks_that_do_not_run_say_why(page: Path) -> None:
+    for block in blocks(page):
+        if block.language == "python":
+            assert re.fullmatch(r"(no-run: \w.{10,})?", block.remark), f"{page}:{block.line}"
+            compile(block.text, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_name_that_a_page_mentions_exists(page: Path) -> None:
+    for name in set(_NAME.findall(page.read_text(encoding="utf-8"))):
+        found: object = fm
+        for part in name.strip(".").split("."):
+            assert hasattr(found, part), f"{page.name} mentions fm{name}"
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_verb_and_option_that_a_page_mentions_exists(page: Path) -> None:
+    command_line = typer.main.get_command(app)
+    for line in re.findall(r"(?:^ *|`)openafm ([^\n`]+)", page.read_text(encoding="utf-8"), re.M):
+        command = command_line
+        for word in line.split():
+            child = getattr(command, "commands", {}).get(word)
+            if child is None:
+                break
+            command = child
+        assert command is not command_line, f"{page.name}: openafm {line}"
+        known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
+        for option in re.findall(r" (--?[a-z][a-z-]*)", line.split("#")[0]):
+            assert option in known, f"{page.name}: openafm {line}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
