@@ -38,6 +38,14 @@ class GenerationError(FoundationModelsError):
     """A request that gave no response. Transcript and cache are as they were before it."""
 
 
+class SchemaFormatError(InvalidGenerationSchemaError, GenerationError):
+    """A JSON Schema that is none. Apple's SDK reports it as a failed request, so it is caught as one too."""
+
+
+class UnserializableSchemaError(SchemaFormatError, TypeError):
+    """A JSON Schema of Python values that JSON does not have."""
+
+
 class ExceededContextWindowSizeError(GenerationError):
     """The conversation does not fit. `token_count` tokens were needed, the model holds `context_size`."""
 
