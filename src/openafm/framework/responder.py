@@ -20,7 +20,6 @@ from openafm.framework.errors import (
     InvalidGenerationSchemaError,
     RefusalError,
     RequestTimeoutError,
-    TranscriptMutationError,
     UnsupportedCapabilityError,
 )
 from openafm.framework.formats import Snapshot, TextFormat
@@ -74,12 +73,8 @@ class Responder:
             exchange = _Exchange(request, executor, guardrail, text, self._deadline())
             with executor.undone_on_error():
                 yield from self._answers(exchange)
-                if len(self.transcript) != self._num_told:
-                    raise TranscriptMutationError(
-                        "the transcript grew while a response was generated for it; let one session at a time write to it"
-                    )
-            self.transcript._append(*exchange.entries)
-            self._num_told = len(self.transcript)
+                self.transcript._append(*exchange.entries, after=self._num_told)
+            self._num_told += len(exchange.entries)
 
     def prewarm(self, prompt_prefix: str, cancelled: Callable[[], bool]) -> None:
         """Load the model and prefill what the next prompt will follow, and its beginning."""
@@ -171,13 +166,13 @@ class Responder:
     def _told(self) -> LanguageModelExecutor:
         """The executor, knowing the transcript as it is; told anew when it grew by other means than this session's."""
         if self._executor is None or self._num_told != len(self.transcript):
-            self._executor = self.model.executor(self._turns())
-            self._num_told = len(self.transcript)
+            turns = self.transcript.turns
+            self._executor = self.model.executor(self._with_tools(turns))
+            self._num_told = len(turns)
         return self._executor
 
-    def _turns(self) -> tuple[Turn, ...]:
+    def _with_tools(self, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
         """The transcript's turns; the tools announced are those of this session, whatever the transcript says."""
-        turns = self.transcript.turns
         if turns and isinstance(turns[0], Instructions):
             return dataclasses.replace(turns[0], tools=self._definitions), *turns[1:]
         return (Instructions(text="", tools=self._definitions), *turns) if self._definitions else turns

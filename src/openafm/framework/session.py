@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from openafm.framework.daemon import in_daemon_thread
-from openafm.framework.errors import FoundationModelsError, InvalidGenerationSchemaError
+from openafm.framework.errors import FoundationModelsError, SchemaFormatError, UnserializableSchemaError
 from openafm.framework.feedback import FeedbackIssue, Sentiment, feedback_attachment
 from openafm.framework.formats import JsonFormat, ResponseFormat, Snapshot, TextFormat, TypedFormat
 from openafm.framework.language_model import LanguageModel, Usage
@@ -310,6 +310,7 @@ class LanguageModelSession:
                 self._usage = request.response.usage
                 self._total_usage += self._usage
         finally:
+            request.cancelled.set()  # for tools that are still at work after an interrupt
             self._queue.leave(request)
 
     def _snapshots_blocking(self, request: Request[Any, Any]) -> Iterator[Snapshot[Any]]:
@@ -321,15 +322,17 @@ def _read_schema(json_schema: JsonSchema | str) -> JsonSchema:
     try:
         schema = json.loads(json_schema if isinstance(json_schema, str) else compact_json(json_schema))
         compact_json(schema)  # a text may hold NaN too
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidGenerationSchemaError(f"incorrect schema format: not JSON ({error})") from error
+    except TypeError as error:
+        raise UnserializableSchemaError(f"incorrect schema format: not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise SchemaFormatError(f"incorrect schema format: not JSON ({error})") from error
     if not isinstance(schema, dict):
-        raise InvalidGenerationSchemaError(f"incorrect schema format: a JSON Schema is an object, got {schema!r}")
+        raise SchemaFormatError(f"incorrect schema format: a JSON Schema is an object, got {schema!r}")
     level: list[Any] = [schema]
     for _ in range(_DEEPEST_SCHEMA):
         level = [child for value in level for child in _children(value)]
     if level:
-        raise InvalidGenerationSchemaError(f"incorrect schema format: nested deeper than {_DEEPEST_SCHEMA} levels")
+        raise SchemaFormatError(f"incorrect schema format: nested deeper than {_DEEPEST_SCHEMA} levels")
     return schema
 
 

@@ -16,7 +16,7 @@ from openafm.framework.tool import Tool, ToolLimits
 from openafm.tokenizer.conversation import ToolCall, ToolTurn
 from openafm.tokenizer.schema_text import compact_json
 
-_POLL_S = 0.02
+_POLL_S, _LOOP_POLL_S = 0.02, 0.5
 
 
 class ToolOutputError(OpenAFMError):
@@ -47,7 +47,7 @@ class ToolRunner:
         try:
             if loop is None:
                 return in_daemon_thread(lambda: asyncio.run(work), "openafm-tools").result()
-            return asyncio.run_coroutine_threadsafe(work, loop).result()
+            return _waited_for(asyncio.run_coroutine_threadsafe(work, loop), loop, cancelled)
         except (RuntimeError, futures.CancelledError) as error:  # the caller's loop is gone, or the system gives no thread
             work.close()
             raise GenerationCancelledError(f"tools cannot be called: {error!r}") from error
@@ -83,6 +83,18 @@ class ToolRunner:
                 " return less, or raise ToolLimits.output_characters"
             )
         return text
+
+
+def _waited_for(
+    future: futures.Future[tuple[ToolTurn, ...]], loop: asyncio.AbstractEventLoop, cancelled: Callable[[], bool]
+) -> tuple[ToolTurn, ...]:
+    """The result of what runs in `loop`, unless that will never run again."""
+    while True:
+        futures.wait((future,), timeout=_LOOP_POLL_S)
+        if future.done():
+            return future.result()
+        if not loop.is_running() and (loop.is_closed() or cancelled()):
+            raise GenerationCancelledError("the event loop ended while tools were at work in it")
 
 
 async def _within(call: Coroutine[Any, Any, Any] | Awaitable[Any], seconds: float | None) -> Any:

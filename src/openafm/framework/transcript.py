@@ -8,12 +8,14 @@ written back as it was, with everything that openafm has no use for.
 from __future__ import annotations
 
 import copy
+import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias, overload
 
+from openafm.framework.errors import TranscriptMutationError
 from openafm.framework.options import GenerationOptions
 from openafm.framework.transcript_wire import (
     TranscriptError,
@@ -259,8 +261,21 @@ class Transcript(Sequence[Entry]):
     def __repr__(self) -> str:
         return f"Transcript([{', '.join(type(entry).__name__ for entry in self._entries)}])"
 
-    def _append(self, *entries: Entry) -> None:
-        self._entries.extend(entries)
+    def _append(self, *entries: Entry, after: int | None = None) -> None:
+        """Append all of them; if `after` is given, only where so many entries stand.
+
+        Raises:
+            TranscriptMutationError: there are more.
+        """
+        with _growing:
+            if after not in (None, len(self._entries)):
+                raise TranscriptMutationError(
+                    "the transcript grew while a response was generated for it; let one session at a time write to it"
+                )
+            self._entries.extend(entries)
+
+
+_growing = threading.Lock()  # of all transcripts, so that each can be copied
 
 
 def _read_entry(wire: Any, position: int) -> Entry:
