@@ -56,7 +56,7 @@ def fresh_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path / "work"), *sys.path])
 
 
-@pytest.mark.parametrize("page", GUIDE, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 @pytest.mark.usefixtures("fresh_place")
 def test_the_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType(f"guide_{page.stem}")
