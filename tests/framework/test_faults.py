@@ -127,6 +127,18 @@ def test_a_blocking_stream_is_freed_with_its_session(slow_model: fm.SystemLangua
     wait_until(lambda: reference() is None)
 
 
+def test_a_blocking_stream_that_nobody_goes_on_with_blocks_nobody(model: fm.SystemLanguageModel) -> None:
+    session = fm.LanguageModelSession(model=model)
+    stream = session.stream_blocking("the cat", options=LONG)
+    next(stream)
+    session.cancel()
+    with pytest.raises(fm.ConcurrentRequestsError):  # rather than waiting for a stream that only this thread can end
+        session.respond_blocking("the dog", options=SHORT)
+    with pytest.raises(fm.GenerationCancelledError):
+        list(stream)
+    assert isinstance(session.respond_blocking("the dog", options=SHORT), str)
+
+
 def test_a_loop_that_ends_in_the_middle(slow_model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession("Be brief.", slow_model)
 

@@ -18,12 +18,13 @@ class Turnstile:
     """One request's place in the line."""
 
     is_background: bool = False  # prewarming: a request after it waits, whatever the rule
+    is_pulled: bool = False  # goes on only while its caller asks for more, and so does not end by itself
     cancelled: threading.Event = field(default_factory=threading.Event)  # set by anyone: end soon, undo everything
     finished: Future[None] = field(default_factory=Future)  # the session is free for the next
 
     @property
     def is_ending(self) -> bool:
-        return self.is_background or self.cancelled.is_set()
+        return self.is_background or (self.cancelled.is_set() and not self.is_pulled)
 
 
 class RequestQueue:

@@ -261,7 +261,7 @@ class LanguageModelSession:
     ) -> Iterator[Snapshot[Any]]:
         """`stream_response` for code without an event loop: generates in the calling thread, as snapshots are asked for."""
         request = self._request(prompt, generating, **keywords)
-        request.is_streamed = True
+        request.is_streamed = request.is_pulled = True
         return self._snapshots_blocking(request)
 
     def log_feedback(
