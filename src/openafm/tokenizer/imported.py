@@ -58,7 +58,9 @@ class ImportedTokenizer(Tokenizer):
         for probe in _PROBES:
             if self.decode(self.encode(probe)) != probe:
                 raise UnsupportedTokenizerError(f"it does not give {probe!r} back: only byte-level BPE can be used here")
-        for name in added:
+        for name, id in added.items():
+            if self._backend.token_to_id(name) != id:
+                raise UnsupportedTokenizerError(f"its token {name} is number {id} in the file, another when it is read")
             if not set(self.encode(name)).isdisjoint(added.values()):
                 raise UnsupportedTokenizerError(f"a text that spells {name} would encode to that token")
 
@@ -89,11 +91,8 @@ def read_tokenizer(text: str) -> Tokenizer:
     Raises:
         TokenizerFileError: it is neither.
     """
-    try:
-        names = {token["content"] for token in json.loads(text)["added_tokens"]}
-    except (ValueError, KeyError, TypeError):
-        return Tokenizer.from_json(text)  # says what is wrong
-    return Tokenizer.from_json(text) if SPECIAL_TOKEN_IDS.keys() <= names else ImportedTokenizer(text)
+    is_ours = all(json.dumps(name) in text for name in SPECIAL_TOKEN_IDS)
+    return Tokenizer.from_json(text) if is_ours or '"added_tokens"' not in text else ImportedTokenizer(text)
 
 
 def _normal_form(form: dict[str, Any]) -> dict[str, Any]:
