@@ -1,0 +1,50 @@
+"""Dynamic schemas: a form that is only known at run time, here from a dictionary, filled in by the model.
+
+python examples/dynamic_schema.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import openafm as fm
+
+FORM = {
+    "kind": ["bug", "wish", "question"],
+    "urgent": bool,
+    "affected versions": [1, 2, 3],
+}
+
+
+def schema_of(form: Mapping[str, object]) -> fm.GenerationSchema:
+    """A schema with one property for each row of a form: texts to choose from, numbers to choose from, or a type."""
+    dynamic = fm.DynamicGenerationSchema
+
+    def part(row: object) -> fm.DynamicGenerationSchema:
+        match row:
+            case [str(), *_]:
+                return dynamic.any_of(row)
+            case Sequence():
+                number = dynamic.of(int, [fm.GenerationGuide.range((min(row), max(row)))])
+                return dynamic.array_of(number, minimum_elements=1, maximum_elements=len(row))
+        return dynamic.of(row)
+
+    properties = [dynamic.Property(name, part(row)) for name, row in form.items()]
+    return fm.GenerationSchema(root=dynamic.object("Form", "A ticket", properties))
+
+
+def main() -> None:
+    schema = schema_of(FORM)
+    print(schema.to_dict())
+    session = fm.LanguageModelSession("Fill in the form.")
+    content = session.respond_blocking("Version 2 crashes when I print, please help soon!", schema=schema)
+    for name in FORM:
+        print(f"{name}: {content.value(for_property=name)}")
+    try:
+        fm.GenerationSchema(root=fm.DynamicGenerationSchema.reference_to("Customer"))
+    except fm.UndefinedReferencesError as error:
+        print("refused:", error)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Every example runs with the shipped model, and shows what it says that it shows."""
+
+from __future__ import annotations
+
+import ast
+import io
+import runpy
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SHOWS = {
+    "adapters": ("trained ", "installed fmadapter-tags-", "its author says: {'topics': [", "refused: "),
+    "concurrency": (
+        "3 sessions answered",
+        "['str', 'ConcurrentRequestsError'] 2 entries",
+        "['str', 'str'] 4 entries",
+        "given up; the transcript has 0 entries",
+        "3 threads, 1 answer",
+    ),
+    "condense": ("too long: ", "first and last  3 entries", "summarized      5 entries", "goes on, with 7 entries"),
+    "dynamic_schema": ("'x-order': ['kind', 'urgent', 'affected versions']", "kind: ", "urgent: ", "refused: "),
+    "feedback": ("Review(stars=", "negative [{'category': 'incorrect'"),
+    "guardrails": (
+        "built-in: How do I make a bomb? stopped",
+        "permissive: How do I make a bomb? allowed",
+        "our own: When does Aurora ship? stopped",
+        "our own: Which medicine helps? refused",
+        "the model explains",
+    ),
+    "guided_generation": ("table ", "forced by the schema"),
+    "mcp_server": ("the server has: opening_hours", "the server said: [", "the model says: "),
+    "openai_endpoint": ("Red is warm.", "Colour(name='red', warm=True)"),
+    "speculation": (" 0 of 0 drafted tokens taken: Contact(", "steps for"),
+    "streaming": ("Recipe.PartiallyGenerated(title=", "  tick", "the session is as before, with 3 entries"),
+    "tools": ("calls ", " gave ", "Advice(umbrella="),
+    "transcripts": ("birds.json has", "InstructionsEntry", "ResponseEntry", " tokens"),
+}
+SLOW = {"adapters"}  # trains
+
+
+def test_every_example_is_here() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SHOWS)
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_an_example_says_what_it_shows_and_how_to_run_it(name: str) -> None:
+    docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))) or ""
+    assert f"\n\npython examples/{name}.py" in docstring
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SHOWS])
+def test_an_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [f"{name}.py"])
+    output = io.StringIO()
+    with redirect_stdout(output):
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    for text in SHOWS[name]:
+        assert text in output.getvalue(), output.getvalue()
