@@ -168,7 +168,7 @@ def _qat_micro() -> RunConfig:
 
 
 def _qat_nano() -> RunConfig:
-    return _quantised(_sft_nano(), StepBudget(num_steps=1_000))
+    return _quantised(_sft_nano(), StepBudget(num_steps=700))
 
 
 def _recovery_micro() -> RunConfig:
