@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from openafm.training.run import TrainingResult
 
 TOKENIZER_EXAMPLES = 20_000
-DRAFTED_ANSWERS = 24  # by which a draft model is judged when its run ends
+DRAFTED_CONVERSATIONS = 16  # by which a draft model is judged when its run ends
 
 
 class StartBundleError(UsageError):
@@ -317,7 +317,7 @@ def _draft_report(config: RunConfig, draft: Bundle) -> DraftReport | None:
     if not isinstance(objective, DistillationConfig) or objective.teacher is None:
         return None
     adapter = None if objective.adapter is None else open_adapter(Path(objective.adapter))
-    return measure_draft(draft, open_bundle(objective.teacher), held_out_conversations(config, DRAFTED_ANSWERS), adapter)
+    return measure_draft(draft, open_bundle(objective.teacher), held_out_conversations(config, DRAFTED_CONVERSATIONS), adapter)
 
 
 def _result(bundle: Bundle, folder: Path, result: TrainingResult, report: DraftReport | None) -> RunResult:

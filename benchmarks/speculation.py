@@ -1,0 +1,189 @@
+"""Speculative decoding: the answers with a draft model are those without, and take fewer steps of the target.
+
+Identity: greedy answers with and without a draft on random tiny models (drafts of the same model, of one like it and of
+another; free, text and JSON grammars; token limits, stop tokens and windows in the middle of drafts), and on held-out
+conversations. Law: answers of a tiny model sampled with each draft and without, other seeds, by chi-square tests of two
+samples; the smallest p times their number. Steps: `on_device.nano` and a draft of its own size, which the script distils
+from it on the built-in corpus first (`--run` keeps that run; `--draft` takes a draft that there is), on held-out
+conversations of each task, and on calls of tools alone. Passes are steps of the target for each token of an answer, prefill
+included; the plain ones feed the tokens that the grammar forces in one step, as always.
+
+    python benchmarks/speculation.py [--quick] [--json] [--target BUNDLE] [--draft BUNDLE] [--run FOLDER]
+
+A full run writes docs/benchmarks/speculation.json. `--quick` runs the same code on little of everything and claims nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from speculating.tiny import TinyModels, law_p_values, random_case
+
+from openafm.bundle import Bundle, open_bundle, shipped_bundle
+from openafm.data.loader import SourceConfig
+from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.models.accounting import num_parameters
+from openafm.recipes.config import RunConfig, SyntheticCorpusConfig
+from openafm.recipes.drafting import Answerer, DraftedAnswer, Question, draft_report, draft_run, questions
+from openafm.recipes.run import run_recipe
+from openafm.runtime.engines import open_engine
+from openafm.runtime.speculation import Drafter
+from openafm.training.config import StepBudget
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "speculation.json"
+MOST_TOKENS = 120
+TASKS = ("event", "tagging", "arithmetic", "summary", "rewrite", "story")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amount:
+    """How much of everything."""
+
+    tiny_cases: int
+    answers: int
+    calls: int
+    samples: int
+    steps: int
+    examples: int
+
+
+FULL = Amount(tiny_cases=1_000, answers=60, calls=30, samples=1_000, steps=250, examples=4_000)
+QUICK = Amount(tiny_cases=20, answers=6, calls=2, samples=30, steps=2, examples=5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--target", help="the bundle that answers; by default the shipped one")
+    parser.add_argument("--draft", help="a draft model's bundle; by default one is distilled from the target")
+    parser.add_argument("--run", type=Path, help="where the run that distils it is kept, and gone on with if it stands")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    amount = QUICK if options.quick else FULL
+    target = open_bundle(options.target or shipped_bundle())
+
+    with tempfile.TemporaryDirectory() as folder:
+        draft = open_bundle(options.draft) if options.draft else distilled(target, options.run or Path(folder), amount)
+        figures = measured(target, draft, amount)
+        report = {
+            "figures": figures,
+            "peer": "the same target, sampler and grammar without a draft model",
+            "setting": vars(amount)
+            | {
+                "target": f"{target.name} {target.identity}",
+                "draft": f"{num_parameters(draft.config):,} parameters, {'given' if options.draft else 'distilled here'}",
+                "threads": 1,
+                "torch": torch.__version__,
+                "machine": platform.machine(),
+            },
+        }
+    if not options.quick:
+        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if not options.json:
+        for key, value in figures.items():
+            print(f"{key:40} {value}")
+    print(json.dumps(report))
+
+
+def distilled(target: Bundle, run: Path, amount: Amount) -> Bundle:
+    """A draft of the recipe's shape after a short run on the built-in corpus, without the copies of the recipe's."""
+    os.environ["OPENAFM_HOME"] = str(run / "home")
+    return open_bundle(run_recipe(distillation(target, amount), run, "draft").bundle)
+
+
+def distillation(target: Bundle, amount: Amount) -> RunConfig:
+    config = draft_run(target)
+    corpora = tuple(
+        replace(corpus, num_examples=min(corpus.num_examples, amount.examples))
+        for corpus in config.corpora
+        if isinstance(corpus, SyntheticCorpusConfig)
+    )
+    data = replace(config.trainer.data, sources=(SourceConfig(name="built_in", path="built_in"),), rows_per_step=1)
+    trainer = replace(config.trainer, data=data, budget=StepBudget(num_steps=amount.steps), evaluation=None)
+    return replace(config, corpora=corpora, trainer=trainer)
+
+
+def measured(target: Bundle, draft: Bundle, amount: Amount) -> dict[str, Any]:
+    answerer, drafter = Answerer(target), Drafter(open_engine(draft))
+    tiny = TinyModels(target.tokenizer)
+    tiny_equal = [random_case(tiny, case) for case in range(amount.tiny_cases)]
+    answers = compared(answerer, drafter, held_out(amount.answers), must_call=False)
+    calls = compared(answerer, drafter, held_out_calls(amount.calls), must_call=True)
+    tests = law_p_values(tiny, amount.samples)
+    equal = tiny_equal + answers.equal + calls.equal
+    return {
+        "greedy_identical": sum(equal) / len(equal),
+        "cases": len(equal),
+        "chi_square_p": min(1.0, min(tests) * len(tests)),
+        "chi_square_tests": len(tests),
+        **answers.figures(""),
+        **calls.figures("_tool_calls"),
+    }
+
+
+def held_out(count: int) -> list[Question]:
+    """Questions of messages that training never showed, as many of each task."""
+    asked = []
+    for task in TASKS:
+        conversations = generate(SyntheticConfig(tasks={task: 1.0}, split="held_out"), count)
+        asked += [q for conversation in conversations for q in questions(conversation)][: max(1, count // len(TASKS))]
+    return asked
+
+
+def held_out_calls(count: int) -> list[Question]:
+    conversations = generate(SyntheticConfig(tasks={"arithmetic": 0.5, "tool": 0.5}, split="held_out"), 20 * count)
+    return [q for conversation in conversations for q in questions(conversation) if q.is_call][:count]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The same questions answered with and without a draft model; CPU seconds of both."""
+
+    drafted: list[DraftedAnswer]
+    plain: list[DraftedAnswer]
+    plain_s: float
+    drafted_s: float
+
+    @property
+    def equal(self) -> list[bool]:
+        return [drafted.tokens == plain.tokens for drafted, plain in zip(self.drafted, self.plain, strict=True)]
+
+    def figures(self, suffix: str) -> dict[str, Any]:
+        report, plain = (draft_report([answer.summary for answer in answers]) for answers in (self.drafted, self.plain))
+        return {
+            f"target_passes_per_token{suffix}": round(report.target_passes_per_token, 4),
+            f"plain_passes_per_token{suffix}": round(plain.target_passes_per_token, 4),
+            f"fewer_passes{suffix}": round(plain.target_passes_per_token / report.target_passes_per_token, 3),
+            f"fewer_passes_than_tokens{suffix}": round(1 / report.target_passes_per_token, 3),
+            f"acceptance{suffix}": round(report.acceptance, 4),
+            f"tokens{suffix}": report.num_tokens,
+            f"cpu_time_ratio{suffix}": round(self.drafted_s / self.plain_s, 3),
+        }
+
+
+def compared(answerer: Answerer, drafter: Drafter, asked: list[Question], *, must_call: bool) -> Comparison:
+    answers: dict[bool, list[DraftedAnswer]] = {True: [], False: []}
+    seconds = {True: 0.0, False: 0.0}
+    for number, question in enumerate(asked):
+        for is_drafted in (True, False) if number % 2 else (False, True):
+            choice = drafter if is_drafted else None
+            started = process_time()
+            answers[is_drafted].append(answerer.answer(question, choice, max_tokens=MOST_TOKENS, must_call=must_call))
+            seconds[is_drafted] += process_time() - started
+    return Comparison(drafted=answers[True], plain=answers[False], plain_s=seconds[False], drafted_s=seconds[True])
+
+
+if __name__ == "__main__":
+    main()
