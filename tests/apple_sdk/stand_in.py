@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from openafm.framework.errors import GenerationCancelledError
+from openafm.framework.errors import ExceededContextWindowSizeError, GenerationCancelledError
 from openafm.framework.language_model import (
     Answer,
     AnswerRequest,
@@ -22,6 +22,7 @@ from openafm.framework.language_model import (
 from openafm.framework.model import SystemLanguageModel
 from openafm.tokenizer.conversation import AssistantTurn, JsonSchema, ToolCall, ToolTurn, Turn
 
+CONTEXT_WORDS = 4096
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 
 
@@ -42,6 +43,9 @@ class StandInExecutor(LanguageModelExecutor):
 
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
         heard = [turn.text for turn in request.turns if isinstance(turn, ToolTurn)]
+        words = sum(len(turn.text.split()) for turn in request.turns)
+        if words > CONTEXT_WORDS:
+            raise ExceededContextWindowSizeError(words, CONTEXT_WORDS)
         if request.tools and not heard:
             calls = tuple(
                 ToolCall(name=tool.name, arguments=fill(tool.parameters, tool.parameters, self._random))
@@ -53,8 +57,9 @@ class StandInExecutor(LanguageModelExecutor):
         if request.schema is not None:
             pieces = [json.dumps(fill(request.schema, request.schema, self._random), separators=(",", ":"))]
         else:
-            most = request.options.maximum_response_tokens or 15
-            pieces = [f"{word} " for word in (*heard, *WORDS, *WORDS)[:most]]
+            is_long = any("long" in turn.text for turn in request.turns)
+            most = min(request.options.maximum_response_tokens or 15, 300 if is_long else 15)
+            pieces = [f"{word} " for word in (*heard, *WORDS * 30)[:most]]
         for piece in pieces:
             time.sleep(self._pace)
             if request.cancelled():
