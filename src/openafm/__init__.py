@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from openafm import tools as tools
     from openafm.framework.adapter import Adapter as Adapter
     from openafm.framework.adapter import AssetError as AssetError
     from openafm.framework.adapter import CompatibleAdapterNotFoundError as CompatibleAdapterNotFoundError
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from openafm.framework.guides import GenerationGuide as GenerationGuide
     from openafm.framework.guides import GuideType as GuideType
     from openafm.framework.guides import guide as guide
+    from openafm.framework.http_lines import EndpointError as EndpointError
+    from openafm.framework.http_lines import EndpointTimeoutError as EndpointTimeoutError
     from openafm.framework.language_model import Answer as Answer
     from openafm.framework.language_model import AnswerRequest as AnswerRequest
     from openafm.framework.language_model import Capability as Capability
@@ -122,6 +125,8 @@ _MODULES = {
     "DynamicGenerationSchema": "framework.dynamic_schema",
     "DynamicProperty": "framework.dynamic_schema",
     "EmptyTypeChoicesError": "framework.dynamic_schema",
+    "EndpointError": "framework.http_lines",
+    "EndpointTimeoutError": "framework.http_lines",
     "ExceededContextWindowSizeError": "framework.errors",
     "FeedbackCategory": "framework.feedback",
     "FeedbackIssue": "framework.feedback",
