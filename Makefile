@@ -21,8 +21,8 @@ test-apple-sdk: .venv/installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m openafm.apple_sdk.suite $(if $(SUITE),--suite "$(SUITE)") $(if $(SWAPPED),--swapped)
 
 check: .venv/installed-test
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks examples
+	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -1,7 +1,7 @@
 """Adapters: a small set of weights trained for one task on the shipped model, opened from its folder and by its name.
 
-A few steps on a handful of conversations, so it learns the form and not much more; `openafm adapter train` does the same
-with your data, held-out losses and runs that go on where they stopped.
+Forty steps on four conversations, which it learns by heart; `openafm adapter train` does the same with your data, losses on
+held-out conversations and runs that go on where they stopped.
 
 python examples/adapters.py
 """
@@ -30,7 +30,7 @@ def train(folder: Path) -> Path:
     ]
     data = folder / "train.jsonl"
     data.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    run = adapter_run(open_bundle("nano"), data, None, {"epochs": 3})
+    run = adapter_run(open_bundle("nano"), data, None, {"epochs": 40})
     result = train_adapter(run, folder / "run", "tags")
     print(f"trained {result.steps} steps on {result.conversations} conversations, rank {result.rank}")
     about = AdapterAbout(author="examples", creator_defined={"topics": sorted(set(TOPICS.values()))})

@@ -23,7 +23,7 @@ def schema_of(form: Mapping[str, object]) -> fm.GenerationSchema:
     def part(row: object) -> fm.DynamicGenerationSchema:
         match row:
             case [str(), *_]:
-                return dynamic.any_of(row)
+                return dynamic.any_of(map(str, row))
             case Sequence():
                 number = dynamic.of(int, [fm.GenerationGuide.range((min(row), max(row)))])
                 return dynamic.array_of(number, minimum_elements=1, maximum_elements=len(row))

@@ -24,7 +24,7 @@ def main() -> None:
     feedback = session.log_feedback(
         fm.Sentiment.NEGATIVE,
         [fm.FeedbackIssue(fm.FeedbackCategory.INCORRECT, "It is not that bad.")],
-        desired_output=Review(stars=4, mood="happy").generated_content.to_json(),
+        desired_output=fm.GeneratedContent.of(Review(stars=4, mood="happy")).to_json(),
     )
     told = json.loads(feedback)
     print(len(feedback), "bytes:", ", ".join(told))
