@@ -43,7 +43,7 @@ from openafm.training.config import StepBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "speculation.json"
 MOST_TOKENS = 120
-TASKS = ("event", "tagging", "arithmetic", "summary", "rewrite", "story")
+TASKS = {"event": 0.5, "arithmetic": 0.15, "tool": 0.15, "tagging": 0.05, "summary": 0.05, "rewrite": 0.05, "story": 0.05}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Amount:
     examples: int
 
 
-FULL = Amount(tiny_cases=1_000, answers=60, calls=30, samples=1_000, steps=250, examples=4_000)
+FULL = Amount(tiny_cases=1_000, answers=70, calls=30, samples=1_000, steps=600, examples=8_000)
 QUICK = Amount(tiny_cases=20, answers=6, calls=2, samples=30, steps=2, examples=5)
 
 
@@ -106,7 +106,7 @@ def distilled(target: Bundle, run: Path, amount: Amount) -> Bundle:
 def distillation(target: Bundle, amount: Amount) -> RunConfig:
     config = draft_run(target)
     corpora = tuple(
-        replace(corpus, num_examples=min(corpus.num_examples, amount.examples))
+        replace(corpus, num_examples=amount.examples, synthetic=replace(corpus.synthetic, tasks=TASKS))
         for corpus in config.corpora
         if isinstance(corpus, SyntheticCorpusConfig)
     )

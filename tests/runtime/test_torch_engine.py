@@ -16,9 +16,10 @@ from tiny_engines import CONFIGS, assert_close, decoder, full_logits, random_tok
 from tiny_tokenizer import TOKENIZER
 from torch import Tensor, nn
 
-from openafm.bundle import Bundle, BundleError, Numerics, write_bundle
+from openafm.bundle import Bundle, BundleError, Numerics, open_bundle, shipped_bundle, write_bundle
 from openafm.compression.keys_values import IntPerTokenHead, RoundedToBfloat16
 from openafm.models.attention import KeysValues
+from openafm.models.decoder import FEW_TOKENS
 from openafm.runtime.engines import open_engine
 from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -135,3 +136,19 @@ def test_only_opening_an_engine_imports_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_few_tokens_at_once_give_the_bits_that_they_give_one_by_one() -> None:
+    """In the numerics of the shipped model, adapter included: rounding to few bits would make much of a last bit."""
+    path = shipped_bundle()
+    assert path is not None
+    bundle = open_bundle(path)
+    engine = TorchEngine.open(bundle)
+    tokens = (bundle.tokenizer.encode("Dinner with Anna at 7 pm on Friday, then the late train home. ") * 8)[:70]
+    sequence = engine.new_sequence()
+    one_by_one = [engine.step([(sequence, [token])])[0] for token in tokens]
+    for count in (2, 3, 5, FEW_TOKENS):
+        sequence, logits = engine.new_sequence(), []
+        for start in range(0, len(tokens), count):
+            logits += engine.step([(sequence, tokens[start : start + count])], logits="all")
+        assert np.array_equal(np.concatenate(logits), one_by_one)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from openafm.adapters.config import LoRAConfig
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
-from openafm.models.decoder import Decoder
+from openafm.models.decoder import FEW_TOKENS, Decoder
 from openafm.models.layers import Linear
 
 
@@ -45,8 +45,9 @@ class LoRA(nn.Module):
         self.hook = linear.register_forward_hook(_add_lora)
 
     def forward(self, x: Tensor) -> Tensor:
-        # At inference sums are exact enough that a token's output does not depend on how many are computed beside it.
-        dtype = torch.float64 if x.is_cpu and not torch.is_grad_enabled() else x.dtype
+        # Of few tokens, sums are exact enough that a token's output does not depend on how many are computed beside it.
+        is_few = x.is_cpu and x.shape[:-1].numel() <= FEW_TOKENS and not torch.is_grad_enabled()
+        dtype = torch.float64 if is_few else x.dtype
         y = F.linear(F.linear(x.to(dtype), self.a.to(dtype)), self.b.to(dtype)) * self.scale
         return y.to(x.dtype)
 

@@ -16,6 +16,10 @@ from openafm.models.attention_context import AttentionContext, BatchContext, Who
 from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
 from openafm.models.layers import Linear, RMSNorm
 
+# What computes no more tokens at once, as an engine does when it verifies drafts, gives each the bits that it would get
+# alone, as far as it can: then no choice depends on whether tokens come one by one or several in a step.
+FEW_TOKENS = 32
+
 
 class Layer(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)).

@@ -18,12 +18,10 @@ from torch import Tensor
 
 from openafm.models.attention_context import AttentionContext, LastPositions, causal_attention
 from openafm.models.config import DecoderConfig
+from openafm.models.decoder import FEW_TOKENS
 from openafm.runtime.engine import Cache
 
 _FIRST_CAPACITY = 64
-# Steps of no more tokens, as drafts are verified in, compute each as it would be computed alone, to the bit where the rest
-# of the model does: whether tokens come one by one or several at once then changes no choice.
-FEW_TOKENS = 32
 
 
 class TorchCache(Cache):

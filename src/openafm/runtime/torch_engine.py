@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import put_on
-from openafm.models.decoder import Decoder
+from openafm.models.decoder import FEW_TOKENS, Decoder
 from openafm.runtime.engine import Cache, Engine, LogitsOf
-from openafm.runtime.kv_cache import FEW_TOKENS, CachedSequences, TorchCache
+from openafm.runtime.kv_cache import CachedSequences, TorchCache
 from openafm.runtime.shared_weights import base_decoder, sharing
 
 
