@@ -353,7 +353,7 @@ def test_what_is_no_tool_is_refused() -> None:
         Sync()
     with pytest.raises(TypeError, match="'name'"):
         Nameless()
-    with pytest.raises(TypeError, match="fm.Tool"):
+    with pytest.raises(TypeError, match=r"fm.Tool"):
         fm.LanguageModelSession(model=ScriptedModel(), tools=[print])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="two tools named 'weather'"):
         fm.LanguageModelSession(model=ScriptedModel(), tools=[Weather(), Weather()])
