@@ -112,3 +112,8 @@ def test_every_verb_and_option_that_a_page_mentions_exists(page: Path) -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_guide_mentions_every_public_name() -> None:
+    words = set(re.findall(r"\w+", "\n".join(page.read_text(encoding="utf-8") for page in GUIDE)))
+    assert set(fm.__all__) - words == set()
