@@ -223,7 +223,7 @@ class Matcher:
 
 
 def _json_grammar(schema: JsonSchema) -> str:
-    return f"start: %json {json.dumps(_with_options(schema))}"
+    return json.dumps({"grammars": [{"json_schema": _with_options(schema)}]})  # read faster than `%json` in a text
 
 
 def _calls_grammar(schema: JsonSchema | None, syntax: CallsSyntax, must_call: bool) -> str:

@@ -50,6 +50,8 @@ _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties")
 _SAY_WHAT = {"type", "const", "enum", "$ref", "anyOf", "oneOf", "allOf"}
+_ANNOTATIONS = {"title", "description", "default", "examples"}
+_LEAF_KEYS = {"type", "minimum", "maximum", "pattern", "minLength", "maxLength", "allOf"}
 _ALL_TYPES = ["null", "boolean", "number", "string", "array", "object"]
 _FINEST = Decimal("1e-22")
 _ANY = "x-any-json"
@@ -76,8 +78,9 @@ def enforceable_schema(schema: JsonSchema | bool) -> JsonSchema:
     if schema is False:
         raise UnsupportedSchemaError("the schema `false` allows nothing")
     try:
-        rewritten = dict(_value(schema, whole=True))
-        return rewritten | {"$defs": {**rewritten.get("$defs", {}), _ANY: _ANY_DEFINITION}}
+        leaves = _SharedLeaves()
+        rewritten = dict(leaves.below(_value(schema, whole=True)))
+        return rewritten | {"$defs": {**rewritten.get("$defs", {}), **leaves.definitions, _ANY: _ANY_DEFINITION}}
     except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise UnsupportedSchemaError(f"this is not a JSON Schema ({error}): {schema!r}") from error
 
@@ -219,3 +222,44 @@ def _types(schema: JsonSchema) -> set[str]:
     if schema.keys() & {"enum", "const"}:
         return set()
     return {types} if isinstance(types, str) else set(types)
+
+
+class _SharedLeaves:
+    """Bounded numbers and strings of a pattern as definitions, of which the engine compiles each only once.
+
+    Branches of `oneOf` stay: the engine looks at them to see that they exclude each other.
+    """
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, JsonSchema] = {}
+        self._references: dict[str, JsonSchema] = {}
+
+    def below(self, schema: Any) -> Any:
+        """The schema with references in the place of the leaves below it."""
+        if not isinstance(schema, dict):
+            return schema
+        rewritten = dict(schema)
+        for key in _SCHEMAS_BY_NAME:
+            if isinstance(schema.get(key), dict):
+                rewritten[key] = {name: self._shared(below) for name, below in schema[key].items()}
+        for key in _SCHEMA_LISTS:
+            if isinstance(schema.get(key), list):
+                share = self.below if key in ("oneOf", "allOf") else self._shared
+                rewritten[key] = [share(below) for below in schema[key]]
+        for key in _SCHEMAS:
+            if key in schema:
+                rewritten[key] = self._shared(schema[key])
+        return rewritten
+
+    def _shared(self, schema: Any) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        leaf = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
+        is_costly = leaf.get("type") in ("integer", "number") or leaf.keys() & {"pattern", "allOf"}
+        if leaf.get("type") not in ("integer", "number", "string") or not is_costly or not leaf.keys() <= _LEAF_KEYS:
+            return self.below(schema)
+        text = json.dumps(leaf)
+        if text not in self._references:
+            name = f"x-leaf-{len(self._references)}"
+            self.definitions[name], self._references[text] = leaf, {"$ref": f"#/$defs/{name}"}
+        return self._references[text]
