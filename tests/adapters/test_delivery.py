@@ -9,6 +9,8 @@ import json
 import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -34,6 +36,7 @@ from openafm.adapters.delivery.errors import (
     NotOfferedError,
     OldManifestError,
     OversizeError,
+    ServerAddressError,
     TruncatedDownloadError,
     UnreachableError,
 )
@@ -446,8 +449,9 @@ def test_no_server_is_told(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{server.server_port}"
     server.server_close()
     refused(UnreachableError, url, "cannot be reached")
-    for address in ("", "127.0.0.1:80", f"file://{tmp_path}", "ftp://x", "http://"):
+    for address in ("", "127.0.0.1:80", f"file://{tmp_path}", "ftp://x", "http://", "http://[", "http://x/é"):
         refused(UnreachableError, address, "no address")
+    refused(UnreachableError, "http://..", "cannot be reached")
 
 
 def test_two_pulls_of_one_adapter_do_not_mix(shelf: Path) -> None:
@@ -469,6 +473,7 @@ def test_two_pulls_of_one_adapter_do_not_mix(shelf: Path) -> None:
         ({"Range": "bytes=-0"}, 416, range(0)),
         ({"Range": "bytes=1-2,4-5"}, 200, range(100)),
         ({"Range": "lines=1-2"}, 200, range(100)),
+        ({"Range": f"bytes={'9' * 5000}-"}, 200, range(100)),
         ({"Range": "bytes=10-", "If-Range": '"DIGEST"'}, 206, range(10, 100)),
         ({"Range": "bytes=10-", "If-Range": '"another"'}, 200, range(100)),
     ],
@@ -503,6 +508,31 @@ def test_the_server_gives_out_nothing_else(shelf: Path) -> None:
         connection.close()
 
 
+def test_clients_that_stall_or_hang_up_are_given_up(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server_module._Handler, "timeout", 0.2)
+    with serving(stock(shelf, PRIVATE)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            client.sendall(b"GET /manifest.json HTTP/1.1\r\n")
+            assert client.recv(1) == b"", "the server still waits for the rest of the request"
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing resets
+            client.sendall(b"GET /fmadapter-tags-0123456/adapter_weights.safetensors HTTP/1.1\r\n\r\n")
+        pull(url).adapter.verify()
+    assert "Exception" not in capsys.readouterr().err
+
+
+def test_an_address_that_is_taken_is_told(shelf: Path) -> None:
+    stocked = stock(shelf, PRIVATE)
+    server = make_server(stocked, "127.0.0.1", 0)
+    for port in (server.server_port, 70_000):
+        with pytest.raises(ServerAddressError, match=f"127.0.0.1:{port} .*--port"):
+            make_server(stocked, "127.0.0.1", port)
+    server.server_close()
+
+
 def test_a_folder_that_cannot_be_served_is_refused(tmp_path: Path, shelf: Path) -> None:
     with pytest.raises(AdapterNotFoundError, match="holds no adapters"):
         stock(tmp_path / "nothing", PRIVATE)
@@ -520,6 +550,11 @@ def test_keys(tmp_path: Path) -> None:
     with pytest.raises(DeliveryKeyError, match="lost"):
         write_key_pair(file)
     assert public_key(read_key(file)) == key
+    file.unlink()
+    with pytest.raises(DeliveryKeyError, match="pub exists"):
+        write_key_pair(file)
+    assert read_key(public_file(file)) == key
+    assert not file.exists()
     for wrong in (tmp_path / "none", "0" * 63, "x" * 64, tmp_path):
         with pytest.raises(DeliveryKeyError, match="64 hex digits"):
             read_key(wrong)

@@ -89,13 +89,17 @@ def pull_adapter(
     with folder_lock(downloads):
         num_fetched = _fetch_all(url, offered, downloads, timeout_s)
         adapter = _install(offered, downloads, place)
-    shutil.rmtree(downloads, ignore_errors=True)
+        shutil.rmtree(downloads, ignore_errors=True)
     return Pulled(adapter=adapter, key=opened.key, num_fetched=num_fetched)
 
 
 def _checked_url(url: str) -> str:
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urllib.parse.urlsplit(url)
+        is_address = url.isascii() and parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:  # half of the brackets of an IPv6 host
+        is_address = False
+    if not is_address:
         raise UnreachableError(f"'{url}' is no address of a server; expected http://HOST:PORT or https://HOST")
     return url.rstrip("/")
 
@@ -213,7 +217,7 @@ def _opened(url: str, timeout_s: float, start: int = 0) -> http.client.HTTPRespo
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
             return _opened(url, timeout_s)  # what the server has is shorter than the part: anew
         raise UnreachableError(f"{url} answers {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an impossible host, of a redirection say
         raise UnreachableError(f"{url} cannot be reached: {error}") from error
     return response
 

@@ -37,6 +37,10 @@ class UnreachableError(DeliveryError):
     """The server does not answer, or refuses."""
 
 
+class ServerAddressError(UsageError):
+    """A server cannot answer at this address: it is taken, or not one of this machine."""
+
+
 class TruncatedDownloadError(DeliveryError):
     """A file ended early. What came is kept, and the same call goes on from there."""
 

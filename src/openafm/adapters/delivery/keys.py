@@ -17,19 +17,17 @@ def write_key_pair(file: Path) -> str:
     """Make a private key at `file`, for its owner's eyes only, and its public one beside it, which is returned.
 
     Raises:
-        DeliveryKeyError: something is at `file` already.
+        DeliveryKeyError: something is at one of the two places already.
         DeliveryLibraryError: see there.
     """
     key = _library().Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw().hex()
     file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise DeliveryKeyError(f"{file} exists, and a lost key cannot be made again; choose another place") from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as private_file:
-        private_file.write(key.private_bytes_raw().hex() + "\n")
-    public_file(file).write_text(public + "\n", encoding="ascii")
+    for place in (file, public_file(file)):
+        if place.exists():
+            raise DeliveryKeyError(f"{place} exists, and a lost key cannot be made again; choose another place")
+    _write_new(file, key.private_bytes_raw().hex(), 0o600)
+    _write_new(public_file(file), public, 0o644)
     return public
 
 
@@ -80,6 +78,11 @@ def check_signature(data: bytes, signature: str, key: str) -> None:
         library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError) as error:
         raise BadSignatureError(f"the manifest is not signed with the key {key}; do not trust this server") from error
+
+
+def _write_new(file: Path, text: str, mode: int) -> None:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="ascii") as stream:
+        stream.write(text + "\n")
 
 
 def _library() -> ModuleType:

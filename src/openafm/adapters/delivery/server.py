@@ -6,15 +6,18 @@ Nothing but the files that the manifest lists can be asked for: a path is looked
 from __future__ import annotations
 
 import hashlib
+import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from openafm.adapters.delivery.errors import ServerAddressError
 from openafm.adapters.delivery.manifest import Manifest, OfferedAdapter, OfferedFile, sign_manifest
 from openafm.adapters.package import METADATA, WEIGHTS, Adapter, AdapterNotFoundError, open_adapter
 
@@ -53,14 +56,19 @@ def stock(folder: Path, private_key: str) -> Shelf:
 
 
 def make_server(shelf: Shelf, host: str, port: int) -> ThreadingHTTPServer:
-    """A server, bound but not yet answering; port 0 takes a free one. Call `serve_forever`, in the end `server_close`."""
+    """A server, bound but not yet answering; port 0 takes a free one. Call `serve_forever`, in the end `server_close`.
+
+    Raises:
+        ServerAddressError: it cannot be bound there.
+    """
 
     class Handler(_Handler):
         shelf_served = shelf
 
-    server = ThreadingHTTPServer((host, port), Handler)
-    server.daemon_threads = True
-    return server
+    try:
+        return _Server((host, port), Handler)
+    except (OSError, OverflowError) as error:
+        raise ServerAddressError(f"cannot serve at {host}:{port} ({error}); choose another --host or --port") from error
 
 
 def _offered(adapter: Adapter) -> OfferedAdapter:
@@ -83,9 +91,17 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up or stalls is no news."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """GET and HEAD; a strong ETag, which is the digest; one range (RFC 9110, section 14)."""
 
+    timeout = 60.0  # seconds without a byte, after which a connection and its thread are given up
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "openafm", ""
     shelf_served: Shelf
@@ -111,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, 0, {})
             return
         with file:
-            size = path.stat().st_size
+            size = os.fstat(file.fileno()).st_size
             headers = {"Content-Type": "application/octet-stream", "Accept-Ranges": "bytes", "ETag": f'"{digest}"'}
             wanted = self._wanted_range(size, digest)
             if wanted is None:
@@ -126,7 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _wanted_range(self, size: int, digest: str) -> range | None:
         """The bytes asked for, none of them where there are none; None for the whole file."""
-        asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
+        asked = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", self.headers.get("Range", ""))
         if asked is None or asked[0] == "bytes=-" or self.headers.get("If-Range", f'"{digest}"') != f'"{digest}"':
             return None
         if not asked[1]:
