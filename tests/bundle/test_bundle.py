@@ -239,6 +239,7 @@ def test_a_bundle_without_a_signature_is_refused(tmp_path: Path) -> None:
     [
         b"[]",
         b'"text"',
+        b"[" * 100_000,
         b'{"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}}',
         b'{"a":{"dtype":"F32","shape":[-1,-2],"data_offsets":[0,8]}}',
         b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0.0,8]}}',

@@ -237,7 +237,7 @@ def test_calls_are_read_back(family: str) -> None:
         answer = tokens[len(template.generation_prompt(tokenizer)) :]
         seen = [template.is_calls(tokenizer, answer[:length]) for length in range(len(answer))]
         assert seen[0] is None
-        assert seen[-1] is not turn.text
+        assert seen[-1] is (not turn.text)
 
 
 @pytest.mark.parametrize(
@@ -379,6 +379,10 @@ def edited(**changes: Any) -> str:
     return json.dumps(json.loads(HOMES["qwen2"].to_str()) | changes)
 
 
+FAR = json.loads(HOMES["qwen2"].to_str())
+FAR["model"]["vocab"] |= {"far": 100_000_000}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -389,7 +393,9 @@ def edited(**changes: Any) -> str:
         (edited(decoder=None), "does not work on bytes"),
         (edited(model={"type": "WordPiece"}), "WordPiece"),
         (edited(model=json.loads(HOMES["qwen2"].to_str())["model"] | {"byte_fallback": True}), "byte fallback"),
+        (edited(model=json.loads(HOMES["qwen2"].to_str())["model"] | {"dropout": 0.1}), "at random"),
         (edited(added_tokens=[ADDED | {"content": MERGED}]), "would encode to that token"),
+        (json.dumps(FAR), "numbers up to 100000000"),
     ],
 )
 def test_other_tokenizers_are_refused(text: str, message: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import FAMILIES, LLAMA3_SCALING, VOCAB_ROWS
+from transformers import AutoConfig
 
 from openafm.bundle import Bundle, BundleError, open_bundle
 from openafm.bundle.hugging_face import CheckpointError, UnsupportedCheckpointError, import_hugging_face
@@ -98,6 +99,10 @@ def test_configs_of_older_files_mean_the_same(family: str) -> None:
     rotary = dict(new["rope_parameters"])
     old |= {"rope_theta": rotary.pop("rope_theta"), "rope_scaling": rotary if rotary["rope_type"] != "default" else None}
     assert decoder_config(old) == decoder_config(new)
+    if rotary["rope_type"] == "default":
+        unsaid = {key: value for key, value in old.items() if key != "rope_theta"}
+        by_default = AutoConfig.for_model(family).to_dict()["rope_parameters"]["rope_theta"]
+        assert decoder_config(unsaid) == decoder_config(old | {"rope_theta": by_default})
     if family == "smollm3":
         positions = [layer.attention.position for layer in decoder_config(old).layers]  # type: ignore[attr-defined]
         assert [position is None for position in positions] == [False, False, False, True]
@@ -164,6 +169,11 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "more layers": ({"num_hidden_layers": 5, "layer_types": None}, "lacks the weight"),
     "head": ({"tie_word_embeddings": False}, "lacks the weight 'output.weight'"),
     "vocabulary": ({"vocab_size": 8}, "config.json says"),
+    "vocabulary without end": ({"vocab_size": 10**30}, "no model that can be built"),
+    "no heads": ({"num_attention_heads": 0}, "impossible value"),
+    "endless layers": ({"num_hidden_layers": float("inf")}, "impossible value"),
+    "experts in words": ({"num_experts": "8"}, "impossible value"),
+    "rotation in words": ({"rope_parameters": "default"}, "impossible value"),
 }
 
 
@@ -213,6 +223,8 @@ def test_what_is_not_supported_is_said(name: str, copied: Path) -> None:
         ("tokenizer.json", '{"model": {"type": "Unigram"}, "added_tokens": []}', UnsupportedCheckpointError, "Unigram"),
         ("chat_template.jinja", None, UnsupportedCheckpointError, "no chat template"),
         ("chat_template.jinja", "{% for %}", CheckpointError, "not Jinja"),
+        ("chat_template.jinja", "\udcff", CheckpointError, "not UTF-8"),
+        ("chat_template.jinja", "{{ " + "(" * 50_000, CheckpointError, "not Jinja"),
         ("chat_template.jinja", "{{ 1 / 0 }}", UnsupportedCheckpointError, "division"),
         ("chat_template.jinja", "{{ ''.__class__.__mro__ }}", UnsupportedCheckpointError, "the chat template"),
     ],
@@ -222,7 +234,7 @@ def test_a_folder_that_is_not_whole_is_refused(
 ) -> None:
     (copied / name).unlink(missing_ok=True)
     if text is not None:
-        (copied / name).write_text(text)
+        (copied / name).write_bytes(text.encode(errors="surrogateescape"))
     refused(copied, error, message)
 
 

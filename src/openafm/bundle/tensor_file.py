@@ -158,11 +158,11 @@ def _shards(tensors: Mapping[str, _Sized], max_shard_bytes: int) -> Iterable[lis
 def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
     try:
         header = json.loads(text)
-        header.pop("__metadata__", None)
-    except (ValueError, AttributeError, TypeError) as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} does not start with a safetensors header ({error})") from error
     if not isinstance(header, dict):
         raise BundleError(f"{path} does not start with a safetensors header")
+    header.pop("__metadata__", None)
     return header
 
 

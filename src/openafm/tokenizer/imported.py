@@ -21,6 +21,7 @@ from openafm.tokenizer.bpe import (
     characters_of,
 )
 
+_MOST_UNUSED = 4096  # ids without a token, beside as many as there are tokens
 # Texts on which decoding must undo encoding.
 _PROBES = ("a b", "  two\n\n spaces\t", "Kraków 今日は 👍🏽 1234 don't")
 
@@ -50,6 +51,8 @@ class ImportedTokenizer(Tokenizer):
         self._added = added
         self._bytes = _token_bytes(self._vocab, added)
         self._size = max(self._bytes, default=-1) + 1
+        if self._size > 2 * len(self._bytes) + _MOST_UNUSED:
+            raise UnsupportedTokenizerError(f"it has {len(self._bytes)} tokens with numbers up to {self._size - 1}")
         self._bytes |= dict.fromkeys(set(range(self._size)) - self._bytes.keys(), b"")  # ids that nobody uses
         if missing := [character for character in _characters() if character not in self._vocab]:
             raise UnsupportedTokenizerError(f"its vocabulary lacks {len(missing)} of the 256 bytes; it must be byte-level")
@@ -98,6 +101,8 @@ def read_tokenizer(text: str) -> Tokenizer:
 def _normal_form(form: dict[str, Any]) -> dict[str, Any]:
     """The file with all added tokens special, and without what only batches of training need."""
     model, normalizer = form["model"], form.get("normalizer")
+    if model.get("dropout"):
+        raise UnsupportedTokenizerError("it drops merges at random, so that a text has no tokens of its own")
     if model.get("type", "BPE") != "BPE" or model.get("byte_fallback") or model.get("continuing_subword_prefix"):
         kind = "BPE with byte fallback" if model.get("byte_fallback") else model.get("type")
         raise UnsupportedTokenizerError(f"it is {kind}; only byte-level BPE can be used here")

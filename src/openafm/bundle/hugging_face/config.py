@@ -21,7 +21,8 @@ from openafm.models.config import (
     UntiedHeadConfig,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3", "smollm3")
+_THETAS = {"llama": 1e4, "qwen2": 1e4, "qwen3": 1e4, "smollm3": 2e6}  # where the file does not say
+FAMILIES = tuple(_THETAS)
 
 Values = Mapping[str, Any]
 
@@ -36,12 +37,12 @@ def decoder_config(values: Values) -> DecoderConfig:
     family = values.get("model_type")
     if family not in FAMILIES:
         raise UnsupportedCheckpointError(f"the checkpoint is a '{family}' model; openafm imports {', '.join(FAMILIES)}")
-    _refuse_unsupported(values)
     try:
+        _refuse_unsupported(values)
         return _decoder(family, values)
     except KeyError as error:
         raise CheckpointError(f"config.json does not say {error}; restore the folder") from error
-    except (ConfigError, TypeError, ValueError, IndexError) as error:
+    except (ConfigError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise CheckpointError(f"config.json holds an impossible value: {error}") from error
 
 
@@ -63,9 +64,9 @@ def _refuse_unsupported(values: Values) -> None:
 def _decoder(family: str, values: Values) -> DecoderConfig:
     num_layers, dim, num_heads = (int(values[key]) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     eps = float(values["rms_norm_eps"])
-    rotary, rotated, windows = _rotary(values), _rotated_layers(family, values), _windows(family, values)
+    rotary, rotated, windows = _rotary(family, values), _rotated_layers(family, values), _windows(family, values)
     feed_forward = DenseFeedForwardConfig(
-        hidden_dim=values["intermediate_size"],
+        hidden_dim=int(values["intermediate_size"]),
         activation=values.get("hidden_act", "silu"),
         bias=bool(values.get("mlp_bias", False)),
     )
@@ -88,20 +89,20 @@ def _decoder(family: str, values: Values) -> DecoderConfig:
     ]
     is_tied = values.get("tie_word_embeddings", family == "smollm3")
     return DecoderConfig(
-        vocab_size=values["vocab_size"],
+        vocab_size=int(values["vocab_size"]),
         dim=dim,
         layers=tuple(layers),
         head=TiedHeadConfig() if is_tied else UntiedHeadConfig(),
         norm_eps=eps,
-        context_length=values["max_position_embeddings"],
+        context_length=int(values["max_position_embeddings"]),
     )
 
 
-def _rotary(values: Values) -> RotaryConfig:
-    """Old files say `rope_theta` and `rope_scaling`, new ones `rope_parameters` with both."""
+def _rotary(family: str, values: Values) -> RotaryConfig:
+    """Old files say `rope_theta`, where it is not the family's, and `rope_scaling`, new ones `rope_parameters` with both."""
     stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = stated.get("rope_type") or stated.get("type") or "default"
-    theta = float(stated.get("rope_theta") or values["rope_theta"])
+    theta = float(stated.get("rope_theta") or values.get("rope_theta") or _THETAS[family])
     match kind:
         case "default":
             return RotaryConfig(theta=theta, layout="half")

@@ -102,10 +102,14 @@ def _chat_template(folder: Path, values: dict[str, Any], tokenizer: ImportedToke
 def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{file} is not UTF-8 text ({error}); restore it") from error
     source = settings.get("chat_template")
     if isinstance(source, list):  # several by name
-        source = {entry.get("name"): entry.get("template") for entry in source}.get("default")
+        named = (entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default")
+        source = next(named, {}).get("template")
     if not isinstance(source, str):
         raise UnsupportedCheckpointError(
             f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "

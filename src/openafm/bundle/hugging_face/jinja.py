@@ -53,7 +53,7 @@ class JinjaTemplate:
         self._variables, self._today, self.asked_for_date = dict(variables), today, False
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(f"the chat template is not Jinja: {error}") from error
 
     def text(

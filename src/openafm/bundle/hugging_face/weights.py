@@ -77,8 +77,11 @@ def read_weights(folder: Path, config: DecoderConfig) -> list[StoredTensor]:
 def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     import torch
 
-    with torch.device("meta"):
-        return {name: tuple(weight.shape) for name, weight in config.build().state_dict().items()}
+    try:
+        with torch.device("meta"):
+            return {name: tuple(weight.shape) for name, weight in config.build().state_dict().items()}
+    except (RuntimeError, TypeError) as error:  # sizes beyond what any tensor can have
+        raise CheckpointError(f"config.json describes no model that can be built ({error}); restore the folder") from error
 
 
 def _files(folder: Path) -> list[Path]:
