@@ -79,6 +79,20 @@ def test_from_a_folder_to_a_name_and_away(tmp_path: Path, signature: str, capsys
     assert installed_adapters() == []
 
 
+def test_a_bundle_that_cannot_be_opened_is_in_nobodys_way(
+    tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    printed(capsys, "install", str(write(tmp_path / "a", OTHER_SIGNATURE)))
+    broken = tmp_path / "home" / "bundles" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "config.json").write_text("{")
+    (entry,) = printed(capsys, "list")
+    assert (entry["name"], entry["base"], entry["error"]) == ("tags", None, None)
+    assert printed(capsys, "inspect", str(tmp_path / "a"))["base"] is None
+    assert "broken" in failure(capsys, "remove", "--obsolete")  # whose it is cannot be known: nothing is removed
+    assert len(installed_adapters()) == 1
+
+
 def test_a_damaged_one_is_listed_and_not_described(
     tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

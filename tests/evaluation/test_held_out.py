@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openafm import SystemLanguageModel
+from openafm.bundle import shipped_bundle
 from openafm.core.errors import UsageError
 from openafm.evaluation.calculator import WordProblem, calculate
 from openafm.evaluation.forms import is_stated, share_of_fields
@@ -20,7 +21,8 @@ from openafm.evaluation.guesses import guess
 from openafm.evaluation.held_out import TASKS, HeldOutScores, TaskScore, UnknownTaskError, held_out_scores
 from openafm.evaluation.overlap import rouge_l
 from openafm.evaluation.tool_requests import ToolRequest
-from openafm.tokenizer.conversation import AssistantTurn, ToolCall
+from openafm.evaluation.tool_turns import next_turn
+from openafm.tokenizer.conversation import AssistantTurn, ToolCall, UserTurn
 
 
 def gold(example: Any) -> Any:
@@ -92,6 +94,14 @@ def test_where_no_call_is_right_any_text_is_and_silence_is_not() -> None:
     request = next(request for request in TASKS["tool"].examples(60, {"en": 1.0}) if not request.gold.tool_calls)
     assert grade(request, AssistantTurn(text="Hello!")) == 1
     assert grade(request, AssistantTurn(text="")) == grade(request, None) == 0
+
+
+def test_a_request_that_the_context_has_no_room_for_has_no_answer() -> None:
+    shipped = shipped_bundle()
+    assert shipped is not None
+    model = SystemLanguageModel(bundle=shipped).load()
+    assert next_turn(model, (UserTurn(text="word " * model.engine.context_length),), (), 1) is None
+    assert next_turn(model, (UserTurn(text="Hello"),), (), 1) is None
 
 
 def texts_in(value: Any) -> Iterator[str]:

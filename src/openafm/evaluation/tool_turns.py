@@ -23,19 +23,20 @@ def next_turn(
     from openafm.runtime.generation import generate
     from openafm.runtime.sampling import GreedyConfig
 
-    generation = generate(
-        model.engine,
-        model.engine.new_sequence(),
-        [*model.template.encode(model.tokenizer, opened(turns)).tokens, *model.template.generation_prompt(model.tokenizer)],
-        sampling=GreedyConfig(),
-        stop_tokens=model.template.stop_tokens(model.tokenizer),
-        max_tokens=max_tokens,
-        grammar=model.grammar(None, tools),
-    )
+    tokenizer, template = model.tokenizer, model.template
     try:
+        generation = generate(
+            model.engine,
+            model.engine.new_sequence(),
+            [*template.encode(tokenizer, opened(turns)).tokens, *template.generation_prompt(tokenizer)],
+            sampling=GreedyConfig(),
+            stop_tokens=template.stop_tokens(tokenizer),
+            max_tokens=max_tokens,
+            grammar=model.grammar(None, tools),
+        )
         tokens = [event.token for event in generation]
         if generation.summary.finish != "stop":
             return None
-        return model.template.parse_assistant(model.tokenizer, tokens)
+        return template.parse_assistant(tokenizer, tokens)
     except (ContextWindowError, MalformedAnswerError):
         return None

@@ -5,6 +5,7 @@ RUN/  run.json  data/train/  data/eval/  config.json  metrics.jsonl  checkpoints
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.metadata import check_name
 from openafm.adapters.package import METADATA, Adapter, AdapterAbout, AdapterNotFoundError, open_adapter, write_adapter
-from openafm.bundle import Bundle, list_bundles, open_bundle, shipped_bundle
+from openafm.bundle import Bundle, BundleError, list_bundles, open_bundle, shipped_bundle
 from openafm.core.config import Config, dump, from_dict
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
@@ -234,9 +235,15 @@ def train_draft(
 
 
 def local_bundle(signature: str) -> Bundle | None:
-    """This user's bundle of this signature, or the shipped one; None if it is not on this machine."""
-    folders = (folder for folder in (*list_bundles(), shipped_bundle()) if folder is not None)
-    return next((bundle for bundle in map(Bundle, folders) if bundle.signature == signature), None)
+    """This user's bundle of this signature, or the shipped one; None if it is not on this machine.
+
+    A bundle that cannot be opened is passed over: it is not the one that is looked for, or of no use as that.
+    """
+    for folder in (*list_bundles(), shipped_bundle()):
+        with contextlib.suppress(BundleError):
+            if folder is not None and (bundle := Bundle(folder)).signature == signature:
+                return bundle
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -317,7 +317,9 @@ def _draft_report(config: RunConfig, draft: Bundle) -> DraftReport | None:
     if not isinstance(objective, DistillationConfig) or objective.teacher is None:
         return None
     adapter = None if objective.adapter is None else open_adapter(Path(objective.adapter))
-    return measure_draft(draft, open_bundle(objective.teacher), held_out_conversations(config, DRAFTED_CONVERSATIONS), adapter)
+    return measure_draft(
+        draft, open_bundle(objective.teacher), held_out_conversations(config, DRAFTED_CONVERSATIONS), adapter
+    )
 
 
 def _result(bundle: Bundle, folder: Path, result: TrainingResult, report: DraftReport | None) -> RunResult:
