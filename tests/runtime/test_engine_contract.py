@@ -142,6 +142,8 @@ def test_a_snapshot_that_does_not_fit_is_refused(engine: Engine) -> None:
         {name: array for name, array in good.arrays.items() if name != some},
         {**good.arrays, some: good.arrays[some][:, :1]},
         {**good.arrays, some: np.zeros(good.arrays[some].shape, np.uint8)},
+        {**good.arrays, "tokens": good.arrays["tokens"].astype(np.float32)},
+        {**good.arrays, "tokens": good.arrays["tokens"][:, None]},
     ):
         with pytest.raises(SnapshotMismatchError):
             engine.restore(write_snapshot(dataclasses.replace(good, arrays=arrays)))

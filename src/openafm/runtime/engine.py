@@ -123,8 +123,7 @@ class Engine(ABC):
         """Append tokens to sequences, one or many to each, and compute what may follow them.
 
         Returns fp32 logits for every entry: [V] after its last token, or [N, V] after each of its tokens; the caller may
-        change them. All sequences take
-        their tokens, or none does when anything is raised.
+        change them. All sequences take their tokens, or none does when anything is raised.
 
         Raises:
             ContextWindowError: a sequence would outgrow the context window.
@@ -201,7 +200,7 @@ class Engine(ABC):
             tokens = array(_TOKEN, snapshot.arrays["tokens"].tolist())
             if len(tokens) != snapshot.length:
                 raise ValueError(f"{len(tokens)} tokens where there are keys and values of {snapshot.length}")
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise SnapshotMismatchError(
                 f"the snapshot does not fit this engine ({error}); prefill the tokens again"
             ) from error
