@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from openafm.adapters.delivery import server as server_module
 from openafm.adapters.delivery.client import Pulled, pull_adapter
 from openafm.adapters.delivery.errors import (
     BadSignatureError,
+    DeliveryError,
     DeliveryKeyError,
     DeliveryLibraryError,
     DigestError,
@@ -42,6 +44,7 @@ from openafm.adapters.delivery.errors import (
 )
 from openafm.adapters.delivery.keys import public_file, public_key, read_key, sign, write_key_pair
 from openafm.adapters.delivery.manifest import Manifest, sign_manifest
+from openafm.adapters.delivery.publishers import Publisher, known_publisher, remember_publisher
 from openafm.adapters.delivery.server import MANIFEST_PATH, Shelf, make_server, stock
 from openafm.adapters.package import (
     Adapter,
@@ -200,7 +203,7 @@ def test_only_the_trusted_key_is_trusted(shelf: Path) -> None:
         ):
             with serving(Shelf(manifest=stocked.manifest, signed=data, files=stocked.files)) as other:
                 refused(BadSignatureError, other, key=None)
-    assert not (data_home() / "adapter-publishers.json").exists()
+    assert not (data_home() / "adapter-publishers").exists()
 
 
 def test_without_a_key_the_first_one_shown_is_kept(shelf: Path) -> None:
@@ -213,6 +216,17 @@ def test_without_a_key_the_first_one_shown_is_kept(shelf: Path) -> None:
         refused(BadSignatureError, url, KEY, key=None, name="titles")
         assert pull(url, "titles", key=public_key("2" * 64)).num_fetched  # the user has heard of the new key
         assert pull(url, "titles", key=None).num_fetched == 0
+
+
+def test_keys_seen_at_the_same_time_are_all_kept(home: Path) -> None:
+    urls = [f"http://{number}.example" for number in range(16)]
+    with ThreadPoolExecutor(len(urls)) as pool:
+        list(pool.map(lambda url: remember_publisher(Publisher(url=url, key=KEY, published=1)), urls))
+    assert all(known_publisher(url) == Publisher(url=url, key=KEY, published=1) for url in urls)
+    for file in (home / "adapter-publishers").iterdir():
+        file.write_text("{")
+    with pytest.raises(DeliveryError, match=r"trust http://0\.example anew"):
+        known_publisher(urls[0])
 
 
 def test_an_older_manifest_is_refused(shelf: Path) -> None:

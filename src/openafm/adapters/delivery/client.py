@@ -79,7 +79,7 @@ def pull_adapter(
     except BadSignatureError as error:
         raise BadSignatureError(f"{url}: {error}") from error
     offered = _choose(opened.manifest, name, base_signature, url)
-    remember_publisher(url, Publisher(key=opened.key, published=opened.manifest.published))
+    remember_publisher(Publisher(url=url, key=opened.key, published=opened.manifest.published))
     if offered.num_bytes > max_bytes:
         raise OversizeError(f"{offered.identifier} has {offered.num_bytes:,} bytes, allowed are {max_bytes:,}")
     place = adapter_place(name, base_signature)

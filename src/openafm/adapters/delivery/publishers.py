@@ -1,7 +1,11 @@
-"""Servers that adapters were pulled from: the key that each showed first, and how new its manifest was."""
+"""Servers that adapters were pulled from: the key that each showed first, and how new its manifest was.
+
+$OPENAFM_HOME/adapter-publishers/DIGEST.json, one for each address: pulls at the same time lose nothing of each other.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,40 +17,42 @@ from openafm.core.files import data_home, write_json
 
 @dataclass(frozen=True, kw_only=True)
 class Publisher(Config):
-    """The public key that a server is known by, and when the newest manifest seen from it was signed."""
+    """The public key that the server at `url` is known by, and when the newest manifest seen from it was signed."""
 
+    url: str
     key: str
     published: int
 
 
 def known_publisher(url: str) -> Publisher | None:
-    """What is known of the server at this address; None at the first time."""
-    return _read().get(url)
+    """What is known of the server at this address; None at the first time.
+
+    Raises:
+        DeliveryError: the record of it cannot be read.
+    """
+    file = _file(url)
+    try:
+        return from_dict(Publisher, json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError, ConfigError) as error:
+        raise DeliveryError(f"{file} is not readable ({error}); remove it to trust {url} anew") from error
 
 
-def remember_publisher(url: str, publisher: Publisher) -> None:
+def remember_publisher(publisher: Publisher) -> None:
     """Trust this key of this server from now on, and no older manifest of it.
 
     Raises:
         OldManifestError: a newer one was seen.
+        DeliveryError: the record of it cannot be read.
     """
-    known = _read()
-    before = known.get(url)
+    before = known_publisher(publisher.url)
     if before is not None and before.key == publisher.key and publisher.published < before.published:
-        raise OldManifestError(f"{url} shows a manifest that is older than the one seen here before; it may hold back fixes")
-    known[url] = publisher
-    write_json(_file(), {address: to_dict(entry) for address, entry in known.items()})
+        raise OldManifestError(
+            f"{publisher.url} shows a manifest that is older than the one seen here before; it may hold back fixes"
+        )
+    write_json(_file(publisher.url), to_dict(publisher))
 
 
-def _read() -> dict[str, Publisher]:
-    if not _file().is_file():
-        return {}
-    try:
-        values = json.loads(_file().read_text(encoding="utf-8"))
-        return {url: from_dict(Publisher, entry) for url, entry in values.items()}
-    except (ValueError, AttributeError, ConfigError) as error:
-        raise DeliveryError(f"{_file()} is not readable ({error}); remove it to trust servers anew") from error
-
-
-def _file() -> Path:
-    return data_home() / "adapter-publishers.json"
+def _file(url: str) -> Path:
+    return data_home() / "adapter-publishers" / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.json"
