@@ -141,6 +141,10 @@ def test_what_cannot_be_run_is_told(tmp_path: Path) -> None:
         train_adapter(adapter_run(base, tmp_path / "none.jsonl", None), tmp_path / "run", "colours")
     with pytest.raises(AdapterNameError):
         train_adapter(adapter_run(base, data, None), tmp_path / "run", "two words")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    for files in ((tmp_path / "empty.jsonl", None), (data, tmp_path / "empty.jsonl")):
+        with pytest.raises(NotADocumentError, match=r"empty\.jsonl holds no conversation"):
+            train_adapter(adapter_run(base, *files), tmp_path / "run", "colours")
     for values in ({"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"lora": {"rank": 0}}, {"epoch": 3}):
         with pytest.raises(ConfigError):
             adapter_run(base, data, None, values)

@@ -320,11 +320,15 @@ def _lengths(shards: Path) -> NDArray[np.int64]:
 
 def _check_conversations(file: Path) -> None:
     """Every line must be a conversation with an answer to learn: all lines, before anything is trained."""
+    is_empty = True
     for document in DocumentFiles(file):
+        is_empty = False
         if not isinstance(document, ChatDocument):
             raise NotADocumentError(f"{document.read_from}: a text; an adapter learns from conversations, under 'messages'")
         if not any(isinstance(turn, AssistantTurn) for turn in document.conversation.turns):
             raise NotADocumentError(f"{document.read_from}: a conversation without an answer of the assistant to learn")
+    if is_empty:
+        raise NotADocumentError(f"{file} holds no conversation; give chat JSONL, one conversation in a line")
 
 
 def _check_same_run(config: AdapterRunConfig, folder: Path) -> None:
