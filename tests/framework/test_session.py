@@ -427,6 +427,8 @@ def test_a_session_without_a_thread_is_free_again(model: fm.SystemLanguageModel,
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(fm.GenerationError, match="thread"):
             asyncio.run(session.respond("the cat"))
+        with pytest.raises(fm.GenerationError, match="thread"):
+            session.prewarm()
     unchanged_afterwards(session, model, before)
 
 

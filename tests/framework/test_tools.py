@@ -283,8 +283,39 @@ def test_modes() -> None:
     assert modes_of(fm.ToolCallingMode.DISALLOWED) == [(0, False)]
 
 
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_a_call_that_will_not_be_cancelled_is_not_waited_for(is_blocking: bool) -> None:
+    release = threading.Event()
+
+    @fm.tool
+    async def stubborn() -> str:
+        "Hang."
+        await asyncio.to_thread(release.wait, 600)
+        return "late"
+
+    limits = fm.ToolLimits(call_seconds=0.05)
+    model = ScriptedModel(calls(("stubborn", {})), "x")
+    session = fm.LanguageModelSession(model=model, tools=[stubborn], tool_limits=limits)
+
+    async def respond() -> None:
+        try:
+            if is_blocking:
+                session.respond_blocking("x")
+            else:
+                await session.respond("x")
+        finally:
+            told.append(release.is_set())
+            release.set()
+
+    told: list[bool] = []
+    with pytest.raises(fm.ToolCallError) as caught:
+        asyncio.run(respond())
+    assert told == [False]
+    assert isinstance(caught.value.underlying_error, ToolTimeoutError)
+
+
 def test_cancelling_cancels_the_tools() -> None:
-    ended = threading.Event()
+    ended = asyncio.Event()
 
     @fm.tool
     async def slow() -> str:
@@ -305,12 +336,12 @@ def test_cancelling_cancels_the_tools() -> None:
             await task
         assert not session.is_responding
         assert len(session.transcript) == 1
+        await asyncio.wait_for(ended.wait(), 10)  # while the loop goes on, not because it ends
 
     asyncio.run(run())
-    assert ended.wait(10)
 
 
-def test_one_failing_call_cancels_the_others() -> None:
+def test_one_failing_call_cancels_the_others(caplog: pytest.LogCaptureFixture) -> None:
     cancelled = threading.Event()
 
     @fm.tool
@@ -329,10 +360,25 @@ def test_one_failing_call_cancels_the_others() -> None:
         await asyncio.sleep(0.01)
         raise ValueError("broken")
 
-    session = fm.LanguageModelSession(model=ScriptedModel(calls(("slow", {}), ("fail", {})), "x"), tools=[slow, fail])
-    with pytest.raises(fm.ToolCallError, match="broken"):
-        session.respond_blocking("x")
-    assert cancelled.wait(10)
+    for respond in ("async", "blocking"):
+        cancelled.clear()
+        script = calls(("slow", {}), ("fail", {}), ("fail", {}))
+        session = fm.LanguageModelSession(model=ScriptedModel(script, "x"), tools=[slow, fail])
+
+        async def run(session: fm.LanguageModelSession = session) -> None:
+            with pytest.raises(fm.ToolCallError, match="broken"):
+                await session.respond("x")
+            await asyncio.to_thread(cancelled.wait, 10)  # while the loop goes on, not because it ends
+            assert cancelled.is_set()
+
+        if respond == "async":
+            asyncio.run(run())
+        else:
+            with pytest.raises(fm.ToolCallError, match="broken"):
+                session.respond_blocking("x")
+            assert cancelled.wait(10)
+    gc.collect()
+    assert caplog.records == []  # of the second failure, which nobody is told
 
 
 def test_what_is_no_tool_is_refused() -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
+from openafm.framework.errors import GenerationError
+
 ResultT = TypeVar("ResultT")
 
 
@@ -14,7 +16,7 @@ def in_daemon_thread(work: Callable[[], ResultT], name: str) -> Future[ResultT]:
     """Start `work` in a thread of its own. Its result or exception comes with the future.
 
     Raises:
-        RuntimeError: the system gives no thread.
+        GenerationError: the system gives no thread.
     """
     future: Future[ResultT] = Future()
 
@@ -28,5 +30,8 @@ def in_daemon_thread(work: Callable[[], ResultT], name: str) -> Future[ResultT]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        raise GenerationError(f"the system gives no thread ({error}); try again with fewer requests at work") from error
     return future

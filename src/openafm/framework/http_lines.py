@@ -72,10 +72,14 @@ def streamed_lines(request: HttpRequest, cancelled: Callable[[], bool]) -> Gener
     def is_over() -> bool:
         return closed.is_set() or cancelled()
 
-    try:
-        in_daemon_thread(lambda: asyncio.run(_deliver(request, items, is_over)), "openafm-http")
-    except RuntimeError as error:
-        raise GenerationError(f"the system gave no thread to answer in ({error}); try again with fewer at work") from error
+    def run() -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(_deliver(request, items, is_over))
+        except OSError as error:  # no loop without a file descriptor
+            items.put(GenerationError(f"{request.url} cannot be asked: {error}"))
+
+    in_daemon_thread(run, "openafm-http")
     try:
         while (item := items.get()) is not None:
             match item:

@@ -58,8 +58,8 @@ class RequestQueue:
         if previous is not None:
             try:
                 await asyncio.shield(asyncio.wrap_future(previous))
-            except asyncio.CancelledError:
-                previous.add_done_callback(lambda _: request.finished.set_result(None))
+            except BaseException:  # cancelled, or its loop is gone
+                self.give_up(request, previous)
                 raise
         self._active = request
 
@@ -73,9 +73,16 @@ class RequestQueue:
             try:
                 previous.result()
             except BaseException:  # an interrupt
-                previous.add_done_callback(lambda _: request.finished.set_result(None))
+                self.give_up(request, previous)
                 raise
         self._active = request
+
+    def give_up(self, request: Turnstile, previous: Future[None] | None) -> None:
+        """Give up a place in the line before it is this request's turn: who comes next waits for `previous`."""
+        if previous is None:
+            request.finished.set_result(None)
+        else:
+            previous.add_done_callback(lambda _: request.finished.set_result(None))
 
     def leave(self, request: Turnstile) -> None:
         """Let the next one pass."""

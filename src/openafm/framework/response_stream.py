@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncGenerator, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from openafm.framework.errors import GenerationCancelledError, GenerationError
+from openafm.framework.daemon import in_daemon_thread
+from openafm.framework.errors import GenerationCancelledError
 from openafm.framework.formats import FinalT, PartialT, Snapshot
 from openafm.framework.request import Request, Response
 from openafm.framework.request_queue import RequestQueue
@@ -98,10 +98,10 @@ async def _in_thread(
             deliver(None)
 
     try:
-        threading.Thread(target=work, name="openafm-response", daemon=True).start()
-    except RuntimeError as error:
+        in_daemon_thread(work, "openafm-response")
+    except BaseException:
         line.leave(request)
-        raise GenerationError(f"the system gave no thread to answer in ({error}); try again with fewer at work") from error
+        raise
     ended = False
     try:
         while not ended:

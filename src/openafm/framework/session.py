@@ -9,7 +9,7 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from openafm.framework.daemon import in_daemon_thread
 from openafm.framework.errors import FoundationModelsError, SchemaFormatError, UnserializableSchemaError
-from openafm.framework.feedback import FeedbackIssue, Sentiment, feedback_attachment
+from openafm.framework.feedback import DesiredOutput, FeedbackIssue, Sentiment, feedback_attachment
 from openafm.framework.formats import JsonFormat, ResponseFormat, Snapshot, TextFormat, TypedFormat
 from openafm.framework.language_model import LanguageModel, Usage
 from openafm.framework.model import SystemLanguageModel
@@ -157,7 +157,11 @@ class LanguageModelSession:
             finally:
                 self._queue.leave(turnstile)
 
-        in_daemon_thread(work, "openafm-prewarm")
+        try:
+            in_daemon_thread(work, "openafm-prewarm")
+        except BaseException:
+            self._queue.give_up(turnstile, previous)
+            raise
 
     @overload
     async def respond(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> str: ...
@@ -268,9 +272,13 @@ class LanguageModelSession:
         self,
         sentiment: Sentiment | None = None,
         issues: Iterable[FeedbackIssue] = (),
-        desired_output: str | None = None,
+        desired_output: DesiredOutput | None = None,
     ) -> bytes:
-        """What was said and what was wrong with it, as JSON to send to whoever trains the model. Stays on this machine."""
+        """What was said and what was wrong with it, as JSON to send to whoever trains the model. Stays on this machine.
+
+        Raises:
+            ValueError: an unknown sentiment or category.
+        """
         return feedback_attachment(self.transcript, sentiment=sentiment, issues=issues, desired_output=desired_output)
 
     def _request(

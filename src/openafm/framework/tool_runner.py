@@ -6,17 +6,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from openafm.core.errors import OpenAFMError
 from openafm.framework.content import GeneratedContent
 from openafm.framework.daemon import in_daemon_thread
-from openafm.framework.errors import GenerationCancelledError, ToolCallError
+from openafm.framework.errors import GenerationCancelledError, GenerationError, ToolCallError
 from openafm.framework.tool import Tool, ToolLimits
 from openafm.tokenizer.conversation import ToolCall, ToolTurn
 from openafm.tokenizer.schema_text import compact_json
 
 _POLL_S, _LOOP_POLL_S = 0.02, 0.5
+_Outputs: TypeAlias = tuple[ToolTurn, ...]
 
 
 class ToolOutputError(OpenAFMError):
@@ -36,7 +37,7 @@ class ToolRunner:
 
     def run(
         self, calls: Sequence[ToolCall], cancelled: Callable[[], bool], loop: asyncio.AbstractEventLoop | None
-    ) -> tuple[ToolTurn, ...]:
+    ) -> _Outputs:
         """The outputs of the calls, in their order. Blocks; must not be called in the thread of `loop`.
 
         Raises:
@@ -46,13 +47,13 @@ class ToolRunner:
         work = self._run(calls, cancelled)
         try:
             if loop is None:
-                return in_daemon_thread(lambda: asyncio.run(work), "openafm-tools").result()
+                return _in_own_loop(work).result()
             return _waited_for(asyncio.run_coroutine_threadsafe(work, loop), loop, cancelled)
-        except (RuntimeError, futures.CancelledError) as error:  # the caller's loop is gone, or the system gives no thread
+        except (RuntimeError, futures.CancelledError) as error:  # the caller's loop is gone
             work.close()
             raise GenerationCancelledError(f"tools cannot be called: {error!r}") from error
 
-    async def _run(self, calls: Sequence[ToolCall], cancelled: Callable[[], bool]) -> tuple[ToolTurn, ...]:
+    async def _run(self, calls: Sequence[ToolCall], cancelled: Callable[[], bool]) -> _Outputs:
         tasks = [asyncio.ensure_future(self.call(call)) for call in calls]
         try:
             while not all(task.done() for task in tasks):
@@ -64,7 +65,7 @@ class ToolRunner:
                     raise GenerationCancelledError("the request was cancelled while its tools were at work")
         finally:
             for task in tasks:
-                task.cancel()
+                _abandon(task)
         return tuple(ToolTurn(name=call.name, text=task.result()) for call, task in zip(calls, tasks, strict=True))
 
     async def call(self, call: ToolCall) -> str:
@@ -85,9 +86,34 @@ class ToolRunner:
         return text
 
 
+def _in_own_loop(work: Coroutine[Any, Any, _Outputs]) -> futures.Future[_Outputs]:
+    """Run `work` in a loop and thread of its own. Its result does not wait for the end of that loop, which waits for tools
+    that will not be cancelled."""
+    outputs: futures.Future[_Outputs] = futures.Future()
+
+    async def deliver() -> None:
+        try:
+            outputs.set_result(await work)
+        except Exception as error:  # raised again where the result is awaited
+            outputs.set_exception(error)
+
+    def run() -> None:
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(deliver())
+        except BaseException as error:
+            work.close()
+            if not outputs.done():  # no loop without a file descriptor; or a tool that ends the program
+                is_system = isinstance(error, OSError)
+                outputs.set_exception(GenerationError(f"tools cannot be called: {error}") if is_system else error)
+
+    in_daemon_thread(run, "openafm-tools")
+    return outputs
+
+
 def _waited_for(
-    future: futures.Future[tuple[ToolTurn, ...]], loop: asyncio.AbstractEventLoop, cancelled: Callable[[], bool]
-) -> tuple[ToolTurn, ...]:
+    future: futures.Future[_Outputs], loop: asyncio.AbstractEventLoop, cancelled: Callable[[], bool]
+) -> _Outputs:
     """The result of what runs in `loop`, unless that will never run again."""
     while True:
         futures.wait((future,), timeout=_LOOP_POLL_S)
@@ -100,11 +126,19 @@ def _waited_for(
 async def _within(call: Coroutine[Any, Any, Any] | Awaitable[Any], seconds: float | None) -> Any:
     """Like `asyncio.wait_for`, but does not wait for a call that will not be cancelled."""
     task = asyncio.ensure_future(call)
-    done, _ = await asyncio.wait({task}, timeout=seconds)
-    if not done:
-        task.cancel()
-        raise ToolTimeoutError(f"no output after {seconds:g} s; ToolLimits.call_seconds allows more")
-    return task.result()
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise ToolTimeoutError(f"no output after {seconds:g} s; ToolLimits.call_seconds allows more")
+        return task.result()
+    finally:
+        _abandon(task)
+
+
+def _abandon(task: asyncio.Future[Any]) -> None:
+    """Cancel what may still be under way. How it ends is of no interest any more, and is not logged either."""
+    task.cancel()
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
 def _error_of(task: asyncio.Future[str]) -> BaseException | None:
