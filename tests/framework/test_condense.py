@@ -87,6 +87,11 @@ def test_instructions_that_do_not_fit_are_an_error(model: fm.SystemLanguageModel
     assert caught.value.context_size == 2
 
 
+def test_a_number_below_zero_is_refused(model: fm.SystemLanguageModel) -> None:
+    with pytest.raises(ValueError, match="keep_last"):
+        asyncio.run(summarized(conversation(1), model, keep_last=-1))
+
+
 def test_a_session_goes_on_from_a_window(model: fm.SystemLanguageModel) -> None:
     window = asyncio.run(rolling_window(conversation(6), model, 150))
     before = count(model, window)

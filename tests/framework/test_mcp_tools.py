@@ -199,6 +199,42 @@ def test_after_the_block_the_tools_are_gone_and_so_is_the_thread() -> None:
         session.respond_blocking("x")
 
 
+def test_a_connection_that_was_lost_is_left_without_a_word() -> None:
+    connection = fm.tools.from_mcp(weather_server())
+    with connection:
+        living = connection._living
+        assert living is not None
+        living.loop.call_soon_threadsafe(living.stop.set)
+        assert connection._ended is not None
+        connection._ended.result(10)
+
+
+def test_cancelled_while_it_connects_it_leaves_nothing() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
+        begun.set()
+        await asyncio.to_thread(go_on.wait, 60)
+        return types.ListToolsResult(tools=[types.Tool(name="it", input_schema={"type": "object"})])
+
+    async def enter(connection: Any) -> None:
+        async with connection:
+            pass
+
+    async def run() -> None:
+        connection = fm.tools.from_mcp(Server("slow", on_list_tools=list_tools))
+        task = asyncio.create_task(enter(connection))
+        await asyncio.to_thread(begun.wait, 60)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        assert connection._ended is not None
+        await asyncio.wait_for(asyncio.wrap_future(connection._ended), 60)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("server", ["http://127.0.0.1:9/mcp", "no-such-command-at-all", [sys.executable, "-c", "0"], 5])
 def test_servers_that_are_none(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

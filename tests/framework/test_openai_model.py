@@ -215,6 +215,7 @@ def test_schemas_that_cannot_be_checked_fail_before_anything_is_sent() -> None:
             ({"type": "object", "properties": {"a": {"$ref": "#/$defs/No"}}}, fm.InvalidGenerationSchemaError),
             ({"type": "object", "properties": {"a": {"type": "thing"}}}, fm.InvalidGenerationSchemaError),
             ({"type": "string", "pattern": r"\p{L}"}, fm.UnsupportedGuideError),
+            ({"type": "string", "pattern": "a{99999999999}"}, fm.UnsupportedGuideError),
         ):
             with pytest.raises(error):
                 session.respond_blocking("x", json_schema=schema, include_schema_in_prompt=False)
@@ -349,6 +350,7 @@ TOO_LONG = "This model's maximum context length is 4096 tokens. However, your me
         (events("data: [1]\n\n"), EndpointError, "no chat completion"),
         (events(event({"choices": 5})), EndpointError, "no chat completion"),
         (events(event({"choices": [{"delta": {"content": ["x"]}}]})), EndpointError, "no chat completion"),
+        (events(delta(content="x"), event({"choices": [], "usage": "much"})), EndpointError, "no chat completion"),
         (events(event({"choices": [{"delta": {"tool_calls": ["x"]}}]})), EndpointError, "no chat completion"),
         (plain('{"choices":[{"message":{"content":"x"}}]}'), EndpointError, "does not stream"),
         (plain("<html>hello</html>"), EndpointError, "broke off"),
@@ -435,6 +437,16 @@ def test_a_conversation_that_does_not_fit_has_both_counts(error: dict[str, Any],
         assert (caught.value.token_count, caught.value.context_size) == counts
 
 
+def test_without_a_loop_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> asyncio.AbstractEventLoop:
+        raise OSError(24, "Too many open files")
+
+    session = fm.LanguageModelSession(model=model_at("http://127.0.0.1:9/v1"))
+    monkeypatch.setattr(asyncio.events, "new_event_loop", refuse)
+    with pytest.raises(fm.GenerationError, match="Too many open files"):
+        session.respond_blocking("x")
+
+
 def test_nobody_there() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -509,6 +521,10 @@ def test_wrong_arguments_and_capabilities() -> None:
     for arguments in ({"base_url": "localhost:8000"}, {"context_size": 0}, {"timeout_seconds": 0}):
         with pytest.raises(ValueError, match="must"):
             OpenAICompatibleModel(**({"base_url": "http://x", "model": "m"} | arguments))
+    for key in ("k\n", "schl\u00fcssel"):
+        with pytest.raises(ValueError, match="'api_key' must") as caught:
+            OpenAICompatibleModel("http://x", "m", key)
+        assert key not in str(caught.value)
     plain_model = OpenAICompatibleModel("http://127.0.0.1:9", "m", capabilities=())
     with pytest.raises(fm.UnsupportedCapabilityError):
         fm.LanguageModelSession(model=plain_model).respond_blocking("x", Toy)

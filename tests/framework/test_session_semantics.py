@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -240,6 +239,10 @@ def test_a_refusal_explains_itself_when_asked() -> None:
     assert asyncio.run(caught.value.explanation()) == "I will not, for it is late."
     assert [turn.text for turn in model.openings[-1]] == ["Help.", "no"]
     assert len(session.transcript) == 1
+    model.script = [AssistantTurn(text="fine"), AssistantTurn(text="It is still late.")]
+    assert session.respond_blocking("good") == "fine"
+    assert caught.value.explanation_blocking() == "It is still late."
+    assert [turn.text for turn in model.openings[-1]] == ["Help.", "no"]  # the transcript up to the refusal
 
 
 def test_permissive_guardrails_hold_for_plain_text_only(model: fm.SystemLanguageModel) -> None:
@@ -275,9 +278,8 @@ def test_cancelling_a_slow_stream_frees_the_session(slow_model: fm.SystemLanguag
         session = fm.LanguageModelSession(model=slow_model)
         stream = session.stream_response("the cat")
         await anext(stream)
-        started = time.monotonic()
         await stream.aclose()
-        assert time.monotonic() - started < 5
+        assert slow_model.load().engine.num_steps < 100  # type: ignore[attr-defined]
         assert not session.is_responding
         assert len(session.transcript) == 0
         with pytest.raises(fm.GenerationCancelledError):

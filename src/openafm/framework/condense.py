@@ -85,9 +85,12 @@ async def summarized(
         summary_tokens: longest summary; by default an eighth of the model's context.
 
     Raises:
+        ValueError: a negative `keep_last`.
         ExceededContextWindowSizeError: instructions and summary alone need more than `max_tokens`.
         GenerationError: the model could not summarize.
     """
+    if keep_last < 0:
+        raise ValueError(f"'keep_last' must not be negative, got {keep_last}")
     opening, exchanges = _split(transcript)
     limit = _limit(model, max_tokens)
     for num_kept in range(min(keep_last, len(exchanges)), -1, -1):
@@ -102,9 +105,7 @@ async def summarized(
     raise ExceededContextWindowSizeError(token_count, limit)
 
 
-def rolling_window_blocking(
-    transcript: Transcript, model: SystemLanguageModel, max_tokens: int | None = None
-) -> Transcript:
+def rolling_window_blocking(transcript: Transcript, model: SystemLanguageModel, max_tokens: int | None = None) -> Transcript:
     """`rolling_window`, for code without an event loop."""
     return _blocking(rolling_window(transcript, model, max_tokens))
 

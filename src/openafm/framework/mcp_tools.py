@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -180,35 +180,46 @@ class McpConnection:
         self._ended: Future[None] | None = None
 
     def __enter__(self) -> list[Tool]:
-        living: Future[_Living] = Future()
-        self._ended = in_daemon_thread(lambda: asyncio.run(self._live(living)), "openafm-mcp")
-        self._ended.add_done_callback(lambda ended: None if living.done() else living.set_exception(_reason(ended)))
-        try:
-            self._living = living.result()
-        except Exception as error:
-            root = _root(error)
-            if isinstance(root, FoundationModelsError):
-                raise root from None
-            raise McpError(f"the MCP server {self._server!r:.200} cannot be used: {root}") from error
+        with self._mcp_errors():
+            self._living = self._connect().result()
         return self._living.tools
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._living is not None and self._ended is not None:
-            self._living.loop.call_soon_threadsafe(self._living.stop.set)
-            with contextlib.suppress(Exception):  # what breaks while it ends is nobody's concern any more
+            with contextlib.suppress(Exception):  # what breaks while it ends, or before, is nobody's concern any more
+                self._living.loop.call_soon_threadsafe(self._living.stop.set)
                 self._ended.result()
 
     async def __aenter__(self) -> list[Tool]:
         if _is_connected(self._server):
             return await _tools(self._server, asyncio.get_running_loop(), self._names)
-        return await asyncio.to_thread(self.__enter__)
+        with self._mcp_errors():
+            self._living = await asyncio.wrap_future(self._connect())
+        return self._living.tools
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def _connect(self) -> Future[_Living]:
+        """Begin. Cancelling what this gives ends the connection."""
+        living: Future[_Living] = Future()
+        self._ended = in_daemon_thread(lambda: asyncio.run(self._live(living)), "openafm-mcp")
+        self._ended.add_done_callback(lambda ended: None if living.done() else living.set_exception(_reason(ended)))
+        return living
+
+    @contextlib.contextmanager
+    def _mcp_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            root = _root(error)
+            if isinstance(root, FoundationModelsError):
+                raise root from None
+            raise McpError(f"the MCP server {self._server!r:.200} cannot be used: {root}") from error
 
     async def _live(self, living: Future[_Living]) -> None:
         if _is_connected(self._server):
@@ -216,8 +227,10 @@ class McpConnection:
         stop = asyncio.Event()
         async with _client(self._server) as client:
             loop = asyncio.get_running_loop()
-            living.set_result(_Living(loop, stop, await _tools(client, loop, self._names)))
-            await stop.wait()
+            tools = await _tools(client, loop, self._names)
+            if living.set_running_or_notify_cancel():
+                living.set_result(_Living(loop, stop, tools))
+                await stop.wait()
 
 
 async def _tools(client: Client, loop: asyncio.AbstractEventLoop, names: Collection[str] | None) -> list[Tool]:

@@ -40,7 +40,7 @@ class OpenAICompatibleModel(LanguageModel):
         capabilities: what the model can do; less than the default for one without tools or schemas.
 
     Raises:
-        ValueError: an address that is not HTTP, or a number that is not positive.
+        ValueError: an address that is not HTTP, a key that no header can hold, or a number that is not positive.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ class OpenAICompatibleModel(LanguageModel):
             raise ValueError(f"'base_url' must begin with http:// or https://, got {base_url!r}")
         if context_size <= 0 or timeout_seconds <= 0:
             raise ValueError("'context_size' and 'timeout_seconds' must be positive")
+        if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+            raise ValueError("'api_key' must be printable ASCII; a line end from a file may have come with it")
         self.base_url, self.name = base_url.rstrip("/"), model
         self.capabilities, self.timeout_seconds = frozenset(map(Capability, capabilities)), timeout_seconds
         self._api_key, self._context_size = api_key, context_size
@@ -73,13 +75,14 @@ class OpenAICompatibleModel(LanguageModel):
             return False, SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
         try:
             reply = httpx2.get(f"{self.base_url}/models", headers=self.headers(), timeout=_AVAILABILITY_SECONDS)
-            listed = [each["id"] for each in reply.json()["data"]] if reply.status_code == 200 else None
         except (httpx2.HTTPError, httpx2.InvalidURL):
             return False, SystemLanguageModelUnavailableReason.MODEL_NOT_READY
-        except (ValueError, KeyError, TypeError, RecursionError):  # lists none
-            listed = None
         if reply.status_code in (401, 403):
             return False, SystemLanguageModelUnavailableReason.DEVICE_NOT_ELIGIBLE
+        try:
+            listed = [each["id"] for each in reply.json()["data"]] if reply.status_code == 200 else None
+        except (ValueError, KeyError, TypeError, RecursionError):  # lists none
+            listed = None
         if listed is not None and self.name not in listed:
             return False, SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
         return True, None

@@ -72,7 +72,7 @@ class Reply:
     _refusal: str = ""
     _finish: str | None = None
     _calls: dict[int, _Call] = field(default_factory=dict)
-    _usage: Mapping[str, Any] = field(default_factory=dict)
+    _usage: dict[str, Any] = field(default_factory=dict)
     _shown: PartialJson | None = field(default_factory=PartialJson)  # None: what came is not the beginning of JSON
     _started: float = field(default_factory=time.perf_counter)
     _first: float | None = None
@@ -84,7 +84,7 @@ class Reply:
             EndpointError: it is no chunk of a chat completion.
         """
         try:
-            self._usage = chunk.get("usage") or self._usage
+            self._usage = self._usage | (chunk.get("usage") or {})
             for choice in chunk.get("choices") or ():
                 delta = choice.get("delta") or {}
                 self._finish = choice.get("finish_reason") or self._finish

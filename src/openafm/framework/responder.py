@@ -196,17 +196,18 @@ class Responder:
             case Violation():
                 raise GuardrailViolationError(f"{what} was stopped by a guardrail ({verdict.category}): {verdict.reason}")
             case Refused():
-                raise RefusalError(f"the model declined to answer: {verdict.reason}", lambda: self._explain(prompt))
+                refused = PromptEntry(turn=UserTurn(text=prompt), options=GenerationOptions())
+                said = (*self.transcript, refused)  # the session may go on before anybody asks
+                raise RefusalError(f"the model declined to answer: {verdict.reason}", lambda: self._explain(said))
 
-    def _explain(self, prompt: str) -> str:
-        refused = PromptEntry(turn=UserTurn(text=prompt), options=GenerationOptions())
+    def _explain(self, said: Sequence[Entry]) -> str:
         request: Request[str, str] = Request(
             prompt=_EXPLAIN,
             format=TextFormat(),
             options=GenerationOptions(maximum_response_tokens=64),
             include_schema_in_prompt=False,
         )
-        responder = Responder(_Unguarded(self.model), Transcript([*self.transcript, refused]))
+        responder = Responder(_Unguarded(self.model), Transcript(said))
         for _ in responder.respond(request):
             pass
         assert request.response is not None

@@ -132,7 +132,7 @@ def _check_references_and_patterns(node: Any, root: JsonSchema) -> None:
             re.compile(pattern)
     except (LookupError, TypeError, ValueError) as error:
         raise InvalidGenerationSchemaError(f"the reference {reference!r} leads nowhere in the schema") from error
-    except re.error as error:
+    except (re.error, OverflowError) as error:
         raise UnsupportedGuideError(f"the pattern {pattern!r} cannot be checked: {error}") from error
     for part in node.values():
         _check_references_and_patterns(part, root)
