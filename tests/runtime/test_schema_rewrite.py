@@ -229,3 +229,20 @@ def test_formats_of_identifiers_and_addresses(schema_format: str, good: list[str
     grammar = COMPILER.json_schema({"type": "string", "format": schema_format})
     assert [text for text in good if not accepts(grammar, f'"{text}"')] == []
     assert [text for text in bad if accepts(grammar, f'"{text}"')] == []
+
+
+def test_leaves_of_one_kind_are_one_definition() -> None:
+    number = {"type": "integer", "minimum": 1}
+    properties = {name: number | {"description": name, "default": 2} for name in "abc"}
+    schema = {
+        "type": "object",
+        "properties": {**properties, "d": {"$ref": "#/properties/a"}, "e": {"type": "array", "items": number}},
+        "required": list("abcde"),
+        "additionalProperties": False,
+    }
+    rewritten = enforceable_schema(schema)
+    assert len([name for name in rewritten["$defs"] if name.startswith("x-leaf")]) == 1
+    grammar = COMPILER.json_schema(schema)
+    assert accepts(grammar, '{"a":1,"b":2,"c":3,"d":4,"e":[5]}')
+    assert not accepts(grammar, '{"a":1,"b":2,"c":3,"d":0,"e":[5]}')
+    assert not accepts(grammar, '{"a":1,"b":2,"c":3,"d":4,"e":[0]}')
