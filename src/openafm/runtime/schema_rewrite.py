@@ -1,8 +1,8 @@
 """A JSON Schema as the grammar engine should read it: what JSON Schema and Python mean, said so that the engine enforces it.
 
 - properties in the order of `x-order`, which is the order of generation;
-- numbers within ±1e18 and without exponent, so that none is an infinity or longer than Python reads; where any value may
-  stand, that holds at any depth;
+- numbers within ±1e18, without exponent and of at most nine digits behind the point where bounds have no more, so that each
+  comes to an end and none is an infinity; where any value may stand, that holds at any depth;
 - dates that exist: a year from 0001, 29 February in leap years only; seconds up to 59, which Python reads;
 - of addresses (`uri`), those of pages: http or https, a host that every reader takes, up to a port of four digits;
 - `minProperties` above 1 beside names of one's own choice is refused: the engine does not see a name that comes twice.
@@ -21,6 +21,7 @@ from openafm.tokenizer.conversation import JsonSchema
 from openafm.tokenizer.schema_text import ordered_properties
 
 LARGEST_NUMBER = 10**18
+FINEST_FRACTION = 1e-9
 
 _YEAR = "(?:000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})"
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)"
@@ -60,6 +61,7 @@ _ANY_DEFINITION = {
     "type": _ALL_TYPES,
     "minimum": -LARGEST_NUMBER,
     "maximum": LARGEST_NUMBER,
+    "multipleOf": FINEST_FRACTION,
     "items": _ANY_REFERENCE,
     "additionalProperties": _ANY_REFERENCE,
 }
@@ -145,7 +147,16 @@ def _with_bounds(schema: JsonSchema) -> JsonSchema:
         leasts.append(-below(-bounded.pop("exclusiveMinimum")))
     if _is_number(schema.get("exclusiveMaximum")):
         greatests.append(below(bounded.pop("exclusiveMaximum")))
-    return bounded | {"minimum": max(leasts), "maximum": min(greatests)}
+    least, greatest = max(leasts), min(greatests)
+    bounded |= {"minimum": least, "maximum": greatest}
+    is_narrow = least == greatest or not (_is_coarse(least) and _is_coarse(greatest))
+    if types == {"integer"} or "multipleOf" in schema or is_narrow:
+        return bounded
+    return bounded | {"multipleOf": FINEST_FRACTION}
+
+
+def _is_coarse(bound: float) -> bool:
+    return _exact(bound) % _exact(FINEST_FRACTION) == 0
 
 
 def _greatest_double(bound: float) -> float:
