@@ -105,7 +105,13 @@ def decoder(seed: int, noise: float = 0.0) -> Decoder:
     return model
 
 
-DRAFTS = {"the same": decoder(5), "alike": decoder(5, 0.05), "unlike": decoder(5, 0.2), "another": decoder(6)}
+def models(is_decoder: bool) -> tuple[Engine, list[Drafter]]:
+    """A target, and drafts that are the same model, alike, unlike and another one: decoders, or bigrams, which are quick."""
+    if is_decoder:
+        decoders = [decoder(5), decoder(5, 0.05), decoder(5, 0.2), decoder(6)]
+        return TorchEngine(decoder(5)), [Drafter(TorchEngine(model)) for model in decoders]
+    bigrams = [BigramEngine(0), BigramEngine(0, 0.5), BigramEngine(0, 3.0), BigramEngine(9)]
+    return bigrams[0], [Drafter(engine) for engine in bigrams]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,11 +153,10 @@ def assert_holds_what_it_says(engine: Engine, sequence: Sequence) -> None:
 @pytest.mark.parametrize("batch", range(20))
 def test_a_thousand_random_conversations_are_the_same_with_and_without_a_draft(batch: int) -> None:
     """One answer or two, the second after a rollback; some reach the context window."""
-    engine = TorchEngine(decoder(5))
-    drafters = {name: Drafter(TorchEngine(model), num_tokens=1 + batch % 7) for name, model in DRAFTS.items()}
+    engine, drafters = models(is_decoder=batch % 2 == 0)
     for case in range(50):
         chance = np.random.default_rng([batch, case])
-        drafter = drafters[str(chance.choice(list(drafters)))]
+        drafter = drafters[chance.integers(len(drafters))]
         drafter.num_tokens = int(chance.integers(1, 8))
         plain, drafted = engine.new_sequence(), engine.new_sequence()
         for _ in range(1 + (chance.random() < 0.3)):
@@ -183,7 +188,7 @@ def test_a_thousand_random_conversations_are_the_same_with_and_without_a_draft(b
             num_taken_back = int(chance.integers(0, drafted.length + 1))
             for sequence in (plain, drafted):
                 engine.rollback(sequence, num_taken_back)
-        if case % 10 == 0:
+        if case % 10 == 0 and isinstance(engine, TorchEngine):
             assert_holds_what_it_says(engine, drafted)
 
 
@@ -362,12 +367,12 @@ def answers(engine: Engine, drafter: Drafter | None, seeds: range, **options: An
 @pytest.mark.parametrize(
     "law", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 6}, {"temperature": 1.5, "top_p": 0.7}], ids=str
 )
-@pytest.mark.parametrize("pattern", ["[a-d]{3}", "[a-c]+"])
+@pytest.mark.parametrize("pattern", ["[a-d]{2,3}"])
 def test_drafted_samples_follow_the_law_of_plain_ones(noise: float, law: dict[str, Any], pattern: str) -> None:
     """Chi-square of two samples of three-token answers under a mask, drawn with other seeds."""
     engine, drafter = BigramEngine(0), Drafter(BigramEngine(0, noise))
     options = {"law": law, "grammar": COMPILER.json_schema({"type": "string", "pattern": f"^{pattern}$"})}
-    count = 1200
+    count = 1000
     plain, _ = answers(engine, None, range(count), **options)
     drafted, acceptance = answers(engine, drafter, range(10_000, 10_000 + count), **options)
     assert acceptance > {0.3: 0.8, 1.0: 0.6, 4.0: 0.2}[noise]
