@@ -352,6 +352,13 @@ WITHOUT_TOOLS: dict[str, tuple[str, str]] = {
     "ignores tools": (changed("{%- if tools %}", "{%- if false %}"), "ignores tools"),
     "drops outputs": (changed("message.content + '\\n</tool_response>'", "'\\n</tool_response>'"), "outputs of tools"),
     "unknown calls": (changed("call.function.arguments | tojson", "call.function.arguments | list"), "calls in no known"),
+    "bare and compact calls": (
+        changed("""'<tool_call>\\n{"name": "'""", """'{"name":"'""")
+        .replace("""'", "arguments": '""", """'","arguments":'""")
+        .replace("arguments | tojson", "arguments | tojson(separators=(',', ':'))")
+        .replace("""'}\\n</tool_call>'""", "'}'"),
+        "nothing tells them apart",
+    ),
     "after the prompt": (
         f"{{%- for m in messages %}}{{{{- {TURN} + (tools[0] | tojson if tools and loop.last else '') + '<|im_end|>\\n' }}}}"
         f"{{%- endfor %}}{PROMPT_END}",

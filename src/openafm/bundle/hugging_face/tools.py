@@ -177,6 +177,8 @@ def _calls(reader: Reader, layout: Layout, text: _Text, way: Way) -> tuple[Calls
     else:
         raise AppendOnlyError("the chat template writes calls in no known way")
     opening, _, closing = one.partition(written[0])
+    if not opening and style == _COMPACT:
+        raise AppendOnlyError("the chat template writes calls as structured answers are written, nothing tells them apart")
     separator = None
     with contextlib.suppress(TemplateRefusedError, AppendOnlyError):
         further = rest(inside(calling_both), opening + written[0], "two calls")
