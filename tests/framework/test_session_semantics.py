@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from scripted_models import ScriptedModel
@@ -254,6 +255,33 @@ def test_permissive_guardrails_hold_for_plain_text_only(model: fm.SystemLanguage
     assert model.guardrail(is_guided=False) is not None
     own = Guard()
     assert fm.SystemLanguageModel(guardrails=own, bundle=model.described().path).guardrail(is_guided=True) is own
+
+
+def test_wrong_arguments_are_refused_where_they_are_given(model: fm.SystemLanguageModel) -> None:
+    session = fm.LanguageModelSession(model=model)
+    wrong: list[tuple[type[Exception], str, Any]] = [
+        (TypeError, "a model is", lambda: fm.LanguageModelSession("x", "nano")),
+        (TypeError, "instructions are text", lambda: fm.LanguageModelSession(["x"])),
+        (TypeError, "tools are a list", lambda: fm.LanguageModelSession(tools=fm.tool(lambda: 1))),
+        (TypeError, "options are", lambda: session.respond_blocking("x", options={"temperature": 1})),
+        (TypeError, "json_schema", lambda: session.respond_blocking("x", schema={"type": "string"})),
+        (TypeError, "guardrails are", lambda: fm.SystemLanguageModel(guardrails="strict")),
+        (
+            ValueError,
+            "no tools",
+            lambda: session.respond_blocking("x", options=fm.GenerationOptions(tool_calling_mode="required")),
+        ),
+    ]
+    for error, text, call in wrong:
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_a_missing_draft_or_adapter_makes_the_model_unavailable(model: fm.SystemLanguageModel) -> None:
+    reason = fm.SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
+    bundle = model.described().path
+    assert fm.SystemLanguageModel(bundle=bundle, draft="none").is_available() == (False, reason)
+    assert fm.SystemLanguageModel(bundle=bundle, adapter="none").is_available() == (False, reason)
 
 
 def test_locales() -> None:

@@ -52,7 +52,8 @@ class ExceededContextWindowSizeError(GenerationError):
     def __init__(self, token_count: int, context_size: int) -> None:
         super().__init__(
             f"the conversation needs {token_count} tokens, but the context window of this model holds {context_size};"
-            " start a new session, with a summary or the last entries of this one"
+            " start a new session, with a summary or the last entries of this one, or let the response be shorter"
+            " (maximum_response_tokens)"
         )
         self.token_count, self.context_size = token_count, context_size
 

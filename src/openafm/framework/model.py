@@ -13,7 +13,7 @@ from typing import cast
 from openafm.bundle import Bundle, BundleNotFoundError, BundleVersionError, open_bundle, resolve_model
 from openafm.core.errors import OpenAFMError
 from openafm.framework import loaded_model
-from openafm.framework.adapter import Adapter, resolve_adapter
+from openafm.framework.adapter import Adapter, CompatibleAdapterNotFoundError, resolve_adapter
 from openafm.framework.errors import AssetsUnavailableError, FoundationModelsError
 from openafm.framework.language_model import (
     Capability,
@@ -75,6 +75,8 @@ class SystemLanguageModel(LanguageModel):
         adapter: Adapter | str | Path | None = None,
         draft: str | Path | None = None,
     ) -> None:
+        if not isinstance(guardrails, SystemLanguageModelGuardrails | Guardrail):
+            raise TypeError(f"guardrails are SystemLanguageModelGuardrails or a Guardrail of one's own, not {guardrails!r}")
         self.use_case, self.guardrails = SystemLanguageModelUseCase(use_case), guardrails
         self._bundle_name, self._adapter, self._draft = bundle, adapter, draft
 
@@ -99,7 +101,9 @@ class SystemLanguageModel(LanguageModel):
             _ = bundle.tokenizer, bundle.template, bundle.stored_tensors, bundle.recovery_adapter
             if self._adapter is not None:
                 resolve_adapter(self._adapter, bundle)
-        except BundleNotFoundError:
+            if self._draft is not None:
+                _ = open_bundle(self._draft).stored_tensors
+        except (BundleNotFoundError, CompatibleAdapterNotFoundError):
             return False, SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
         except BundleVersionError:
             return False, SystemLanguageModelUnavailableReason.MODEL_VERSION_UNSUPPORTED

@@ -12,14 +12,15 @@ from typing import Any
 
 from openafm.core.errors import OpenAFMError
 from openafm.framework.errors import (
+    DecodingFailureError,
     ExceededContextWindowSizeError,
     FoundationModelsError,
     GenerationCancelledError,
     GenerationError,
     GuardrailViolationError,
-    InvalidGenerationSchemaError,
     RefusalError,
     RequestTimeoutError,
+    SchemaFormatError,
     UnsupportedCapabilityError,
 )
 from openafm.framework.formats import Snapshot, TextFormat
@@ -41,8 +42,9 @@ from openafm.framework.tool_runner import ToolRunner
 from openafm.framework.transcript import Entry, PromptEntry, ResponseEntry, ToolCallsEntry, ToolOutputEntry, Transcript
 from openafm.runtime.engine import ContextWindowError
 from openafm.safety.guardrail import Guardrail, OutputWatch, Refused, Verdict, Violation
-from openafm.tokenizer.conversation import Instructions, Turn, UserTurn
+from openafm.tokenizer.conversation import Instructions, ToolDefinition, Turn, UserTurn
 from openafm.tokenizer.schema_text import SchemaTextError
+from openafm.tokenizer.tool_calls import tool_calls_text
 
 _EXPLAIN = "Say in one sentence why you will not help with this."
 
@@ -108,11 +110,12 @@ class Responder:
     ) -> Generator[Snapshot[Any], None, Answer]:
         request, mode = exchange.request, exchange.request.options.tool_calling_mode
         may_call = mode != ToolCallingMode.DISALLOWED and num_rounds < self._limits.rounds
+        tools = self._definitions if may_call else ()
         events = exchange.executor.answer(
             AnswerRequest(
                 turns=turns,
                 schema=request.format.schema,
-                tools=self._definitions if may_call else (),
+                tools=tools,
                 must_call=mode == ToolCallingMode.REQUIRED and num_rounds == 0 and bool(self._definitions),
                 options=request.options,
                 cancelled=exchange.is_over,
@@ -129,6 +132,7 @@ class Responder:
             except GenerationCancelledError:
                 exchange.raise_if_late()
                 raise
+        _check_calls(answers[0], tools)
         return answers[0]
 
     def _pieces(
@@ -178,6 +182,8 @@ class Responder:
         return (Instructions(text="", tools=self._definitions), *turns) if self._definitions else turns
 
     def _check_capabilities(self, request: Request[Any, Any]) -> None:
+        if request.options.tool_calling_mode == ToolCallingMode.REQUIRED and not self._definitions:
+            raise ValueError("tool_calling_mode is 'required', but this session has no tools; give it some")
         calls = self._definitions and request.options.tool_calling_mode != ToolCallingMode.DISALLOWED
         needed = {
             Capability.GUIDED_GENERATION: request.format.schema is not None,
@@ -216,6 +222,17 @@ class Responder:
     def _deadline(self) -> float | None:
         seconds = self._limits.request_seconds
         return None if seconds is None else time.monotonic() + seconds
+
+
+def _check_calls(answer: Answer, tools: Sequence[ToolDefinition]) -> None:
+    """A model that calls on and on, whatever it is told, must come to an end too."""
+    may = [tool.name for tool in tools]
+    for call in answer.turn.tool_calls:
+        if call.name not in may:
+            raise DecodingFailureError(
+                f"the model called the tool '{call.name}', which it may not; it may: {', '.join(may) or 'none'}",
+                raw_content=tool_calls_text(answer.turn.tool_calls),
+            )
 
 
 class _Exchange:
@@ -273,6 +290,6 @@ def _framework_errors() -> Iterator[None]:
     except ContextWindowError as error:
         raise ExceededContextWindowSizeError(error.token_count, error.context_length) from error
     except SchemaTextError as error:
-        raise InvalidGenerationSchemaError(f"incorrect schema format: {error}") from error
+        raise SchemaFormatError(f"incorrect schema format: {error}") from error
     except OpenAFMError as error:
         raise GenerationError(str(error)) from error

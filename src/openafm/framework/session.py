@@ -73,6 +73,8 @@ class LanguageModelSession:
         when_busy: WhenBusy = "raise",
         tool_limits: ToolLimits | None = None,
     ) -> None:
+        if not isinstance(instructions, str | None):
+            raise TypeError(f"instructions are text, not {type(instructions).__name__}")
         definitions = tuple(tool.definition() for tool in by_name(tools or ()).values())
         opening = []
         if instructions or definitions:
@@ -107,6 +109,8 @@ class LanguageModelSession:
         when_busy: WhenBusy,
         tool_limits: ToolLimits | None,
     ) -> None:
+        if not isinstance(model, LanguageModel | None):
+            raise TypeError(f"a model is a LanguageModel, such as SystemLanguageModel(bundle='nano'), not {model!r}")
         self._responder = Responder(model or SystemLanguageModel(), transcript, tools or (), tool_limits)
         self._queue = RequestQueue(when_busy)
         self._usage = self._total_usage = Usage()
@@ -244,6 +248,16 @@ class LanguageModelSession:
         """`respond` for code without an event loop: generates in the calling thread."""
         return self.respond_full_blocking(prompt, generating, **keywords).content
 
+    @overload
+    def respond_full_blocking(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> Response[str]: ...
+    @overload
+    def respond_full_blocking(
+        self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]
+    ) -> Response[T]: ...
+    @overload
+    def respond_full_blocking(
+        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+    ) -> Response[Any]: ...
     def respond_full_blocking(
         self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Response[Any]:
@@ -293,6 +307,10 @@ class LanguageModelSession:
     ) -> Request[Any, Any]:
         if isinstance(generating, GenerationOptions):  # as Apple's SDK takes them: second when streaming
             generating, options = None, options or generating
+        if not isinstance(options, GenerationOptions | None):
+            raise TypeError(f"options are GenerationOptions(...), not {options!r}")
+        if not isinstance(schema, GenerationSchema | None):
+            raise TypeError("'schema' takes a GenerationSchema; give a JSON Schema, a dictionary or text, as 'json_schema'")
         if sum(given is not None for given in (generating, schema, json_schema)) > 1:
             raise ValueError("Cannot specify more than one of 'generating', 'schema' and 'json_schema'")
         response_format: ResponseFormat[Any, Any] = TextFormat()

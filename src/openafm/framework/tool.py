@@ -143,6 +143,8 @@ def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
         ValueError: two of the same name.
     """
     named: dict[str, Tool] = {}
+    if isinstance(tools, Tool):
+        raise TypeError(f"tools are a list, also if there is only one: [{tools.name}]")
     for each in tools:
         if not isinstance(each, Tool):
             raise TypeError(f"a tool is an instance of fm.Tool or a function with @fm.tool, got {each!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 WINDOW = 400  # characters that are looked at together; longer than anything a blocklist pairs up
 STRIDE = 64  # new characters after which the window is looked at again
@@ -37,6 +37,7 @@ class Refused:
 Verdict: TypeAlias = Allowed | Violation | Refused
 
 
+@runtime_checkable
 class Guardrail(Protocol):
     """Decides about texts. Called from any thread, for each request, so it holds no state of one."""
 
