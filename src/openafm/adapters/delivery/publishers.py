@@ -49,7 +49,8 @@ def remember_publisher(publisher: Publisher) -> None:
     before = known_publisher(publisher.url)
     if before is not None and before.key == publisher.key and publisher.published < before.published:
         raise OldManifestError(
-            f"{publisher.url} shows a manifest that is older than the one seen here before; it may hold back fixes"
+            f"{publisher.url} shows a manifest that is older than the one seen here before; it may hold back fixes. "
+            f"If its author says that it is right, remove {_file(publisher.url)}"
         )
     write_json(_file(publisher.url), to_dict(publisher))
 
