@@ -78,7 +78,7 @@ def check_signature(data: bytes, signature: str, key: str) -> None:
         library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError) as error:
         raise BadSignatureError(
-            f"the manifest is not signed with the key {key}; do not trust this server, unless its author gives you another key"
+            f"the manifest is not signed with the key {key}; do not trust it, unless its author gives you another key"
         ) from error
 
 
