@@ -176,7 +176,7 @@ def _recovery_micro() -> RunConfig:
 
 
 def _recovery_nano() -> RunConfig:
-    return _adapted(_sft_nano(), StepBudget(num_steps=200), LoRAConfig(rank=8))
+    return _adapted(_sft_nano(), StepBudget(num_steps=150), LoRAConfig(rank=2))
 
 
 def _draft_micro() -> RunConfig:
