@@ -13,7 +13,7 @@ from importlib import import_module
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.framework.mcp_tools import McpError, McpToolError, from_mcp, serve_mcp, serve_mcp_stdio
-from openafm.framework.tool import Tool
+from openafm.framework.tool import Tool, by_name
 
 __all__ = ["McpError", "McpToolError", "from_mcp", "serve_mcp", "serve_mcp_stdio"]
 
@@ -22,14 +22,19 @@ def load_tools(place: str) -> Sequence[Tool]:
     """The tools that `module:name` names: a list of them, or one.
 
     Raises:
-        UsageError: there is no such thing.
+        UsageError: there is no such thing, or it is something else.
     """
     module, _, name = place.partition(":")
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(f"no tools at '{place}' ({error}); expected a list of tools as module:name") from error
-    return [found] if isinstance(found, Tool) else found
+    tools = [found] if isinstance(found, Tool) else found
+    try:
+        by_name(tools)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"'{place}' is not a list of tools: {error}") from error
+    return tools
 
 
 def main(arguments: Sequence[str]) -> int:

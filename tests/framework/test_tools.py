@@ -269,6 +269,20 @@ def test_after_the_last_round_the_model_must_answer() -> None:
     assert [len(request.tools) for request in model.requests] == [1, 1, 1, 0]
 
 
+def test_a_model_that_calls_what_it_may_not_comes_to_an_end() -> None:
+    call = calls(("weather", {"city": "Oslo"}))
+    endless = fm.LanguageModelSession(
+        model=ScriptedModel(*[call] * 9), tools=[Weather()], tool_limits=fm.ToolLimits(rounds=2)
+    )
+    with pytest.raises(fm.DecodingFailureError, match="'weather', which it may not; it may: none") as caught:
+        endless.respond_blocking("x")
+    assert "Oslo" in caught.value.raw_content
+    unknown = fm.LanguageModelSession(model=ScriptedModel(calls(("erase", {}))), tools=[Weather()])
+    with pytest.raises(fm.DecodingFailureError, match="'erase', which it may not; it may: weather"):
+        unknown.respond_blocking("x")
+    assert len(unknown.transcript) == len(endless.transcript) == 1
+
+
 def test_modes() -> None:
     def modes_of(mode: fm.ToolCallingMode | None) -> list[tuple[int, bool]]:
         model = ScriptedModel(calls(("weather", {"city": "Oslo"})), "ok")

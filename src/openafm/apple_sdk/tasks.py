@@ -108,6 +108,7 @@ def _request_loop() -> asyncio.AbstractEventLoop:
     global _loop
     with _lock:
         if _loop is None:
-            _loop = asyncio.new_event_loop()
-            in_daemon_thread(_loop.run_forever, "openafm-apple-sdk")
+            loop = asyncio.new_event_loop()
+            in_daemon_thread(loop.run_forever, "openafm-apple-sdk")
+            _loop = loop
         return _loop

@@ -11,12 +11,11 @@ is left without its call. Entries keep their ids.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
-from openafm.framework.daemon import in_daemon_thread
+from openafm.framework.daemon import in_daemon_loop
 from openafm.framework.errors import ExceededContextWindowSizeError
 from openafm.framework.model import SystemLanguageModel
 from openafm.framework.options import GenerationOptions
@@ -124,7 +123,7 @@ def summarized_blocking(
 
 def _blocking(work: Coroutine[Any, Any, Transcript]) -> Transcript:
     """In a thread of its own, since notebooks have a running loop in theirs."""
-    return in_daemon_thread(lambda: asyncio.run(work), "openafm-condense").result()
+    return in_daemon_loop(work, "openafm-condense").result()
 
 
 async def _told(past: Sequence[_Exchange], model: SystemLanguageModel, summary_tokens: int) -> _Exchange:

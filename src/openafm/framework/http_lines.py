@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from openafm.framework.daemon import in_daemon_thread
+from openafm.framework.daemon import in_daemon_loop
 from openafm.framework.errors import (
     AssetsUnavailableError,
     GenerationCancelledError,
@@ -54,7 +54,7 @@ class ErrorStatus:
     text: str
 
 
-_Item: TypeAlias = bytes | ErrorStatus | BaseException | None
+_Item: TypeAlias = bytes | ErrorStatus | BaseException | None  # at the end None or what went wrong
 
 
 def streamed_lines(request: HttpRequest, cancelled: Callable[[], bool]) -> Generator[str | ErrorStatus, None, None]:
@@ -72,14 +72,8 @@ def streamed_lines(request: HttpRequest, cancelled: Callable[[], bool]) -> Gener
     def is_over() -> bool:
         return closed.is_set() or cancelled()
 
-    def run() -> None:
-        try:
-            with asyncio.Runner() as runner:
-                runner.run(_deliver(request, items, is_over))
-        except OSError as error:  # no loop without a file descriptor
-            items.put(GenerationError(f"{request.url} cannot be asked: {error}"))
-
-    in_daemon_thread(run, "openafm-http")
+    delivered = in_daemon_loop(_deliver(request, items, is_over), "openafm-http")
+    delivered.add_done_callback(lambda ended: items.put(ended.exception()))
     try:
         while (item := items.get()) is not None:
             match item:
@@ -96,7 +90,7 @@ def streamed_lines(request: HttpRequest, cancelled: Callable[[], bool]) -> Gener
 
 
 async def _deliver(request: HttpRequest, items: queue.SimpleQueue[_Item], is_over: Callable[[], bool]) -> None:
-    """Put what comes into `items`; at the end None or what went wrong."""
+    """Put what comes into `items`."""
 
     async def work() -> None:
         async for item in _received(request):
@@ -108,9 +102,8 @@ async def _deliver(request: HttpRequest, items: queue.SimpleQueue[_Item], is_ove
         if is_over():
             task.cancel()
     if task.cancelled():
-        items.put(GenerationCancelledError("the request was cancelled; the session is as it was before"))
-    else:
-        items.put(task.exception())
+        raise GenerationCancelledError("the request was cancelled; the session is as it was before")
+    task.result()
 
 
 async def _received(request: HttpRequest) -> AsyncIterator[bytes | ErrorStatus]:

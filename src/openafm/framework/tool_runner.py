@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 from openafm.core.errors import OpenAFMError
 from openafm.framework.content import GeneratedContent
-from openafm.framework.daemon import in_daemon_thread
-from openafm.framework.errors import GenerationCancelledError, GenerationError, ToolCallError
+from openafm.framework.daemon import in_daemon_loop
+from openafm.framework.errors import GenerationCancelledError, ToolCallError
 from openafm.framework.tool import Tool, ToolLimits
 from openafm.tokenizer.conversation import ToolCall, ToolTurn
 from openafm.tokenizer.schema_text import compact_json
@@ -47,7 +47,7 @@ class ToolRunner:
         work = self._run(calls, cancelled)
         try:
             if loop is None:
-                return _in_own_loop(work).result()
+                return in_daemon_loop(work, "openafm-tools").result()
             return _waited_for(asyncio.run_coroutine_threadsafe(work, loop), loop, cancelled)
         except (RuntimeError, futures.CancelledError) as error:  # the caller's loop is gone
             work.close()
@@ -84,31 +84,6 @@ class ToolRunner:
                 " return less, or raise ToolLimits.output_characters"
             )
         return text
-
-
-def _in_own_loop(work: Coroutine[Any, Any, _Outputs]) -> futures.Future[_Outputs]:
-    """Run `work` in a loop and thread of its own. Its result does not wait for the end of that loop, which waits for tools
-    that will not be cancelled."""
-    outputs: futures.Future[_Outputs] = futures.Future()
-
-    async def deliver() -> None:
-        try:
-            outputs.set_result(await work)
-        except Exception as error:  # raised again where the result is awaited
-            outputs.set_exception(error)
-
-    def run() -> None:
-        try:
-            with asyncio.Runner() as runner:
-                runner.run(deliver())
-        except BaseException as error:
-            work.close()
-            if not outputs.done():  # no loop without a file descriptor; or a tool that ends the program
-                is_system = isinstance(error, OSError)
-                outputs.set_exception(GenerationError(f"tools cannot be called: {error}") if is_system else error)
-
-    in_daemon_thread(run, "openafm-tools")
-    return outputs
 
 
 def _waited_for(

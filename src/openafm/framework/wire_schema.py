@@ -17,6 +17,7 @@ from openafm.framework.errors import (
     AssetsUnavailableError,
     DecodingFailureError,
     InvalidGenerationSchemaError,
+    SchemaFormatError,
     UnsupportedGuideError,
 )
 from openafm.framework.partial_json import read_json
@@ -114,7 +115,7 @@ def _validator(schema: JsonSchema) -> Draft202012Validator:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise InvalidGenerationSchemaError(f"incorrect schema format: {error.message:.200} at {error.json_path}") from error
+        raise SchemaFormatError(f"incorrect schema format: {error.message:.200} at {error.json_path}") from error
     return Draft202012Validator(schema)
 
 
