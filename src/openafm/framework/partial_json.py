@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,14 @@ def read_json(text: str) -> Any:
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError as error:
         raise ValueError("nested deeper than Python can follow") from error
+
+
+def is_deeper(value: Any, num_levels: int) -> bool:
+    """Whether a JSON value is nested deeper than so many levels; needs no recursion to tell."""
+    level = [value]
+    for _ in range(num_levels):
+        level = [child for parent in level for child in _children(parent)]
+    return bool(level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +145,12 @@ class PartialJson:
 
     def _error(self, position: int) -> PartialJsonError:
         return PartialJsonError(f"not the beginning of JSON, at character {position}: {self.text!r}")
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _finite(text: str) -> float:

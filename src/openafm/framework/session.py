@@ -14,6 +14,7 @@ from openafm.framework.formats import JsonFormat, ResponseFormat, Snapshot, Text
 from openafm.framework.language_model import LanguageModel, Usage
 from openafm.framework.model import SystemLanguageModel
 from openafm.framework.options import GenerationOptions
+from openafm.framework.partial_json import is_deeper
 from openafm.framework.prompt import Prompt
 from openafm.framework.request import Request, Response
 from openafm.framework.request_queue import RequestQueue, Turnstile, WhenBusy
@@ -354,15 +355,6 @@ def _read_schema(json_schema: JsonSchema | str) -> JsonSchema:
         raise SchemaFormatError(f"incorrect schema format: not JSON ({error})") from error
     if not isinstance(schema, dict):
         raise SchemaFormatError(f"incorrect schema format: a JSON Schema is an object, got {schema!r}")
-    level: list[Any] = [schema]
-    for _ in range(_DEEPEST_SCHEMA):
-        level = [child for value in level for child in _children(value)]
-    if level:
+    if is_deeper(schema, _DEEPEST_SCHEMA):
         raise SchemaFormatError(f"incorrect schema format: nested deeper than {_DEEPEST_SCHEMA} levels")
     return schema
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()

@@ -15,12 +15,12 @@ A segment is `{"id", "type": "text", "text"}` or `{"id", "type": "structure", "s
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from openafm.framework.errors import DecodingFailureError
 from openafm.framework.options import GenerationOptions, SamplingMode, SamplingModeType, ToolCallingMode
-from openafm.framework.partial_json import read_json
+from openafm.framework.partial_json import is_deeper, read_json
 from openafm.tokenizer.conversation import JsonSchema, ToolCall, ToolDefinition
 from openafm.tokenizer.schema_text import SchemaTextError, compact_json, schema_text
 
@@ -45,18 +45,9 @@ def json_copy(value: Any) -> Any:
         copied = json.loads(compact_json(value))
     except (TypeError, ValueError, RecursionError) as error:
         raise TranscriptError(f"a transcript is JSON: {error}") from error
-    level = [copied]
-    for _ in range(_DEEPEST):
-        level = [child for parent in level for child in _children(parent)]
-    if level:
+    if is_deeper(copied, _DEEPEST):
         raise TranscriptError(f"a transcript is nested {_DEEPEST} levels deep at most")
     return copied
-
-
-def _children(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
 
 
 def required(wire: Mapping[str, Any], key: str, kind: type[T]) -> T:
