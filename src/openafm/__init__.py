@@ -92,6 +92,8 @@ if TYPE_CHECKING:
     from openafm.framework.tool import Tool as Tool
     from openafm.framework.tool import ToolLimits as ToolLimits
     from openafm.framework.tool import tool as tool
+    from openafm.framework.tool_runner import ToolOutputError as ToolOutputError
+    from openafm.framework.tool_runner import ToolTimeoutError as ToolTimeoutError
     from openafm.framework.transcript import InstructionsEntry as InstructionsEntry
     from openafm.framework.transcript import PromptEntry as PromptEntry
     from openafm.framework.transcript import ResponseEntry as ResponseEntry
@@ -181,6 +183,8 @@ _MODULES = {
     "ToolCallsEntry": "framework.transcript",
     "ToolLimits": "framework.tool",
     "ToolOutputEntry": "framework.transcript",
+    "ToolOutputError": "framework.tool_runner",
+    "ToolTimeoutError": "framework.tool_runner",
     "Transcript": "framework.transcript",
     "TranscriptEntry": "framework.transcript",
     "TranscriptError": "framework.transcript_wire",
