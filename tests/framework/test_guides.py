@@ -47,7 +47,7 @@ def test_guides_made_directly() -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: fm.SamplingMode.random(top=5, probability_threshold=0.5), "Cannot specify both"),
+        (lambda: fm.SamplingMode.random(top=5, probability_threshold=0.5), "exclude each other"),
         (lambda: fm.SamplingMode.random(top=0), "top.*positive integer"),
         (lambda: fm.SamplingMode.random(top=5.5), "top.*positive integer"),
         (lambda: fm.SamplingMode.random(probability_threshold=1.1), "between 0.0 and 1.0"),

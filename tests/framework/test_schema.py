@@ -290,13 +290,13 @@ def test_defaults_must_be_of_their_type() -> None:
 
 
 def test_decorator_refuses_what_cannot_be_a_dataclass() -> None:
-    with pytest.raises(fm.InvalidGenerationSchemaError, match=r"type-annotated fields(.*\n)*.*Type annotation is required"):
+    with pytest.raises(fm.InvalidGenerationSchemaError, match=r"no field with a type(.*\n)*.*title: str"):
         fm.generable(type("Bare", (), {"name": "x"}))
     with pytest.raises(fm.InvalidGenerationSchemaError, match="default_factory"):
         fm.generable(type("Mutable", (), {"__annotations__": {"tags": list}, "tags": []}))
-    with pytest.raises(fm.InvalidGenerationSchemaError, match="can only be applied to classes"):
+    with pytest.raises(fm.InvalidGenerationSchemaError, match="stands above a class"):
         fm.generable(lambda: None)  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="Subclassing Protocol Generable is not allowed"):
+    with pytest.raises(TypeError, match="no base class"):
         type("Sub", (fm.Generable,), {})
 
 

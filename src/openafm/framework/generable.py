@@ -29,7 +29,7 @@ class Generable(ConvertibleFromGeneratedContent, ConvertibleToGeneratedContent, 
     def generation_schema(cls) -> GenerationSchema: ...
 
     def __init_subclass__(cls) -> None:
-        raise TypeError("Subclassing Protocol Generable is not allowed. Use the @fm.generable() decorator instead.")
+        raise TypeError("Generable is a protocol and no base class; put @fm.generable above the class instead")
 
 
 @overload
@@ -58,19 +58,19 @@ def generable(arg: Any = None, /) -> Any:
 def _make_generable(cls: Any, description: str | None, local_names: Mapping[str, Any]) -> type:
     if not isinstance(cls, type):
         raise InvalidGenerationSchemaError(
-            f"@generable can only be applied to classes, not to a {type(cls).__name__}.\n{_correct_usage('MyClass')}"
+            f"@generable stands above a class, not above a {type(cls).__name__}; for example\n{_example('Event')}"
         )
     if "__dataclass_fields__" not in vars(cls):
         try:
             dataclasses.dataclass(kw_only=_needs_keywords(cls))(cls)
         except (TypeError, ValueError) as error:
             raise InvalidGenerationSchemaError(
-                f"{cls.__name__} cannot be a dataclass: {error}.\nExample of correct usage:\n"
-                f"  class {cls.__name__}:\n      tags: list[str] = field(default_factory=list)"
+                f"{cls.__name__} cannot be a dataclass: {error}; a list is given as a default by\n"
+                "    tags: list[str] = fm.guide(default_factory=list)"
             ) from error
     if not dataclasses.fields(cls):
         raise InvalidGenerationSchemaError(
-            f"@generable needs type-annotated fields, and {cls.__name__} has none.\n{_correct_usage(cls.__name__)}"
+            f"{cls.__name__} has no field with a type, and only those are generated; for example\n{_example(cls.__name__)}"
         )
     record = DataclassRecord(cls, description, local_names)
     structure = Structure(record)
@@ -97,8 +97,5 @@ def _has_default(declared: Any) -> bool:
     return declared is not dataclasses.MISSING
 
 
-def _correct_usage(name: str) -> str:
-    return (
-        f"Correct usage:\n  @fm.generable\n  class {name}:\n      name: str  # Type annotation is required\n"
-        f"Incorrect usage:\n  class {name}:\n      name = ''  # Missing type annotation"
-    )
+def _example(name: str) -> str:
+    return f"    @fm.generable\n    class {name}:\n        title: str"

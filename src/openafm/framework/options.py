@@ -48,7 +48,7 @@ class SamplingMode:
             ValueError: both limits at once, or one out of range.
         """
         if top is not None and probability_threshold is not None:
-            raise ValueError("Cannot specify both 'top' and 'probability_threshold'; choose one")
+            raise ValueError("'top' and 'probability_threshold' exclude each other; give one")
         if top is not None and (not _is_integer(top) or top <= 0):
             raise ValueError("'top' must be a positive integer")
         if probability_threshold is not None and not (_is_number(probability_threshold) and 0 <= probability_threshold <= 1):

@@ -313,7 +313,7 @@ class LanguageModelSession:
         if not isinstance(schema, GenerationSchema | None):
             raise TypeError("'schema' takes a GenerationSchema; give a JSON Schema, a dictionary or text, as 'json_schema'")
         if sum(given is not None for given in (generating, schema, json_schema)) > 1:
-            raise ValueError("Cannot specify more than one of 'generating', 'schema' and 'json_schema'")
+            raise ValueError("give one of 'generating', 'schema' and 'json_schema', not several")
         response_format: ResponseFormat[Any, Any] = TextFormat()
         if generating is not None:
             response_format = TypedFormat(generating)

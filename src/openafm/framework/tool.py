@@ -17,10 +17,6 @@ from openafm.framework.schema import GenerationSchema
 from openafm.tokenizer.conversation import ToolDefinition
 
 
-class IncompleteToolError(TypeError, AssertionError):
-    """A tool class without a name or a description. Apple's SDK asserts that they are there."""
-
-
 class Tool(ABC):
     """A tool as a class: `name`, `description`, `arguments_schema`, and `async def call(self, args)`.
 
@@ -56,9 +52,7 @@ class Tool(ABC):
         for attribute in ("name", "description"):
             value = getattr(self, attribute, None)
             if not isinstance(value, str) or not value:
-                raise IncompleteToolError(
-                    f"the tool {type(self).__name__} needs a '{attribute}' that is text, got {value!r}"
-                )
+                raise TypeError(f"the tool {type(self).__name__} needs a '{attribute}' that is text, got {value!r}")
         if not inspect.iscoroutinefunction(self.call):
             raise TypeError(f"'call' of the tool {type(self).__name__} must be an async function; write 'async def call'")
         schema = self.arguments_schema
