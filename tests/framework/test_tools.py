@@ -7,6 +7,7 @@ import contextlib
 import gc
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
@@ -138,6 +139,21 @@ def test_arguments_are_typed_and_defaults_hold() -> None:
         ToolTurn(name="add", text="3"),
     ]
     assert add(2, second=3) == 5
+
+
+def test_arguments_may_be_classes_that_stand_inside_a_function() -> None:
+    @dataclass
+    class Place:
+        name: str
+
+    @fm.tool
+    def visit(place: Place) -> str:
+        "Visit."
+        return f"been to {place.name}"
+
+    model = ScriptedModel(calls(("visit", {"place": {"name": "Oslo"}})), "ok")
+    fm.LanguageModelSession(model=model, tools=[visit]).respond_blocking("x")
+    assert model.requests[1].turns == (ToolTurn(name="visit", text="been to Oslo"),)
 
 
 @pytest.mark.parametrize(

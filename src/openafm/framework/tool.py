@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -66,11 +67,17 @@ class Tool(ABC):
 class FunctionTool(Tool):
     """A function as a tool; made by `@tool`. Calling it calls the function."""
 
-    def __init__(self, function: Callable[..., Any], name: str | None, description: str | None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str | None = None,
+        description: str | None = None,
+        local_names: Mapping[str, Any] | None = None,
+    ) -> None:
         self.function = function
         self.name = name or function.__name__
         self.description = description or (inspect.getdoc(function) or self.name).split("\n\n")[0].replace("\n", " ")
-        self._signature = FunctionSchema(function)
+        self._signature = FunctionSchema(function, local_names)
         super().__init__()
 
     @property
@@ -100,9 +107,10 @@ def tool(function: Callable[..., Any] | None = None, /, *, name: str | None = No
     Raises:
         InvalidGenerationSchemaError: a parameter without a type, or of one that cannot be generated.
     """
+    local_names = sys._getframe(1).f_locals  # annotations may name classes that stand inside a function
     if function is None:
-        return lambda decorated: FunctionTool(decorated, name, description)
-    return FunctionTool(function, name, description)
+        return lambda decorated: FunctionTool(decorated, name, description, local_names)
+    return FunctionTool(function, name, description, local_names)
 
 
 @dataclass(frozen=True, kw_only=True)
