@@ -81,7 +81,7 @@ def chat(
     from openafm.framework.model import SystemLanguageModel
 
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
-    described.described()  # a model that is not there is said before the first prompt
+    described.load()  # what is missing is said before the first prompt
     session = _session(instructions, described)
     options = _options(temperature, seed, MOST_TEXT_TOKENS if max_tokens is None else max_tokens)
     while (prompt := _read_prompt()) is not None:
