@@ -139,7 +139,12 @@ def test_served_by_one_process_and_pulled_by_another(
     keys = printed(capsys, "keygen", str(tmp_path / "mine"))
     command = [sys.executable, "-m", "openafm", "adapter", "serve", str(tmp_path / "shelf"), "--port", "0", "--json"]
     server = subprocess.Popen(
-        [*command, "--key", keys["private"]], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        [*command, "--key", keys["private"]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
     )
     assert server.stdout is not None
     assert server.stderr is not None
@@ -149,6 +154,6 @@ def test_served_by_one_process_and_pulled_by_another(
     assert pulled["fetched_bytes"] > 0
     assert printed(capsys, "pull", served["url"], "tags")["fetched_bytes"] == 0
     server.send_signal(signal.SIGINT)
-    assert server.wait() == 130
+    assert server.wait(60) == 130
     server.stdout.close()
     server.stderr.close()
