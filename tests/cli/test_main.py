@@ -98,7 +98,8 @@ def test_recipes_show_is_the_resolved_config(capsys: pytest.CaptureFixture[str])
 def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "list", "--json"]) == 0
     names = [recipe["name"] for recipe in json.loads(capsys.readouterr().out)]
-    assert names == ["on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter"]
+    stages = ["pretrain", "sft", "qat", "recovery_adapter", "draft"]
+    assert names == [f"on_device.{stage}" for stage in stages]
 
 
 def test_tokenizer_train_extend_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
