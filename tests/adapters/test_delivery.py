@@ -42,7 +42,14 @@ from openafm.adapters.delivery.errors import (
     TruncatedDownloadError,
     UnreachableError,
 )
-from openafm.adapters.delivery.keys import public_file, public_key, read_key, sign, write_key_pair
+from openafm.adapters.delivery.keys import (
+    public_file,
+    public_key,
+    read_private_key,
+    read_public_key,
+    sign,
+    write_key_pair,
+)
 from openafm.adapters.delivery.manifest import Manifest, sign_manifest
 from openafm.adapters.delivery.publishers import Publisher, known_publisher, remember_publisher
 from openafm.adapters.delivery.server import MANIFEST_PATH, Shelf, make_server, stock
@@ -559,19 +566,22 @@ def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys" / "mine"
     key = write_key_pair(file)
     assert file.stat().st_mode & 0o777 == 0o600
-    assert read_key(public_file(file)) == read_key(key) == key == public_key(read_key(file))
-    assert read_key(file) != key
+    assert read_public_key(public_file(file)) == read_public_key(key) == key == public_key(read_private_key(file))
+    for wrong, read in ((file, read_public_key), (public_file(file), read_private_key)):
+        with pytest.raises(DeliveryKeyError, match="of its pair") as refused:
+            read(wrong)
+        assert read_private_key(file) not in str(refused.value)
     with pytest.raises(DeliveryKeyError, match="lost"):
         write_key_pair(file)
-    assert public_key(read_key(file)) == key
+    assert public_key(read_private_key(file)) == key
     file.unlink()
     with pytest.raises(DeliveryKeyError, match="pub exists"):
         write_key_pair(file)
-    assert read_key(public_file(file)) == key
+    assert read_public_key(public_file(file)) == key
     assert not file.exists()
     for wrong in (tmp_path / "none", "0" * 63, "x" * 64, tmp_path):
         with pytest.raises(DeliveryKeyError, match="64 hex digits"):
-            read_key(wrong)
+            read_public_key(wrong)
 
 
 def test_the_library_is_asked_for_when_it_is_needed(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,14 +32,14 @@ def serve(
     json: JsonOption = False,
 ) -> None:
     """Serve the adapters of a folder over HTTP, with a signed manifest, until interrupted."""
-    from openafm.adapters.delivery.keys import public_key, read_key, write_key_pair
+    from openafm.adapters.delivery.keys import public_key, read_private_key, write_key_pair
     from openafm.adapters.delivery.server import make_server, stock
     from openafm.core.files import data_home
 
     key_file = key or data_home() / "keys" / "adapters"
     if key is None and not key_file.exists():
         write_key_pair(key_file)
-    private_key = read_key(key_file)
+    private_key = read_private_key(key_file)
     shelf = stock(folder, private_key)
     server = make_server(shelf, host, port)
     offered = [adapter.identifier for adapter in shelf.manifest.adapters]
@@ -70,11 +70,11 @@ def pull(
 ) -> None:
     """Install the adapter that a server has for your base. A download that was interrupted goes on."""
     from openafm.adapters.delivery.client import pull_adapter
-    from openafm.adapters.delivery.keys import read_key
+    from openafm.adapters.delivery.keys import read_public_key
     from openafm.bundle import open_bundle, resolve_model
 
     signature = open_bundle(base or resolve_model()).signature
-    pulled = pull_adapter(url, name, signature, None if key is None else read_key(key), max_bytes)
+    pulled = pull_adapter(url, name, signature, None if key is None else read_public_key(key), max_bytes)
     adapter = pulled.adapter
     if json:
         values = {"identifier": adapter.identifier, "path": str(adapter.path), "fetched_bytes": pulled.num_fetched}

@@ -24,11 +24,9 @@ InstructionsOption = Annotated[
 ]
 TemperatureOption = Annotated[float | None, typer.Option(help="Sample at this temperature; greedy when not given.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling: same seed, same answer.")]
-TokensOption = Annotated[
-    int | None, typer.Option("--max-tokens", help="Longest answer, in tokens; text has 512 when not given.")
-]
+TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer, in tokens; 512 when not given.")]
 
-MOST_TEXT_TOKENS = 512  # a small model that finds no end would ramble to the end of its context
+MOST_TOKENS = 512  # a small model that finds no end would ramble to the end of its context
 
 
 class SchemaFileError(UsageError):
@@ -55,9 +53,7 @@ def respond(
     from openafm.framework.model import SystemLanguageModel
 
     session = _session(instructions, SystemLanguageModel(bundle=model, adapter=adapter, draft=draft))
-    if max_tokens is None and schema is None:
-        max_tokens = MOST_TEXT_TOKENS
-    options = _options(temperature, seed, max_tokens)
+    options = _options(temperature, seed, MOST_TOKENS if max_tokens is None else max_tokens)
     text = sys.stdin.read() if prompt == "-" else prompt
     content = session.respond_blocking(text, json_schema=_read_schema(schema), options=options)
     answer: Any = content if isinstance(content, str) else json_library.loads(content.to_json())
@@ -83,7 +79,7 @@ def chat(
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
     described.load()  # what is missing is said before the first prompt
     session = _session(instructions, described)
-    options = _options(temperature, seed, MOST_TEXT_TOKENS if max_tokens is None else max_tokens)
+    options = _options(temperature, seed, MOST_TOKENS if max_tokens is None else max_tokens)
     while (prompt := _read_prompt()) is not None:
         shown = ""
         try:

@@ -110,7 +110,7 @@ async def _received(request: HttpRequest) -> AsyncIterator[bytes | ErrorStatus]:
     try:
         import httpx2
     except ImportError as error:
-        raise AssetsUnavailableError("models behind HTTP need an HTTP client; pip install 'openafm[http]'") from error
+        raise AssetsUnavailableError("models behind HTTP need a client; install openafm with its extra 'http'") from error
 
     try:
         async with (

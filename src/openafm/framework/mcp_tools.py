@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mcp.server import Server
 
 _MOST_PAGES = 100
-_NEEDS_MCP = "MCP needs its Python package; pip install 'openafm[mcp]'"
+_NEEDS_MCP = "MCP needs its Python package; install openafm with its extra 'mcp'"
 
 
 class McpError(FoundationModelsError):

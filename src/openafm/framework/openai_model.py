@@ -26,7 +26,7 @@ _AVAILABILITY_SECONDS = 5.0
 
 
 class OpenAICompatibleModel(LanguageModel):
-    """A model that `POST {base_url}/chat/completions` answers for. Needs `pip install 'openafm[http]'`.
+    """A model that `POST {base_url}/chat/completions` answers for. Needs openafm's extra `http`.
 
     The endpoint is asked to keep to schemas, and all that it sends is checked: JSON against the schema, names of tools and
     their arguments. What does not fit raises `DecodingFailureError`.

@@ -110,7 +110,7 @@ def _validator(schema: JsonSchema) -> Draft202012Validator:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
     except ImportError as error:
-        raise AssetsUnavailableError("models behind HTTP need a validator; pip install 'openafm[http]'") from error
+        raise AssetsUnavailableError("models behind HTTP need a validator; install openafm with its extra 'http'") from error
     _check_references_and_patterns(schema, schema)
     try:
         Draft202012Validator.check_schema(schema)

@@ -1,4 +1,4 @@
-"""Ed25519 keys (RFC 8032) as text: 64 hex digits in a file, the public one beside the private one in NAME.pub.
+"""Ed25519 keys (RFC 8032) as text: `private:` or `public:` and 64 hex digits, the public one in NAME.pub beside the other.
 
 `cryptography` is imported when something is signed or checked, and not before.
 """
@@ -9,6 +9,7 @@ import os
 import re
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 from openafm.adapters.delivery.errors import BadSignatureError, DeliveryKeyError, DeliveryLibraryError
 
@@ -26,8 +27,8 @@ def write_key_pair(file: Path) -> str:
     for place in (file, public_file(file)):
         if place.exists():
             raise DeliveryKeyError(f"{place} exists, and a lost key cannot be made again; choose another place")
-    _write_new(file, key.private_bytes_raw().hex(), 0o600)
-    _write_new(public_file(file), public, 0o644)
+    _write_new(file, f"private:{key.private_bytes_raw().hex()}", 0o600)
+    _write_new(public_file(file), f"public:{public}", 0o644)
     return public
 
 
@@ -36,21 +37,23 @@ def public_file(file: Path) -> Path:
     return file.with_name(file.name + ".pub")
 
 
-def read_key(key_or_file: str | Path) -> str:
-    """A key, public or private, given as 64 hex digits or by its file.
+def read_public_key(key_or_file: str | Path) -> str:
+    """A public key, given as 64 hex digits or by its file.
 
     Raises:
-        DeliveryKeyError: it is neither.
+        DeliveryKeyError: it is none, or a private one, which is not shown.
     """
     text = str(key_or_file)
-    if not re.fullmatch("[0-9a-f]{64}", text):
-        try:
-            text = Path(key_or_file).read_text(encoding="ascii").strip()
-        except (OSError, ValueError):
-            text = ""
-    if not re.fullmatch("[0-9a-f]{64}", text):
-        raise DeliveryKeyError(f"'{key_or_file}' is no key: expected 64 hex digits, or a file of `openafm adapter keygen`")
-    return text
+    return text if re.fullmatch("[0-9a-f]{64}", text) else _read(Path(key_or_file), "public")
+
+
+def read_private_key(file: Path) -> str:
+    """The private key in a file.
+
+    Raises:
+        DeliveryKeyError: there is none, or a public one, which everybody has and nobody may sign with.
+    """
+    return _read(file, "private")
 
 
 def sign(data: bytes, private_key: str) -> str:
@@ -80,6 +83,21 @@ def check_signature(data: bytes, signature: str, key: str) -> None:
         raise BadSignatureError(
             f"the manifest is not signed with the key {key}; do not trust it, unless its author gives you another key"
         ) from error
+
+
+def _read(file: Path, kind: Literal["private", "public"]) -> str:
+    try:
+        text = file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        text = ""
+    found = re.fullmatch("(private|public):([0-9a-f]{64})", text)
+    if found is None:
+        raise DeliveryKeyError(
+            f"'{file}' is no key; expected a file of `openafm adapter keygen`, or a public key's 64 hex digits"
+        )
+    if found[1] != kind:
+        raise DeliveryKeyError(f"'{file}' is the {found[1]} key of its pair; the {kind} one is needed here")
+    return found[2]
 
 
 def _write_new(file: Path, text: str, mode: int) -> None:
