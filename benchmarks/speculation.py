@@ -31,10 +31,9 @@ import torch
 from speculating.tiny import TinyModels, law_p_values, random_case
 
 from openafm.bundle import Bundle, open_bundle, shipped_bundle
-from openafm.data.loader import SourceConfig
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.accounting import num_parameters
-from openafm.recipes.config import RunConfig, SyntheticCorpusConfig
+from openafm.recipes.config import CorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.drafting import Answerer, DraftedAnswer, Question, draft_report, draft_run, questions
 from openafm.recipes.run import run_recipe
 from openafm.runtime.engines import open_engine
@@ -98,21 +97,19 @@ def main() -> None:
 
 
 def distilled(target: Bundle, run: Path, amount: Amount) -> Bundle:
-    """A draft of the recipe's shape after a short run on the built-in corpus, without the copies of the recipe's."""
+    """A draft after the recipe's run, on fewer examples."""
     os.environ["OPENAFM_HOME"] = str(run / "home")
-    return open_bundle(run_recipe(distillation(target, amount), run, "draft").bundle)
-
-
-def distillation(target: Bundle, amount: Amount) -> RunConfig:
     config = draft_run(target)
-    corpora = tuple(
-        replace(corpus, num_examples=amount.examples, synthetic=replace(corpus.synthetic, tasks=TASKS))
-        for corpus in config.corpora
-        if isinstance(corpus, SyntheticCorpusConfig)
-    )
-    data = replace(config.trainer.data, sources=(SourceConfig(name="built_in", path="built_in"),), rows_per_step=1)
-    trainer = replace(config.trainer, data=data, budget=StepBudget(num_steps=amount.steps), evaluation=None)
-    return replace(config, corpora=corpora, trainer=trainer)
+    corpora = tuple(replace(corpus, num_examples=amount.examples) for corpus in map(with_tasks, config.corpora))
+    trainer = replace(config.trainer, budget=StepBudget(num_steps=amount.steps), evaluation=None)
+    return open_bundle(run_recipe(replace(config, corpora=corpora, trainer=trainer), run, "draft").bundle)
+
+
+def with_tasks(corpus: CorpusConfig) -> Any:
+    """A corpus of the tasks that are asked about here, if it is one of tasks."""
+    if not isinstance(corpus, SyntheticCorpusConfig):
+        return corpus
+    return replace(corpus, synthetic=replace(corpus.synthetic, tasks=TASKS))
 
 
 def measured(target: Bundle, draft: Bundle, amount: Amount) -> dict[str, Any]:
