@@ -34,6 +34,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from openafm.bundle.hugging_face.weights import our_name
 from openafm.data.loader import Batch, Loader, LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.config import (
@@ -311,33 +312,9 @@ def peer_model(size: Size) -> transformers.Qwen3ForCausalLM:
     return transformers.Qwen3ForCausalLM(config)
 
 
-NAMES = {
-    "model.embed_tokens.weight": "embedding",
-    "model.norm.": "norm.",
-    "model.layers.": "layers.",
-    "input_layernorm": "attention_norm",
-    "post_attention_layernorm": "feed_forward_norm",
-    "self_attn.q_proj": "attention.query",
-    "self_attn.k_proj": "attention.keys_values.key",
-    "self_attn.v_proj": "attention.keys_values.value",
-    "self_attn.o_proj": "attention.output",
-    "self_attn.q_norm": "attention.query_norm",
-    "self_attn.k_norm": "attention.keys_values.key_norm",
-    "mlp.gate_proj": "feed_forward.gate",
-    "mlp.up_proj": "feed_forward.up",
-    "mlp.down_proj": "feed_forward.down",
-}
-
-
 def our_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The peer's weights under our names; the head is tied."""
-    renamed = {}
-    for name, tensor in weights.items():
-        for theirs, ours in NAMES.items():
-            name = name.replace(theirs, ours)
-        renamed[name] = tensor
-    del renamed["lm_head.weight"]
-    return renamed
+    return {name: tensor for theirs, tensor in weights.items() if (name := our_name(theirs)) not in (None, "output.weight")}
 
 
 def print_case(case: Case, precision: str, figures: dict[str, float]) -> None:

@@ -315,6 +315,18 @@ def test_a_context_window_smaller_than_the_targets_ends_the_drafting_and_not_the
     assert summary is not None
 
 
+def test_a_draft_model_of_broken_weights_drafts_nothing_and_changes_nothing() -> None:
+    target, broken = BigramEngine(0), BigramEngine(0)
+    broken.table_VV[:] = np.nan
+    for sampling in (GreedyConfig(), RandomConfig(seed=3)):
+        options: dict[str, Any] = {"sampling": sampling, "stop_tokens": (), "max_tokens": 20}
+        expected, _ = outcome(target, target.new_sequence(), PROMPT, None, **options)
+        actual, summary = outcome(target, target.new_sequence(), PROMPT, Drafter(broken), **options)
+        assert actual == expected
+        assert summary is not None
+        assert summary.num_drafted == 0
+
+
 def test_another_vocabulary_and_no_drafts_at_all_are_refused() -> None:
     target = TorchEngine(decoder(5))
     drafter = Drafter(BigramEngine(0, vocab_size=VOCAB_SIZE - 1))

@@ -60,7 +60,7 @@ async def rolling_window(transcript: Transcript, model: SystemLanguageModel, max
         return await model.token_count(_joined(opening, exchanges[len(exchanges) - num_exchanges :])) <= limit
 
     if not await fits(0):
-        raise ExceededContextWindowSizeError(await model.token_count(_joined(opening, ())), limit)
+        raise _too_much(await model.token_count(_joined(opening, ())), limit)
     num_kept = await _largest(len(exchanges), fits)
     return _joined(opening, exchanges[len(exchanges) - num_kept :])
 
@@ -101,7 +101,7 @@ async def summarized(
         token_count = await model.token_count(shorter)
         if token_count <= limit:
             return shorter
-    raise ExceededContextWindowSizeError(token_count, limit)
+    raise _too_much(token_count, limit)
 
 
 def rolling_window_blocking(transcript: Transcript, model: SystemLanguageModel, max_tokens: int | None = None) -> Transcript:
@@ -138,7 +138,7 @@ async def _told(past: Sequence[_Exchange], model: SystemLanguageModel, summary_t
     while parts:
         num_read = await _largest(len(parts), fits)
         if num_read == 0 and len(parts[0]) < 2:
-            raise ExceededContextWindowSizeError(await model.token_count(_summary_prompt(summary, parts[:1])), room)
+            raise _too_much(await model.token_count(_summary_prompt(summary, parts[:1])), room)
         if num_read == 0:
             middle = len(parts[0]) // 2
             parts[:1] = [parts[0][:middle], parts[0][middle:]]
@@ -165,6 +165,15 @@ def _line(entry: Entry) -> str:
         case ResponseEntry():
             return f"Assistant: {entry.turn.text}"
     return f"User: {entry.turn.text}"
+
+
+def _too_much(token_count: int, limit: int) -> ExceededContextWindowSizeError:
+    return ExceededContextWindowSizeError(
+        token_count,
+        limit,
+        f"what must stay of the transcript needs {token_count} tokens, and {limit} are allowed; allow more, or shorten the"
+        " instructions",
+    )
 
 
 def _limit(model: SystemLanguageModel, max_tokens: int | None) -> int:

@@ -49,9 +49,10 @@ class UnserializableSchemaError(SchemaFormatError, TypeError):
 class ExceededContextWindowSizeError(GenerationError):
     """The conversation does not fit. `token_count` tokens were needed, the model holds `context_size`."""
 
-    def __init__(self, token_count: int, context_size: int) -> None:
+    def __init__(self, token_count: int, context_size: int, message: str | None = None) -> None:
         super().__init__(
-            f"the conversation needs {token_count} tokens, but the context window of this model holds {context_size};"
+            message
+            or f"the conversation needs {token_count} tokens, but the context window of this model holds {context_size};"
             " start a new session, with a summary or the last entries of this one, or let the response be shorter"
             " (maximum_response_tokens)"
         )

@@ -25,7 +25,7 @@ from openafm.core.errors import UsageError
 from openafm.runtime.engine import Engine, Sequence
 from openafm.runtime.grammar import GrammarError, Matcher
 from openafm.runtime.prefill import prefill
-from openafm.runtime.sampling import Sampler
+from openafm.runtime.sampling import BrokenLogitsError, Sampler
 
 # The most tokens of one verification: of so many, an engine gives the bits that it would give one by one.
 _MOST_IN_A_STEP = 32
@@ -166,8 +166,8 @@ class Drafting:
                 break
             try:
                 run = self._run(logits_V, position + len(drafts), matcher)
-            except GrammarError:
-                break  # the grammar is lost on this way, which may not be the answer's
+            except (GrammarError, BrokenLogitsError):
+                break  # lost on this way, which may not be the answer's: a draft can only save steps
             drafts += run
             waiting, num_choices = [draft.token for draft in run], num_choices - 1
             if not self._stop_tokens.isdisjoint(waiting):
