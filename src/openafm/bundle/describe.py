@@ -9,7 +9,7 @@ from openafm.adapters.package import WEIGHTS as ADAPTER_WEIGHTS
 from openafm.bundle.bundle import Bundle
 from openafm.bundle.tensor_file import read_tensors
 from openafm.compression.numerics import Numerics
-from openafm.models.accounting import kv_bytes, num_parameters
+from openafm.models.accounting import active_parameters, kv_bytes, num_parameters
 from openafm.models.config import DecoderConfig, OwnKeysValuesConfig
 from openafm.models.sizes import named_size
 
@@ -49,14 +49,16 @@ def stored_bits(bundle: Bundle) -> StoredBits:
 class Description:
     """Sizes in bytes; KV bytes count scales, for all layers that keep keys and values.
 
-    `bits_per_weight` is all that is stored for each weight of the model, the share of the recovery adapter included. The KV
-    bytes in 16 bits are what the same tokens take without 8-bit keys and values, and, unshared, in a model in which no layer
-    reads another's (report 2.1, 6); the savings are shares of these, from 0 to 1.
+    A token passes `active_parameters` of the `parameters`: experts that it is not sent to are idle. `bits_per_weight` is
+    all that is stored for each weight of the model, the share of the recovery adapter included. The KV bytes in 16 bits
+    are what the same tokens take without 8-bit keys and values, and, unshared, in a model in which no layer reads
+    another's (report 2.1, 6); the savings are shares of these, from 0 to 1.
     """
 
     name: str
     path: str | None
     parameters: int
+    active_parameters: int
     bits_per_weight: float
     adapter_bits_per_weight: float
     kv_bytes_per_token: int
@@ -67,6 +69,7 @@ class Description:
     kv_saving_to_unshared: float
     signature: str | None
     layers: int
+    tracks: int
     sharing_layers: int
     dim: int
     vocab_size: int
@@ -130,6 +133,7 @@ def _describe(
         name=name,
         path=path,
         parameters=num_parameters(config),
+        active_parameters=active_parameters(config),
         bits_per_weight=bits.total,
         adapter_bits_per_weight=bits.adapter,
         kv_bytes_per_token=kv_bytes(config, numerics.kv, num_tokens=1),
@@ -140,6 +144,7 @@ def _describe(
         kv_saving_to_unshared=1 - kv_4096 / unshared,
         signature=signature,
         layers=len(config.layers),
+        tracks=config.num_tracks,
         sharing_layers=len(config.layers) - len(config.own_layers),
         dim=config.dim,
         vocab_size=config.vocab_size,
@@ -155,6 +160,6 @@ def _unshared(config: DecoderConfig) -> DecoderConfig:
     """The same model with keys and values of its own in every layer."""
     layers = []
     for index, layer in enumerate(config.layers):
-        own = OwnKeysValuesConfig(num_heads=config.kv_heads(index))
+        own = OwnKeysValuesConfig(num_heads=config.kv_heads(index) // config.num_tracks)
         layers.append(replace(layer, attention=replace(layer.attention, keys_values=own)))
     return replace(config, layers=tuple(layers))

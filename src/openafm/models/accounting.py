@@ -24,16 +24,24 @@ def num_parameters(config: DecoderConfig) -> int:
         return sum(parameter.numel() for parameter in config.build().parameters())
 
 
+def active_parameters(config: DecoderConfig) -> int:
+    """Weights that one token passes: all but the experts that it is not sent to."""
+    idle = sum(layer.feed_forward.idle_parameters(config.dim) for layer in config.layers)
+    return num_parameters(config) - config.num_tracks * idle
+
+
 def flops_per_token(config: DecoderConfig, num_keys: float) -> float:
-    """Floating-point operations of one token's forward pass, head included, when it sees `num_keys` keys in every layer.
+    """Floating-point operations of one token's forward pass, head included, when it could see `num_keys` keys.
 
     Training takes three times as many: the backward pass costs two forward passes.
     """
     layers = sum(
-        layer.attention.store_flops(config.dim) + _read_flops(layer, config.dim) + _pair_flops(layer) * num_keys
+        layer.attention.store_flops(config.dim)
+        + _read_flops(layer, config.dim)
+        + _pair_flops(layer) * min(num_keys, layer.attention.window or num_keys)
         for layer in config.layers
     )
-    return layers + _head_flops(config)
+    return config.num_tracks * layers + _head_flops(config)
 
 
 def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: int) -> int:
@@ -44,13 +52,13 @@ def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: i
     """
     lengths = list(lengths)
     num_tokens = sum(lengths)
-    forward = float(num_targets * _head_flops(config))
+    layers = 0.0
     for index, layer in enumerate(config.layers):
         share = 1.0 if index < config.num_prefill_layers - 1 else num_targets / max(num_tokens, 1)
         num_pairs = sum(_visible_pairs(length, layer.attention.window) for length in lengths)
-        forward += num_tokens * layer.attention.store_flops(config.dim)
-        forward += share * (num_tokens * _read_flops(layer, config.dim) + num_pairs * _pair_flops(layer))
-    return round(3 * forward)
+        layers += num_tokens * layer.attention.store_flops(config.dim)
+        layers += share * (num_tokens * _read_flops(layer, config.dim) + num_pairs * _pair_flops(layer))
+    return round(3 * (config.num_tracks * layers + num_targets * _head_flops(config)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,6 +189,10 @@ class FeedForwardConfig(Config):
         """Floating-point operations that one token takes, a multiply-add counting as two."""
         raise ConfigError(f"{type(self).__name__} must say in linear_flops how many operations a token takes")
 
+    def idle_parameters(self, dim: int) -> int:
+        """Weights that a token does not pass; none, but for experts that are not chosen."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFeedForwardConfig(FeedForwardConfig):
@@ -229,8 +233,39 @@ class UntiedHeadConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrackNormConfig(Config):
+    """RMSNorm of each track's output before the tracks are combined, with weights of its own per block and track."""
+
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        self.require(self.eps > 0, f"eps must be positive, got {self.eps}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TracksConfig(Config):
+    """Parallel tracks (report 2.2): transformers side by side that meet at the end of every block of `block_depth` layers.
+
+    Each track takes the whole hidden state into a block and works on it alone; `combine` makes one state of theirs again.
+    Layer configs give the heads, the feed-forward and the experts of one track.
+    """
+
+    num_tracks: int
+    block_depth: int
+    combine: Literal["mean", "sum"] = "mean"
+    norm: TrackNormConfig | None = None
+
+    def __post_init__(self) -> None:
+        self.require(self.num_tracks > 0, f"num_tracks must be at least 1, got {self.num_tracks}")
+        self.require(self.block_depth > 0, f"block_depth must be at least 1, got {self.block_depth}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig(Config):
-    """A whole language model: embedding, layers in order, final norm, head. `context_length` is in tokens."""
+    """A whole language model: embedding, layers in order, final norm, head. `context_length` is in tokens.
+
+    With `tracks`, every layer exists once per track; embedding, final norm and head are outside the tracks.
+    """
 
     vocab_size: int
     dim: int
@@ -238,15 +273,25 @@ class DecoderConfig(Config):
     head: TiedHeadConfig | UntiedHeadConfig = TiedHeadConfig()
     norm_eps: float = 1e-5
     context_length: int = 4096
+    tracks: TracksConfig | None = None
 
     def __post_init__(self) -> None:
         self.require(self.vocab_size > 0 and self.dim > 0, "vocab_size and dim must be positive")
         self.require(len(self.layers) > 0, "a decoder needs at least one layer")
         self.require(self.norm_eps > 0, f"norm_eps must be positive, got {self.norm_eps}")
         self.require(self.context_length > 0, f"context_length must be positive, got {self.context_length}")
+        self.require(
+            self.tracks is None or len(self.layers) % self.tracks.block_depth == 0,
+            f"{len(self.layers)} layers do not divide into track blocks of {self.tracks and self.tracks.block_depth}",
+        )
         for index, layer in enumerate(self.layers):
             if isinstance(layer.attention.keys_values, SharedKeysValuesConfig):
                 self._check_source(index, layer.attention, layer.attention.keys_values.layer)
+
+    @property
+    def num_tracks(self) -> int:
+        """How often each layer exists; 1 without tracks."""
+        return 1 if self.tracks is None else self.tracks.num_tracks
 
     @property
     def own_layers(self) -> tuple[int, ...]:
@@ -264,17 +309,20 @@ class DecoderConfig(Config):
         return self.own_layers[-1] + 1
 
     def kv_heads(self, index: int) -> int:
-        """Key/value heads that layer `index` reads, its own or its source's."""
-        keys_values = self.layers[index].attention.keys_values
-        if isinstance(keys_values, SharedKeysValuesConfig):
-            return self.kv_heads(keys_values.layer)
-        return keys_values.num_heads
+        """Key/value heads of all tracks that layer `index` reads, its own or its source's."""
+        return self.num_tracks * self._kv_heads_of_a_track(index)
 
     def build(self, seed: int = 0) -> Decoder:
         """The module with freshly initialised weights, or without storage under `torch.device("meta")`."""
         from openafm.models.decoder import Decoder
 
         return Decoder(self, seed)
+
+    def _kv_heads_of_a_track(self, index: int) -> int:
+        keys_values = self.layers[index].attention.keys_values
+        if isinstance(keys_values, SharedKeysValuesConfig):
+            return self._kv_heads_of_a_track(keys_values.layer)
+        return keys_values.num_heads
 
     def _check_source(self, index: int, attention: BaseAttentionConfig, source: int) -> None:
         self.require(
@@ -283,6 +331,6 @@ class DecoderConfig(Config):
         )
         self.require(
             self.layers[source].attention.head_dim == attention.head_dim
-            and attention.num_heads % self.kv_heads(source) == 0,
+            and attention.num_heads % self._kv_heads_of_a_track(source) == 0,
             f"layer {index} and its source {source} must agree in head_dim and divide into key/value heads",
         )

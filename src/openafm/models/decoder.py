@@ -1,6 +1,6 @@
-"""The decoder: embedding, pre-norm layers, final norm, head (report 2.1).
+"""The decoder: embedding, pre-norm layers, final norm, head (report 2.1); its layers in parallel tracks or not (report 2.2).
 
-Shapes: B batch, S sequence, D model dim, V vocabulary.
+Shapes: T tracks, B batch, S sequence, N positions, D model dim, V vocabulary. States inside a track block are x_TBSD.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from openafm.models.attention_context import AttentionContext, BatchContext, WholeRows
 from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
-from openafm.models.layers import Linear, RMSNorm
+from openafm.models.layers import Linear, RMSNorm, spread_over_tracks
+from openafm.models.tracks import Tracks, TracksAsHeads
 
 # What computes no more tokens at once, as an engine does when it verifies drafts, gives each the bits that it would get
 # alone, as far as it can: then no choice depends on whether tokens come one by one or several in a step.
@@ -69,6 +70,10 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(
             Layer(layer, config.dim, index, config.norm_eps) for index, layer in enumerate(config.layers)
         )
+        self.tracks: Tracks | None = None
+        if config.tracks is not None:
+            spread_over_tracks(self.layers, config.tracks.num_tracks)
+            self.tracks = Tracks(config.tracks, len(config.layers), config.dim)
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = None if isinstance(config.head, TiedHeadConfig) else Linear(config.dim, config.vocab_size)
         if not self.embedding.is_meta:
@@ -80,11 +85,11 @@ class Decoder(nn.Module):
 
     def hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
         """The normalised output of the last layer at every position, [B, S, D]: what the head reads."""
-        context = context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device)
-        x_BSD = self.embed(tokens_BS)
-        for layer in self.layers:
-            x_BSD = layer(x_BSD, context)
-        return self.norm(x_BSD)
+        context = self._seen_by_layers(context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device))
+        x = self.embed(tokens_BS)
+        for index, layer in enumerate(self.layers):
+            x = self._leave(index, layer(self._enter(index, x), context))
+        return self.norm(x)
 
     def last_hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
         """The same at the last position of every document only, [1, documents, D].
@@ -92,31 +97,42 @@ class Decoder(nn.Module):
         The other positions stop at the last keys and values they store: the prompt skips block 2 (report 2.1), and the
         attention and feed-forward of the last layer before it.
         """
-        context = context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device)
-        x_BSD = self._prefill(tokens_BS, context)
+        context = self._seen_by_layers(context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device))
+        x = self._prefill(tokens_BS, context)
         last = context.last()
-        return self._finish(x_BSD, last.indices_D, last.context)
+        return self._finish(x, last.indices_D, last.context)
 
     def hidden_at(self, tokens_BS: Tensor, context: BatchContext, indices_N: Tensor) -> Tensor:
         """The same at some positions of the flattened batch, [1, N, D]: the bypass in training, where they carry loss."""
-        x_BSD = self._prefill(tokens_BS, context)
-        return self._finish(x_BSD, indices_N, context.narrow(indices_N))
+        x = self._prefill(tokens_BS, self._seen_by_layers(context))
+        return self._finish(x, indices_N, self._seen_by_layers(context.narrow(indices_N)))
 
     def _prefill(self, tokens_BS: Tensor, context: AttentionContext) -> Tensor:
         """Store all keys and values there are. Returns the input of the last layer that stores any."""
         *before, last = cast("Iterable[Layer]", self.layers[: self.config.num_prefill_layers])
-        x_BSD = self.embed(tokens_BS)
-        for layer in before:
-            x_BSD = layer(x_BSD, context)
-        last.store(x_BSD, context)
-        return x_BSD
+        x = self.embed(tokens_BS)
+        for index, layer in enumerate(before):
+            x = self._leave(index, layer(self._enter(index, x), context))
+        x = self._enter(self.config.num_prefill_layers - 1, x)
+        last.store(x, context)
+        return x
 
-    def _finish(self, x_BSD: Tensor, indices_N: Tensor, context: AttentionContext) -> Tensor:
-        """Take these positions from where `_prefill` has left them to the end."""
-        x_1ND = x_BSD.flatten(0, 1)[indices_N][None]
-        for layer in cast("Iterable[Layer]", self.layers[self.config.num_prefill_layers - 1 :]):
-            x_1ND = layer.read(x_1ND, context)
-        return self.norm(x_1ND)
+    def _finish(self, x: Tensor, indices_N: Tensor, context: AttentionContext) -> Tensor:
+        """Take these positions from where `_prefill` has left them to the end. Returns x_1ND."""
+        first = self.config.num_prefill_layers - 1
+        x = x.flatten(-3, -2)[..., indices_N, :].unsqueeze(-3)
+        for index, layer in enumerate(cast("Iterable[Layer]", self.layers[first:]), start=first):
+            x = self._leave(index, layer.read(x if index == first else self._enter(index, x), context))
+        return self.norm(x)
+
+    def _seen_by_layers(self, context: AttentionContext) -> AttentionContext:
+        return context if self.tracks is None else TracksAsHeads(context, self.tracks.num_local)
+
+    def _enter(self, layer: int, x: Tensor) -> Tensor:
+        return x if self.tracks is None else self.tracks.enter(layer, x)
+
+    def _leave(self, layer: int, x: Tensor) -> Tensor:
+        return x if self.tracks is None else self.tracks.leave(layer, x)
 
     @property
     def device(self) -> torch.device:
@@ -142,6 +158,8 @@ class Decoder(nn.Module):
         residual_scale = (2 * len(self.layers)) ** -0.5
         for layer in cast("Iterable[Layer]", self.layers):
             layer.initialise(generator, residual_scale)
+        if self.tracks is not None:
+            self.tracks.initialise()
         self.norm.initialise()
         if self.output is not None:
             self.output.initialise(generator)

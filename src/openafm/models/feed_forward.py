@@ -11,7 +11,7 @@ from torch import Tensor
 from openafm.models.config import DenseFeedForwardConfig
 from openafm.models.layers import Linear, Sublayer
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.gelu}
 
 
 class FeedForward(Sublayer):
@@ -22,7 +22,7 @@ class FeedForward(Sublayer):
         self.gate = Linear(dim, config.hidden_dim, config.bias)
         self.up = Linear(dim, config.hidden_dim, config.bias)
         self.down = Linear(config.hidden_dim, dim, config.bias)
-        self._activation = _ACTIVATIONS[config.activation]
+        self._activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_D: Tensor) -> Tensor:
         return self.down(self._activation(self.gate(x_D)) * self.up(x_D))

@@ -1,8 +1,14 @@
-"""The primitives everything here is built of: a Linear that casts, RMSNorm in fp32, and the base of a layer's two halves."""
+"""The primitives everything here is built of: a Linear that casts, RMSNorm in fp32, and the base of a layer's two halves.
+
+Each can be spread over parallel tracks, a leading dim of its weights and of what it computes (models/tracks.py).
+
+Shapes: T tracks, N tokens, D and F the dims of a product.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +18,10 @@ from openafm.models.rms_norm import rms_norm
 
 
 class Linear(nn.Module):
-    """y = x W^T + b with an fp32 master weight, computed in the dtype of x: precision is explicit, there is no autocast."""
+    """y = x W^T + b with an fp32 master weight, computed in the dtype of x: precision is explicit, there is no autocast.
+
+    Spread over tracks, its weight is [T, out, in] and x carries the same leading dim.
+    """
 
     def __init__(self, in_dim: int, out_dim: int, bias: bool = False) -> None:
         super().__init__()
@@ -22,7 +31,13 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.linear(x, self.weight.to(x.dtype), bias)
+        weight = self.weight.to(x.dtype)
+        return F.linear(x, weight, bias) if weight.ndim == 2 else _linear_of_tracks(x, weight, bias)
+
+    def spread(self, num_tracks: int) -> None:
+        """Give every track weights of its own."""
+        self.weight = _stacked(self.weight, num_tracks)
+        self.bias = None if self.bias is None else _stacked(self.bias, num_tracks)
 
     def initialise(self, generator: torch.Generator, scale: float = 1.0) -> None:
         """Normal weights of standard deviation scale / sqrt(in_dim); zero bias."""
@@ -32,7 +47,10 @@ class Linear(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last dim (arXiv 1910.07467), in fp32; the result has the input's dtype."""
+    """Root-mean-square norm over the last dim (arXiv 1910.07467), in fp32; the result has the input's dtype.
+
+    Spread over tracks, its weight is [T, D] and x carries the same leading dim.
+    """
 
     def __init__(self, dim: int, eps: float) -> None:
         super().__init__()
@@ -41,6 +59,10 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x.float(), self.weight, self.eps).to(x.dtype)
+
+    def spread(self, num_tracks: int) -> None:
+        """Give every track a weight of its own."""
+        self.weight = _stacked(self.weight, num_tracks)
 
     def initialise(self) -> None:
         nn.init.ones_(self.weight)
@@ -52,3 +74,28 @@ class Sublayer(nn.Module, ABC):
     @abstractmethod
     def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
         """Fresh weights, those of the projection into the residual stream scaled by `residual_scale`."""
+
+
+@runtime_checkable
+class Spreadable(Protocol):
+    """A module with weights of its own that every track can have apart."""
+
+    def spread(self, num_tracks: int) -> None: ...
+
+
+def spread_over_tracks(module: nn.Module, num_tracks: int) -> None:
+    """Give every track weights of its own in all parts of a layer, of whatever kind."""
+    for part in module.modules():
+        if isinstance(part, Spreadable):
+            part.spread(num_tracks)
+
+
+def _stacked(weight: Tensor, num_tracks: int) -> nn.Parameter:
+    return nn.Parameter(weight.new_empty(num_tracks, *weight.shape))
+
+
+def _linear_of_tracks(x: Tensor, weight_TFD: Tensor, bias_TF: Tensor | None) -> Tensor:
+    """One batched product for all tracks; the dims between T and D stay as they are."""
+    x_TND, weight_TDF = x.flatten(1, -2), weight_TFD.transpose(1, 2)
+    y_TNF = torch.bmm(x_TND, weight_TDF) if bias_TF is None else torch.baddbmm(bias_TF[:, None], x_TND, weight_TDF)
+    return y_TNF.unflatten(1, x.shape[1:-1])

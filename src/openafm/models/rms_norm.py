@@ -1,6 +1,6 @@
 """Root-mean-square norm with its gradient written out: a quarter of the time that autograd's own takes on a CPU.
 
-Shapes: ... leading dims, D the dim that is normalised.
+Shapes: ... leading dims, D the dim that is normalised, T tracks with a weight each, N tokens of a track.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from torch import Tensor
 
 
 def rms_norm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in the dtype of x."""
+    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in the dtype of x.
+
+    A weight [T, D] goes with an x whose first dim is T.
+    """
+    if weight_D.ndim == 2:
+        normed_TND: Tensor = _RMSNormOfTracks.apply(x_D.flatten(1, -2), weight_D, eps)
+        return normed_TND.view(x_D.shape)
     if not torch.is_grad_enabled():
         # For a single token, setting up the autograd function takes longer than the norm.
         return F.rms_norm(x_D, weight_D.shape, weight_D, eps)
@@ -39,3 +45,23 @@ class _RMSNorm(torch.autograd.Function):
         along_x_1 = (product_D @ weight_D)[..., None] * scale_1.pow(3).div_(-x_D.shape[-1])
         dx_D = torch.mul(dy_D, weight_D, out=product_D).mul_(scale_1).addcmul_(x_D, along_x_1)
         return dx_D, dweight_D, None
+
+
+class _RMSNormOfTracks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_TND: Tensor, weight_TD: Tensor, eps: float) -> Tensor:
+        square_sum_TN1 = torch.linalg.vector_norm(x_TND, dim=-1, keepdim=True).square_()
+        scale_TN1 = square_sum_TN1.div_(x_TND.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x_TND, weight_TD, scale_TN1)
+        return (x_TND * scale_TN1).mul_(weight_TD[:, None])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor, Tensor, None]:
+        (dy_TND,) = dys
+        x_TND, weight_TD, scale_TN1 = ctx.saved_tensors
+        product_TND = dy_TND * x_TND
+        dweight_TD = torch.bmm(scale_TN1.mT, product_TND)[:, 0]
+        along_x_TN1 = torch.bmm(product_TND, weight_TD[..., None]) * scale_TN1.pow(3).div_(-x_TND.shape[-1])
+        dx_TND = torch.mul(dy_TND, weight_TD[:, None], out=product_TND).mul_(scale_TN1).addcmul_(x_TND, along_x_TN1)
+        return dx_TND, dweight_TD, None

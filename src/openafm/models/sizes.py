@@ -10,10 +10,14 @@ from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
+    FeedForwardConfig,
     LayerConfig,
     OwnKeysValuesConfig,
+    RotaryConfig,
     SharedKeysValuesConfig,
+    TracksConfig,
 )
+from openafm.models.experts_config import ExpertsConfig
 
 
 class UnknownSizeError(UsageError):
@@ -140,6 +144,102 @@ def on_device_micro_draft() -> DecoderConfig:
     )
 
 
+def parallel_track_decoder(
+    *,
+    vocab_size: int,
+    dim: int,
+    num_tracks: int,
+    num_layers: int,
+    block_depth: int,
+    num_heads: int,
+    head_dim: int,
+    window: int,
+    dense_dim: int,
+    num_experts: int,
+    expert_dim: int,
+    context_length: int,
+) -> DecoderConfig:
+    """The server shape (report 2.2): tracks of layers whose attention is three times local with rotation, then global
+    without positions, and whose feed-forward is dense and experts in turn."""
+
+    def attention(index: int) -> AttentionConfig:
+        is_global = index % 4 == 3
+        return AttentionConfig(
+            num_heads=num_heads,
+            head_dim=head_dim,
+            keys_values=OwnKeysValuesConfig(num_heads=num_heads),
+            window=None if is_global else window,
+            position=None if is_global else RotaryConfig(),
+        )
+
+    def feed_forward(index: int) -> FeedForwardConfig:
+        if index % 2:
+            return ExpertsConfig(num_experts=num_experts, hidden_dim=expert_dim)
+        return DenseFeedForwardConfig(hidden_dim=dense_dim)
+
+    return DecoderConfig(
+        vocab_size=vocab_size,
+        dim=dim,
+        layers=tuple(LayerConfig(attention=attention(i), feed_forward=feed_forward(i)) for i in range(num_layers)),
+        context_length=context_length,
+        tracks=TracksConfig(num_tracks=num_tracks, block_depth=block_depth),
+    )
+
+
+def server_full() -> DecoderConfig:
+    """The report's server model: 147,803,703,296 parameters, of which a token passes 15.8 billion."""
+    return parallel_track_decoder(
+        vocab_size=153_600,
+        dim=2048,
+        num_tracks=8,
+        num_layers=48,
+        block_depth=4,
+        num_heads=4,
+        head_dim=128,
+        window=4096,
+        dense_dim=5888,
+        num_experts=40,
+        expert_dim=2944,
+        context_length=65_536,
+    )
+
+
+def server_nano() -> DecoderConfig:
+    """A laptop's model of the same shape, about 8 M parameters."""
+    return parallel_track_decoder(
+        vocab_size=16_384,
+        dim=128,
+        num_tracks=4,
+        num_layers=8,
+        block_depth=4,
+        num_heads=2,
+        head_dim=32,
+        window=64,
+        dense_dim=368,
+        num_experts=4,
+        expert_dim=184,
+        context_length=4096,
+    )
+
+
+def server_micro() -> DecoderConfig:
+    """The same, for tests and for comparisons over several seeds."""
+    return parallel_track_decoder(
+        vocab_size=2048,
+        dim=64,
+        num_tracks=2,
+        num_layers=4,
+        block_depth=2,
+        num_heads=2,
+        head_dim=32,
+        window=64,
+        dense_dim=128,
+        num_experts=4,
+        expert_dim=64,
+        context_length=1024,
+    )
+
+
 SIZES: dict[str, Callable[[], DecoderConfig]] = {
     "on_device.micro": on_device_micro,
     "on_device.micro_draft": on_device_micro_draft,
@@ -147,6 +247,9 @@ SIZES: dict[str, Callable[[], DecoderConfig]] = {
     "on_device.nano_draft": on_device_nano_draft,
     "on_device.draft": on_device_draft,
     "on_device.base": on_device_base,
+    "server.micro": server_micro,
+    "server.nano": server_nano,
+    "server.full": server_full,
 }
 
 

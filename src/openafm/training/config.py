@@ -35,13 +35,26 @@ class ObjectiveConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoutingLossConfig(Config):
+    """Weights of the auxiliary losses of routers, beside the objective; of no effect on a model without experts."""
+
+    balance_weight: float = 0.01
+    z_weight: float = 0.001
+
+    def __post_init__(self) -> None:
+        self.require(self.balance_weight >= 0 and self.z_weight >= 0, "balance_weight and z_weight must not be negative")
+
+
+@dataclass(frozen=True, kw_only=True)
 class NextTokenConfig(ObjectiveConfig):
     """Cross entropy of the next token at the positions that the data marks to learn."""
+
+    routing: RoutingLossConfig = RoutingLossConfig()
 
     def build(self) -> Objective:
         from openafm.training.objectives import NextToken
 
-        return NextToken()
+        return NextToken(self.routing)
 
 
 class TeacherError(UsageError):
@@ -133,7 +146,7 @@ class AdamWConfig(OptimizerConfig):
     def build(self, parameters: Mapping[str, Parameter]) -> tuple[Optimizer, ...]:
         from openafm.training.optimizers import adamw
 
-        return (adamw(self, list(parameters.values())),)
+        return (adamw(self, parameters),)
 
 
 @dataclass(frozen=True, kw_only=True)

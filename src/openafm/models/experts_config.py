@@ -1,0 +1,84 @@
+"""Mixture-of-experts feed-forward, as data (report 2.2, 4.3). Imports no tensor library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from openafm.core.config import Config, ConfigError
+from openafm.models.config import FeedForwardConfig
+
+if TYPE_CHECKING:
+    from openafm.models.experts import Router
+    from openafm.models.layers import Sublayer
+
+# Grouped products want rows of weights that start at multiples of 16 bytes: eight numbers in 16 bits.
+ALIGNMENT = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterConfig(Config):
+    """Base of the ways to choose experts for a token, `num_chosen` of them."""
+
+    num_chosen: int = 2
+
+    def __post_init__(self) -> None:
+        self.require(self.num_chosen > 0, f"num_chosen must be at least 1, got {self.num_chosen}")
+
+    def build(self, dim: int, num_experts: int) -> Router:
+        raise ConfigError(f"{type(self).__name__} is abstract; use TopKRouterConfig")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKRouterConfig(RouterConfig):
+    """The experts of the highest logits, weighted by the softmax over those chosen.
+
+    The same as a softmax over all experts whose chosen weights are made to add up to 1. Logits are computed in fp32 and,
+    with a `soft_cap`, bounded by soft_cap * tanh(logit / soft_cap) first.
+    """
+
+    soft_cap: float | None = 50.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.soft_cap is None or self.soft_cap > 0, f"soft_cap must be above 0, got {self.soft_cap}")
+
+    def build(self, dim: int, num_experts: int) -> Router:
+        from openafm.models.experts import TopKRouter
+
+        return TopKRouter(self, dim, num_experts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertsConfig(FeedForwardConfig):
+    """Gated feed-forwards of which a token passes those that the router chooses; none is ever full (dropless).
+
+    In a model with tracks, each track has a router and `num_experts` experts of its own.
+    """
+
+    num_experts: int
+    hidden_dim: int
+    router: RouterConfig = TopKRouterConfig()
+    activation: Literal["silu", "gelu"] = "silu"
+
+    def __post_init__(self) -> None:
+        self.require(
+            self.num_experts >= self.router.num_chosen,
+            f"{self.num_experts} experts are fewer than the {self.router.num_chosen} that the router chooses",
+        )
+        self.require(
+            self.hidden_dim > 0 and self.hidden_dim % ALIGNMENT == 0,
+            f"hidden_dim must be a multiple of {ALIGNMENT}, which grouped products need, got {self.hidden_dim}",
+        )
+
+    def build(self, dim: int) -> Sublayer:
+        self.require(dim % ALIGNMENT == 0, f"the model's dim must be a multiple of {ALIGNMENT} for experts, got {dim}")
+        from openafm.models.experts import Experts
+
+        return Experts(self, dim)
+
+    def linear_flops(self, dim: int) -> int:
+        return 2 * dim * self.num_experts + 2 * 3 * dim * self.hidden_dim * self.router.num_chosen
+
+    def idle_parameters(self, dim: int) -> int:
+        return 3 * dim * self.hidden_dim * (self.num_experts - self.router.num_chosen)
