@@ -119,7 +119,8 @@ def recipe(
 
 def all_recipes() -> list[Recipe]:
     """Every recipe, in the order of the report."""
-    importlib.import_module("openafm.recipes.on_device")
+    for room in ("on_device", "server"):
+        importlib.import_module(f"openafm.recipes.{room}")
     return list(RECIPES.values())
 
 
