@@ -95,16 +95,31 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 
 
 def transformers_pairs(ours: Decoder, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs for Qwen3 and SmolLM3 under the names that `openafm import` gives, half layout beside ours. What sharing layers
-    lack stays as it is."""
+    """Pairs for Qwen3, its mixture of experts and SmolLM3 under the names that `openafm import` gives, half layout beside
+    ours. What sharing layers lack stays as it is."""
     weights = dict(ours.named_parameters())
     for their_name, weight in theirs.named_parameters():
+        if ".mlp.experts." in their_name or ".mlp.gate." in their_name:
+            yield from _expert_pairs(weights, their_name, weight)
+            continue
         name = our_name(their_name)
         assert name is not None, their_name
         if name not in weights:
             continue
         rotates = any(part in name for part in (".query.", ".key.", ".query_norm.", ".key_norm."))
         yield _channels(weights[name], weight, rotates and _is_interleaved(ours, name))
+
+
+def _expert_pairs(weights: dict[str, Tensor], their_name: str, theirs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """One weight of a sparse feed-forward; gate and up of an expert lie in one matrix there."""
+    feed_forward = f"layers.{their_name.split('.')[2]}.feed_forward"
+    if their_name.endswith("gate_up_proj"):
+        gate, up = theirs.chunk(2, dim=1)
+        yield weights[f"{feed_forward}.gate"], gate
+        yield weights[f"{feed_forward}.up"], up
+    else:
+        name = "down" if their_name.endswith("down_proj") else "router.weight"
+        yield weights[f"{feed_forward}.{name}"], theirs
 
 
 def _is_interleaved(ours: Decoder, name: str) -> bool:
