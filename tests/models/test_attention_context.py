@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_decoders import (
@@ -199,3 +201,55 @@ def test_keys_and_values_pass_the_slot_on_their_way_into_the_context() -> None:
     assert [x.shape for x in stored] == [(1, 6, 2, 8)] * 2
     q_BSHC = torch.randn(1, 6, 4, 8)
     assert context.attend(0, q_BSHC, None).count_nonzero() == 0
+
+
+def masked_attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, window: int) -> Tensor:
+    """The definition, all scores at once."""
+    group = q_BSHC.shape[2] // k_BSKC.shape[2]
+    k_BSHC, v_BSHC = (x.repeat_interleave(group, dim=2) for x in (k_BSKC, v_BSKC))
+    places = torch.arange(q_BSHC.shape[1])
+    ages_QL = places[:, None] - places
+    scores_BHQL = torch.einsum("bqhc,blhc->bhql", q_BSHC, k_BSHC) / q_BSHC.shape[-1] ** 0.5
+    scores_BHQL = scores_BHQL.masked_fill((ages_QL < 0) | (ages_QL >= window), -torch.inf)
+    return torch.einsum("bhql,blhc->bqhc", scores_BHQL.softmax(-1), v_BSHC)
+
+
+# Blocks that divide the length and that do not; windows below, at and above the smallest block; one row and several.
+@pytest.mark.parametrize(
+    ("length", "window"), [(129, 2), (130, 3), (192, 64), (193, 64), (255, 63), (300, 65), (401, 100), (640, 200)]
+)
+@pytest.mark.parametrize(("num_rows", "num_kv_heads"), [(1, 1), (2, 4)])
+def test_local_attention_in_blocks_equals_the_definition_forward_and_backward(
+    length: int, window: int, num_rows: int, num_kv_heads: int
+) -> None:
+    generator = torch.Generator().manual_seed(length)
+    shapes = [(num_rows, length, heads, 8) for heads in (4, num_kv_heads, num_kv_heads)]
+    inputs = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    weight = torch.randn(shapes[0], generator=generator)  # so that no gradient cancels
+    results = []
+    for attention in (causal_attention, masked_attention):
+        output = attention(*inputs, window)
+        results.append((output, *torch.autograd.grad((output * weight).sum(), inputs)))
+    for blocks, definition in zip(*results, strict=True):
+        assert definition.abs().max() > 1e-2
+        assert largest_difference(blocks, definition) < TOLERANCE
+
+
+@pytest.mark.parametrize("window", [1, 64, 100])
+def test_local_attention_never_holds_a_score_of_every_pair(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores per position stay the same however long the document."""
+    scores: list[int] = []
+    whole = F.scaled_dot_product_attention
+
+    def counted(query: Tensor, key: Tensor, *others: Tensor, **options: Any) -> Tensor:
+        scores.append(query.shape[0] * query.shape[2] * key.shape[2])
+        return whole(query, key, *others, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", counted)
+    per_position = []
+    for length in (1024, 4096):
+        scores.clear()
+        x_BSHC = torch.randn(1, length, 1, 8)
+        causal_attention(x_BSHC, x_BSHC, x_BSHC, window)
+        per_position.append(sum(scores) / length)
+    assert per_position[1] <= per_position[0] * 1.1 <= 2.5 * max(window, 64)

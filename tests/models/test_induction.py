@@ -15,8 +15,8 @@ from openafm.models.config import (
     OwnKeysValuesConfig,
     RotaryConfig,
 )
-from openafm.models.induction import start_induction
-from openafm.models.sizes import shared_kv_decoder
+from openafm.models.induction import CONTENT_SCALE, NUM_POSITION_LAYERS, start_induction
+from openafm.models.sizes import named_size, shared_kv_decoder
 
 CONFIG = shared_kv_decoder(
     vocab_size=512,
@@ -82,6 +82,19 @@ def test_it_is_deterministic_and_leaves_shared_layers_their_projections() -> Non
     assert all(torch.equal(weights[name], tensor) for name, tensor in second.state_dict().items())
     assert torch.equal(weights["layers.3.attention.query.weight"], fresh["layers.3.attention.query.weight"])
     assert not torch.equal(weights["layers.0.attention.query.weight"], fresh["layers.0.attention.query.weight"])
+
+
+def test_every_track_gets_the_start_of_a_plain_model() -> None:
+    spread = named_size("server.micro")
+    model, fresh = spread.build(), spread.build()
+    start_induction(model, seed=3)
+    for index, (layer, before) in enumerate(zip(model.layers, fresh.layers, strict=True)):
+        key, query = layer.attention.keys_values.key.weight, layer.attention.query.weight
+        for track in range(2):
+            written = query[track] - before.attention.query.weight[track] - CONTENT_SCALE * key[track]
+            outside = written[32:] if index < NUM_POSITION_LAYERS else written  # past the head that looks back
+            assert outside.abs().max() < 1e-6
+            assert (written[:32].abs().max() > 0.01) == (index < NUM_POSITION_LAYERS)
 
 
 def test_without_rotary_attention_it_says_so() -> None:

@@ -21,6 +21,8 @@ from openafm.models.config import PositionConfig
 from openafm.models.rotary import PositionEmbedding
 from openafm.models.spans import Span as Span
 
+LOCAL_BLOCK = 64  # positions that a block of local attention has at least: fewer are too little work for one call
+
 
 class AttentionContext(ABC):
     """The positions of one forward pass and the keys and values its layers have stored so far."""
@@ -167,9 +169,29 @@ def causal_attention(q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, window: int
     windowed = window is not None and window < num_keys
     if not windowed and num_queries in (1, num_keys):
         return _attention(q_BQHC, k_BLKC, v_BLKC, None, is_causal=num_queries > 1)
+    if window is not None and num_queries == num_keys > 2 * max(window, LOCAL_BLOCK):
+        return _local_attention(q_BQHC, k_BLKC, v_BLKC, window)
     keys_L = torch.arange(num_keys, device=q_BQHC.device)
     ages_QL = keys_L[num_keys - num_queries :, None] - keys_L
     return _attention(q_BQHC, k_BLKC, v_BLKC, _visible(ages_QL, window), is_causal=False)
+
+
+def _local_attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, window: int) -> Tensor:
+    """Attention of all positions within `window` at a cost of S * window, not S^2. Returns o_BSHC.
+
+    Positions are cut into blocks no shorter than the window, so a block sees its own keys and those of the block before it:
+    blocks become rows of one batch under one mask. The first has none before it and is plain causal attention, but where it
+    is longer than the window; what fills up the last one is seen by nobody.
+    """
+    batch, length = q_BSHC.shape[:2]
+    size = max(window, LOCAL_BLOCK)
+    padding = -length % size
+    q, k, v = (F.pad(x, (0, 0, 0, 0, 0, padding)).unflatten(1, (-1, size)) for x in (q_BSHC, k_BSKC, v_BSKC))
+    first = causal_attention(q[:, 0], k[:, 0], v[:, 0], window)
+    k, v = (torch.cat((x[:, :-1], x[:, 1:]), dim=2).flatten(0, 1) for x in (k, v))
+    places = torch.arange(2 * size, device=q.device)
+    rest = _attention(q[:, 1:].flatten(0, 1), k, v, _visible(places[size:, None] - places, window), is_causal=False)
+    return torch.cat((first, rest.unflatten(0, (batch, -1)).flatten(1, 2)), dim=1)[:, :length]
 
 
 def _visible(ages_QL: Tensor, window: int | None) -> Tensor:

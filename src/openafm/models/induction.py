@@ -36,6 +36,7 @@ def start_induction(model: Decoder, seed: int) -> None:
     All embedding rows get one direction in common, by which attention can address positions whatever the token; in a tied
     head it moves all logits alike. The first head of the first layers looks one position back along it. In every layer
     queries resemble keys and the output undoes the value projection, so that equal tokens find each other and are passed on.
+    Where layers are spread over tracks, so is each track.
 
     Raises:
         ConfigError: an attention without keys of its own, rotary embedding or QK-norm in the first layers.
@@ -68,8 +69,8 @@ def _look_one_back(attention: object, direction_D: Tensor) -> None:
     query_C = _fastest_channels(attention.position, head_dim)
     one = torch.ones(1, 1, dtype=torch.long)
     key_C = attention.position.build(one, head_dim).apply(query_C[None, None, None])[0, 0, 0]
-    attention.query.weight[:head_dim] += POSITION_SCALE * torch.outer(query_C, direction_D)
-    attention.keys_values.key.weight[:head_dim] += POSITION_SCALE * torch.outer(key_C, direction_D)
+    attention.query.weight[..., :head_dim, :] += POSITION_SCALE * torch.outer(query_C, direction_D)
+    attention.keys_values.key.weight[..., :head_dim, :] += POSITION_SCALE * torch.outer(key_C, direction_D)
 
 
 def _fastest_channels(position: object, head_dim: int) -> Tensor:
@@ -89,8 +90,8 @@ def _match_content(attention: Attention) -> None:
     group = attention.num_heads // keys_values.num_kv_heads
     for head in range(attention.num_heads):
         own, shared = _rows(head, attention.head_dim), _rows(head // group, attention.head_dim)
-        attention.query.weight[own] += CONTENT_SCALE * keys_values.key.weight[shared]
-        attention.output.weight[:, own] += CONTENT_SCALE * keys_values.value.weight[shared].T
+        attention.query.weight[..., own, :] += CONTENT_SCALE * keys_values.key.weight[..., shared, :]
+        attention.output.weight[..., own] += CONTENT_SCALE * keys_values.value.weight[..., shared, :].mT
 
 
 def _rows(head: int, head_dim: int) -> slice:
