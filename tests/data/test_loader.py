@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from openafm.core.config import ConfigError, from_dict, to_dict
 from openafm.core.errors import UsageError
-from openafm.data.loader import Batch, Loader, LoaderConfig, LoaderRankError, SourceConfig, prefetch
+from openafm.data.loader import Batch, LanguagesConfig, Loader, LoaderConfig, LoaderRankError, SourceConfig, prefetch
 from openafm.data.shard_writer import write_shards
 from openafm.data.shards import ForeignTokenizerError, ManifestError, open_shards
 
@@ -147,6 +147,58 @@ def test_mixture_is_exact_in_every_step_and_reaches_every_rank(tmp_path: Path) -
     rows = {source.name: source.num_rows for source in loader.sources}
     assert loader.epochs(100) == {"low": 700 / rows["low"], "high": 300 / rows["high"]}
     assert loader.steps_per_epoch() == max(rows["low"] / 7, rows["high"] / 3)
+
+
+def languages(path: Path, **changes: float) -> LanguagesConfig:
+    """640 tokens tagged de, from 1; 10 tagged da, from 50,000; documents of the two stand in turn."""
+    with write_shards(path, tokenizer_digest="d", vocab_size=VOCAB, tokens_per_shard=100) as writer:
+        for start in range(1, 641, 64):
+            writer.add(np.arange(start, start + 64), language="de")
+            writer.add(np.array([50_000 + start // 64]), language="da")
+    return LanguagesConfig(name="many", path=str(path), **changes)
+
+
+def test_languages_of_a_source_are_drawn_by_temperature(tmp_path: Path) -> None:
+    source = languages(tmp_path / "many", temperature=3.0)
+    loader = LoaderConfig(sources=(source,), rows_per_step=5, row_tokens=64).build()
+    assert loader.weights == {"many/da": 0.2, "many/de": 0.8}  # 10 tokens and 640: as 1 and 4
+    for step in range(20):
+        batch = loader.batch(step)
+        is_danish_B = batch.tokens_BS[:, 0] >= 50_000
+        assert is_danish_B.sum() == 1
+        assert set(batch.tokens_BS[is_danish_B].ravel()) <= {0, *range(50_000, 50_010)}
+        assert {origin.source for origin in batch.origins} == {"many/da", "many/de"}
+        for (row, start, stop), origin in zip(batch.documents, batch.origins, strict=True):
+            stored = loader.sources[0].shards.tokens(*origin[1:])
+            assert batch.tokens_BS[row, start:stop].tolist() == stored.tolist()
+
+
+def test_languages_keep_the_share_of_their_source(tmp_path: Path) -> None:
+    many = languages(tmp_path / "many", weight=0.3, temperature=1e9)
+    one = SourceConfig(name="one", path=str(make_corpus(tmp_path / "one", [40] * 9, first_token=90_000)), weight=0.7)
+    config = LoaderConfig(sources=(one, many), rows_per_step=20, row_tokens=64)
+    assert from_dict(LoaderConfig, to_dict(config)) == config
+    loader = config.build()
+    firsts = [token for step in range(10) for token in loader.batch(step).tokens_BS[:, 0].tolist()]
+    assert sum(token >= 90_000 for token in firsts) == 140
+    assert sum(50_000 <= token < 90_000 for token in firsts) == sum(0 < token < 50_000 for token in firsts) == 30
+
+
+def test_a_document_without_a_language_is_one_of_its_own(tmp_path: Path) -> None:
+    source = LanguagesConfig(name="untagged", path=str(make_corpus(tmp_path / "low", [5, 7])))
+    loader = LoaderConfig(sources=(source,), rows_per_step=1, row_tokens=16).build()
+    assert loader.weights == {"untagged/und": 1.0}
+
+
+def test_temperature_changes_the_digest_and_below_one_is_refused(tmp_path: Path) -> None:
+    def digest(source: SourceConfig) -> str:
+        return LoaderConfig(sources=(source,), rows_per_step=1, row_tokens=16).build().digest
+
+    source = languages(tmp_path / "many")
+    other = LanguagesConfig(name="many", path=source.path, temperature=1.0)
+    assert len({digest(source), digest(other), digest(SourceConfig(name="many", path=source.path))}) == 3
+    with pytest.raises(ConfigError, match="temperature of 'many'"):
+        LanguagesConfig(name="many", path=source.path, temperature=0.5)
 
 
 def test_each_epoch_has_its_own_order_and_the_seed_changes_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openafm.data.mixture import Mixture
+from openafm.data.mixture import Mixture, tempered_shares
 from openafm.data.permutation import Permutation
 
 keys = st.lists(st.integers() | st.text(), max_size=3)
@@ -78,3 +79,28 @@ def test_mixture_counts_add_up_and_grow_by_one_draw(weights: tuple[list[float], 
     assert abs(before[0] - n * Fraction(str(values[0])) / sum(Fraction(str(value)) for value in values)) <= Fraction(1, 2)
     for position, (value, count) in enumerate(zip(values, before, strict=True)):
         assert abs(count - n * value / total) < 1 + position + n * 1e-12
+
+
+SIZES = st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 10**12), min_size=1, max_size=12)
+
+
+@given(sizes=SIZES, temperature=st.floats(1, 50))
+def test_tempered_shares_add_up_and_keep_the_order_of_the_sizes(sizes: dict[str, int], temperature: float) -> None:
+    shares = tempered_shares(sizes, temperature)
+    assert sum(shares.values()) == pytest.approx(1)
+    by_size = sorted(sizes, key=lambda name: sizes[name])
+    assert all(0 < shares[small] <= shares[large] for small, large in itertools.pairwise(by_size))
+
+
+@given(sizes=SIZES, temperature=st.floats(1, 50))
+def test_tempered_shares_are_in_the_ratio_of_powers(sizes: dict[str, int], temperature: float) -> None:
+    shares = tempered_shares(sizes, temperature)
+    first = next(iter(sizes))
+    for name, size in sizes.items():
+        assert shares[name] / shares[first] == pytest.approx((size / sizes[first]) ** (1 / temperature), rel=1e-6)
+
+
+def test_temperature_one_is_as_found_and_a_high_one_is_even() -> None:
+    assert tempered_shares({"de": 60, "fr": 30, "da": 10}, 1) == {"de": 0.6, "fr": 0.3, "da": 0.1}
+    assert tempered_shares({"de": 64, "da": 1}, 3) == {"de": 0.8, "da": 0.2}
+    assert max(tempered_shares({"de": 10**6, "da": 1}, 1e6).values()) == pytest.approx(0.5, abs=1e-4)

@@ -5,7 +5,7 @@ row a draw means is a keyed permutation of the source's rows, another one each e
 packed into rows when the corpus was opened (`rows.py`). Resuming needs the step and nothing else, and the rows of a step are
 the same for any number of ranks.
 
-Shape suffixes: B rows of this rank, S tokens of a row, P pieces (documents as attention sees them).
+Shape suffixes: D documents, B rows of this rank, S tokens of a row, P pieces (documents as attention sees them).
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ import numpy.typing as npt
 
 from openafm.core.config import Config, dump
 from openafm.core.errors import UsageError
-from openafm.data.mixture import Mixture
+from openafm.data.mixture import Mixture, tempered_shares
 from openafm.data.permutation import Permutation
 from openafm.data.rows import PackedRows, Pieces, cut, pack_rows
 from openafm.data.shards import Shards, open_shards
 from openafm.models.spans import Span as Span
 
 PAD = 0
+UNDETERMINED = "und"  # the language of documents without one (BCP 47)
 
 
 class LoaderRankError(UsageError):
@@ -48,6 +49,21 @@ class SourceConfig(Config):
         self.require(
             self.weight > 0, f"the weight of '{self.name}' must be above 0, got {self.weight}; leave it out instead"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguagesConfig(SourceConfig):
+    """A source in several languages, whose rows are shared out among them by temperature sampling (report 4.3).
+
+    A language gets a share proportional to tokens^(1 / temperature), by the tokens that the shards hold of it: at 1 as it is
+    found, the higher the more even.
+    """
+
+    temperature: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.temperature >= 1, f"the temperature of '{self.name}' must be at least 1, got {self.temperature}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,19 +148,24 @@ class Loader:
                 "use at most as many ranks as rows, counted from 0"
             )
         self.config, self.rank, self.world = config, rank, world
+        self._shards: list[Shards] = []
         self.sources: list[PackedSource] = []
+        self.weights: dict[str, float] = {}
         for source in config.sources:
             shards = open_shards(Path(source.path), tokenizer_digest=tokenizer_digest, verify=verify)
             tokenizer_digest = shards.manifest.tokenizer_digest  # all sources must share it
-            self.sources.append(PackedSource(source.name, shards, config.row_tokens, config.seed))
-        self._mixture = Mixture([source.weight for source in config.sources])
+            self._shards.append(shards)
+            for part, share in _parts(source, shards):
+                self.sources.append(PackedSource(part, config.row_tokens, config.seed))
+                self.weights[part.name] = source.weight * share
+        self._mixture = Mixture(list(self.weights.values()))
 
     @property
     def digest(self) -> str:
         """SHA-256 in hex of the config, paths aside, and of all sources' bytes: where it is equal, every batch is."""
         anywhere = tuple(replace(source, path="") for source in self.config.sources)
         parts = [dump(replace(self.config, sources=anywhere))]
-        parts += [source.shards.manifest.digest for source in self.sources]
+        parts += [shards.manifest.digest for shards in self._shards]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def epochs(self, step: int) -> dict[str, float]:
@@ -154,8 +175,7 @@ class Loader:
 
     def steps_per_epoch(self) -> float:
         """Steps until the source that is read through last has been read once."""
-        pairs = zip(self.sources, self.config.sources, strict=True)
-        return max(source.num_rows / (config.weight * self.config.rows_per_step) for source, config in pairs)
+        return max(source.num_rows / (self.weights[source.name] * self.config.rows_per_step) for source in self.sources)
 
     def batch(self, step: int) -> Batch:
         """The rows of this rank at `step`, counted from 0."""
@@ -200,18 +220,60 @@ class Loader:
         return [rows[position] for position in order]
 
 
-class PackedSource:
-    """One corpus, packed into rows, and the order in which its rows are drawn."""
+@dataclass(frozen=True, kw_only=True)
+class Documents:
+    """Documents of a corpus: the shard of each, and where it starts and stops in it."""
 
-    def __init__(self, name: str, shards: Shards, row_tokens: int, seed: int) -> None:
-        self.name, self.shards, self._seed = name, shards, seed
-        lengths_D = np.concatenate([np.diff(offsets) for offsets in shards.offsets])
-        self._shard_D = np.repeat(np.arange(len(shards.offsets)), [len(offsets) - 1 for offsets in shards.offsets])
-        self._start_D = np.concatenate([offsets[:-1] for offsets in shards.offsets])
-        self._stop_D = self._start_D + lengths_D
+    name: str
+    shards: Shards
+    shard_D: npt.NDArray[np.int64]
+    start_D: npt.NDArray[np.int64]
+    stop_D: npt.NDArray[np.int64]
+
+    @property
+    def num_tokens(self) -> int:
+        return int((self.stop_D - self.start_D).sum())
+
+    def where(self, name: str, chosen_D: npt.NDArray[np.bool_]) -> Documents:
+        """Some of them, under another name."""
+        arrays = (self.shard_D[chosen_D], self.start_D[chosen_D], self.stop_D[chosen_D])
+        return Documents(name=name, shards=self.shards, shard_D=arrays[0], start_D=arrays[1], stop_D=arrays[2])
+
+
+def all_documents(name: str, shards: Shards) -> Documents:
+    """Every document of a corpus."""
+    return Documents(
+        name=name,
+        shards=shards,
+        shard_D=np.repeat(np.arange(len(shards.offsets)), [len(offsets) - 1 for offsets in shards.offsets]),
+        start_D=np.concatenate([offsets[:-1] for offsets in shards.offsets]),
+        stop_D=np.concatenate([offsets[1:] for offsets in shards.offsets]),
+    )
+
+
+def _parts(source: SourceConfig, shards: Shards) -> list[tuple[Documents, float]]:
+    """What rows are packed from apart, each with its share of the source: all of it, or each language."""
+    everything = all_documents(source.name, shards)
+    if not isinstance(source, LanguagesConfig):
+        return [(everything, 1.0)]
+    language_D = np.concatenate([shards.languages(shard) for shard in range(len(shards.offsets))])
+    found = {shards.manifest.languages[tag]: language_D == tag for tag in np.unique(language_D)}
+    names = {language: f"{source.name}/{language or UNDETERMINED}" for language in sorted(found)}
+    parts = [everything.where(name, found[language]) for language, name in names.items()]
+    shares = tempered_shares({part.name: part.num_tokens for part in parts}, source.temperature)
+    return [(part, shares[part.name]) for part in parts]
+
+
+class PackedSource:
+    """Documents packed into rows, and the order in which the rows are drawn."""
+
+    def __init__(self, documents: Documents, row_tokens: int, seed: int) -> None:
+        self.name, self.shards, self._seed = documents.name, documents.shards, seed
+        self._shard_D, self._start_D, self._stop_D = documents.shard_D, documents.start_D, documents.stop_D
+        lengths_D = self._stop_D - self._start_D
         self._pieces: Pieces = cut(lengths_D, row_tokens)
         num_pieces = len(self._pieces.length_P)
-        tie_order_P = Permutation(num_pieces, seed, "ties", name)(np.arange(num_pieces))
+        tie_order_P = Permutation(num_pieces, seed, "ties", self.name)(np.arange(num_pieces))
         self._rows: PackedRows = pack_rows(self._pieces.length_P, row_tokens, tie_order_P)
         self.num_rows, self.num_tokens = self._rows.num_rows, int(lengths_D.sum())
         self.num_documents = len(lengths_D)

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
+
+
+def tempered_shares(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
+    """Shares proportional to size^(1 / temperature), which add up to 1 (arXiv 1907.05019).
+
+    At temperature 1 they are those of the sizes; the higher it is, the more even they get. They are rounded to nine digits,
+    so that every machine draws the same rows.
+    """
+    largest = max(sizes.values())
+    powers = {name: (size / largest) ** (1 / temperature) for name, size in sizes.items()}
+    total = sum(powers.values())
+    return {name: float(f"{power / total:.9g}") for name, power in powers.items()}
 
 
 class Mixture:

@@ -151,6 +151,11 @@ class Shards:
         covering = np.unpackbits(bits[first_byte : (stop + 7) // 8], bitorder="little")
         return covering[start - 8 * first_byte : stop - 8 * first_byte].view(np.bool_)
 
+    def languages(self, shard: int) -> npt.NDArray[np.uint16]:
+        """The language of each document of a shard [D], as an index into the manifest's `languages`."""
+        languages_D: npt.NDArray[np.uint16] = load_array(self.path, self.manifest.shards[shard].tags)[:, 0]
+        return languages_D
+
     def document(self, shard: int, index: int) -> Document:
         """Document `index` of a shard, with its tags."""
         start, stop = (int(offset) for offset in self.offsets[shard][index : index + 2])
