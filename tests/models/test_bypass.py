@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,14 +20,29 @@ from tiny_decoders import (
 )
 
 from openafm.models.attention_context import PackedDocuments, WholeRows
+from openafm.models.config import DecoderConfig, LayerConfig, TrackNormConfig, TracksConfig
 from openafm.models.decoder import Decoder
+from openafm.models.experts_config import ExpertsConfig
 
 TOLERANCE = 1e-5
+
+
+def in_tracks(config: DecoderConfig, block_depth: int) -> DecoderConfig:
+    return replace(config, tracks=TracksConfig(num_tracks=3, block_depth=block_depth, norm=TrackNormConfig()))
+
+
+def with_experts(config: LayerConfig) -> LayerConfig:
+    return replace(config, feed_forward=ExpertsConfig(num_experts=3, hidden_dim=24))
+
+
 CONFIGS = {
     "shared": decoder_config(layer(), layer(), layer(source=1), layer(source=1)),
     "windows": decoder_config(layer(window=3), layer(), layer(source=1, window=4), layer(source=0)),
     "nothing shared": decoder_config(layer(), layer(window=2)),
     "no position": decoder_config(layer(position=None), layer(source=0, position=None)),
+    "tracks": in_tracks(decoder_config(layer(window=3), with_experts(layer()), layer(source=0), layer(source=1)), 2),
+    "tracks that end where keys and values do": in_tracks(decoder_config(layer(), layer(), layer(source=1)), 1),
+    "tracks that share nothing": in_tracks(decoder_config(layer(window=3), with_experts(layer(position=None))), 2),
 }
 IN_DOCUMENTS = [d.row * ROW_LENGTH + at for d in DOCUMENTS for at in range(d.start, d.stop)]
 
@@ -68,8 +85,9 @@ def test_any_positions_equal_the_full_pass(chosen: set[int], name: str) -> None:
     assert largest_difference(some[0], full.flatten(0, 1)[indices_N]) < TOLERANCE
 
 
-def test_gradients_through_the_bypass_equal_those_of_the_full_pass() -> None:
-    model = perturbed(CONFIGS["windows"])
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name == "windows" or "tracks" in name])
+def test_gradients_through_the_bypass_equal_those_of_the_full_pass(name: str) -> None:
+    model = perturbed(CONFIGS[name])
     tokens_BS = random_tokens(NUM_ROWS, ROW_LENGTH)
     indices_N = torch.tensor(IN_DOCUMENTS[1::3])
     weights = list(model.parameters())

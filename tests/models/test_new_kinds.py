@@ -36,6 +36,7 @@ from openafm.models.config import (
     OwnKeysValuesConfig,
     PositionConfig,
     SharedKeysValuesConfig,
+    TracksConfig,
 )
 from openafm.models.layers import Linear, Sublayer
 from openafm.models.rotary import PositionEmbedding
@@ -145,12 +146,15 @@ KINDS = {
     ),
 }
 EVERYTHING = decoder_config(*(part for config in KINDS.values() for part in config.layers[:1]))
+IN_TRACKS = {
+    f"{name}, in tracks": replace(config, tracks=TracksConfig(num_tracks=3, block_depth=1)) for name, config in KINDS.items()
+}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KINDS | IN_TRACKS)
 def test_a_new_kind_runs_packed_and_through_the_bypass(name: str) -> None:
-    model = perturbed(KINDS[name])
+    model = perturbed((KINDS | IN_TRACKS)[name])
     tokens_BS = random_tokens(NUM_ROWS, ROW_LENGTH)
     full = model.hidden(tokens_BS, PackedDocuments(DOCUMENTS, NUM_ROWS, ROW_LENGTH))
     last = model.last_hidden(tokens_BS, PackedDocuments(DOCUMENTS, NUM_ROWS, ROW_LENGTH))
@@ -185,8 +189,23 @@ def test_a_new_kind_takes_dotted_overrides() -> None:
     )
 
 
-def test_a_new_kind_is_trained_and_counted() -> None:
-    model = EVERYTHING.build()
+@torch.no_grad()
+@pytest.mark.parametrize("name", KINDS)
+def test_tracks_of_a_new_kind_are_tracks(name: str) -> None:
+    """Their weights differ; equal ones give the plain model, though the kind knows nothing of tracks."""
+    plain, tracks = perturbed(KINDS[name]), perturbed(IN_TRACKS[f"{name}, in tracks"])
+    tokens_BS = random_tokens(1, 8)
+    for parameter_name, parameter in tracks.layers.named_parameters():
+        assert "norm" in parameter_name or not torch.equal(parameter[0], parameter[1])
+        parameter.copy_(plain.layers.get_parameter(parameter_name).expand_as(parameter))
+    tracks.embedding.copy_(plain.embedding)
+    tracks.norm.weight.copy_(plain.norm.weight)
+    assert largest_difference(tracks(tokens_BS), plain(tokens_BS)) < 1e-5
+
+
+@pytest.mark.parametrize("tracks", [None, TracksConfig(num_tracks=3, block_depth=1)])
+def test_a_new_kind_is_trained_and_counted(tracks: TracksConfig | None) -> None:
+    model = replace(EVERYTHING, tracks=tracks).build()
     model(random_tokens(1, 8)).logsumexp(-1).sum().backward()
     assert all(parameter.grad is not None and parameter.grad.count_nonzero() for parameter in model.parameters())
     dense, squared = decoder_config(layer()), decoder_config(KINDS["feed-forward"].layers[0])
