@@ -14,6 +14,7 @@ from openafm.core.errors import UsageError
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
 from openafm.training.schedules import ScheduleConfig, WarmupCosine
+from openafm.training.watchdog import WatchdogConfig
 
 if TYPE_CHECKING:
     import torch
@@ -331,7 +332,7 @@ class TrainerConfig(Config):
     simulates few bits over them; `adapter` freezes them, compressed or not, and trains low-rank matrices beside them.
     """
 
-    ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation")
+    ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation", "watchdog")
     """Keys that change nothing in the weights: a run may be resumed with other values of them."""
 
     model: DecoderConfig
@@ -345,6 +346,7 @@ class TrainerConfig(Config):
     compile: CompileConfig | None = None
     evaluation: EvaluationConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
+    watchdog: WatchdogConfig | None = field(default_factory=WatchdogConfig)
     microbatch_rows: int | None = None
     from_bundle: str | None = None
     from_identity: str | None = None

@@ -1,6 +1,7 @@
 """The door: carry out a training run in a folder, from its start or from where it was interrupted.
 
-output/  config.json  metrics.jsonl  tensorboard/  checkpoints/step-00001200/ ...
+output/  config.json  metrics.jsonl  goodput.jsonl  tensorboard/  checkpoints/step-00001200/ ...
+         hang.txt, when a watchdog has ended a process of it
 """
 
 from __future__ import annotations
@@ -34,10 +35,13 @@ from openafm.training.checkpoint import (
 )
 from openafm.training.config import TimeBudget, TrainerConfig
 from openafm.training.evaluation import Evaluator
+from openafm.training.goodput import FILE as GOODPUT
+from openafm.training.goodput import Goodput, Ledger, goodput, read_accounts
 from openafm.training.metrics import metrics_log, read_metrics
 from openafm.training.signals import stop_on_signals
 from openafm.training.state import TrainingState, fresh_state, resumed_state, skeleton
 from openafm.training.trainer import Trainer
+from openafm.training.watchdog import watchdog
 
 
 class VocabularyMismatchError(UsageError):
@@ -49,7 +53,7 @@ class TrainingResult:
     """Where a run stands: `finished` is False when it was asked to stop; the same call goes on with it.
 
     `stopped_by` is the signal that asked. `loss` is the mean of the last ten logged steps, `held_out_loss` the last one
-    measured; `seconds` were spent in steps.
+    measured; `seconds` were spent in steps, `goodput` says in which share of the wall time.
     """
 
     folder: Path
@@ -60,6 +64,7 @@ class TrainingResult:
     seconds: float
     loss: float | None
     held_out_loss: float | None
+    goodput: Goodput
     stopped_by: int | None = None
 
 
@@ -80,6 +85,8 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
     _check_vocabularies(config)
     start_s = perf_counter()
     with folder_lock(output), stop_on_signals() as stop, _threads(config.num_threads), ExitStack() as opened:
+        ledger = Ledger(output / GOODPUT)
+        dog = opened.enter_context(watchdog(config.watchdog, output / "hang.txt", lambda: ledger.waiting("hang")))
         loader = config.data.build()
         checkpoints = output / "checkpoints"
         remove_leftovers(checkpoints)
@@ -98,8 +105,12 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         writer = opened.enter_context(checkpoint_writer(checkpoints, config, loader.digest))
         log = opened.enter_context(metrics_log(output, state.step, _note))
         bar = opened.enter_context(progress("training", state.num_steps))
-        trainer.run(stop, writer, log, evaluator, bar)
-    return _result(output, state, stop.signal)
+        trainer.run(stop, writer, log, evaluator, bar, ledger, dog)
+        writer.wait()
+        ledger.close()
+    result = _result(output, state, stop.signal)
+    _note(str(result.goodput))
+    return result
 
 
 @contextmanager
@@ -171,6 +182,7 @@ def _result(output: Path, state: TrainingState, stopped_by: int | None) -> Train
         seconds=state.seconds,
         loss=statistics.fmean(losses[-10:]) if losses else None,
         held_out_loss=held_out[-1] if held_out else None,
+        goodput=goodput(read_accounts(output / GOODPUT)),
         stopped_by=stopped_by,
     )
 

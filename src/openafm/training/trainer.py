@@ -21,9 +21,11 @@ from openafm.data.loader import Batch, Loader, Origin, prefetch
 from openafm.training.checkpoint import CheckpointWriter
 from openafm.training.config import TrainerConfig
 from openafm.training.evaluation import Evaluator
+from openafm.training.goodput import Ledger
 from openafm.training.metrics import MetricsLog, peak_flops_per_second, peak_memory_mb
 from openafm.training.signals import StopRequest
 from openafm.training.state import TrainingState
+from openafm.training.watchdog import Watchdog
 
 
 class NonFiniteError(OpenAFMError):
@@ -74,9 +76,18 @@ class Trainer:
             config.compile.apply(state.model)
 
     def run(
-        self, stop: StopRequest, writer: CheckpointWriter, log: MetricsLog, evaluator: Evaluator | None, bar: Progress
+        self,
+        stop: StopRequest,
+        writer: CheckpointWriter,
+        log: MetricsLog,
+        evaluator: Evaluator | None,
+        bar: Progress,
+        ledger: Ledger,
+        dog: Watchdog,
     ) -> None:
         """Train to the last step, or until asked to stop, and save the last state.
+
+        The ledger learns where the time went, the watchdog that there is progress.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.
@@ -86,21 +97,30 @@ class Trainer:
         saved_step, saved_s = self.state.step, perf_counter()
         with closing(prefetch(self.loader, self.state.step)) as batches:
             while self.state.step < self.state.num_steps and not stop.requested:
-                update = self.update(next(batches))
+                with ledger.spending("data_wait"):
+                    batch = next(batches)
+                update = self.update(batch)
+                ledger.step(self.state.step)
+                dog.alive()
                 pace.add(update)
                 if self._due(self.config.log_every):
-                    log.write(self.state.step, self._scalars(update) | pace.take())
+                    log.write(self.state.step, self._scalars(update) | pace.take() | ledger.goodput.scalars())
+                bar.update(self.state.step, f"loss {update.loss:.3f}")
                 if evaluator is not None and self._due(evaluator.every_steps):
-                    losses = evaluator.losses(self.state)
+                    dog.alive_before_long_work()
+                    with ledger.spending("evaluation"):
+                        losses = evaluator.losses(self.state)
+                    dog.alive()
                     log.write(self.state.step, losses)
                     bar.note(f"step {self.state.step:,}: held-out loss {losses['held_out_loss']:.4f}")
-                bar.update(self.state.step, f"loss {update.loss:.3f}")
                 writer.check()
                 if self._save_due(saved_s):
-                    writer.submit(self.state.snapshot())
+                    with ledger.spending("checkpoint"):
+                        writer.submit(self.state.snapshot())
                     saved_step, saved_s = self.state.step, perf_counter()
         if self.state.step != saved_step:
-            writer.submit(self.state.snapshot())
+            with ledger.spending("checkpoint"):
+                writer.submit(self.state.snapshot())
 
     def update(self, batch: Batch) -> Update:
         """One optimizer step on a batch: the update of the whole batch, however it is cut into microbatches.
