@@ -11,9 +11,12 @@ class OpenAFMError(Exception):
     """Something the caller can understand and mend. The command line prints it on one line and exits with `exit_code`."""
 
     exit_code = 1
+    shared = False
+    """Whether every process of a run raises it, so that one of them telling it is enough."""
 
 
 class UsageError(OpenAFMError):
     """The call itself is wrong: an option, a name or a value that does not exist."""
 
     exit_code = 2
+    shared = True

@@ -1,0 +1,90 @@
+"""Expert parallelism: each process holds some of the experts of every track, and rows travel to them and back.
+
+One exchange of counts and one of rows each way, in the forward pass and again in the backward pass. Routers stay whole.
+
+Shapes: P processes, T tracks held here, E experts of a track, L = E / P of them held here, M rows, D model dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from openafm.core.errors import UsageError
+from openafm.models.experts import Experts
+
+
+class ExpertsNotDivisibleError(UsageError):
+    """Experts that the processes cannot share evenly."""
+
+
+@torch.no_grad()
+def share_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Keep the experts of this process, by its rank in `group`, and let rows be exchanged over the group.
+
+    Parameters stay the same objects, with fewer numbers in them.
+
+    Raises:
+        ExpertsNotDivisibleError: the experts do not divide over the group.
+    """
+    for experts in (module for module in model.modules() if isinstance(module, Experts)):
+        num_experts = experts.gate.shape[-3]
+        if num_experts % group.size():
+            raise ExpertsNotDivisibleError(f"{num_experts} experts cannot be shared by {group.size()} processes")
+        num_local = num_experts // group.size()
+        for weight in (experts.gate, experts.up, experts.down):
+            weight.data = weight.data.narrow(-3, group.rank() * num_local, num_local).clone()
+        experts.exchange = _Exchange(group)
+
+
+class _Exchange:
+    """Sends each row to the process of its expert and brings its result back."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def __call__(self, x_MD: Tensor, counts_TE: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        num_processes = self._group.size()
+        counts_TPL = counts_TE.unflatten(1, (num_processes, -1))
+        sent_PTL = counts_TPL.transpose(0, 1).contiguous()
+        received_PTL = torch.empty_like(sent_PTL)
+        dist.all_to_all_single(received_PTL, sent_PTL, group=self._group)
+        to_send, to_receive = sent_PTL.sum((1, 2)).tolist(), received_PTL.sum((1, 2)).tolist()
+
+        by_process_M, by_expert_M = _reordered(counts_TPL, (1, 0, 2)), _reordered(received_PTL, (1, 2, 0))
+        rows = _AllToAll.apply(x_MD[by_process_M], to_send, to_receive, self._group)
+        results = compute(rows[by_expert_M], received_PTL.sum(0))
+        back = _AllToAll.apply(results[by_expert_M.argsort()], to_receive, to_send, self._group)
+        return back[by_process_M.argsort()]
+
+
+def _reordered(counts: Tensor, dims: tuple[int, int, int]) -> Tensor:
+    """Where to find the rows of groups in another order: `counts` says how many rows each has, as they lie now."""
+    starts = (counts.flatten().cumsum(0) - counts.flatten()).view(counts.shape)
+    counts_G, starts_G = counts.permute(dims).flatten(), starts.permute(dims).flatten()
+    shifts_G = starts_G - (counts_G.cumsum(0) - counts_G)
+    shifts_M = shifts_G.repeat_interleave(counts_G)
+    return torch.arange(len(shifts_M), device=counts.device) + shifts_M
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows to the processes, `to_send[p]` to process p, and from them; gradients go the other way."""
+
+    @staticmethod
+    def forward(ctx: Any, x_MD: Tensor, to_send: list[int], to_receive: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.to_send, ctx.to_receive, ctx.group = to_send, to_receive, group
+        return _all_to_all(x_MD, to_send, to_receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor, None, None, None]:
+        return _all_to_all(dys[0], ctx.to_receive, ctx.to_send, ctx.group), None, None, None
+
+
+def _all_to_all(x_MD: Tensor, to_send: list[int], to_receive: list[int], group: dist.ProcessGroup) -> Tensor:
+    received_MD = x_MD.new_empty(sum(to_receive), x_MD.shape[1])
+    dist.all_to_all_single(received_MD, x_MD.contiguous(), to_receive, to_send, group=group)
+    return received_MD

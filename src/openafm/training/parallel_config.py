@@ -1,0 +1,117 @@
+"""How a run is shared out over processes, as data (report 4.3). Imports no tensor library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openafm.core.config import Config
+from openafm.core.errors import UsageError
+from openafm.models.config import DecoderConfig
+from openafm.models.experts_config import ExpertsConfig
+
+
+class MeshError(UsageError):
+    """Processes that the axes do not fill, a model that they do not divide, or an axis that would cross slices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshShape:
+    """The sizes of all axes, from the one whose processes are farthest apart to the one whose are nearest."""
+
+    slices: int
+    replicate: int
+    shard: int
+    expert: int
+    track: int
+
+    @property
+    def axes(self) -> dict[str, int]:
+        """Sizes by name, slowest first."""
+        return {"replicate": self.replicate, "shard": self.shard, "expert": self.expert, "track": self.track}
+
+    @property
+    def world(self) -> int:
+        return self.replicate * self.shard * self.expert * self.track
+
+    @property
+    def data_world(self) -> int:
+        """Processes, or groups along `track`, that read rows of their own."""
+        return self.replicate * self.shard * self.expert
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig(Config):
+    """The axes of the mesh of processes; one process needs none.
+
+    `replicate` copies the model, `shard` cuts weights, gradients and optimizer state (FSDP), `expert` gives each process
+    some of the experts, `track` some of the tracks. Processes along the first three read rows of their own, those along
+    `track` the same ones. `slices` are the groups of machines that a slow network joins: only `replicate` crosses it, whose
+    one sum of gradients a step it can carry (report 4.3). `replicate` None takes the processes that are left.
+    """
+
+    replicate: int | None = None
+    shard: int = 1
+    expert: int = 1
+    track: int = 1
+    slices: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("replicate", "shard", "expert", "track", "slices"):
+            size = getattr(self, name)
+            self.require(size is None or size > 0, f"{name} must be at least 1, got {size}")
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether a process holds less than the whole model."""
+        return self.shard * self.expert * self.track > 1
+
+    def shape(self, num_devices: int) -> MeshShape:
+        """The mesh of `num_devices` processes, `num_devices / slices` in each slice.
+
+        Raises:
+            MeshError: the axes do not fill the processes, or one other than `replicate` would cross slices.
+        """
+        inner = self.shard * self.expert * self.track
+        axes = f"shard {self.shard} x expert {self.expert} x track {self.track}"
+        if num_devices % self.slices:
+            raise MeshError(f"{num_devices} processes do not divide into {self.slices} slices; start equally many in each")
+        if num_devices % inner:
+            raise MeshError(
+                f"{axes} takes a multiple of {inner} processes, there are {num_devices}; start as many "
+                f"(torchrun --nproc-per-node {inner}) or lower an axis of trainer.parallel"
+            )
+        replicate = num_devices // inner if self.replicate is None else self.replicate
+        if replicate * inner != num_devices:
+            raise MeshError(
+                f"replicate {replicate} x {axes} makes {replicate * inner} processes, there are {num_devices}; "
+                "leave trainer.parallel.replicate out to take what is left"
+            )
+        within = num_devices // self.slices
+        if within % inner:
+            raise MeshError(
+                f"{axes} would cross slices of {within} processes: these exchange weights or states in every layer, which "
+                f"only the network inside a slice carries; choose axes whose product divides {within}, and let replicate "
+                "cross"
+            )
+        return MeshShape(slices=self.slices, replicate=replicate, shard=self.shard, expert=self.expert, track=self.track)
+
+    def check_model(self, model: DecoderConfig) -> None:
+        """Refuse axes that do not divide the model.
+
+        Raises:
+            MeshError: tracks or experts do not divide, or there are none.
+        """
+        if model.num_tracks % self.track:
+            raise MeshError(
+                f"{model.num_tracks} tracks do not divide over {self.track} processes; "
+                "trainer.parallel.track must divide them"
+            )
+        kinds = {layer.feed_forward.num_experts for layer in model.layers if isinstance(layer.feed_forward, ExpertsConfig)}
+        if self.expert > 1 and not kinds:
+            raise MeshError(f"trainer.parallel.expert is {self.expert}, but the model has no experts; leave it at 1")
+        for num_experts in sorted(kinds):
+            if num_experts % self.expert:
+                raise MeshError(
+                    f"{num_experts} experts do not divide over {self.expert} processes; trainer.parallel.expert must divide "
+                    "them"
+                )
