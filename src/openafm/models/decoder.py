@@ -134,6 +134,10 @@ class Decoder(nn.Module):
     def _leave(self, layer: int, x: Tensor) -> Tensor:
         return x if self.tracks is None else self.tracks.leave(layer, x)
 
+    def sum_over_tracks(self, x: Tensor) -> Tensor:
+        """A sum over the tracks held here as one over all tracks."""
+        return x if self.tracks is None else self.tracks.gather(x)
+
     @property
     def device(self) -> torch.device:
         """Where the weights are."""

@@ -52,8 +52,8 @@ def share_tracks(model: Decoder, group: dist.ProcessGroup) -> None:
         if is_of_tracks(name):
             tensor.data = tensor.data[first : first + num_local].clone()
     tracks.num_local = num_local
-    tracks.spread = lambda x: _Spread.apply(x, group)  # type: ignore[no-any-return]
-    tracks.gather = lambda x: _Gather.apply(x, group)  # type: ignore[no-any-return]
+    tracks.spread = lambda x: _Spread.apply(x, group)
+    tracks.gather = lambda x: _Gather.apply(x, group)
 
 
 class _Gather(torch.autograd.Function):

@@ -28,7 +28,7 @@ class Tracks(nn.Module):
         num_local: tracks whose weights this process holds; all of them unless they were shared out.
         spread: slot on the way into a block, identity by default. Its gradient is the sum over the tracks, so under track
             parallelism it sums gradients over the processes.
-        gather: slot for the sum over the tracks held here; under track parallelism it sums over the processes.
+        gather: slot for a sum over the tracks held here; under track parallelism it sums over the processes.
     """
 
     def __init__(self, config: TracksConfig, num_layers: int, dim: int) -> None:
@@ -57,7 +57,7 @@ class Tracks(nn.Module):
             return x_TBSD
         if self.norms is not None:
             x_TBSD = self.norms[block](x_TBSD)
-        return self.gather(x_TBSD.sum(dim=0)) / self._divisor
+        return self.gather(x_TBSD.sum(dim=0) / self._divisor)
 
     def initialise(self) -> None:
         for norm in self.norms or ():

@@ -76,14 +76,18 @@ class Parallelism:
             self._build_meshes(torch.device(device).type)
 
     def _build_meshes(self, device: str) -> None:
-        axes = self.shape.axes
-        self.mesh = init_device_mesh(device, tuple(axes.values()), mesh_dim_names=tuple(axes))
-        self._host_mesh = self.mesh
-        if device != "cpu":
-            self._host_mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
-        self.mesh["replicate", "shard", "expert"]._flatten("data")
-        self.mesh["shard", "expert"]._flatten("dense_shard")
-        self.mesh["replicate", "shard"]._flatten("expert_data")
+        """The mesh, and others over the same processes in which neighbouring axes are one."""
+        shape = self.shape
+
+        def mesh_of(where: str, **axes: int) -> DeviceMesh:
+            return init_device_mesh(where, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+        self.mesh = mesh_of(device, **shape.axes)
+        self._host_mesh = self.mesh if device == "cpu" else mesh_of("cpu", **shape.axes)
+        dense_shard, inner = shape.shard * shape.expert, shape.expert * shape.track
+        self._dense_mesh = mesh_of(device, replicate=shape.replicate, shard=dense_shard, track=shape.track)
+        self._data = mesh_of(device, data=shape.data_world, track=shape.track).get_group("data")
+        self._expert_data = mesh_of(device, data=shape.replicate * shape.shard, inner=inner).get_group("data")
 
     def apply(self, model: Decoder, device: torch.device | str) -> dict[str, Parameter]:
         """Cut the whole model, whose weights are the same in every process, to what this one holds, and move it there.
@@ -100,7 +104,7 @@ class Parallelism:
         model.to(device)
         self._parts = self._partition(model)
         if any(part.shard_dim is not None for part in self._parts.values()):
-            self._shard(model)
+            self._shard(model, self.mesh)
         learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         for name, parameter in learning.items():
             if isinstance(parameter, DTensor):
@@ -129,39 +133,43 @@ class Parallelism:
             parts[name] = Part(of_tracks=tracks, of_experts=experts, shard_dim=shard_dim)
         return parts
 
-    def _shard(self, model: Decoder) -> None:
+    def _shard(self, model: Decoder, mesh: DeviceMesh) -> None:
         """FSDP of layer after layer, and of the rest with the model itself.
 
         The layer at which the prompt bypass begins goes with the rest: its two halves run apart, and the first has no output
         through which FSDP would learn that its backward pass begins.
         """
-        assert self.mesh is not None
         parts = {parameter: self._parts[name] for name, parameter in model.named_parameters()}
         whole = {parameter for parameter, part in parts.items() if part.shard_dim is None}
 
-        def cut(module: nn.Module, axis: str, *, free_after_forward: bool, kept: set[Parameter]) -> None:
-            mesh = cast(DeviceMesh, self.mesh)
+        def cut(module: nn.Module, along: DeviceMesh, *, free_after_forward: bool, kept: set[Parameter]) -> None:
             fully_shard(
                 module,
-                mesh=mesh["replicate", axis] if self.shape.replicate > 1 else mesh[axis],
+                mesh=along["replicate", "shard"] if self.shape.replicate > 1 else along["shard"],
                 reshard_after_forward=free_after_forward,
                 shard_placement_fn=lambda parameter: Shard(cast(int, parts[parameter].shard_dim)),
                 ignored_params=kept,
             )
             cast(FSDPModule, module).set_gradient_divide_factor(1.0)
+            cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)
 
         for index, layer in enumerate(model.layers):
             boundary = index == model.config.num_prefill_layers - 1
             experts = {p for p in layer.parameters() if parts[p].of_experts} - whole
             if experts:
                 others = set(layer.parameters()) - experts
-                cut(cast(nn.Module, layer.feed_forward), "shard", free_after_forward=not boundary, kept=whole | others)
+                cut(cast(nn.Module, layer.feed_forward), mesh, free_after_forward=True, kept=whole | others)
             if not boundary:
-                cut(layer, "dense_shard", free_after_forward=True, kept=whole)
+                cut(layer, self._dense_mesh, free_after_forward=True, kept=whole)
                 register_fsdp_forward_method(layer, "read")
-        cut(model, "dense_shard", free_after_forward=False, kept=whole)
+        cut(model, self._dense_mesh, free_after_forward=False, kept=whole)
         for method in ("hidden", "hidden_at", "last_hidden"):
             register_fsdp_forward_method(model, method)
+
+    def before_backward(self, model: Decoder, *, is_last: bool) -> None:
+        """Let FSDP sum gradients over `replicate` in the last backward pass of a step only."""
+        if isinstance(model, FSDPModule):
+            model.set_requires_all_reduce(is_last)
 
     def losses(self, objective: Objective, model: Decoder, batch: Batch) -> Losses:
         """The losses of a batch; a process without anything to learn goes through the motions, since others wait for it."""
@@ -175,7 +183,7 @@ class Parallelism:
             expert_tokens={layer: counts * 0 for layer, counts in losses.expert_tokens.items()},
         )
 
-    def collect_gradients(self, model: Decoder) -> None:
+    def collect_gradients(self) -> None:
         """Sum the gradients over the data and put them where the optimizer looks for them, after the last backward pass."""
         if self.mesh is None:
             return
@@ -185,8 +193,8 @@ class Parallelism:
         by_group: dict[dist.ProcessGroup, list[Tensor]] = {}
         for name, parameter in self._whole.items():
             if parameter.grad is not None:
-                axis = "expert_data" if self._parts[name].of_experts else "data"
-                by_group.setdefault(self.mesh[axis].get_group(), []).append(parameter.grad)
+                group = self._expert_data if self._parts[name].of_experts else self._data
+                by_group.setdefault(group, []).append(parameter.grad)
         for group, gradients in by_group.items():
             _sum_in_buckets(gradients, group)
 
@@ -195,16 +203,17 @@ class Parallelism:
         if self.mesh is None:
             return tensor
         total = tensor.to(self.mesh.device_type, copy=True)
-        dist.all_reduce(total, group=self.mesh["data"].get_group())
+        dist.all_reduce(total, group=self._data)
         return total.to(tensor.device)
 
-    def all_tracks(self, tensor_XT: Tensor) -> Tensor:
-        """What belongs to tracks, along the second-last dim, of all processes side by side."""
+    def of_all_tracks(self, tensor_TX: Tensor) -> Tensor:
+        """What the tracks held here have, and what those of the other processes have, along the first dim."""
         if self.mesh is None or self.shape.track == 1:
-            return tensor_XT
-        pieces = [torch.empty_like(tensor_XT) for _ in range(self.shape.track)]
-        dist.all_gather(pieces, tensor_XT.contiguous(), group=self.mesh.get_group("track"))
-        return torch.cat(pieces, dim=-2)
+            return tensor_TX
+        local_TX = tensor_TX.to(self.mesh.device_type).contiguous()
+        pieces = [torch.empty_like(local_TX) for _ in range(self.shape.track)]
+        dist.all_gather(pieces, local_TX, group=self.mesh.get_group("track"))
+        return torch.cat(pieces).to(tensor_TX.device)
 
     def total_norm(self, gradients: Mapping[str, Tensor]) -> float:
         """The norm of the whole gradient, from what each process holds of it, by name."""

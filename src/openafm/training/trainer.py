@@ -6,10 +6,9 @@ Shapes: B rows of a batch.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 
 import torch
@@ -25,11 +24,14 @@ from openafm.training.goodput import Ledger
 from openafm.training.metrics import MetricsLog, peak_flops_per_second, peak_memory_mb
 from openafm.training.signals import StopRequest
 from openafm.training.state import TrainingState
+from openafm.training.sums import Adder, Sums
 from openafm.training.watchdog import Watchdog
 
 
 class NonFiniteError(OpenAFMError):
     """A loss or a gradient that is not a finite number. The weights are as they were before the step."""
+
+    shared = True
 
     def __init__(self, what: str, step: int, origins: tuple[Origin, ...]) -> None:
         shown = ", ".join(f"{o.source} shard {o.shard} [{o.start}:{o.stop}]" for o in origins[:4])
@@ -45,7 +47,8 @@ class NonFiniteError(OpenAFMError):
 class Update:
     """What one optimizer step did. `loss` and `parts` are means over the step's items; the norm is before clipping.
 
-    A step without a single item to learn counts as a step and changes no weight; its loss and norm are 0.
+    A step without a single item to learn counts as a step and changes no weight; its loss and norm are 0. Everything is of
+    all processes; `expert_tokens` are the tokens that each expert of each track got, [T, E], by layer.
     """
 
     loss: float
@@ -54,16 +57,7 @@ class Update:
     learning_rate: float
     num_tokens: int
     flops: int
-
-
-@dataclass
-class _Sums:
-    """Losses of the microbatches of a step, added up."""
-
-    loss: float = 0.0
-    count: int = 0
-    flops: int = 0
-    parts: Counter[str] = field(default_factory=Counter)
+    expert_tokens: Mapping[int, Tensor]
 
 
 class Trainer:
@@ -132,10 +126,9 @@ class Trainer:
         state = self.state
         state.begin_step()
         sums = self._accumulate_gradients(batch)
-        count = max(sums.count, 1)
-        norm = self._average_and_clip_gradients(count)
+        norm = self._average_and_clip_gradients(sums.count)
         if not math.isfinite(norm):
-            raise NonFiniteError("gradient", state.step, batch.origins)
+            raise NonFiniteError("gradient", state.step, self._everywhere(batch.origins))
         factor = self.config.schedule.factor(state.step, state.num_steps)
         for optimizer in state.optimizers:
             for group in optimizer.param_groups:
@@ -144,44 +137,58 @@ class Trainer:
             optimizer.zero_grad()
         state.step += 1
         state.update_ema()
-        state.num_tokens += batch.num_real_tokens
+        state.num_tokens += sums.num_tokens
         state.seconds += perf_counter() - start_s
+        means = sums.means
         return Update(
-            loss=sums.loss / count,
-            parts={name: part / count for name, part in sums.parts.items()},
+            loss=means.pop("loss"),
+            parts=means,
             gradient_norm=norm,
             learning_rate=self.config.optimizer.learning_rate * factor,
-            num_tokens=batch.num_real_tokens,
+            num_tokens=sums.num_tokens,
             flops=sums.flops,
+            expert_tokens=sums.expert_tokens,
         )
 
-    def _accumulate_gradients(self, batch: Batch) -> _Sums:
-        """Add up losses, and their gradients in the parameters, over the microbatches."""
-        sums = _Sums()
-        for piece in microbatches(batch, self.config.microbatch_rows):
-            losses = self.objective(self.state.model, piece)
-            if losses.count == 0:
-                continue
-            losses.total.backward()
-            loss = losses.total.item()
-            if not math.isfinite(loss):
-                raise NonFiniteError("loss", self.state.step, piece.origins)
-            sums.loss += loss
-            sums.count += losses.count
-            sums.flops += losses.flops
-            sums.parts.update({name: part.item() for name, part in losses.parts.items()})
+    def _accumulate_gradients(self, batch: Batch) -> Sums:
+        """Add up losses, and their gradients in the parameters, over the microbatches.
+
+        Every process takes as many microbatches as the one with the most rows: they wait for each other in each.
+        """
+        adder, broken = Adder(), tuple[Origin, ...]()
+        model, parallelism = self.state.model, self.state.parallelism
+        most_rows = -(-self.loader.config.rows_per_step // self.loader.world)
+        pieces = list(microbatches(batch, self.config.microbatch_rows, most_rows))
+        for piece in pieces:
+            losses = parallelism.losses(self.objective, model, piece)
+            if losses.total.requires_grad:
+                parallelism.before_backward(model, is_last=piece is pieces[-1])
+                losses.total.backward()
+            if not math.isfinite(adder.add(losses, piece.num_real_tokens)):
+                broken = broken or piece.origins
+        sums = adder.over_processes(parallelism)
+        if not math.isfinite(sums.loss):
+            raise NonFiniteError("loss", self.state.step, self._everywhere(broken))
+        parallelism.collect_gradients()
         return sums
 
     def _average_and_clip_gradients(self, count: int) -> float:
-        """Turn gradients of sums into those of means, clipped; returns the norm before clipping."""
-        gradients: list[Tensor] = [p.grad for p in self.state.model.parameters() if p.grad is not None]
-        if not gradients:
+        """Turn gradients of sums over `count` items into those of means, clipped; returns the norm before clipping."""
+        gradients = {name: p.grad for name, p in self.state.parameters.items() if p.grad is not None}
+        if count == 0 or not gradients:
+            for optimizer in self.state.optimizers:
+                optimizer.zero_grad()
             return 0.0
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True).item() / count
+        norm = self.state.parallelism.total_norm(gradients) / count
         clip = self.config.optimizer.gradient_clip
         factor = 1.0 if clip is None or norm <= clip else clip / norm
-        torch._foreach_mul_(gradients, factor / count)
+        torch._foreach_mul_(list(gradients.values()), factor / count)
         return norm
+
+    def _everywhere(self, origins: tuple[Origin, ...]) -> tuple[Origin, ...]:
+        """Those of all processes, each once."""
+        found = self.state.parallelism.processes.gathered(origins)
+        return tuple(dict.fromkeys(origin for some in found for origin in some))
 
     def _scalars(self, update: Update) -> dict[str, float]:
         """The values of a line of the log; tokens and seconds are those of the whole run so far."""
@@ -203,14 +210,17 @@ class Trainer:
         return by_steps or (seconds is not None and perf_counter() - saved_s >= seconds)
 
 
-def microbatches(batch: Batch, num_rows: int | None) -> Iterator[Batch]:
-    """A batch cut into pieces of at most `num_rows` rows; None leaves it whole."""
+def microbatches(batch: Batch, num_rows: int | None, most_rows: int = 0) -> Iterator[Batch]:
+    """A batch cut into pieces of at most `num_rows` rows; None leaves it whole.
+
+    As many pieces as a batch of `most_rows` would give; those beyond the batch are empty.
+    """
     total = len(batch.tokens_BS)
-    num_rows = num_rows or total
-    if num_rows >= total:
+    num_rows = num_rows or max(total, most_rows)
+    if num_rows >= max(total, most_rows):
         yield batch
         return
-    for first in range(0, total, num_rows):
+    for first in range(0, max(total, most_rows), num_rows):
         rows = slice(first, first + num_rows)
         inside = [i for i, span in enumerate(batch.documents) if rows.start <= span.row < rows.stop]
         yield Batch(
