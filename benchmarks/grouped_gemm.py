@@ -1,10 +1,14 @@
 """Experts as grouped products beside a loop over experts: forward and backward, as a ratio of CPU time.
 
-Both sides get the same tokens, weights and routing and return the same sum: 4,096 tokens, each sent to 2 of 16 experts (256 ->
-512 -> 256, gated). Ours is `Experts.forward` as a model calls it, router, sorting and weighted sum included. The loop takes
-the tokens of one expert after the other (index_select), passes them through its three products and adds them to the result
-(index_add), with the same router. They alternate on one thread; each ratio is the median over rounds. `ratio_products` is of
-the grouped product alone: one weight, rows sorted already. `saved_mib` is what autograd holds from forward to backward.
+Both sides get the same tokens, weights and routing and return the same sum; a token passes 2 of 16 experts (256 ->
+512 -> 256, gated). Ours is `Experts.forward` as a model calls it, router, sorting and weighted sum included. The loop, same
+router, takes the tokens of one expert after the other (index_select), passes them through that expert's slice of the weights
+and adds them to the result (index_add): the plain way to write it. The gradient of every slice is as large as all weights;
+so a second loop takes the weights apart once (unbind), which leaves the products themselves. A CPU computes groups one by
+one too, and there the two are near each other.
+
+The sides alternate on one thread; each ratio is the median over rounds. `ratio` is in fp32 against the plain loop at 2,048
+tokens, an update of the recipes here; figures by precision and number of tokens follow.
 
     python benchmarks/grouped_gemm.py [--quick] [--json]
 
@@ -18,7 +22,8 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from time import process_time
 
@@ -32,7 +37,9 @@ from openafm.models.experts import Experts
 from openafm.models.experts_config import ExpertsConfig
 
 NUM_EXPERTS, NUM_CHOSEN, DIM, HIDDEN_DIM = 16, 2, 256, 512
+HEADLINE_TOKENS = 2048
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Side = Callable[[Tensor], Tensor]
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "grouped_gemm.json"
 
 
@@ -42,25 +49,25 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    num_tokens, num_rounds = (512, 2) if options.quick else (4096, 25)
+    token_counts, num_rounds = ((512,), 2) if options.quick else ((512, 2048, 8192), 15)
 
     module = ExpertsConfig(num_experts=NUM_EXPERTS, hidden_dim=HIDDEN_DIM).build(DIM)
     assert isinstance(module, Experts)
-    generator = torch.Generator().manual_seed(0)
-    module.initialise(generator, residual_scale=1.0)
-    x_BSD = torch.randn(1, num_tokens, DIM, generator=generator)
+    module.initialise(torch.Generator().manual_seed(0), residual_scale=1.0)
     figures: dict[str, float] = {}
     for name, dtype in DTYPES.items():
-        suffix = "" if name == "fp32" else f"_{name}"
-        figures |= {f"{key}{suffix}": value for key, value in compare(module, x_BSD.to(dtype), num_rounds).items()}
-        figures[f"ratio_products{suffix}"] = compare_products(module, dtype, num_tokens, num_rounds)
+        for num_tokens in token_counts:
+            x_BSD = torch.randn(1, num_tokens, DIM, generator=torch.Generator().manual_seed(1)).to(dtype)
+            found = compare(module, x_BSD.requires_grad_(), num_rounds)
+            figures |= {f"{key}_{name}_{num_tokens}": value for key, value in found.items()}
+    figures = {"ratio": figures[f"ratio_fp32_{512 if options.quick else HEADLINE_TOKENS}"]} | figures
     report = {
         "figures": figures,
-        "peer": "a loop over experts in this file",
+        "peer": "loops over experts in this file",
         "setting": {
             "claims": "nothing, a smoke run" if options.quick else "the figures of this machine",
-            "headline": "ratio, in fp32, forward and backward; figures in bf16 end in _bf16",
-            "tokens": num_tokens,
+            "headline": f"ratio: fp32, {HEADLINE_TOKENS} tokens, against the plain loop",
+            "tokens": list(token_counts),
             "experts": f"{NUM_CHOSEN} of {NUM_EXPERTS}, {DIM} -> {HIDDEN_DIM} -> {DIM}, gated",
             "rounds": num_rounds,
             "clock": "CPU time of the process",
@@ -79,98 +86,64 @@ def main() -> None:
 
 
 def compare(module: Experts, x_BSD: Tensor, num_rounds: int) -> dict[str, float]:
-    x_BSD = x_BSD.requires_grad_()
-    sides: dict[str, Callable[[Tensor], Tensor]] = {"ours": module, "loop": lambda x: looped(module, x)}
+    sides: dict[str, Side] = {"ours": module, "loop": partial(looped, module), "unbound": partial(unbound_loop, module)}
     tensors = [x_BSD, *module.parameters()]
     gap = check_equal(sides, x_BSD, tensors)
-
-    def train(side: Callable[[Tensor], Tensor]) -> None:
-        torch.autograd.grad(side(x_BSD).float().square().sum(), tensors)
-
-    seconds = alternate({name: lambda side=side: train(side) for name, side in sides.items()}, num_rounds)  # type: ignore[misc]
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for round_index in range(num_rounds):
+        for name in sorted(sides, reverse=round_index % 2 == 1):
+            started = process_time()
+            torch.autograd.grad(sides[name](x_BSD).float().square().sum(), tensors)
+            seconds[name].append(process_time() - started)
     return {
         "ratio": ratio(seconds["loop"], seconds["ours"]),
+        "ratio_unbound": ratio(seconds["unbound"], seconds["ours"]),
         "milliseconds": round(1000 * statistics.median(seconds["ours"]), 1),
         "loop_milliseconds": round(1000 * statistics.median(seconds["loop"]), 1),
-        "saved_mib": saved_mib(lambda: module(x_BSD)),
-        "loop_saved_mib": saved_mib(lambda: looped(module, x_BSD)),
+        "unbound_milliseconds": round(1000 * statistics.median(seconds["unbound"]), 1),
         "largest_relative_gap": float(f"{gap:.2g}"),
     }
 
 
-def compare_products(module: Experts, dtype: torch.dtype, num_tokens: int, num_rounds: int) -> float:
-    """One weight, forward and backward: `torch.nn.functional.grouped_mm` beside as many products."""
-    weights_EFD = module.gate.detach().to(dtype).requires_grad_()
-    x_MD = torch.randn(num_tokens * NUM_CHOSEN, DIM, dtype=dtype, requires_grad=True)
-    counts = [len(x_MD) // NUM_EXPERTS] * NUM_EXPERTS
-    ends_E = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    dy_MF = torch.randn(len(x_MD), HIDDEN_DIM, dtype=dtype)
-
-    def grouped() -> None:
-        torch.autograd.grad(F.grouped_mm(x_MD, weights_EFD.mT, offs=ends_E), [x_MD, weights_EFD], dy_MF)
-
-    def loop() -> None:
-        pieces = zip(x_MD.split(counts), weights_EFD, strict=True)
-        torch.autograd.grad(torch.cat([x @ weight.T for x, weight in pieces]), [x_MD, weights_EFD], dy_MF)
-
-    seconds = alternate({"ours": grouped, "loop": loop}, num_rounds)
-    return ratio(seconds["loop"], seconds["ours"])
-
-
 def looped(module: Experts, x_BSD: Tensor) -> Tensor:
-    """The same experts one after the other."""
+    """The same experts one after the other, each a slice of the weights."""
+    gate, up, down = (weight.to(x_BSD.dtype) for weight in (module.gate, module.up, module.down))
+    return sum_over_experts(module, x_BSD, ((gate[expert], up[expert], down[expert]) for expert in range(NUM_EXPERTS)))
+
+
+def unbound_loop(module: Experts, x_BSD: Tensor) -> Tensor:
+    """The same with the weights taken apart once."""
+    weights = (weight.to(x_BSD.dtype).unbind() for weight in (module.gate, module.up, module.down))
+    return sum_over_experts(module, x_BSD, zip(*weights, strict=True))
+
+
+def sum_over_experts(module: Experts, x_BSD: Tensor, experts: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Tensor:
     x_ND = x_BSD.flatten(0, 1)
     routing = module.router(x_ND[None])
     y_ND = torch.zeros_like(x_ND)
-    # Unbound once: a slice per expert would each add a gradient as large as all weights.
-    weights = [weight.to(x_ND.dtype).unbind() for weight in (module.gate, module.up, module.down)]
-    for expert, (gate, up, down) in enumerate(zip(*weights, strict=True)):
+    for expert, (gate, up, down) in enumerate(experts):
         tokens, places = torch.where(routing.chosen_TNK[0] == expert)
         x_MD = x_ND.index_select(0, tokens)
         y_MD = F.linear(F.silu(F.linear(x_MD, gate)) * F.linear(x_MD, up), down)
         weights_M1 = routing.weights_TNK[0, tokens, places, None].to(y_MD.dtype)
-        y_ND = y_ND.index_add(0, tokens, y_MD * weights_M1)
+        y_ND.index_add_(0, tokens, y_MD * weights_M1)
     return y_ND.view(x_BSD.shape)
 
 
-def check_equal(sides: dict[str, Callable[[Tensor], Tensor]], x_BSD: Tensor, tensors: list[Tensor]) -> float:
-    """The largest difference of outputs and gradients of the two sides, by the size of each."""
+def check_equal(sides: dict[str, Side], x_BSD: Tensor, tensors: list[Tensor]) -> float:
+    """The largest difference of outputs and gradients from ours, by the size of each. It warms up all sides as well."""
     results = []
     for side in sides.values():
         y_BSD = side(x_BSD)
         results.append([y_BSD.detach(), *torch.autograd.grad(y_BSD.float().square().sum(), tensors)])
-    gaps = [float((a - b).norm() / b.norm()) for a, b in zip(*results, strict=True)]
+    ours, *others = results
+    gaps = [float((a - b).norm() / b.norm()) for other in others for a, b in zip(other, ours, strict=True)]
     assert max(gaps) < (1e-5 if x_BSD.dtype is torch.float32 else 2e-2), gaps
     return max(gaps)
 
 
-def alternate(sides: dict[str, Callable[[], None]], num_rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each side by round; who goes first alternates too, the first round warms up."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for round_index in range(num_rounds + 1):
-        for name in sorted(sides, reverse=round_index % 2 == 1):
-            started = process_time()
-            sides[name]()
-            seconds[name].append(process_time() - started)
-    return {name: taken[1:] for name, taken in seconds.items()}
-
-
 def ratio(slow: list[float], fast: list[float]) -> float:
     return round(statistics.median(a / b for a, b in zip(slow, fast, strict=True)), 3)
-
-
-def saved_mib(forward: Callable[[], Tensor]) -> float:
-    """MiB of distinct storages that autograd keeps for the backward pass, weights included."""
-    storages: dict[int, int] = {}
-
-    def pack(tensor: Tensor) -> Tensor:
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = forward()
-    assert output.requires_grad
-    return round(sum(storages.values()) / 2**20, 1)
 
 
 if __name__ == "__main__":
