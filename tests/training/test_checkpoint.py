@@ -19,7 +19,7 @@ from openafm.training.checkpoint import (
     DamagedCheckpointError,
     checkpoint_paths,
     checkpoint_writer,
-    newest_snapshot,
+    newest_checkpoint,
     open_checkpoint,
     remove_leftovers,
     set_aside_newer,
@@ -42,7 +42,8 @@ def snapshot_at(config: TrainerConfig, step: int) -> Snapshot:
 
 def notes_and_newest(folder: Path, config: TrainerConfig) -> tuple[list[str], Snapshot | None]:
     notes: list[str] = []
-    return notes, newest_snapshot(folder, config, DIGEST, notes.append)
+    found = newest_checkpoint(folder, config, DIGEST, notes.append)
+    return notes, None if found is None else found.read()
 
 
 def test_what_is_written_is_read_and_only_the_newest_are_kept(tmp_path: Path, config: TrainerConfig) -> None:
@@ -117,17 +118,17 @@ def test_another_config_is_refused_by_its_key_and_harmless_keys_are_not(tmp_path
     write_checkpoint(tmp_path, config, snapshot_at(config, 3), DIGEST)
     other = replace(config, optimizer=AdamWConfig(learning_rate=3e-3, betas=(0.9, 0.999)))
     with pytest.raises(AnotherRunError, match=r"optimizer.betas\[1\] is 0.95, not 0.999"):
-        newest_snapshot(tmp_path, other, DIGEST, print)
+        newest_checkpoint(tmp_path, other, DIGEST, print)
     with pytest.raises(AnotherRunError, match=r"ema is .*decay.*, not None"):
-        newest_snapshot(tmp_path, replace(config, ema=None), DIGEST, print)
+        newest_checkpoint(tmp_path, replace(config, ema=None), DIGEST, print)
     harmless = replace(config, log_every=7, checkpoint=CheckpointConfig(keep=9))
-    assert newest_snapshot(tmp_path, harmless, DIGEST, print) is not None
+    assert newest_checkpoint(tmp_path, harmless, DIGEST, print) is not None
 
 
 def test_other_data_is_refused(tmp_path: Path, config: TrainerConfig) -> None:
     write_checkpoint(tmp_path, config, snapshot_at(config, 3), DIGEST)
     with pytest.raises(AnotherRunError, match="other data"):
-        newest_snapshot(tmp_path, config, "other", print)
+        newest_checkpoint(tmp_path, config, "other", print)
 
 
 def test_what_killed_writers_left_is_removed(tmp_path: Path, config: TrainerConfig) -> None:
@@ -153,7 +154,7 @@ import sys
 from pathlib import Path
 from openafm.core.config import from_dict
 from openafm.core.files import OutOfSpaceError
-from openafm.training.checkpoint import checkpoint_paths, newest_snapshot
+from openafm.training.checkpoint import checkpoint_paths, newest_checkpoint
 from openafm.training.run import train
 from tiny_runs import tiny_run, write_corpus
 disk, corpus = Path(sys.argv[1]), Path(sys.argv[2])
@@ -163,9 +164,9 @@ try:
 except OutOfSpaceError as error:
     print("error:", error)
 left = [path.name for path in (disk / "run" / "checkpoints").iterdir() if path.name.startswith(".step")]
-snapshot = newest_snapshot(disk / "run" / "checkpoints", config, config.data.build().digest, print)
+snapshot = newest_checkpoint(disk / "run" / "checkpoints", config, config.data.build().digest, print)
 print("leftovers:", left)
-print("step:", snapshot.step)
+print("step:", snapshot.record.step)
 """
 
 

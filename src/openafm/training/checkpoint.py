@@ -2,7 +2,12 @@
 
 checkpoints/step-00001200/  config.json  record.json  model.safetensors  optimizer.safetensors  random.safetensors
                             ema.safetensors, when the run keeps an average
-checkpoints/damaged-step-00001400/  set aside unread by the run that went on from step 1200
+checkpoints/step-00001300/  config.json  record.json  index.json  rank-00000-of-00004.safetensors ...
+                            of four processes; each holds the parts that its process wrote (sharded_checkpoint.py)
+checkpoints/damaged-step-00001400/  set aside unread by the run that went on from step 1300
+
+Any number of processes reads either kind. What is written counts once the main process has moved the folder, with the
+record, to its place.
 """
 
 from __future__ import annotations
@@ -10,22 +15,30 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from openafm.core.config import Config, ConfigError, dump, from_dict, to_dict
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_folder, write_json
+from openafm.training.checkpoint_index import INDEX, Index, read_index
 from openafm.training.config import TrainerConfig, first_difference
-from openafm.training.state import Snapshot
+from openafm.training.processes import Processes
+from openafm.training.state import Snapshot, Tensors
 
 FORMAT = "openafm.checkpoint"
-VERSION = 1
+VERSION = 2
+READABLE = (1, 2)  # 1 has no num_processes: one
+ALONE = Processes()
 
 
 class CheckpointError(OpenAFMError):
@@ -34,6 +47,10 @@ class CheckpointError(OpenAFMError):
 
 class DamagedCheckpointError(CheckpointError):
     """A file of a checkpoint is missing or does not hold the bytes that were written."""
+
+
+class LayoutMismatchError(CheckpointError):
+    """The tensors of a checkpoint are not those of the model that its config describes."""
 
 
 class AnotherRunError(UsageError):
@@ -51,43 +68,125 @@ class CheckpointRecord(Config):
     num_tokens: int
     seconds: float
     data_digest: str
+    num_processes: int = 1
     files: dict[str, str]
 
     def __post_init__(self) -> None:
         self.require(
-            (self.format, self.version) == (FORMAT, VERSION),
-            f"is {self.format} version {self.version}, this openafm reads {FORMAT} version {VERSION}",
+            self.format == FORMAT and self.version in READABLE,
+            f"is {self.format} version {self.version}, this openafm reads {FORMAT} versions up to {VERSION}",
         )
         for name in self.files:
             self.require(
-                Path(name).name == name and name.endswith(".safetensors"),
-                f"names the file {name!r}, expected plain names that end in .safetensors",
+                name == INDEX or (Path(name).name == name and name.endswith(".safetensors")),
+                f"names the file {name!r}, expected plain names that end in .safetensors, or {INDEX}",
             )
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether its files hold parts of tensors."""
+        return INDEX in self.files
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint on disk whose record has been read; `load` reads and verifies the rest."""
+    """A checkpoint on disk whose record has been read; `load` verifies and reads the rest."""
 
     path: Path
     config: TrainerConfig
     record: CheckpointRecord
 
-    def load(self) -> Snapshot:
-        """The state that was saved.
+    def verify(self, share: int = 0, num_shares: int = 1) -> None:
+        """Compare files with their digests: all, or one of `num_shares` even shares.
 
         Raises:
             DamagedCheckpointError: a file is not what was written.
         """
-        for name, digest in self.record.files.items():
-            if _digest(self.path / name) != digest:
+        for name in sorted(self.record.files)[share::num_shares]:
+            if _digest(self.path / name) != self.record.files[name]:
                 raise DamagedCheckpointError(f"{self.path / name} was changed after it was written; remove {self.path}")
+
+    def load(self) -> Snapshot:
+        """The state that was saved, whole, whichever processes wrote it.
+
+        Raises:
+            DamagedCheckpointError: a file is not what was written.
+        """
+        self.verify()
+        return self.read()
+
+    def read(self) -> Snapshot:
+        """What `load` gives, of a checkpoint that has been verified."""
+        return self._snapshot({group: self._whole(group) for group in self._groups})
+
+    def read_into(self, targets: Mapping[str, Tensor], processes: Processes) -> Snapshot:
+        """Fill `targets` by GROUP/NAME, this process's parts of what `index` names, and give them back as a snapshot."""
+        from openafm.training.sharded_checkpoint import load
+
+        load(self.path, self.index, targets, processes)
+        tensors: dict[str, dict[str, Tensor]] = {name: {} for name in self._groups}
+        for key, tensor in targets.items():
+            name, _, rest = key.partition("/")
+            tensors[name][rest] = tensor
+        return self._snapshot(tensors)
+
+    def weights(self) -> Tensors:
+        """The averaged weights where the run keeps them, else the weights; whole, of a checkpoint that has been verified."""
+        return self._whole("ema" if "ema" in self._groups else "model")
+
+    @cached_property
+    def index(self) -> Index:
+        """Its tensors by GROUP/NAME.
+
+        Raises:
+            DamagedCheckpointError: the files cannot be read.
+        """
+        try:
+            return read_index(self.path, sorted(self.record.files))
+        except (OSError, ValueError, SafetensorError) as error:
+            raise DamagedCheckpointError(f"{self.path} is not a readable checkpoint: {error}") from error
+
+    def check_layout(self, shapes: Mapping[str, torch.Size]) -> None:
+        """Compare the weights with the parameters of a model, by name and whole shape.
+
+        Raises:
+            LayoutMismatchError: naming the first that differs.
+        """
+        for group in self._groups & {"model", "ema"}:
+            found = {name: self.index[f"{group}/{name}"].shape for name in self._names(group)}
+            for name in [*shapes, *found]:
+                if found.get(name) != shapes.get(name):
+                    raise LayoutMismatchError(
+                        f"{self.path} holds another model than its config describes: {name} is "
+                        f"{_shape(found.get(name))} there, {_shape(shapes.get(name))} in the model; start the run anew in "
+                        "another folder"
+                    )
+
+    @property
+    def _groups(self) -> set[str]:
+        return {key.partition("/")[0] for key in self.index}
+
+    def _names(self, group: str) -> list[str]:
+        return [key.removeprefix(f"{group}/") for key in self.index if key.startswith(f"{group}/")]
+
+    def _whole(self, group: str) -> dict[str, Tensor]:
+        """The tensors of a group, whole."""
+        if not self.record.is_sharded:
+            return load_file(self.path / f"{group}.safetensors")
+        from openafm.training.sharded_checkpoint import load
+
+        stored = {name: self.index[f"{group}/{name}"] for name in self._names(group)}
+        tensors = {name: torch.empty(it.shape, dtype=it.dtype) for name, it in stored.items()}
+        load(self.path, self.index, {f"{group}/{name}": tensor for name, tensor in tensors.items()}, ALONE)
+        return tensors
+
+    def _snapshot(self, tensors: Mapping[str, Tensors]) -> Snapshot:
         return Snapshot(
             step=self.record.step,
             num_steps=self.record.num_steps,
             num_tokens=self.record.num_tokens,
             seconds=self.record.seconds,
-            tensors={Path(name).stem: load_file(self.path / name) for name in self.record.files},
+            tensors=tensors,
         )
 
 
@@ -126,19 +225,45 @@ def set_aside_newer(folder: Path, step: int) -> None:
             path.rename(aside)
 
 
-def newest_snapshot(folder: Path, config: TrainerConfig, data_digest: str, note: Callable[[str], None]) -> Snapshot | None:
-    """The state to go on from, or None if there is no whole checkpoint. Damaged ones are passed over with a `note`.
+def newest_checkpoint(
+    folder: Path, config: TrainerConfig, data_digest: str, note: Callable[[str], None], processes: Processes = ALONE
+) -> Checkpoint | None:
+    """The checkpoint for a run to go on from, as `newest_whole`.
 
     Raises:
         AnotherRunError: the newest one belongs to another config, naming the key, or to other data.
     """
-    for path in checkpoint_paths(folder):
+    return newest_whole(folder, note, processes, lambda found: _check_same_run(found, config, data_digest))
+
+
+def newest_whole(
+    folder: Path,
+    note: Callable[[str], None],
+    processes: Processes = ALONE,
+    check: Callable[[Checkpoint], None] = lambda found: None,
+) -> Checkpoint | None:
+    """The newest checkpoint that is whole, verified, or None. Damaged ones are passed over with a `note`.
+
+    Processes see the same folder, share the work of verifying, and come to the same answer. `check` sees a checkpoint before
+    its files are read; what it raises is raised.
+    """
+
+    def opened(path: Path) -> Checkpoint | DamagedCheckpointError:
         try:
             checkpoint = open_checkpoint(path)
-            _check_same_run(checkpoint, config, data_digest)
-            return checkpoint.load()
+            check(checkpoint)
+            checkpoint.verify(processes.rank, processes.world)
+            return checkpoint
         except DamagedCheckpointError as error:
-            note(f"passing over a damaged checkpoint: {error}")
+            return error
+
+    for path in processes.main_only(lambda: checkpoint_paths(folder)):
+        found = processes.together(partial(opened, path))
+        damages = processes.gathered(str(found) if isinstance(found, DamagedCheckpointError) else None)
+        if isinstance(found, Checkpoint) and not any(damages):
+            return found
+        if processes.is_main:
+            note(f"passing over a damaged checkpoint: {next(filter(None, damages))}")
     return None
 
 
@@ -155,47 +280,90 @@ def _check_same_run(checkpoint: Checkpoint, config: TrainerConfig, data_digest: 
         )
 
 
-def write_checkpoint(folder: Path, config: TrainerConfig, snapshot: Snapshot, data_digest: str) -> Path:
+def write_checkpoint(
+    folder: Path, config: TrainerConfig, snapshot: Snapshot, data_digest: str, processes: Processes = ALONE
+) -> Path:
     """Write `step-...` into `folder`, whole or not at all; then keep `config.checkpoint.keep`, counted back from this one.
 
-    Newer ones are not this run's to count: had they been whole, it would have gone on from them.
+    Newer ones are not this run's to count: had they been whole, it would have gone on from them. Several processes each
+    write their parts of `snapshot`, and return when the checkpoint stands.
 
     Raises:
         OutOfSpaceError: the disk is full; older checkpoints are untouched.
     """
     path = _checkpoint_path(folder, snapshot.step)
-    with atomic_folder(path) as temporary:
-        files = {f"{group}.safetensors": tensors for group, tensors in snapshot.tensors.items()}
-        for name, tensors in files.items():
-            save_file(dict(tensors), temporary / name)
+
+    def record(temporary: Path, files: Mapping[str, str]) -> None:
         record = CheckpointRecord(
             step=snapshot.step,
             num_steps=snapshot.num_steps,
             num_tokens=snapshot.num_tokens,
             seconds=snapshot.seconds,
             data_digest=data_digest,
-            files={name: _digest(temporary / name) for name in files},
+            num_processes=processes.world,
+            files=dict(files),
         )
         (temporary / "config.json").write_text(dump(config), encoding="utf-8")
         write_json(temporary / "record.json", to_dict(record))
-    until_now = [other for other in checkpoint_paths(folder) if _order(other) <= _order(path)]
-    for old in until_now[config.checkpoint.keep :]:
-        shutil.rmtree(old)
+
+    if processes.control is None:
+        with atomic_folder(path) as temporary:
+            record(temporary, _write_groups(temporary, snapshot.tensors))
+        _keep_newest(folder, path, config.checkpoint.keep)
+    else:
+        _write_parts(path, snapshot.tensors, processes, record, lambda: _keep_newest(folder, path, config.checkpoint.keep))
     return path
+
+
+def _write_groups(folder: Path, tensors: Mapping[str, Tensors]) -> dict[str, str]:
+    """A file for each group; their digests."""
+    files = {f"{group}.safetensors": named for group, named in tensors.items()}
+    for name, named in files.items():
+        save_file(dict(named), folder / name)
+    return {name: _digest(folder / name) for name in files}
+
+
+def _write_parts(
+    path: Path,
+    tensors: Mapping[str, Tensors],
+    processes: Processes,
+    record: Callable[[Path, Mapping[str, str]], None],
+    settle: Callable[[], None],
+) -> None:
+    """A file for each process; the main one makes the folder, records what stands in it, and moves it to its place."""
+    from openafm.training.sharded_checkpoint import save
+
+    with ExitStack() as opened:
+        temporary = processes.main_only(lambda: opened.enter_context(atomic_folder(path)))
+
+        def finish(files: Mapping[str, str]) -> None:
+            record(temporary, files)
+            opened.close()
+            settle()
+
+        named = {f"{group}/{name}": tensor for group, named in tensors.items() for name, tensor in named.items()}
+        save(temporary, named, processes, finish)
+
+
+def _keep_newest(folder: Path, path: Path, keep: int) -> None:
+    """Remove all but `keep` checkpoints, counted back from `path`."""
+    until_now = [other for other in checkpoint_paths(folder) if _order(other) <= _order(path)]
+    for old in until_now[keep:]:
+        shutil.rmtree(old)
 
 
 class CheckpointWriter:
     """Writes snapshots in the background, one at a time; what goes wrong there is raised by the next call here."""
 
-    def __init__(self, folder: Path, config: TrainerConfig, data_digest: str) -> None:
-        self._folder, self._config, self._data_digest = folder, config, data_digest
+    def __init__(self, folder: Path, config: TrainerConfig, data_digest: str, processes: Processes = ALONE) -> None:
+        self._write = partial(write_checkpoint, folder, config, data_digest=data_digest, processes=processes)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
 
     def submit(self, snapshot: Snapshot) -> None:
         """Start to write; waits for the one before."""
         self.wait()
-        self._pending = self._executor.submit(write_checkpoint, self._folder, self._config, snapshot, self._data_digest)
+        self._pending = self._executor.submit(self._write, snapshot=snapshot)
 
     def check(self) -> None:
         """Raise what went wrong in the background, if it has ended; do not wait."""
@@ -214,9 +382,11 @@ class CheckpointWriter:
 
 
 @contextmanager
-def checkpoint_writer(folder: Path, config: TrainerConfig, data_digest: str) -> Iterator[CheckpointWriter]:
+def checkpoint_writer(
+    folder: Path, config: TrainerConfig, data_digest: str, processes: Processes = ALONE
+) -> Iterator[CheckpointWriter]:
     """A writer whose last checkpoint stands, or whose error is raised, when the block ends."""
-    writer = CheckpointWriter(folder, config, data_digest)
+    writer = CheckpointWriter(folder, config, data_digest, processes.apart())
     try:
         yield writer
         writer.wait()
@@ -239,3 +409,7 @@ def _digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError as error:
         raise DamagedCheckpointError(f"{path} is missing; remove {path.parent}") from error
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else str(list(shape))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TypeVar
 
@@ -43,6 +43,10 @@ class Processes:
     def is_main(self) -> bool:
         """Whether this is the one that writes and speaks."""
         return self.rank == 0
+
+    def apart(self) -> Processes:
+        """The same with a group of their own, for a thread that agrees on something else meanwhile."""
+        return self if self.control is None else replace(self, control=_control_group())
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         """For each flag, whether it is set in any process."""
@@ -105,8 +109,11 @@ def open_processes(opened: Processes | None = None) -> Iterator[Processes]:
         backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend)
     try:
-        # The main process packs data while the others wait, which may take hours: a hang is the watchdog's to tell.
-        control = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-        yield Processes(rank=rank(), world=world_size(), control=control)
+        yield Processes(rank=rank(), world=world_size(), control=_control_group())
     finally:
         dist.destroy_process_group()
+
+
+def _control_group() -> dist.ProcessGroup:
+    """The main process packs data while the others wait, which may take hours: a hang is the watchdog's to tell."""
+    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
