@@ -27,7 +27,7 @@ from openafm.tokenizer.conversation import (
     ToolTurn,
     UserTurn,
 )
-from openafm.training.config import DistillationConfig
+from openafm.training.objective_config import DistillationConfig
 
 SMALL = {
     "trainer.budget": '{"type": "StepBudget", "num_steps": 3}',

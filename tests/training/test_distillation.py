@@ -19,9 +19,10 @@ from openafm.models.decoder import Decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training import distillation
-from openafm.training.config import DistillationConfig, EvaluationConfig, TeacherError
+from openafm.training.config import EvaluationConfig
 from openafm.training.distillation import Distillation
 from openafm.training.metrics import read_metrics
+from openafm.training.objective_config import DistillationConfig, TeacherError
 from openafm.training.run import load_trained, train
 
 NUM_TOKENS = 90

@@ -19,7 +19,7 @@ from openafm.models.config import DecoderConfig, DenseFeedForwardConfig
 from openafm.models.decoder import Decoder
 from openafm.models.experts import Routing, observed_routing
 from openafm.models.sizes import parallel_track_decoder
-from openafm.training.config import RoutingLossConfig
+from openafm.training.objective_config import RoutingLossConfig
 from openafm.training.objectives import NextToken
 from openafm.training.routing import RoutingLosses, routing_losses
 from openafm.training.trainer import microbatches

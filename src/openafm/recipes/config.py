@@ -12,7 +12,8 @@ from openafm.core.errors import UsageError
 from openafm.data.copies import CopiesConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.tokenizer.bpe import TokenizerConfig
-from openafm.training.config import DistillationConfig, TrainerConfig
+from openafm.training.config import TrainerConfig
+from openafm.training.objective_config import DistillationConfig
 
 
 class UnknownRecipeError(UsageError):

@@ -30,7 +30,8 @@ from openafm.tokenizer.conversation import (
     UserTurn,
 )
 from openafm.tokenizer.tool_calls import tool_calls_schema
-from openafm.training.config import DistillationConfig, EvaluationConfig, teacher_identity
+from openafm.training.config import EvaluationConfig
+from openafm.training.objective_config import DistillationConfig, teacher_identity
 
 if TYPE_CHECKING:
     from openafm.runtime.generation import Summary

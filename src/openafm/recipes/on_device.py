@@ -18,7 +18,6 @@ from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
     BudgetConfig,
-    DistillationConfig,
     EMAConfig,
     EvaluationConfig,
     Float32Config,
@@ -29,6 +28,7 @@ from openafm.training.config import (
     TimeBudget,
     TrainerConfig,
 )
+from openafm.training.objective_config import DistillationConfig
 from openafm.training.schedules import WarmupStableDecay
 
 # What the micro model is for is events; a little of every other task lets `respond` and `chat` say something at all.

@@ -42,7 +42,8 @@ from openafm.recipes.drafting import DraftReport, held_out_conversations, measur
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
-from openafm.training.config import DistillationConfig, TrainerConfig, first_difference
+from openafm.training.config import TrainerConfig, first_difference
+from openafm.training.objective_config import DistillationConfig
 
 if TYPE_CHECKING:
     from openafm.training.run import TrainingResult

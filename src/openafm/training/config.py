@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from openafm.adapters.config import LoRAConfig, ZeroStart
 from openafm.compression.config import QATConfig
 from openafm.core.config import Config, ConfigError, to_dict
-from openafm.core.errors import UsageError
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
+from openafm.models.upcycling_config import UpcyclingConfig
+from openafm.training.objective_config import NextTokenConfig, ObjectiveConfig
+from openafm.training.parallel_config import ParallelConfig
 from openafm.training.schedules import ScheduleConfig, WarmupCosine
 from openafm.training.watchdog import WatchdogConfig
 
@@ -21,93 +22,7 @@ if TYPE_CHECKING:
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
-    from openafm.adapters.package import Adapter
-    from openafm.bundle import Bundle
     from openafm.models.decoder import Decoder
-    from openafm.training.objectives import Objective
-
-
-@dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig(Config):
-    """Base of what can be trained for; `build` returns a function (model, batch) -> losses."""
-
-    def build(self) -> Objective:
-        raise ConfigError(f"{type(self).__name__} is abstract; use NextTokenConfig or DistillationConfig")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RoutingLossConfig(Config):
-    """Weights of the auxiliary losses of routers, beside the objective; of no effect on a model without experts."""
-
-    balance_weight: float = 0.01
-    z_weight: float = 0.001
-
-    def __post_init__(self) -> None:
-        self.require(self.balance_weight >= 0 and self.z_weight >= 0, "balance_weight and z_weight must not be negative")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NextTokenConfig(ObjectiveConfig):
-    """Cross entropy of the next token at the positions that the data marks to learn."""
-
-    routing: RoutingLossConfig = RoutingLossConfig()
-
-    def build(self) -> Objective:
-        from openafm.training.objectives import NextToken
-
-        return NextToken(self.routing)
-
-
-class TeacherError(UsageError):
-    """A teacher that was not named, or is another one than the run began with."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DistillationConfig(ObjectiveConfig):
-    """Agreement with the bundle `teacher`, in its numerics, under its own adapter or the one at `adapter`.
-
-    `identity`, where given, is what the bundle's must be, with the digest of `adapter`. `hard_weight` of the data's own
-    tokens is added. Only the first `num_tokens` rows of the vocabulary count; None for all.
-    """
-
-    teacher: str | None = None
-    adapter: str | None = None
-    identity: str | None = None
-    hard_weight: float = 0.1
-    num_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        self.require(self.hard_weight >= 0, f"hard_weight must not be negative, got {self.hard_weight}")
-
-    def build(self) -> Objective:
-        """Load the teacher.
-
-        Raises:
-            TeacherError: there is none, or it has changed.
-            BundleError, AdapterError: it cannot be read.
-        """
-        from openafm.adapters.package import open_adapter
-        from openafm.bundle import open_bundle
-        from openafm.bundle.decoder import load_decoder
-        from openafm.training.distillation import Distillation
-
-        if self.teacher is None:
-            raise TeacherError("a draft model learns from a target: give its bundle with --from BUNDLE")
-        bundle = open_bundle(self.teacher)
-        adapter = None if self.adapter is None else open_adapter(Path(self.adapter))
-        identity = teacher_identity(bundle, adapter)
-        if self.identity not in (None, identity):
-            raise TeacherError(
-                f"{bundle.path} is {identity}, the run began with {self.identity}; restore it or start the run anew in"
-                " another folder"
-            )
-        teacher = load_decoder(bundle, adapter=adapter or bundle.recovery_adapter)
-        return Distillation(teacher, self.hard_weight, self.num_tokens)
-
-
-def teacher_identity(bundle: Bundle, adapter: Adapter | None) -> str:
-    """What tells two teachers apart by what they teach."""
-    return bundle.identity if adapter is None else f"{bundle.signature} {adapter.digest}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,17 +243,18 @@ class TrainerConfig(Config):
     `microbatch_rows` cuts a step's rows into pieces whose gradients add up, to save memory; the update is the same.
     `num_threads` are torch's threads on a CPU, all by default: the bits depend on it, and the operations of a very small
     model are too short to share out. `from_bundle` is the folder of a bundle whose weights to start from, and
-    `from_identity`, where given, the identity that it must have; None starts from fresh weights, changed by `start`. `qat`
-    simulates few bits over them; `adapter` freezes them, compressed or not, and trains low-rank matrices beside them.
+    `from_identity`, where given, the identity that it must have; None starts from fresh weights, changed by `start`. With
+    `upcycle` the bundle is dense and `model` is what it becomes. `qat` simulates few bits over the weights; `adapter`
+    freezes them, compressed or not, and trains low-rank matrices beside them.
     """
 
-    ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation", "watchdog")
-    """Keys that change nothing in the weights: a run may be resumed with other values of them."""
+    ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation", "watchdog", "parallel")
+    """Keys that change nothing in the weights, but for rounding: a run may be resumed with other values of them."""
 
     model: DecoderConfig
     data: LoaderConfig
     budget: BudgetConfig
-    objective: ObjectiveConfig = NextTokenConfig()
+    objective: ObjectiveConfig = field(default_factory=NextTokenConfig)
     optimizer: OptimizerConfig = AdamWConfig()
     schedule: ScheduleConfig = field(default_factory=WarmupCosine)
     ema: EMAConfig | None = None
@@ -350,9 +266,11 @@ class TrainerConfig(Config):
     microbatch_rows: int | None = None
     from_bundle: str | None = None
     from_identity: str | None = None
+    upcycle: UpcyclingConfig | None = None
     qat: QATConfig | None = None
     adapter: LoRAConfig | None = None
     start: StartConfig = PlainStart()
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     num_threads: int | None = None
     log_every: int = 10
     seed: int = 0
@@ -369,6 +287,20 @@ class TrainerConfig(Config):
         self.require(
             self.data.row_tokens <= self.model.context_length,
             f"rows of {self.data.row_tokens} tokens do not fit the model's context of {self.model.context_length}",
+        )
+        self.require(
+            self.upcycle is None or self.adapter is None, "upcycle and adapter are two runs: train the one, then the other"
+        )
+        kinds = {
+            "Muon": isinstance(self.optimizer, MuonConfig),
+            "compile": self.compile is not None,
+            "qat": self.qat is not None,
+            "an adapter": self.adapter is not None,
+        }
+        undivided = [name for name, is_used in kinds.items() if is_used]
+        self.require(
+            not undivided or not self.parallel.divides_weights,
+            f"{' and '.join(undivided)} cannot train weights that are divided over processes; use parallel.replicate alone",
         )
         self.require(self.qat is None or self.adapter is None, "qat and adapter are two runs: train the one, then the other")
         self.require(
@@ -389,7 +321,9 @@ def first_difference(found: Config, expected: Config, ignored: tuple[str, ...] =
 
 
 def _first_difference(path: str, found: Any, expected: Any) -> str | None:
-    if isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+    if isinstance(found, list) and isinstance(expected, list):
+        if len(found) != len(expected):
+            return f"{path.lstrip('.')} has {len(found)} items, not {len(expected)}"
         found, expected = ({f"[{i}]": item for i, item in enumerate(items)} for items in (found, expected))
     if not (isinstance(found, dict) and isinstance(expected, dict)):
         return None if found == expected else f"{path.lstrip('.')} is {_brief(found)}, not {_brief(expected)}"

@@ -15,11 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openafm.data.loader import Batch
-from openafm.models.accounting import training_flops
-from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder
 from openafm.training.cross_entropy import CHUNK_ELEMENTS
-from openafm.training.objectives import Losses
+from openafm.training.objective_config import RoutingLossConfig
+from openafm.training.objectives import DEFAULT_ROUTING, Losses, nothing_to_learn, target_states
 
 LEAST_CHUNK = 256  # positions
 
@@ -32,38 +31,29 @@ class Distillation:
     both think the same token the likeliest: what greedy drafts will be accepted at.
     """
 
-    def __init__(self, teacher: Decoder, hard_weight: float, num_tokens: int | None) -> None:
+    def __init__(
+        self,
+        teacher: Decoder,
+        hard_weight: float,
+        num_tokens: int | None,
+        routing: RoutingLossConfig = DEFAULT_ROUTING,
+    ) -> None:
         self._teacher = teacher.requires_grad_(False)
-        self._hard_weight, self._num_tokens = hard_weight, num_tokens
+        self._hard_weight, self._num_tokens, self._routing = hard_weight, num_tokens, routing
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
-        device = model.device
-        self._teacher.to(device)
-        indices_N = torch.from_numpy(batch.loss_mask_BS).flatten().nonzero()[:, 0].to(device)
-        if len(indices_N) == 0:
-            return Losses(total=torch.zeros((), device=device), count=0)
-        tokens_BS = torch.from_numpy(batch.tokens_BS).to(device)
-        targets_N = torch.from_numpy(batch.targets_BS).to(device).flatten()[indices_N]
-
-        def hidden(decoder: Decoder) -> Tensor:
-            context = PackedDocuments(batch.documents, tokens_BS.shape[0], tokens_BS.shape[1], device)
-            return decoder.hidden_at(tokens_BS, context, indices_N)[0]
-
+        if batch.num_targets == 0:
+            return nothing_to_learn(model)
+        self._teacher.to(model.device)
         with torch.no_grad():
-            teacher = Head(hidden(self._teacher), self._teacher.head_weight[: self._num_tokens])
+            told = target_states(self._teacher, batch, self._routing)
+        teacher = Head(told.x_ND, told.head_weight_VD[: self._num_tokens])
+        states = target_states(model, batch, self._routing)
         sums = Agreement(0.0, 0.0, 0)
         total: Tensor = _DistillationSum.apply(
-            hidden(model), model.head_weight[: self._num_tokens], teacher, targets_N, self._hard_weight, sums
+            states.x_ND, states.head_weight_VD[: self._num_tokens], teacher, states.targets_N, self._hard_weight, sums
         )
-        lengths = [span.stop - span.start for span in batch.documents]
-        flops = training_flops(model.config, lengths, len(indices_N))
-        parts = {"kl": sums.kl, "cross_entropy": sums.cross_entropy, "agreement": float(sums.num_equal)}
-        return Losses(
-            total=total,
-            count=len(indices_N),
-            parts={name: torch.tensor(value) for name, value in parts.items()},
-            flops=flops + training_flops(self._teacher.config, lengths, len(indices_N)) // 3,
-        )
+        return states.losses(total, sums.parts, teacher_flops=told.flops // 3)
 
 
 @dataclass(frozen=True)
@@ -86,6 +76,12 @@ class Agreement:
     kl: float
     cross_entropy: float
     num_equal: int
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """What to log."""
+        values = {"kl": self.kl, "cross_entropy": self.cross_entropy, "agreement": float(self.num_equal)}
+        return {name: torch.tensor(value) for name, value in values.items()}
 
 
 class _DistillationSum(torch.autograd.Function):

@@ -8,7 +8,7 @@ Shapes: T tracks, E experts of a track, N positions that a router saw, K experts
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from openafm.data.loader import Batch
 from openafm.models.config import DecoderConfig
 from openafm.models.experts import Routing
-from openafm.training.config import RoutingLossConfig
+from openafm.training.objective_config import RoutingLossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +34,18 @@ class RoutingLosses:
 
 
 def routing_losses(
-    config: RoutingLossConfig, model: DecoderConfig, seen: Mapping[int, Routing], batch: Batch, indices_N: Tensor
+    config: RoutingLossConfig,
+    model: DecoderConfig,
+    seen: Mapping[int, Routing],
+    batch: Batch,
+    indices_N: Tensor,
+    gather: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> RoutingLosses:
     """The losses of one forward pass of `hidden_at` at the positions `indices_N` of the flattened batch.
 
     The balance loss of a row is E * sum over experts of (share of its tokens) * (mean probability), 1 when all is even
     (arXiv 2101.03961, by row as in arXiv 2412.19437); the z loss is the mean squared logsumexp of the logits (arXiv
-    2202.08906). Both are means over tracks and layers.
+    2202.08906). Both are means over tracks and layers; `gather` makes sums over all tracks of sums over those held here.
     """
     device = indices_N.device
     if not seen:
@@ -66,6 +71,7 @@ def routing_losses(
         balance = balance + num_experts * (shares_TBE * probabilities_TBE).sum((0, 2)) @ targets_B / divisor
         squares_TN1 = logits_TNE.logsumexp(-1, keepdim=True).square()
         z = z + (in_row_BN @ squares_TN1).sum((0, 2)) @ targets_B / divisor
+    balance, z = gather(torch.stack([balance, z]))
     return RoutingLosses(
         total=config.balance_weight * balance + config.z_weight * z,
         parts={"expert_balance": balance.detach(), "router_z": z.detach()},

@@ -80,9 +80,11 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         OutOfSpaceError: a checkpoint does not fit on the disk; the one before is whole.
         ShardError: the data cannot be read.
         VocabularyMismatchError: the data holds tokens beyond the model's vocabulary.
+        TeacherLogitsError: the run learns from a cache that is missing, damaged or of something else.
         MetricsError: the log of the interrupted run is damaged.
     """
     _check_vocabularies(config)
+    config.objective.check(config)
     start_s = perf_counter()
     with folder_lock(output), stop_on_signals() as stop, _threads(config.num_threads), ExitStack() as opened:
         ledger = Ledger(output / GOODPUT)

@@ -16,6 +16,8 @@ from openafm.compression.errors import AlreadyCompressedError
 from openafm.compression.qat import QuantizationAwareness
 from openafm.core.errors import UsageError
 from openafm.models.decoder import Decoder
+from openafm.models.upcycling import upcycle
+from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.training.config import EMAConfig, OptimizerConfig, StepBudget, TrainerConfig, first_difference
 
 Tensors = Mapping[str, Tensor]
@@ -122,10 +124,13 @@ def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
 
     Raises:
         BundleMismatchError: the bundle holds a model of another config, or is not the one that the run is of.
+        UpcyclingError: the bundle is to be upcycled and cannot be, or there is none.
         AdapterWeightsError: the bundle carries an adapter, to be trained further, that is larger than the one to be trained.
         AlreadyCompressedError: the bundle's weights have few bits and are to be trained.
     """
     torch.manual_seed(config.seed)
+    if config.upcycle is not None and config.from_bundle is None:
+        raise UpcyclingError("upcycle starts from a dense bundle: name it in from_bundle")
     if config.from_bundle is not None:
         model = _bundle_model(config, config.from_bundle)
     else:
@@ -161,20 +166,25 @@ def _state(config: TrainerConfig, prepared: PreparedModel, device: str) -> Train
 
 def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
     bundle = open_bundle(name_or_path)
+    found = bundle.config if config.upcycle is None else upcycled_config(bundle.config, config.upcycle)
     if config.from_identity not in (None, bundle.identity):
         raise BundleMismatchError(
             f"{bundle.path} is {bundle.identity}, the run started from {config.from_identity}; restore that bundle or start"
             " the run anew in another folder"
         )
-    difference = first_difference(bundle.config, config.model)
+    lengthened = config.adapter is None and config.model.context_length > found.context_length
+    difference = first_difference(found, config.model, ignored=("context_length",) if lengthened else ())
     if difference is not None:
-        raise BundleMismatchError(f"the model of {bundle.path} is another one: {difference}")
+        upcycled = "" if config.upcycle is None else " upcycled"
+        raise BundleMismatchError(f"the model of {bundle.path}{upcycled} is another one: {difference}")
     if bundle.numerics.is_compressed and config.adapter is None:
         raise AlreadyCompressedError(
             f"{bundle.path} is compressed ({bundle.numerics.weights}): its weights can no longer be trained; start from the"
             " bundle that it was made of, or train an adapter"
         )
     model = load_decoder(bundle)
+    if config.upcycle is not None:
+        return upcycle(model, config.upcycle, config.seed)
     if config.adapter is not None:
         install_adapter(model, config.adapter, config.seed)
         if bundle.recovery_adapter is not None:
