@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from openafm.models.accounting import num_parameters
-from openafm.recipes.config import CopiesCorpusConfig, CorpusConfig, RunConfig, SyntheticCorpusConfig
+from openafm.recipes.config import CopiesCorpusConfig, CorpusConfig, NeedlesCorpusConfig, RunConfig, SyntheticCorpusConfig
 
 if TYPE_CHECKING:
     from openafm.training.run import TrainingResult
@@ -40,4 +40,6 @@ def describe_corpus(corpus: CorpusConfig) -> str:
         return f"{corpus.num_examples:,} examples of the built-in corpus ({tasks})"
     if isinstance(corpus, CopiesCorpusConfig):
         return f"{corpus.num_examples:,} documents of random tokens that repeat themselves"
+    if isinstance(corpus, NeedlesCorpusConfig):
+        return f"{corpus.num_examples:,} documents of up to {max(corpus.needles.lengths):,} tokens with needles to find"
     return f"files of the user's own ({type(corpus).__name__})"

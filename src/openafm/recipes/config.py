@@ -10,6 +10,8 @@ from typing import Literal
 from openafm.core.config import Config, nearest
 from openafm.core.errors import UsageError
 from openafm.data.copies import CopiesConfig
+from openafm.data.loader import SourceConfig
+from openafm.data.needles import NeedlesConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import TrainerConfig
@@ -48,6 +50,14 @@ class CopiesCorpusConfig(CorpusConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NeedlesCorpusConfig(CorpusConfig):
+    """`num_examples` long documents with something to find in them; only what is found is learnt."""
+
+    needles: NeedlesConfig
+    num_examples: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class FolderCorpusConfig(CorpusConfig):
     """Text, Markdown or JSONL files of the user's own, below `path`."""
 
@@ -71,10 +81,16 @@ class RunConfig(Config):
             f"a tokenizer of {self.tokenizer and self.tokenizer.vocab_size} tokens does not fit a model of {rows} rows",
         )
         corpora = {corpus.name for corpus in self.corpora}
-        for source in self.trainer.data.sources:
+        for source in self.sources:
             self.require(
                 source.name in corpora, f"source '{source.name}' has no corpus; corpora: {', '.join(sorted(corpora))}"
             )
+
+    @property
+    def sources(self) -> tuple[SourceConfig, ...]:
+        """What the trainer reads, to learn from or to be judged by."""
+        evaluation = self.trainer.evaluation
+        return self.trainer.data.sources + (evaluation.data.sources if evaluation else ())
 
     @property
     def start(self) -> str | None:
@@ -85,34 +101,38 @@ class RunConfig(Config):
     @property
     def corpora_read(self) -> tuple[CorpusConfig, ...]:
         """The corpora that a source of the trainer reads; others only serve the tokenizer."""
-        evaluation = self.trainer.evaluation
-        sources = self.trainer.data.sources + (evaluation.data.sources if evaluation else ())
-        names = {source.name for source in sources}
+        names = {source.name for source in self.sources}
         return tuple(corpus for corpus in self.corpora if corpus.name in names)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A named run in several sizes. `starts_from` tells what `--from` must give, None when it starts from nothing."""
+    """A named run in several sizes. `starts_from` tells what `--from` must give, None when it starts from nothing.
+
+    One that `lengthens` gives the model it starts from the context length of its own config.
+    """
 
     name: str
     summary: str
     sizes: tuple[str, ...]
     build: Callable[[str], RunConfig]
     starts_from: str | None = None
+    lengthens: bool = False
 
 
 RECIPES: dict[str, Recipe] = {}
 
 
 def recipe(
-    name: str, *, sizes: tuple[str, ...], starts_from: str | None = None
+    name: str, *, sizes: tuple[str, ...], starts_from: str | None = None, lengthens: bool = False
 ) -> Callable[[Callable[[str], RunConfig]], Callable[[str], RunConfig]]:
     """Register a function from a size to a `RunConfig`; the first line of its docstring is the summary."""
 
     def register(build: Callable[[str], RunConfig]) -> Callable[[str], RunConfig]:
         summary = (build.__doc__ or "").strip().splitlines()[0]
-        RECIPES[name] = Recipe(name=name, summary=summary, sizes=sizes, build=build, starts_from=starts_from)
+        RECIPES[name] = Recipe(
+            name=name, summary=summary, sizes=sizes, build=build, starts_from=starts_from, lengthens=lengthens
+        )
         return build
 
     return register
@@ -120,7 +140,7 @@ def recipe(
 
 def all_recipes() -> list[Recipe]:
     """Every recipe, in the order of the report."""
-    for room in ("on_device", "server"):
+    for room in ("on_device", "server", "continued"):
         importlib.import_module(f"openafm.recipes.{room}")
     return list(RECIPES.values())
 

@@ -25,6 +25,7 @@ from openafm.core.files import atomic_file, folder_lock
 from openafm.data.copies import pack_copies
 from openafm.data.documents import ChatDocument, DocumentFiles, texts_of
 from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.needles import pack_needles
 from openafm.data.pack import PackConfig, pack_path, pack_synthetic
 from openafm.data.shards import ShardError, read_manifest
 from openafm.data.synthetic import generate
@@ -33,6 +34,7 @@ from openafm.recipes.config import (
     CopiesCorpusConfig,
     CorpusConfig,
     FolderCorpusConfig,
+    NeedlesCorpusConfig,
     RunConfig,
     SyntheticCorpusConfig,
     build_run,
@@ -117,12 +119,15 @@ def prepare_run(
                 f"{bundle.name} is compressed ({bundle.numerics.weights}): its weights can no longer be trained; start from"
                 " the bundle that it was made of, or train an adapter"
             )
+        model = bundle.config
+        if find_recipe(recipe).lengthens:
+            model = replace(model, context_length=max(model.context_length, config.trainer.model.context_length))
         trainer = replace(
             config.trainer,
             from_bundle=str(bundle.path.resolve()),
             from_identity=bundle.identity,
-            model=bundle.config,
-            data=_within(config.trainer.data, bundle.config.context_length),
+            model=model,
+            data=_within(config.trainer.data, model.context_length),
         )
         if trainer.adapter is not None and bundle.recovery_adapter is not None:
             trainer = replace(trainer, adapter=bundle.recovery_adapter.config)
@@ -251,7 +256,7 @@ def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, BaseChatTemp
 
 
 def _texts(corpus: CorpusConfig) -> Iterator[str]:
-    """The texts of a corpus, or of its beginning where it is generated; copies have none."""
+    """The texts of a corpus, or of its beginning where it is generated; copies and needles have none of their own."""
     match corpus:
         case SyntheticCorpusConfig():
             for conversation in generate(corpus.synthetic, min(corpus.num_examples, TOKENIZER_EXAMPLES)):
@@ -274,6 +279,8 @@ def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template:
             pack_synthetic(synthetic, num_examples, out, tokenizer, template, config)
         case CopiesCorpusConfig(copies=copies, num_examples=num_examples):
             pack_copies(copies, num_examples, out, tokenizer)
+        case NeedlesCorpusConfig(needles=needles, num_examples=num_examples):
+            pack_needles(needles, num_examples, out, tokenizer)
         case FolderCorpusConfig(path=path, language=language):
             config = PackConfig(source=corpus.name, language=language, learn=corpus.learn)
             pack_path(Path(path), out, tokenizer, template, config)
