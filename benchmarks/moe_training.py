@@ -1,0 +1,286 @@
+"""Training speed of `server.nano` beside a transformers Qwen3Moe of equal active FLOPs: tokens per CPU-second.
+
+Both sides train on the same tokens in every update (4 full rows of 512), in the same precision, with fused AdamW and
+clipping, uncompiled, on one thread, the vocabulary is the same and both add the balance loss of their routers. They
+alternate in one run; each ratio is the median over rounds. Ours is the trainer's whole `update`; the peer's is a bare loop
+around its model, so that nothing but the model counts against it.
+
+The peer is one stack of layers of the same width and depth, with the heads and the experts (16, of which a token passes 8)
+that the four tracks have together. It comes in two kinds, whose feed-forwards make up for what attention costs: `full`
+attends to all that precedes (Qwen3Moe as it is used), `windowed` in all layers to the window of our local ones. Both take
+the faster of transformers' implementations of experts, found by measurement. `ratio` is against the faster kind.
+
+    python benchmarks/moe_training.py [--quick] [--json]
+
+A full run takes about 4 minutes and writes docs/benchmarks/moe_training.json. `--quick` claims nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from pathlib import Path
+from time import process_time
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+import transformers
+
+from openafm.data.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.shard_writer import write_shards
+from openafm.models.accounting import active_parameters, num_parameters, training_flops
+from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, LayerConfig, OwnKeysValuesConfig
+from openafm.models.experts_config import ALIGNMENT, ExpertsConfig, TopKRouterConfig
+from openafm.models.sizes import named_size
+from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, StepBudget, TrainerConfig
+from openafm.training.schedules import Constant
+from openafm.training.state import fresh_state
+from openafm.training.trainer import Trainer
+
+ROWS, ROW_TOKENS = 4, 512
+EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "eager")  # the third gathers weights for each token, gigabytes here
+TOLERANCE = 0.01
+PRECISIONS: dict[str, PrecisionConfig] = {"fp32": Float32Config(), "bf16": BFloat16Config()}
+OPTIMIZER = AdamWConfig(learning_rate=3e-4, weight_decay=0.0)
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "moe_training.json"
+
+Update = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """`rounds` alternations of `updates` updates each."""
+
+    model: str
+    rounds: int
+    updates: int
+
+
+FULL, QUICK = Size(model="server.nano", rounds=5, updates=2), Size(model="server.micro", rounds=1, updates=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    size = QUICK if options.quick else FULL
+
+    ours = named_size(size.model)
+    peers = {"full": peer_shape(ours, window=None), "windowed": peer_shape(ours, window=ours.layers[0].attention.window)}
+    with tempfile.TemporaryDirectory() as folder:
+        figures, implementations = compare_all(ours, peers, full_rows(Path(folder), ours.vocab_size), size)
+    report = {
+        "figures": {"ratio": figures.pop("ratio")} | figures,
+        "peer": f"transformers {transformers.__version__} Qwen3MoeForCausalLM",
+        "setting": describe(ours, peers, implementations, size),
+    }
+    if not options.quick:
+        REPORT.parent.mkdir(parents=True, exist_ok=True)
+        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if not options.json:
+        for key, value in report["figures"].items():
+            print(f"{key:44} {value}")
+    print(json.dumps(report))
+
+
+def compare_all(
+    ours: DecoderConfig, peers: dict[str, DecoderConfig], loader: Loader, size: Size
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Figures, and which implementation of experts each peer took."""
+    figures: dict[str, float] = {}
+    implementations: dict[str, str] = {}
+    for precision in PRECISIONS:
+        suffix = "" if precision == "fp32" else f"_{precision}"
+        for kind, shape in peers.items():
+            peer, implementations[kind + suffix] = fastest_peer(shape, precision, loader)
+            seconds = alternate(our_update(ours, precision, loader), peer, size)
+            tokens = ROWS * ROW_TOKENS * size.updates
+            figures |= {
+                f"ratio_{kind}{suffix}": round(statistics.median(b / a for a, b in seconds), 3),
+                f"tokens_per_cpu_second_{kind}{suffix}": round(tokens / statistics.median(a for a, _ in seconds), 1),
+                f"peer_tokens_per_cpu_second_{kind}{suffix}": round(tokens / statistics.median(b for _, b in seconds), 1),
+            }
+        figures[f"ratio{suffix}"] = min(figures[f"ratio_{kind}{suffix}"] for kind in peers)
+    return figures, implementations
+
+
+def alternate(ours: Update, peer: Update, size: Size) -> list[tuple[float, float]]:
+    """CPU seconds of both sides by round; who goes first alternates too. The first updates warm up."""
+    ours()
+    peer()
+    seconds = []
+    for round_index in range(size.rounds):
+        order = (ours, peer) if round_index % 2 else (peer, ours)
+        taken = {side: seconds_of(side, size.updates) for side in order}
+        seconds.append((taken[ours], taken[peer]))
+    return seconds
+
+
+def seconds_of(update: Update, count: int) -> float:
+    started = process_time()
+    for _ in range(count):
+        update()
+    return process_time() - started
+
+
+def our_update(model: DecoderConfig, precision: str, loader: Loader) -> Update:
+    config = TrainerConfig(
+        model=model,
+        data=loader.config,
+        budget=StepBudget(num_steps=1000),
+        optimizer=OPTIMIZER,
+        schedule=Constant(warmup_fraction=0.0),
+        precision=PRECISIONS[precision],
+    )
+    trainer, steps = Trainer(config, fresh_state(config, "cpu"), loader), count()
+    return lambda: trainer.update(loader.batch(next(steps))).loss
+
+
+def fastest_peer(shape: DecoderConfig, precision: str, loader: Loader) -> tuple[Update, str]:
+    """The peer with each implementation of experts, and the one whose second update took the least."""
+    sides = {name: peer_update(shape, precision, name, loader) for name in EXPERTS_IMPLEMENTATIONS}
+    for update in sides.values():
+        update()
+    fastest = min(sides, key=lambda name: seconds_of(sides[name], 1))
+    return sides[fastest], fastest
+
+
+def peer_update(shape: DecoderConfig, precision: str, experts_implementation: str, loader: Loader) -> Update:
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(peer_config(shape))
+    model.set_experts_implementation(experts_implementation)
+    assert model.config._attn_implementation == "sdpa"
+    assert model.num_parameters() == num_parameters(shape)
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=OPTIMIZER.learning_rate,
+        betas=OPTIMIZER.betas,
+        eps=OPTIMIZER.eps,
+        weight_decay=OPTIMIZER.weight_decay,
+        fused=True,
+    )
+    steps = count()
+    in_precision = partial(torch.autocast, "cpu", torch.bfloat16) if precision == "bf16" else contextlib.nullcontext
+
+    def update() -> float:
+        tokens_BS = torch.from_numpy(loader.batch(next(steps)).tokens_BS)
+        with in_precision():
+            loss = model(input_ids=tokens_BS, labels=tokens_BS).loss
+        loss.backward()
+        assert OPTIMIZER.gradient_clip is not None
+        torch.nn.utils.clip_grad_norm_(model.parameters(), OPTIMIZER.gradient_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    return update
+
+
+def full_rows(folder: Path, vocab_size: int) -> Loader:
+    """Random documents as long as a row: the last token of each has no next."""
+    generator = np.random.default_rng(0)
+    with write_shards(folder, tokenizer_digest="benchmark", vocab_size=vocab_size) as writer:
+        for _ in range(200):
+            writer.add(generator.integers(1, vocab_size, ROW_TOKENS).tolist())
+    source = SourceConfig(name="random", path=str(folder))
+    return LoaderConfig(sources=(source,), rows_per_step=ROWS, row_tokens=ROW_TOKENS).build()
+
+
+def peer_shape(ours: DecoderConfig, window: int | None) -> DecoderConfig:
+    """The peer as a config of ours, to count with: feed-forwards as wide as makes an update's operations equal."""
+    local, (_, experts) = ours.layers[0].attention, feed_forwards(ours)
+    num_heads = ours.kv_heads(0)
+    attention = AttentionConfig(
+        num_heads=num_heads, head_dim=local.head_dim, keys_values=OwnKeysValuesConfig(num_heads=num_heads), window=window
+    )
+    num_experts, num_chosen = (ours.num_tracks * count for count in (experts.num_experts, experts.router.num_chosen))
+
+    def shape(expert_dim: int) -> DecoderConfig:
+        router = TopKRouterConfig(num_chosen=num_chosen)
+        sparse = ExpertsConfig(num_experts=num_experts, hidden_dim=expert_dim, router=router)
+        dense = DenseFeedForwardConfig(hidden_dim=num_chosen * expert_dim)
+        pair = tuple(LayerConfig(attention=attention, feed_forward=half) for half in (dense, sparse))
+        return replace(ours, layers=pair * (len(ours.layers) // 2), tracks=None)
+
+    wanted = update_flops(ours)
+    found = min(
+        (shape(dim) for dim in range(ALIGNMENT, 512, ALIGNMENT)), key=lambda config: abs(update_flops(config) - wanted)
+    )
+    assert abs(update_flops(found) / wanted - 1) < TOLERANCE
+    return found
+
+
+def update_flops(config: DecoderConfig) -> int:
+    return training_flops(config, [ROW_TOKENS] * ROWS, ROWS * (ROW_TOKENS - 1))
+
+
+def peer_config(shape: DecoderConfig) -> transformers.Qwen3MoeConfig:
+    dense, experts = feed_forwards(shape)
+    attention = shape.layers[0].attention
+    return transformers.Qwen3MoeConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.dim,
+        intermediate_size=dense.hidden_dim,
+        moe_intermediate_size=experts.hidden_dim,
+        num_experts=experts.num_experts,
+        num_experts_per_tok=experts.router.num_chosen,
+        decoder_sparse_step=2,
+        norm_topk_prob=True,
+        num_hidden_layers=len(shape.layers),
+        num_attention_heads=attention.num_heads,
+        num_key_value_heads=attention.num_heads,
+        head_dim=attention.head_dim,
+        max_position_embeddings=ROW_TOKENS,
+        use_sliding_window=attention.window is not None,
+        sliding_window=attention.window,
+        output_router_logits=True,
+        tie_word_embeddings=True,
+        use_cache=False,
+    )
+
+
+def feed_forwards(config: DecoderConfig) -> tuple[DenseFeedForwardConfig, ExpertsConfig]:
+    """The two kinds that take turns."""
+    dense, experts = (layer.feed_forward for layer in config.layers[:2])
+    assert isinstance(dense, DenseFeedForwardConfig)
+    assert isinstance(experts, ExpertsConfig)
+    return dense, experts
+
+
+def describe(
+    ours: DecoderConfig, peers: dict[str, DecoderConfig], implementations: dict[str, str], size: Size
+) -> dict[str, object]:
+    """What a reader needs to judge the figures."""
+    shapes = {"ours": ours} | peers
+    return {
+        "claims": "nothing, a smoke run" if size is QUICK else "the figures of this machine",
+        "headline": "ratio, in fp32 and against the faster kind of peer; figures in bf16 end in _bf16",
+        "gigaflops_per_update": {name: round(update_flops(config) / 1e9, 2) for name, config in shapes.items()},
+        "parameters": {name: num_parameters(config) for name, config in shapes.items()},
+        "active_parameters": {name: active_parameters(config) for name, config in shapes.items()},
+        "peer_experts_implementation": implementations,
+        "tokens_per_update": ROWS * ROW_TOKENS,
+        "rounds": size.rounds,
+        "updates_per_round": size.updates,
+        "clock": "CPU time of the process",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "machine": platform.machine(),
+    }
+
+
+if __name__ == "__main__":
+    main()
