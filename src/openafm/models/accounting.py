@@ -52,9 +52,9 @@ def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: i
     """
     lengths = list(lengths)
     num_tokens = sum(lengths)
-    layers = 0.0
+    layers, boundary = 0.0, config.num_prefill_layers - 1
     for index, layer in enumerate(config.layers):
-        share = 1.0 if index < config.num_prefill_layers - 1 else num_targets / max(num_tokens, 1)
+        share = 1.0 if index < boundary else num_targets / max(num_tokens, 1)
         num_pairs = sum(_visible_pairs(length, layer.attention.window) for length in lengths)
         layers += num_tokens * layer.attention.store_flops(config.dim)
         layers += share * (num_tokens * _read_flops(layer, config.dim) + num_pairs * _pair_flops(layer))

@@ -1,0 +1,168 @@
+"""`openafm plan`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from openafm.training.plan import Chip, Plan
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+
+
+class SizeError(UsageError):
+    """A text that is no number of bytes."""
+
+
+def plan(
+    size: Annotated[str, typer.Argument(help="A named size, such as server.full.")],
+    devices: Annotated[int, typer.Option(help="Devices, over all slices.")] = 1,
+    slices: Annotated[int, typer.Option(help="Groups of devices that a slow network joins; only replicate crosses it.")] = 1,
+    memory: Annotated[str | None, typer.Option(help="Memory of a device, such as 95GiB; by default the chip's.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Devices that FSDP cuts weights over; chosen if not given.")] = None,
+    track: Annotated[int | None, typer.Option(help="Devices that share out the tracks; chosen if not given.")] = None,
+    expert: Annotated[int | None, typer.Option(help="Devices that share out the experts; chosen if not given.")] = None,
+    rows_per_step: Annotated[
+        int | None,
+        typer.Option(help="Rows of a step over all devices; by default one for each group that holds all tracks."),
+    ] = None,
+    row_tokens: Annotated[int, typer.Option(help="Tokens of a row.")] = 4096,
+    document_tokens: Annotated[int | None, typer.Option(help="Tokens of a document; by default a row is one.")] = None,
+    microbatch_rows: Annotated[
+        int | None, typer.Option(help="Rows that a device computes at once; by default as many as fit.")
+    ] = None,
+    precision: Annotated[str, typer.Option(help="float32 or bfloat16; weights stay float32.")] = "bfloat16",
+    recompute: Annotated[
+        bool, typer.Option(help="As if layers kept their inputs only and were computed again; `train` does not do that.")
+    ] = False,
+    chip: Annotated[str, typer.Option(help="Whose rates to take: tpu-v5p or cpu-core.")] = "tpu-v5p",
+    peak_flops: Annotated[float | None, typer.Option(help="Operations per second of a device at its peak.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(help="Bytes per second that a device sends within its slice.")] = None,
+    slice_bandwidth: Annotated[
+        float | None, typer.Option(help="Bytes per second that a device sends to other slices.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say what training a named size would need on many devices, and how long a step would take at peak rates."""
+    from openafm.models.sizes import named_size
+    from openafm.training.plan import NUMBER_BYTES, Axes, Workload, make_plan, named_chip
+
+    if precision not in NUMBER_BYTES:
+        raise UsageError(f"--precision {precision} is neither float32 nor bfloat16")
+    stated = _chip(named_chip(chip), memory, {precision: peak_flops} if peak_flops else {}, bandwidth, slice_bandwidth)
+    workload = Workload(
+        rows_per_step=rows_per_step,
+        row_tokens=row_tokens,
+        document_tokens=document_tokens,
+        microbatch_rows=microbatch_rows,
+        precision=precision,
+        recompute=recompute,
+    )
+    axes = Axes(shard=shard, expert=expert, track=track)
+    made = make_plan(named_size(size), num_devices=devices, chip=stated, workload=workload, axes=axes, slices=slices)
+    print_json({"model": size} | made.to_dict()) if json else _print(size, made)
+
+
+def parse_bytes(text: str) -> int:
+    """The number of bytes that a text such as `95GiB` or `80 GB` says.
+
+    Raises:
+        SizeError: it says none.
+    """
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise SizeError(f"'{text}' is no size in memory; write 95GiB or 80GB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _chip(chip: Chip, memory: str | None, flops: dict[str, float], inside: float | None, across: float | None) -> Chip:
+    """The chip with what was given in place of its own."""
+    changes: dict[str, Any] = {"memory": parse_bytes(memory) if memory else None, "inside": inside, "across": across}
+    changes = {key: value for key, value in changes.items() if value is not None}
+    if flops:
+        changes["flops"] = {**chip.flops, **flops}
+    if any(value <= 0 for value in (*flops.values(), *(v for k, v in changes.items() if k != "flops"))):
+        raise UsageError("memory and rates of a device must be above 0")
+    return replace(
+        chip, name=f"{chip.name}, changed" if changes and changes != {"memory": chip.memory} else chip.name, **changes
+    )
+
+
+def _print(size: str, plan: Plan) -> None:
+    facts, chip, work = plan.to_dict(), plan.chip, plan.workload
+    trained = plan.flops_per_step / plan.tokens_per_step
+    mesh = " x ".join(f"{name} {count:,}" for name, count in plan.shape.axes.items())
+    print_table(
+        ("", ""),
+        [
+            ("model", f"{size}: {facts['parameters']:,} parameters, of which a token passes {facts['active_parameters']:,}"),
+            ("devices", f"{plan.shape.world:,}; slices: {plan.shape.slices} of {plan.shape.world // plan.shape.slices:,}"),
+            ("mesh", f"{mesh} (only replicate crosses slices)"),
+            ("chosen as", plan.why),
+            ("step", f"{plan.rows_per_step:,} rows of {work.row_tokens:,} tokens = {plan.tokens_per_step:,} tokens"),
+            (
+                "each device",
+                f"{plan.rows_per_device} rows a step, at most {plan.microbatch_rows} at once, in {work.precision}"
+                + (", layers recomputed (which `openafm train` does not do)" if work.recompute else ""),
+            ),
+            (
+                "operations",
+                f"{plan.flops_per_token / 1e9:,.4g} GFLOP a token forward, {trained / 1e9:,.4g} to train on it",
+            ),
+        ],
+    )
+    print()
+    memory = plan.memory
+    rows = [
+        ("parameters (fp32)", memory.parameters),
+        ("gradients (fp32)", memory.gradients),
+        ("optimizer", memory.optimizer),
+        ("activations for the backward pass", memory.activations),
+        ("  of these keys and values", memory.keys_values),
+        ("working memory", memory.working),
+        ("peak, not all of it at once", memory.peak),
+        ("of the device", chip.memory),
+        ("host memory of a checkpoint", memory.checkpoint),
+    ]
+    print_table(("memory of a device", "GiB"), [(name, value / (1 << 30)) for name, value in rows])
+    print()
+    print_table(
+        ("axis", "collective", "of", "calls", "GB in slice", "GB across", "ms", ""),
+        [
+            (
+                c.axis,
+                c.kind,
+                c.what,
+                c.count,
+                c.inside / 1e9,
+                c.across / 1e9,
+                1000 * plan.seconds(c),
+                "overlaps" * c.overlaps,
+            )
+            for c in plan.collectives
+        ]
+        or [("-", "none", "one device talks to nobody", 0, 0.0, 0.0, 0.0, "")],
+    )
+    print()
+    print_table(
+        ("time of a step at peak rates", ""),
+        [
+            (
+                "rates",
+                f"{chip.name}: {plan.peak_flops / 1e12:,.3g} TFLOP/s, {chip.inside / 1e9:,.3g} GB/s in a slice,"
+                f" {chip.across / 1e9:,.3g} GB/s across; nothing measured",
+            ),
+            ("computing", f"{plan.compute_seconds:.4g} s"),
+            ("step, overlapping what can", f"{plan.step_seconds:.4g} s, {facts['tokens_per_second']:,.0f} tokens/s"),
+            ("step, overlapping nothing", f"{plan.serial_seconds:.4g} s"),
+            ("model FLOPs utilisation implied", f"{100 * plan.model_flops_utilization:.1f} % at most"),
+        ],
+    )
