@@ -6,6 +6,7 @@ output/  config.json  metrics.jsonl  goodput.jsonl  tensorboard/  checkpoints/st
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from collections.abc import Iterator
@@ -19,16 +20,15 @@ import torch
 from openafm.core.config import dump
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
-from openafm.core.progress import progress
+from openafm.core.progress import Progress, progress
 from openafm.data.shards import read_manifest
 from openafm.models.decoder import Decoder
 from openafm.training.checkpoint import (
+    Checkpoint,
     CheckpointError,
-    DamagedCheckpointError,
-    checkpoint_paths,
     checkpoint_writer,
-    newest_snapshot,
-    open_checkpoint,
+    newest_checkpoint,
+    newest_whole,
     remove_leftovers,
     set_aside_newer,
     write_checkpoint,
@@ -37,7 +37,9 @@ from openafm.training.config import TimeBudget, TrainerConfig
 from openafm.training.evaluation import Evaluator
 from openafm.training.goodput import FILE as GOODPUT
 from openafm.training.goodput import Goodput, Ledger, goodput, read_accounts
-from openafm.training.metrics import metrics_log, read_metrics
+from openafm.training.metrics import MetricsLog, metrics_log, read_metrics
+from openafm.training.parallel import Parallelism
+from openafm.training.processes import Processes, open_processes
 from openafm.training.signals import stop_on_signals
 from openafm.training.state import TrainingState, fresh_state, resumed_state, skeleton
 from openafm.training.trainer import Trainer
@@ -68,13 +70,15 @@ class TrainingResult:
     stopped_by: int | None = None
 
 
-def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> TrainingResult:
+def train(config: TrainerConfig, output: Path, *, device: str = "cpu", processes: Processes | None = None) -> TrainingResult:
     """Train into the folder `output`, going on from its newest whole checkpoint if there is one.
 
-    SIGTERM or one Ctrl-C saves and returns with `finished` False.
+    Under torchrun the processes share the run out as `config.parallel` says; the main one writes. `processes` are those that
+    the caller has opened already. SIGTERM or one Ctrl-C, to any of them, saves and returns with `finished` False.
 
     Raises:
-        FolderInUseError: another process trains into this folder.
+        MeshError: the processes, the model and `config.parallel` do not go together.
+        FolderInUseError: another run trains into this folder.
         AnotherRunError: the folder holds a run of another config or of other data.
         NonFiniteError: a loss or gradient is not finite; the message names the step and the documents.
         OutOfSpaceError: a checkpoint does not fit on the disk; the one before is whole.
@@ -82,37 +86,79 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu") -> Traini
         VocabularyMismatchError: the data holds tokens beyond the model's vocabulary.
         TeacherLogitsError: the run learns from a cache that is missing, damaged or of something else.
         MetricsError: the log of the interrupted run is damaged.
+        ElsewhereError: one of these in another process.
     """
-    _check_vocabularies(config)
-    config.objective.check(config)
     start_s = perf_counter()
-    with folder_lock(output), stop_on_signals() as stop, _threads(config.num_threads), ExitStack() as opened:
-        ledger = Ledger(output / GOODPUT)
+    with (
+        open_processes(processes) as everyone,
+        stop_on_signals() as stop,
+        _threads(config.num_threads),
+        ExitStack() as opened,
+    ):
+        parallelism = Parallelism(config.parallel, config.model, everyone, device)
+        checkpoints, note = output / "checkpoints", _note if everyone.is_main else _nothing
+        everyone.together(lambda: _check(config))
+        everyone.main_only(lambda: _claim(output, opened))
+        ledger = Ledger(output / GOODPUT if everyone.is_main else None)
         dog = opened.enter_context(watchdog(config.watchdog, output / "hang.txt", lambda: ledger.waiting("hang")))
-        loader = config.data.build()
-        checkpoints = output / "checkpoints"
-        remove_leftovers(checkpoints)
-        snapshot = newest_snapshot(checkpoints, config, loader.digest, _note)
-        set_aside_newer(checkpoints, -1 if snapshot is None else snapshot.step)
-        state = fresh_state(config, device) if snapshot is None else resumed_state(config, device, snapshot)
-        trainer = Trainer(config, state, loader)
-        with atomic_file(output / "config.json", "w") as file:
-            file.write(dump(config))
-        if snapshot is not None:
-            _note(f"going on from step {state.step:,} of {state.num_steps:,} in {output}")
-        elif isinstance(config.budget, TimeBudget):
+        loader = everyone.together(lambda: config.data.build(parallelism.data_rank, parallelism.data_world))
+        found = newest_checkpoint(checkpoints, config, loader.digest, note, everyone)
+        everyone.main_only(lambda: set_aside_newer(checkpoints, -1 if found is None else found.record.step))
+        if found is None:
+            state = everyone.together(lambda: fresh_state(config, device, parallelism))
+        else:
+            state = resumed_state(config, device, found, parallelism)
+            note(f"going on from step {state.step:,} of {state.num_steps:,} in {output}")
+        trainer = everyone.together(lambda: Trainer(config, state, loader))
+        evaluator = everyone.together(lambda: _evaluator(trainer, parallelism))
+        if found is None and isinstance(config.budget, TimeBudget):
             state.num_steps = _steps_that_fit(trainer, config.budget, start_s)
-            write_checkpoint(checkpoints, config, state.snapshot(), loader.digest)
-        evaluator = None if config.evaluation is None else Evaluator(config.evaluation, trainer.objective)
-        writer = opened.enter_context(checkpoint_writer(checkpoints, config, loader.digest))
-        log = opened.enter_context(metrics_log(output, state.step, _note))
-        bar = opened.enter_context(progress("training", state.num_steps))
+            write_checkpoint(checkpoints, config, state.snapshot(), loader.digest, everyone)
+        writer = opened.enter_context(checkpoint_writer(checkpoints, config, loader.digest, everyone))
+        log = everyone.together(lambda: opened.enter_context(_log(config, output, state)))
+        bar = opened.enter_context(_bar(state))
         trainer.run(stop, writer, log, evaluator, bar, ledger, dog)
         writer.wait()
         ledger.close()
-    result = _result(output, state, stop.signal)
-    _note(str(result.goodput))
+        result = everyone.main_only(lambda: _result(output, state, stop.signal))
+    note(str(result.goodput))
     return result
+
+
+def _check(config: TrainerConfig) -> None:
+    _check_vocabularies(config)
+    config.objective.check(config)
+
+
+def _claim(output: Path, opened: ExitStack) -> None:
+    """Take the folder for this run."""
+    opened.enter_context(folder_lock(output))
+    remove_leftovers(output / "checkpoints")
+
+
+def _evaluator(trainer: Trainer, parallelism: Parallelism) -> Evaluator | None:
+    config = trainer.config.evaluation
+    return None if config is None else Evaluator(config, trainer.objective, parallelism)
+
+
+@contextmanager
+def _log(config: TrainerConfig, output: Path, state: TrainingState) -> Iterator[MetricsLog]:
+    """The log of the run, with its config beside it; that of other processes than the main one leads nowhere."""
+    if not state.parallelism.is_main:
+        with Path(os.devnull).open("w") as nowhere:
+            yield MetricsLog(nowhere, None)
+        return
+    with atomic_file(output / "config.json", "w") as file:
+        file.write(dump(config))
+    with metrics_log(output, state.step, _note) as log:
+        yield log
+
+
+@contextmanager
+def _bar(state: TrainingState) -> Iterator[Progress]:
+    with ExitStack() as opened:
+        stream = None if state.parallelism.is_main else opened.enter_context(Path(os.devnull).open("w"))
+        yield opened.enter_context(progress("training", state.num_steps, stream))
 
 
 @contextmanager
@@ -131,17 +177,31 @@ def load_trained(output: Path) -> Decoder:
     Raises:
         CheckpointError: there is none.
     """
-    for path in checkpoint_paths(output / "checkpoints"):
-        try:
-            checkpoint = open_checkpoint(path)
-            tensors = checkpoint.load().tensors
-        except DamagedCheckpointError as error:
-            _note(f"passing over a damaged checkpoint: {error}")
-            continue
-        model = skeleton(checkpoint.config).model
-        model.load_state_dict(dict(tensors.get("ema", tensors["model"])), strict=checkpoint.config.adapter is None)
-        return model
-    raise CheckpointError(f"{output} holds no whole checkpoint; train into it first")
+    return trained_model(last_checkpoint(output))
+
+
+def last_checkpoint(output: Path) -> Checkpoint:
+    """The newest whole checkpoint of a run, whichever processes wrote it.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    found = newest_whole(output / "checkpoints", _note)
+    if found is None:
+        raise CheckpointError(f"{output} holds no whole checkpoint; train into it first")
+    return found
+
+
+def trained_model(checkpoint: Checkpoint) -> Decoder:
+    """The model of a verified checkpoint, with the averaged weights where the run keeps them.
+
+    Raises:
+        LayoutMismatchError: it holds the tensors of another model than its config describes.
+    """
+    model = skeleton(checkpoint.config).model
+    checkpoint.check_layout({name: p.shape for name, p in model.named_parameters() if p.requires_grad})
+    model.load_state_dict(dict(checkpoint.weights()), strict=checkpoint.config.adapter is None)
+    return model
 
 
 def _check_vocabularies(config: TrainerConfig) -> None:
@@ -168,7 +228,8 @@ def _steps_that_fit(trainer: Trainer, budget: TimeBudget, start_s: float) -> int
         step_seconds.append(perf_counter() - step_start_s)
     state.restore(before)
     left_s = budget.seconds - (perf_counter() - start_s)
-    return max(1, int(left_s * (1 - budget.reserve) / statistics.median(step_seconds[1:])))
+    num_steps = max(1, int(left_s * (1 - budget.reserve) / statistics.median(step_seconds[1:])))
+    return state.parallelism.processes.main_only(lambda: num_steps)  # every process has a clock of its own
 
 
 def _result(output: Path, state: TrainingState, stopped_by: int | None) -> TrainingResult:
@@ -187,6 +248,10 @@ def _result(output: Path, state: TrainingState, stopped_by: int | None) -> Train
         goodput=goodput(read_accounts(output / GOODPUT)),
         stopped_by=stopped_by,
     )
+
+
+def _nothing(line: str) -> None:
+    """For the processes that do not speak."""
 
 
 def _note(line: str) -> None:

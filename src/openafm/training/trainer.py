@@ -89,8 +89,10 @@ class Trainer:
         """
         pace = _Pace(self.config, self.state.model.device.type)
         saved_step, saved_s = self.state.step, perf_counter()
+        agreed = self.state.parallelism.processes.any
+        (stopping,) = agreed(stop.requested)
         with closing(prefetch(self.loader, self.state.step)) as batches:
-            while self.state.step < self.state.num_steps and not stop.requested:
+            while self.state.step < self.state.num_steps and not stopping:
                 with ledger.spending("data_wait"):
                     batch = next(batches)
                 update = self.update(batch)
@@ -108,7 +110,8 @@ class Trainer:
                     log.write(self.state.step, losses)
                     bar.note(f"step {self.state.step:,}: held-out loss {losses['held_out_loss']:.4f}")
                 writer.check()
-                if self._save_due(saved_s):
+                stopping, saving = agreed(stop.requested, self._save_due(saved_s))
+                if saving:
                     with ledger.spending("checkpoint"):
                         writer.submit(self.state.snapshot())
                     saved_step, saved_s = self.state.step, perf_counter()
