@@ -2,4 +2,5 @@
 
 from openafm.cli.main import main
 
-main()
+if __name__ == "__main__":  # and not where processes that share out a run import it
+    main()

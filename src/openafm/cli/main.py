@@ -49,7 +49,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line; every expected failure becomes one line on standard error and an exit code."""
     try:
-        result = app(args=list(arguments), standalone_mode=False)
+        result = app(args=list(arguments), standalone_mode=False, obj=list(arguments))
         return result if isinstance(result, int) else 0
     except OpenAFMError as error:
         return _fail(" ".join(str(error).split()), error.exit_code)

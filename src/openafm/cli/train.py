@@ -32,6 +32,7 @@ class SetOptionError(UsageError):
 
 
 def train(
+    context: typer.Context,
     recipe: RecipeArgument,
     size: SizeOption = "nano",
     start: FromOption = None,
@@ -43,12 +44,24 @@ def train(
         Path | None, typer.Option("--output", "-o", help="Run folder, by default runs/NAME; a run found there is resumed.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the bundle made; by default RECIPE-SIZE.")] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Share the run out to so many processes of this machine; for several, use torchrun.")
+    ] = 1,
+    restarts: Annotated[
+        int, typer.Option(min=0, help="Start the processes again, at most so often, when one of them dies or hangs.")
+    ] = 0,
     json: JsonOption = False,
-) -> None:
+) -> int:
     """Run a recipe from raw data to a bundle. Killed at any point, the same command goes on where it stopped."""
     from openafm.bundle import bundle_place
     from openafm.recipes.run import default_name, prepare_run, run_recipe
+    from openafm.training.launch import is_launched, launch
 
+    if (processes > 1 or restarts) and not is_launched():
+        from openafm.cli.main import run
+
+        modules = ("openafm.recipes.run", "openafm.training.run")
+        return launch(run, context.obj, processes=processes, restarts=restarts, modules=modules)
     if name is not None:
         bundle_place(name)  # a name that cannot be one is told before the training, not after it
     config = prepare_run(recipe, size, start=start, data=data, changes=parse_changes(changes))
@@ -58,6 +71,7 @@ def train(
         print_json(result.to_dict())
     else:
         print_table(("", ""), list(result.to_dict().items()))
+    return 0
 
 
 @recipes_app.command("list")

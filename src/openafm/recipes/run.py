@@ -70,7 +70,10 @@ class RunInterruptedError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """Where a run left things. A draft model's acceptance is that of its drafts, greedy, on held-out conversations."""
+    """Where a run left things. A draft model's acceptance is that of its drafts, greedy, on held-out conversations.
+
+    `goodput` is the share of the wall time since the first start that went into steps; `lost_seconds` went elsewhere.
+    """
 
     bundle: str
     signature: str
@@ -81,6 +84,8 @@ class RunResult:
     loss_first: float | None
     loss_last: float | None
     held_out_loss: float | None
+    goodput: float
+    lost_seconds: dict[str, float]
     acceptance: float | None = None
     target_passes_per_token: float | None = None
     plain_passes_per_token: float | None = None
@@ -344,6 +349,8 @@ def _result(bundle: Bundle, folder: Path, result: TrainingResult, report: DraftR
         loss_first=losses[0] if losses else None,
         loss_last=result.loss,
         held_out_loss=result.held_out_loss,
+        goodput=result.goodput.share,
+        lost_seconds={cause: round(seconds, 3) for cause, seconds in result.goodput.lost.items()},
         acceptance=None if report is None else report.acceptance,
         target_passes_per_token=None if report is None else report.target_passes_per_token,
         plain_passes_per_token=None if report is None else report.plain_passes_per_token,

@@ -103,7 +103,7 @@ class Ledger:
         self._seconds: dict[str, float] = {}
         self._written_s = -FLUSH_SECONDS
         self._lock = threading.Lock()  # a watchdog writes while a step hangs
-        self._is_tidy = False
+        self._num_lines = 0
         if not self._past:
             self.waiting("start")  # what is killed before its first step has lost time too
 
@@ -155,21 +155,22 @@ class Ledger:
         """In one call of the system, so that a killed process leaves whole lines; the system keeps them when it is gone."""
         if self._path is None:
             return
+        line = _line(self._account(seconds, ended))
         with room_for(self._path):
-            if not self._is_tidy:
-                self._tidy(self._path)
-            with self._path.open("ab", buffering=0) as file:
-                file.write(_line(self._account(seconds, ended)))
-
-    def _tidy(self, path: Path) -> None:
-        """Throw away what the processes before wrote over and over."""
-        with atomic_file(path) as file:
-            file.writelines(map(_line, self._past))
-        self._is_tidy = True
+            if self._num_lines % TIDY_LINES == 0:
+                with atomic_file(self._path) as file:
+                    file.writelines([*map(_line, self._past), line])
+            else:
+                with self._path.open("ab", buffering=0) as file:
+                    file.write(line)
+        self._num_lines += 1
 
 
-FLUSH_SECONDS = 0.2
+FLUSH_SECONDS = 0.5
 """At most what a killed process loses of its account; that time then counts as lost to the next start."""
+
+TIDY_LINES = 10_000
+"""After so many, those that later ones have replaced are thrown away: once a process, and each hour and a half of it."""
 
 
 def goodput(accounts: Sequence[Account]) -> Goodput:

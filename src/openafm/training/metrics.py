@@ -90,7 +90,7 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 
 @cache
-def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.2) -> float:
+def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.05) -> float:
     """What this machine reaches in products of square matrices, measured once per process with the threads in use."""
     import torch
 
