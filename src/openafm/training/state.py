@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from openafm.adapters.lora import install as install_adapter
 from openafm.adapters.lora import load_smaller_adapter
@@ -19,6 +21,13 @@ from openafm.models.decoder import Decoder
 from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.training.config import EMAConfig, OptimizerConfig, StepBudget, TrainerConfig, first_difference
+from openafm.training.parallel import Parallelism
+from openafm.training.parallel_config import ParallelConfig
+from openafm.training.processes import Processes
+
+if TYPE_CHECKING:
+    from openafm.training.checkpoint import Checkpoint
+    from openafm.training.checkpoint_index import Index
 
 Tensors = Mapping[str, Tensor]
 
@@ -29,7 +38,10 @@ class BundleMismatchError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A copy of the state between two steps; `tensors` by group: model, optimizer, random and, if there is one, ema."""
+    """A copy of the state between two steps; `tensors` by group: model, optimizer, random and, if there is one, ema.
+
+    Where processes share the state out, a tensor is a DTensor on the host, which holds the part of this one.
+    """
 
     step: int
     num_steps: int
@@ -49,16 +61,26 @@ class PreparedModel:
 class TrainingState:
     """The state of a run: `step` updates done of `num_steps`, `num_tokens` real tokens seen, `seconds` spent.
 
-    Only weights that learn are part of it: those of a base under an adapter stay in their bundle.
+    Only weights that learn are part of it: those of a base under an adapter stay in their bundle. `parameters`, the moments
+    of the optimizer and the average `ema` are what this process holds of them, plain tensors by name.
     """
 
-    def __init__(self, prepared: PreparedModel, optimizer: OptimizerConfig, ema: EMAConfig | None, num_steps: int) -> None:
+    def __init__(
+        self,
+        prepared: PreparedModel,
+        optimizer: OptimizerConfig,
+        ema: EMAConfig | None,
+        num_steps: int,
+        parallelism: Parallelism | None = None,
+        device: str = "cpu",
+    ) -> None:
+        self.parallelism = parallelism or Parallelism(ParallelConfig(), prepared.model.config, Processes())
         self.model, self._awareness = prepared.model, prepared.awareness
         self.step, self.num_steps, self.num_tokens, self.seconds = 0, num_steps, 0, 0.0
-        self._parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizers = optimizer.build(self._parameters)
+        self.parameters = self.parallelism.apply(self.model, device)
+        self.optimizers = optimizer.build(self.parameters)
         self._ema_config = ema
-        self.ema = None if ema is None else {name: p.detach().clone() for name, p in self._parameters.items()}
+        self.ema = None if ema is None else {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def begin_step(self) -> None:
         """Tell a simulation of few bits how far the run is."""
@@ -69,26 +91,28 @@ class TrainingState:
         """Move the average towards the weights, after update number `step`."""
         if self.ema is None or self._ema_config is None:
             return
-        weights = [self._parameters[name].detach() for name in self.ema]
+        weights = [self.parameters[name].detach() for name in self.ema]
         torch._foreach_lerp_(list(self.ema.values()), weights, 1 - self._ema_config.decay_at(self.step))
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
         """Copy everything to the host, so that training can go on while the copy is written."""
         tensors: dict[str, Tensors] = {
-            "model": self._parameters,
+            "model": self.parameters,
             "optimizer": self._optimizer_tensors(),
             "random": _random_state(),
         }
         if self.ema is not None:
             tensors["ema"] = self.ema
-        copies = {group: {name: _copy(tensor) for name, tensor in named.items()} for group, named in tensors.items()}
         return Snapshot(
             step=self.step,
             num_steps=self.num_steps,
             num_tokens=self.num_tokens,
             seconds=self.seconds,
-            tensors=copies,
+            tensors={
+                group: {name: self._as_part(group, name, _copy(tensor)) for name, tensor in named.items()}
+                for group, named in tensors.items()
+            },
         )
 
     @torch.no_grad()
@@ -96,15 +120,36 @@ class TrainingState:
         """Go back to a snapshot of the same config: from here on every bit is as it was from there on."""
         self.step, self.num_steps = snapshot.step, snapshot.num_steps
         self.num_tokens, self.seconds = snapshot.num_tokens, snapshot.seconds
-        _copy_all(snapshot.tensors["model"], self._parameters)
+        _copy_all(snapshot.tensors["model"], self.parameters)
         if self.ema is not None:
             _copy_all(snapshot.tensors["ema"], self.ema)
-        self._restore_optimizers(snapshot.tensors["optimizer"])
+        self.parallelism.forget_gathered(self.model)
+        self._restore_optimizers(snapshot.tensors.get("optimizer", {}))  # none before the first step
         _restore_random_state(snapshot.tensors["random"])
+
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """The whole shapes of what learns."""
+        return {name: self._as_part("model", name, torch.empty(p.shape)).shape for name, p in self.parameters.items()}
+
+    def targets(self, index: Index) -> dict[str, Tensor]:
+        """Memory on the host for what this process holds of the tensors of a checkpoint of the same model."""
+        targets = {}
+        for key, stored in index.items():
+            group, _, name = key.partition("/")
+            parameter = self.parameters.get(_parameter_name(group, name))
+            shape = stored.shape if parameter is None or not stored.shape else parameter.shape
+            targets[key] = self._as_part(group, name, torch.empty(shape, dtype=stored.dtype))
+        return targets
+
+    def _as_part(self, group: str, name: str, local: Tensor) -> Tensor:
+        """A tensor on the host as the part of the whole that it is."""
+        if self.parallelism.mesh is None or group == "random":
+            return local
+        return self.parallelism.global_view(_parameter_name(group, name), local)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
         """The optimizers' state by the parameters' names, as in `layers.0.norm.weight/exp_avg`."""
-        names: dict[Tensor, str] = {parameter: name for name, parameter in self._parameters.items()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         per_parameter = [item for optimizer in self.optimizers for item in optimizer.state.items()]
         return {f"{names[p]}/{key}": tensor for p, values in per_parameter for key, tensor in values.items()}
 
@@ -114,12 +159,12 @@ class TrainingState:
             state: dict[int, dict[str, Tensor]] = {}
             for key, tensor in tensors.items():
                 name, _, slot = key.rpartition("/")
-                if self._parameters[name] in numbers:
-                    state.setdefault(numbers[self._parameters[name]], {})[slot] = tensor.clone()
+                if self.parameters[name] in numbers:
+                    state.setdefault(numbers[self.parameters[name]], {})[slot] = _local(tensor).clone()
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
+def fresh_state(config: TrainerConfig, device: str, parallelism: Parallelism | None = None) -> TrainingState:
     """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted.
 
     Raises:
@@ -136,13 +181,24 @@ def fresh_state(config: TrainerConfig, device: str) -> TrainingState:
     else:
         model = config.model.build(config.seed)
         config.start.apply(model, config.seed)
-    return _state(config, _prepared(config, model), device)
+    return _state(config, _prepared(config, model), device, parallelism)
 
 
-def resumed_state(config: TrainerConfig, device: str, snapshot: Snapshot) -> TrainingState:
-    """The state of a snapshot. The bundle that the run started from is needed no more, but for the base of an adapter."""
-    state = _state(config, skeleton(config), device)
-    state.restore(snapshot)
+def resumed_state(
+    config: TrainerConfig, device: str, checkpoint: Checkpoint, parallelism: Parallelism | None = None
+) -> TrainingState:
+    """The state of a verified checkpoint, whichever processes wrote it.
+
+    The bundle that the run started from is needed no more, but for the base of an adapter.
+
+    Raises:
+        LayoutMismatchError: it holds the tensors of another model.
+    """
+    state = _state(config, skeleton(config), device, parallelism)
+    checkpoint.check_layout(state.shapes())
+    processes = state.parallelism.processes
+    alone = processes.control is None
+    state.restore(checkpoint.read() if alone else checkpoint.read_into(state.targets(checkpoint.index), processes))
     return state
 
 
@@ -157,11 +213,10 @@ def _prepared(config: TrainerConfig, model: Decoder) -> PreparedModel:
     return PreparedModel(model=model, awareness=None if config.qat is None else config.qat.install(model))
 
 
-def _state(config: TrainerConfig, prepared: PreparedModel, device: str) -> TrainingState:
-    prepared.model.to(device)
+def _state(config: TrainerConfig, prepared: PreparedModel, device: str, parallelism: Parallelism | None) -> TrainingState:
     prepared.model.compute_dtype = config.precision.compute_dtype
     num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
-    return TrainingState(prepared, config.optimizer, config.ema, num_steps)
+    return TrainingState(prepared, config.optimizer, config.ema, num_steps, parallelism, device)
 
 
 def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
@@ -198,7 +253,17 @@ def _copy(tensor: Tensor) -> Tensor:
 
 def _copy_all(source: Tensors, target: Tensors) -> None:
     for name, tensor in target.items():
-        tensor.copy_(source[name])
+        tensor.copy_(_local(source[name]))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor of a snapshot."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _parameter_name(group: str, name: str) -> str:
+    """The parameter that a tensor of a snapshot belongs to: the optimizer keeps several for each."""
+    return name.rpartition("/")[0] if group == "optimizer" else name
 
 
 def _random_state() -> dict[str, Tensor]:
