@@ -9,8 +9,9 @@ from typing import cast
 
 import typer
 
-from openafm.cli import adapter, apple_sdk, bundles, compress, data, import_, quickstart, respond, tokenizer, train
+from openafm.cli import adapter, apple_sdk, bundles, compress, data, import_, plan, quickstart, respond, tokenizer, train
 from openafm.core.errors import OpenAFMError
+from openafm.core.processes import rank
 
 app = typer.Typer(
     name="openafm",
@@ -22,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(quickstart.quickstart)
 app.command()(train.train)
+app.command()(plan.plan)
 app.add_typer(train.recipes_app, name="recipes")
 app.add_typer(compress.app, name="compress")
 app.add_typer(adapter.app, name="adapter")
@@ -52,6 +54,8 @@ def run(arguments: Sequence[str]) -> int:
         result = app(args=list(arguments), standalone_mode=False, obj=list(arguments))
         return result if isinstance(result, int) else 0
     except OpenAFMError as error:
+        if error.shared and rank():  # the first process tells what all have met
+            return error.exit_code
         return _fail(" ".join(str(error).split()), error.exit_code)
     except _WrongCall as error:
         message = cast(typer.BadParameter, error).format_message()

@@ -1,6 +1,6 @@
 """Carry out a recipe: tokenizer, token shards, training, bundle. Every station that stands is reused.
 
-RUN/  run.json  tokenizer.json  data/<source>/  config.json  metrics.jsonl  checkpoints/
+RUN/  run.json  tokenizer.json  data/<source>/  config.json  metrics.jsonl  checkpoints/  [teacher_logits/]
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import itertools
 import json
 import signal
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,11 +42,12 @@ from openafm.recipes.config import (
     find_recipe,
 )
 from openafm.recipes.drafting import DraftReport, held_out_conversations, measure_draft, taught_by
+from openafm.recipes.teaching import settled
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
 from openafm.training.config import TrainerConfig, first_difference
-from openafm.training.objective_config import DistillationConfig
+from openafm.training.objective_config import CachedDistillationConfig, DistillationConfig
 
 if TYPE_CHECKING:
     from openafm.training.run import TrainingResult
@@ -60,6 +62,8 @@ class StartBundleError(UsageError):
 
 class RunInterruptedError(OpenAFMError):
     """The run was asked to stop before its end; what it has is saved. SIGTERM ends in exit code 0, Ctrl-C in 130."""
+
+    shared = True
 
     def __init__(self, folder: Path, result: TrainingResult) -> None:
         super().__init__(
@@ -106,15 +110,18 @@ def prepare_run(
 ) -> RunConfig:
     """The resolved config of a recipe: from a bundle, on a folder of the user's own, with single values changed.
 
-    A recipe that starts from another one's bundle and is given none takes the one that stands under its default name.
+    A recipe that starts from another one's bundle and is given none takes the one that stands under its default name; so
+    does one that is taught by another one's.
 
     Raises:
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
         BundleNotFoundError: `start` names no bundle.
         AlreadyCompressedError: `start` has few bits, and the recipe trains its weights.
+        UpcyclingError: the recipe upcycles `start`, which is not dense.
+        TeacherError: the teacher reads another vocabulary than `start`.
     """
     config = build_run(recipe, size)
-    start = start or _left_by_the_recipe_before(recipe, size)
+    start = start or _left_by(find_recipe(recipe).starts_from, size)
     if start is not None and isinstance(config.trainer.objective, DistillationConfig):
         config = taught_by(config, open_bundle(start))
     elif start is not None:
@@ -142,7 +149,7 @@ def prepare_run(
         sources = (SourceConfig(name="own", path="own"),)
         loader = replace(config.trainer.data, sources=sources)
         config = replace(config, corpora=(corpus,), trainer=replace(config.trainer, data=loader, evaluation=None))
-    return override(config, changes or {})
+    return settled(override(config, changes or {}), _left_by(find_recipe(recipe).taught_by, size))
 
 
 def default_name(recipe: str, size: str) -> str:
@@ -150,24 +157,27 @@ def default_name(recipe: str, size: str) -> str:
     return f"{recipe}-{size}"
 
 
-def _left_by_the_recipe_before(recipe: str, size: str) -> str | None:
-    """The bundle that the recipe before this one has left under its default name, if it stands."""
-    before = find_recipe(recipe).starts_from
-    if before is None or not (bundle_place(default_name(before, size)) / "config.json").is_file():
+def _left_by(recipe: str | None, size: str) -> str | None:
+    """The bundle that a recipe has left under its default name, if it stands."""
+    if recipe is None or not (bundle_place(default_name(recipe, size)) / "config.json").is_file():
         return None
-    return str(bundle_place(default_name(before, size)))
+    return str(bundle_place(default_name(recipe, size)))
 
 
 def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
     """Run to the end and write the bundle `name`; a run that stands in `folder` goes on where it stopped.
 
+    Under torchrun the main process makes the data and writes the bundle, all train, and all return the same result.
+
     Raises:
+        MeshError: the processes, the model and `trainer.parallel` do not go together.
         StartBundleError: the recipe starts from a bundle and was given none, or the one called `name`.
         FolderInUseError: another process runs in this folder.
         AnotherRunError: the folder holds a run of another config.
         RunInterruptedError: stopped by SIGTERM or Ctrl-C; all is saved.
         Whatever its stations raise, each with the file it is about.
     """
+    from openafm.training.processes import open_processes
     from openafm.training.run import train
 
     place = bundle_place(name)
@@ -176,28 +186,46 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         raise StartBundleError(
             f"'{name}' is the bundle that the run starts from, which stays as it is; choose another --name"
         )
-    with folder_lock(folder / "data"):
-        _check_same_run(config, folder)
-        tokenizer, template = _tokenizer(config, folder)
-        with atomic_file(folder / "run.json", "w") as file:
-            file.write(dump(config))
-        for corpus in config.corpora_read:
-            pack_corpus(corpus, folder / "data" / corpus.name, tokenizer, template)
+    with open_processes() as everyone, ExitStack() as opened:
         trainer = _located_trainer(config.trainer, folder)
-        result = train(trainer, folder)
+        trainer.parallel.shape(everyone.world)
+        trainer.parallel.check_model(trainer.model)
+        everyone.main_only(lambda: _prepare(config, folder, opened))
+        result = train(trainer, folder, processes=everyone)
         if not result.finished:
             raise RunInterruptedError(folder, result)
-        made = _trained_weights(trainer, folder)
-        bundle = write_bundle(
-            place,
-            config=trainer.model,
-            tokenizer=tokenizer,
-            template=template,
-            tensors=made.tensors,
-            numerics=made.numerics,
-            recovery=made.recovery,
-            card=model_card(name, config, result),
-        )
+        return everyone.main_only(lambda: _finish(config, trainer, folder, name, result))
+
+
+def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
+    """Take the run folder, and make the tokenizer, the token shards and a teacher's logits unless they stand there."""
+    from openafm.training.teacher_logits import write_teacher_logits
+
+    opened.enter_context(folder_lock(folder / "data"))
+    _check_same_run(config, folder)
+    tokenizer, template = _tokenizer(config, folder)
+    with atomic_file(folder / "run.json", "w") as file:
+        file.write(dump(config))
+    for corpus in config.corpora_read:
+        pack_corpus(corpus, folder / "data" / corpus.name, tokenizer, template)
+    if isinstance(config.trainer.objective, CachedDistillationConfig):
+        write_teacher_logits(_located_trainer(config.trainer, folder))
+
+
+def _finish(config: RunConfig, trainer: TrainerConfig, folder: Path, name: str, result: TrainingResult) -> RunResult:
+    """Write the bundle of a run that has come to its end."""
+    tokenizer, template = _tokenizer(config, folder)
+    made = _trained_weights(trainer, folder)
+    bundle = write_bundle(
+        bundle_place(name),
+        config=trainer.model,
+        tokenizer=tokenizer,
+        template=template,
+        tensors=made.tensors,
+        numerics=made.numerics,
+        recovery=made.recovery,
+        card=model_card(name, config, result),
+    )
     return _result(bundle, folder, result, _draft_report(config, bundle))
 
 
@@ -315,6 +343,9 @@ def _within(loader: LoaderConfig, context_length: int) -> LoaderConfig:
 def _located_trainer(trainer: TrainerConfig, folder: Path) -> TrainerConfig:
     if trainer.evaluation is not None:
         trainer = replace(trainer, evaluation=replace(trainer.evaluation, data=_located(trainer.evaluation.data, folder)))
+    if isinstance(trainer.objective, CachedDistillationConfig):
+        cache = str((folder / trainer.objective.cache).resolve())
+        trainer = replace(trainer, objective=replace(trainer.objective, cache=cache))
     return replace(trainer, data=_located(trainer.data, folder))
 
 
