@@ -109,7 +109,8 @@ class RunConfig(Config):
 class Recipe:
     """A named run in several sizes. `starts_from` tells what `--from` must give, None when it starts from nothing.
 
-    One that `lengthens` gives the model it starts from the context length of its own config.
+    One that `lengthens` gives the model it starts from the context length of its own config. `taught_by` is the recipe whose
+    bundle it learns from unless another is named.
     """
 
     name: str
@@ -118,20 +119,44 @@ class Recipe:
     build: Callable[[str], RunConfig]
     starts_from: str | None = None
     lengthens: bool = False
+    taught_by: str | None = None
 
 
 RECIPES: dict[str, Recipe] = {}
+STAGES = (
+    "pretrain",
+    "trunk",
+    "upcycle_teacher",
+    "distill",
+    "text_continued",
+    "long_context",
+    "sft",
+    "qat",
+    "recovery_adapter",
+    "draft",
+)
 
 
 def recipe(
-    name: str, *, sizes: tuple[str, ...], starts_from: str | None = None, lengthens: bool = False
+    name: str,
+    *,
+    sizes: tuple[str, ...],
+    starts_from: str | None = None,
+    lengthens: bool = False,
+    taught_by: str | None = None,
 ) -> Callable[[Callable[[str], RunConfig]], Callable[[str], RunConfig]]:
     """Register a function from a size to a `RunConfig`; the first line of its docstring is the summary."""
 
     def register(build: Callable[[str], RunConfig]) -> Callable[[str], RunConfig]:
         summary = (build.__doc__ or "").strip().splitlines()[0]
         RECIPES[name] = Recipe(
-            name=name, summary=summary, sizes=sizes, build=build, starts_from=starts_from, lengthens=lengthens
+            name=name,
+            summary=summary,
+            sizes=sizes,
+            build=build,
+            starts_from=starts_from,
+            lengthens=lengthens,
+            taught_by=taught_by,
         )
         return build
 
@@ -140,9 +165,19 @@ def recipe(
 
 def all_recipes() -> list[Recipe]:
     """Every recipe, in the order of the report."""
-    for room in ("on_device", "server", "continued"):
+    for room in ("on_device", "upcycling", "server", "continued"):
         importlib.import_module(f"openafm.recipes.{room}")
-    return list(RECIPES.values())
+    return sorted(RECIPES.values(), key=lambda found: _place_in_report(found.name))
+
+
+def _place_in_report(name: str) -> tuple[int, int]:
+    """The on-device model before the server's, and each model's stages as they follow; other names come last."""
+    model, _, stage = name.partition(".")
+    return _index(model, ("on_device", "server")), _index(stage, STAGES)
+
+
+def _index(name: str, order: tuple[str, ...]) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 def find_recipe(name: str) -> Recipe:
