@@ -74,7 +74,7 @@ def test_a_run_that_hangs_ends_with_its_stacks_and_the_same_call_goes_on(tmp_pat
     process = start(HANGING, corpus.sources[0].path, str(output))
     _, told = process.communicate()
     assert process.returncode == EXIT_CODE
-    report = (output / "hang.txt").read_text()
+    report = (output / "hang-0.txt").read_text()
     for stacks in (told, report):
         assert f"process {process.pid} did nothing for 1 s" in stacks
         assert "in lost_file_server" in stacks  # the thread that waits

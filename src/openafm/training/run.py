@@ -1,7 +1,7 @@
 """The door: carry out a training run in a folder, from its start or from where it was interrupted.
 
 output/  config.json  metrics.jsonl  goodput.jsonl  tensorboard/  checkpoints/step-00001200/ ...
-         hang.txt, when a watchdog has ended a process of it
+         hang-0.txt, when a watchdog has ended the process of rank 0
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from openafm.models.decoder import Decoder
 from openafm.training.checkpoint import (
     Checkpoint,
     CheckpointError,
+    CheckpointRecord,
     checkpoint_writer,
     newest_checkpoint,
     newest_whole,
@@ -100,7 +101,9 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu", processes
         everyone.together(lambda: _check(config))
         everyone.main_only(lambda: _claim(output, opened))
         ledger = Ledger(output / GOODPUT if everyone.is_main else None)
-        dog = opened.enter_context(watchdog(config.watchdog, output / "hang.txt", lambda: ledger.waiting("hang")))
+        dog = opened.enter_context(
+            watchdog(config.watchdog, output / f"hang-{everyone.rank}.txt", lambda: ledger.waiting("hang"))
+        )
         loader = everyone.together(lambda: config.data.build(parallelism.data_rank, parallelism.data_world))
         found = newest_checkpoint(checkpoints, config, loader.digest, note, everyone)
         everyone.main_only(lambda: set_aside_newer(checkpoints, -1 if found is None else found.record.step))
@@ -120,7 +123,7 @@ def train(config: TrainerConfig, output: Path, *, device: str = "cpu", processes
         trainer.run(stop, writer, log, evaluator, bar, ledger, dog)
         writer.wait()
         ledger.close()
-        result = everyone.main_only(lambda: _result(output, state, stop.signal))
+        result = everyone.main_only(lambda: training_result(output, state, stop.signal))
     note(str(result.goodput))
     return result
 
@@ -232,8 +235,9 @@ def _steps_that_fit(trainer: Trainer, budget: TimeBudget, start_s: float) -> int
     return state.parallelism.processes.main_only(lambda: num_steps)  # every process has a clock of its own
 
 
-def _result(output: Path, state: TrainingState, stopped_by: int | None) -> TrainingResult:
-    lines = read_metrics(output)
+def training_result(output: Path, state: TrainingState | CheckpointRecord, stopped_by: int | None = None) -> TrainingResult:
+    """Where a run stands, or stood at a checkpoint, with what its log says until then."""
+    lines = [line for line in read_metrics(output) if line["step"] <= state.step]
     losses = [line["loss"] for line in lines if "loss" in line]
     held_out = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
     return TrainingResult(
