@@ -10,7 +10,7 @@ Two comparisons, each at equal tokens, equal batches in equal order and equal hy
 
 All train side by side, an update of one after an update of the other, so that tokens per CPU-second compare. Three seeds
 decide weights and the order of the data. A full run affords 300 updates of 2,048 tokens, 614,400 tokens, for each of the 5
-models and 3 seeds, about 20 minutes on one thread: models of 0.7 to 1 million parameters in their first tokens. It shows what
+models and 3 seeds, about 20 minutes on one thread: 0.7 to 1 million parameters in their first tokens. It shows what
 costs quality at that scale and proves nothing about a larger one.
 
 The data is the built-in corpus in English; the loss is that of its held-out split, which shares no sentence frame, name,
@@ -82,7 +82,7 @@ class Size:
 
 
 FULL = Size(seeds=(0, 1, 2), updates=300, examples=20_000, held_out_batches=8)
-QUICK = Size(seeds=(0, 1), updates=6, examples=1_500, held_out_batches=1)
+QUICK = Size(seeds=(0, 1), updates=4, examples=1_500, held_out_batches=1)
 
 
 @dataclass(kw_only=True)
