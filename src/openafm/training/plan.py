@@ -323,7 +323,7 @@ def make_plan(
 
 
 def _shape(model: DecoderConfig, num_devices: int, slices: int, axes: Axes) -> MeshShape:
-    config = ParallelConfig(shard=axes.shard or 1, expert=axes.expert or 1, track=axes.track or 1, slices=slices)
+    config = ParallelConfig(**{name: size for name, size in asdict(axes).items() if size is not None}, slices=slices)
     config.check_model(model)
     return config.shape(num_devices)
 
@@ -341,9 +341,12 @@ def _laid_out(model: DecoderConfig, chip: Chip, shape: MeshShape, workload: Work
 
 def _largest_microbatch(plan: Plan) -> Plan:
     """With as many rows at once as fit, one if none do, unless that is settled."""
-    while plan.workload.microbatch_rows is None and plan.microbatch_rows > 1 and not plan.fits:
+    if plan.workload.microbatch_rows is not None or plan.fits:
+        return plan
+    smallest = replace(plan, microbatch_rows=1)
+    while smallest.fits and not plan.fits:
         plan = replace(plan, microbatch_rows=plan.microbatch_rows // 2)
-    return plan
+    return plan if smallest.fits else smallest
 
 
 def _layouts(
@@ -352,6 +355,9 @@ def _layouts(
     """All layouts that are possible, whether they fit or not."""
     if num_devices % slices:
         return
+    for size in (axes.shard, axes.expert, axes.track):
+        if size is not None and size < 1:
+            return
     within, experts = num_devices // slices, _num_experts(model)
     for track in _choices(axes.track, gcd(model.num_tracks, within)):
         for expert in _choices(axes.expert, gcd(experts, within) if experts else 1):
@@ -423,17 +429,19 @@ def _too_much(plan: Plan) -> str:
 
 
 def _what_would(model: DecoderConfig, num_devices: int, chip: Chip, workload: Workload, slices: int) -> str:
-    """The layout that fits with the fewest devices to a copy of the model, on more devices if need be."""
-    devices = num_devices
-    while devices <= max(num_devices, MOST_DEVICES):
+    """The layout that fits with the fewest devices to a copy of the model, on more devices while that helps."""
+    devices, least_before = num_devices, float("inf")
+    while True:
         grown = workload
         if workload.rows_per_step is not None:
             grown = replace(workload, rows_per_step=workload.rows_per_step * (devices // num_devices))
-        fitting = [plan for plan in _layouts(model, devices, chip, grown, Axes(), slices) if plan.fits]
-        if fitting:
+        layouts = list(_layouts(model, devices, chip, grown, Axes(), slices))
+        if fitting := [plan for plan in layouts if plan.fits]:
             best = min(fitting, key=lambda plan: (_inner(plan.shape), plan.serial_seconds))
             where = "" if devices == num_devices else f" on {devices:,} devices"
             rows = f" at {best.microbatch_rows} rows at once" if best.num_microbatches > 1 else ""
             return f" the smallest layout that fits{where} is {layout_words(best.shape)}{rows}"
-        devices *= 2
-    return " no layout fits on any number of devices: shorten --row-tokens or give --recompute"
+        least = min((plan.memory.peak for plan in layouts), default=float("inf"))
+        if devices >= MOST_DEVICES or (least_before < float("inf") and least > 0.95 * least_before):
+            return " no layout fits on any number of devices: shorten --row-tokens or give --recompute"
+        devices, least_before = 2 * devices, least
