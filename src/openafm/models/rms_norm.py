@@ -62,6 +62,7 @@ class _RMSNormOfTracks(torch.autograd.Function):
         x_TND, weight_TD, scale_TN1 = ctx.saved_tensors
         product_TND = dy_TND * x_TND
         dweight_TD = torch.bmm(scale_TN1.mT, product_TND)[:, 0]
-        along_x_TN1 = torch.bmm(product_TND, weight_TD[..., None]) * scale_TN1.pow(3).div_(-x_TND.shape[-1])
+        # A batched product with a column takes eight times as long as one with a row.
+        along_x_TN1 = torch.bmm(weight_TD[:, None], product_TND.mT).mT * scale_TN1.pow(3).div_(-x_TND.shape[-1])
         dx_TND = torch.mul(dy_TND, weight_TD[:, None], out=product_TND).mul_(scale_TN1).addcmul_(x_TND, along_x_TN1)
         return dx_TND, dweight_TD, None
