@@ -50,6 +50,7 @@ from openafm.training.config import TrainerConfig, first_difference
 from openafm.training.objective_config import CachedDistillationConfig, DistillationConfig
 
 if TYPE_CHECKING:
+    from openafm.models.decoder import Decoder
     from openafm.training.run import TrainingResult
 
 TOKENIZER_EXAMPLES = 20_000
@@ -180,12 +181,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
     from openafm.training.processes import open_processes
     from openafm.training.run import train
 
-    place = bundle_place(name)
-    start = config.start
-    if start is not None and Path(start).resolve() == place.resolve():
-        raise StartBundleError(
-            f"'{name}' is the bundle that the run starts from, which stays as it is; choose another --name"
-        )
+    check_name(config, name)
     with open_processes() as everyone, ExitStack() as opened:
         trainer = _located_trainer(config.trainer, folder)
         trainer.parallel.shape(everyone.world)
@@ -195,6 +191,18 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         if not result.finished:
             raise RunInterruptedError(folder, result)
         return everyone.main_only(lambda: _finish(config, trainer, folder, name, result))
+
+
+def check_name(config: RunConfig, name: str) -> None:
+    """Refuse to write over what a run starts from.
+
+    Raises:
+        StartBundleError: the bundle `name` is that.
+    """
+    if config.start is not None and Path(config.start).resolve() == bundle_place(name).resolve():
+        raise StartBundleError(
+            f"'{name}' is the bundle that the run starts from, which stays as it is; choose another --name"
+        )
 
 
 def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
@@ -214,9 +222,19 @@ def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
 
 def _finish(config: RunConfig, trainer: TrainerConfig, folder: Path, name: str, result: TrainingResult) -> RunResult:
     """Write the bundle of a run that has come to its end."""
+    from openafm.training.run import load_trained
+
+    bundle = write_trained(config, trainer, folder, name, load_trained(folder), result)
+    return _result(bundle, folder, result, _draft_report(config, bundle))
+
+
+def write_trained(
+    config: RunConfig, trainer: TrainerConfig, folder: Path, name: str, model: Decoder, result: TrainingResult
+) -> Bundle:
+    """Write the bundle `name` of a model that was trained in `folder`; `result` is for its card."""
     tokenizer, template = _tokenizer(config, folder)
-    made = _trained_weights(trainer, folder)
-    bundle = write_bundle(
+    made = _trained_weights(trainer, model)
+    return write_bundle(
         bundle_place(name),
         config=trainer.model,
         tokenizer=tokenizer,
@@ -226,7 +244,6 @@ def _finish(config: RunConfig, trainer: TrainerConfig, folder: Path, name: str, 
         recovery=made.recovery,
         card=model_card(name, config, result),
     )
-    return _result(bundle, folder, result, _draft_report(config, bundle))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,13 +255,11 @@ class _Weights:
     recovery: RecoveryAdapter | None = None
 
 
-def _trained_weights(trainer: TrainerConfig, folder: Path) -> _Weights:
+def _trained_weights(trainer: TrainerConfig, model: Decoder) -> _Weights:
     """As they are, packed after quantisation-aware training, or the base as it was with the adapter beside it."""
     from openafm.adapters.lora import adapter_weights
     from openafm.compression.deploy import packed_tensors
-    from openafm.training.run import load_trained
 
-    model = load_trained(folder)
     if trainer.adapter is not None and trainer.from_bundle is not None:
         base = open_bundle(trainer.from_bundle)
         weights = {name: weight.numpy() for name, weight in adapter_weights(model).items()}
