@@ -1,0 +1,116 @@
+"""The C interface (source/abi.h) through ctypes. Imports no tensor library."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from openafm.runtime.native.build import NativeBuildError, built_library
+
+VERSION = 1
+
+
+class Matrix(Structure):
+    """OaMatrix."""
+
+    _fields_ = [
+        ("codes", c_void_p),
+        ("scales", c_void_p),
+        ("lora_a", c_void_p),
+        ("lora_b", c_void_p),
+        ("num_outputs", c_int32),
+        ("num_inputs", c_int32),
+        ("rank", c_int32),
+        ("lora_scale", c_float),
+    ]
+
+
+class Layer(Structure):
+    """OaLayer."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
+        ("source", c_int32),
+    ]
+
+
+class ModelConfig(Structure):
+    """OaConfig."""
+
+    _fields_ = [
+        *(
+            (name, c_int32)
+            for name in (
+                *("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_dim"),
+                "num_prefill_layers",
+            )
+        ),
+        ("norm_eps", c_float),
+        ("qk_norm_eps", c_float),
+        ("has_qk_norm", c_int32),
+        ("norm_before_position", c_int32),
+        ("interleaved", c_int32),
+        ("level_zero", c_float),
+        ("frequencies", c_void_p),
+        ("final_norm", c_void_p),
+        ("embedding", c_void_p),
+        ("layers", POINTER(Layer)),
+    ]
+
+
+_FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "oa_version": (c_int32, ()),
+    "oa_kernels": (c_char_p, (c_int32,)),
+    "oa_model_new": (c_void_p, (POINTER(ModelConfig), c_int32, c_char_p)),
+    "oa_model_free": (None, (c_void_p,)),
+    "oa_cache_new": (c_void_p, (c_void_p,)),
+    "oa_cache_fork": (c_void_p, (c_void_p, c_int64)),
+    "oa_cache_free": (None, (c_void_p,)),
+    "oa_cache_bytes": (c_int64, (c_void_p, c_int64)),
+    "oa_cache_save": (None, (c_void_p, c_int64, c_void_p)),
+    "oa_cache_load": (c_int32, (c_void_p, c_int64, c_void_p)),
+    "oa_step": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p)),
+    "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
+    "oa_pack_tiles": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
+    "oa_product": (None, (c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p)),
+}
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """Load a compiled library and declare its functions.
+
+    Raises:
+        NativeBuildError: it cannot be loaded, or is of another version.
+    """
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise NativeBuildError(f"{path} cannot be loaded ({error}); remove it, and it is compiled anew") from error
+    if library.oa_version() != VERSION:
+        raise NativeBuildError(f"{path} is version {library.oa_version()}, expected {VERSION}; remove it")
+    return library
+
+
+@cache
+def native_library() -> ctypes.CDLL:
+    """The library of this machine, compiled if need be.
+
+    Raises:
+        NativeBuildError: it cannot be compiled or loaded.
+    """
+    return open_library(built_library().path)
+
+
+def kernel_names(library: ctypes.CDLL) -> list[str]:
+    """The instruction sets that this processor runs, best first."""
+    names: list[str] = []
+    while (name := library.oa_kernels(len(names))) is not None:
+        names.append(name.decode())
+    return names

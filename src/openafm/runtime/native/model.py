@@ -1,0 +1,131 @@
+"""A bundle as the C runtime takes it: structs that point into mapped weights. Imports no tensor library."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import cast
+
+import numpy as np
+
+from openafm.adapters.package import Adapter
+from openafm.bundle import Bundle
+from openafm.core.errors import OpenAFMError
+from openafm.models.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    RotaryConfig,
+    SharedKeysValuesConfig,
+)
+from openafm.runtime.native.library import Layer, Matrix, ModelConfig, kernel_names
+from openafm.runtime.native.support import LEVEL_ZEROS
+from openafm.runtime.native.weights import NativeWeights
+
+_LINEARS = {
+    "query": "attention.query",
+    "key": "attention.keys_values.key",
+    "value": "attention.keys_values.value",
+    "output": "attention.output",
+    "gate": "feed_forward.gate",
+    "up": "feed_forward.up",
+    "down": "feed_forward.down",
+}
+
+
+class OutOfMemoryError(OpenAFMError):
+    """There is no memory for a sequence's keys and values. The step did nothing."""
+
+
+class NativeModel:
+    """The C model, and the arrays that it points to."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        bundle: Bundle,
+        weights: NativeWeights,
+        adapter: Adapter | None,
+        num_threads: int,
+        kernels: str | None,
+    ) -> None:
+        self.library, self._weights = library, weights
+        config = bundle.config
+        attention = cast(AttentionConfig, config.layers[0].attention)
+        position = cast(RotaryConfig, attention.position)
+        pairs = np.arange(0, attention.head_dim, 2, dtype=np.float64)
+        self._frequencies = (position.theta ** -(pairs / attention.head_dim)).astype(np.float32)
+        self._adapter = (
+            {}
+            if adapter is None
+            else {name: np.ascontiguousarray(weight, np.float32) for name, weight in adapter.weights().items()}
+        )
+        self._scale = 0.0 if adapter is None else adapter.config.scale
+        self._layers = (Layer * len(config.layers))(*(self._layer(config, index) for index in range(len(config.layers))))
+        self._config = ModelConfig(
+            vocab_size=config.vocab_size,
+            dim=config.dim,
+            num_layers=len(config.layers),
+            num_heads=attention.num_heads,
+            num_kv_heads=config.kv_heads(0),
+            head_dim=attention.head_dim,
+            hidden_dim=cast(DenseFeedForwardConfig, config.layers[0].feed_forward).hidden_dim,
+            num_prefill_layers=config.num_prefill_layers,
+            norm_eps=config.norm_eps,
+            qk_norm_eps=attention.qk_norm.eps if attention.qk_norm else 0.0,
+            has_qk_norm=attention.qk_norm is not None,
+            norm_before_position=attention.qk_norm is not None and attention.qk_norm.order == "before_position",
+            interleaved=position.layout == "interleaved",
+            level_zero=LEVEL_ZEROS[bundle.numerics.weights],
+            frequencies=self._frequencies.ctypes.data,
+            final_norm=weights.address("norm.weight"),
+            embedding=weights.address("embedding"),
+            layers=self._layers,
+        )
+        name = None if kernels is None else kernels.encode()
+        self.handle = library.oa_model_new(ctypes.byref(self._config), num_threads, name)
+        if not self.handle:
+            raise OutOfMemoryError(f"the native runtime cannot start with kernels {kernels or kernel_names(library)[0]}")
+        weakref.finalize(self, library.oa_model_free, self.handle)
+
+    def _layer(self, config: DecoderConfig, index: int) -> Layer:
+        attention = cast(AttentionConfig, config.layers[index].attention)
+        prefix = f"layers.{index}."
+        shared = isinstance(attention.keys_values, SharedKeysValuesConfig)
+        layer = Layer(
+            source=attention.keys_values.layer if isinstance(attention.keys_values, SharedKeysValuesConfig) else index
+        )
+        hidden_dim = cast(DenseFeedForwardConfig, config.layers[index].feed_forward).hidden_dim
+        inner, kv_dim = attention.num_heads * attention.head_dim, config.kv_heads(index) * attention.head_dim
+        shapes = {
+            "query": (inner, config.dim),
+            "key": (kv_dim, config.dim),
+            "value": (kv_dim, config.dim),
+            "output": (config.dim, inner),
+            "gate": (hidden_dim, config.dim),
+            "up": (hidden_dim, config.dim),
+            "down": (config.dim, hidden_dim),
+        }
+        for field, (num_outputs, num_inputs) in shapes.items():
+            if not (shared and field in ("key", "value")):
+                setattr(layer, field, self._matrix(prefix + _LINEARS[field], num_outputs, num_inputs))
+        layer.attention_norm = self._weights.address(f"{prefix}attention_norm.weight")
+        layer.feed_forward_norm = self._weights.address(f"{prefix}feed_forward_norm.weight")
+        if attention.qk_norm is not None:
+            layer.query_norm = self._weights.address(f"{prefix}attention.query_norm.weight")
+            if not shared:
+                layer.key_norm = self._weights.address(f"{prefix}attention.keys_values.key_norm.weight")
+        return layer
+
+    def _matrix(self, name: str, num_outputs: int, num_inputs: int) -> Matrix:
+        a, b = self._adapter.get(f"{name}.lora.a"), self._adapter.get(f"{name}.lora.b")
+        return Matrix(
+            codes=self._weights.address(name),
+            scales=self._weights.address(f"{name}.scale"),
+            lora_a=None if a is None else a.ctypes.data,
+            lora_b=None if b is None else b.ctypes.data,
+            num_outputs=num_outputs,
+            num_inputs=num_inputs,
+            rank=0 if a is None else len(a),
+            lora_scale=self._scale,
+        )

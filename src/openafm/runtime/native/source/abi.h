@@ -1,0 +1,81 @@
+// The C interface of the native runtime: what Python sees of it through ctypes, and nothing else is exported.
+//
+// Shapes in comments: N rows (tokens of all sequences in a step), D model dim, H heads, K key/value heads, C head dim,
+// V vocabulary, R outputs and I inputs of a matrix.
+#pragma once
+#include <stddef.h>
+#include <stdint.h>
+
+#define OA_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Grows with every change of a struct, a function or the layout of weights.
+#define OA_VERSION 1
+
+extern "C" {
+
+// A 2-bit matrix in panels of 64 rows (layout.py), with one scale for each row; rows and scales are padded to whole panels.
+// An adapter's a [rank, I] and b [R, rank] may stand beside it; `rank` is 0 where there is none.
+typedef struct {
+    const uint8_t *codes;
+    const float *scales;
+    const float *lora_a, *lora_b;
+    int32_t num_outputs, num_inputs, rank;
+    float lora_scale;
+} OaMatrix;
+
+// One layer. `source` is the layer whose keys and values it reads, its own index where it has some.
+typedef struct {
+    OaMatrix query, key, value, output, gate, up, down;
+    const float *attention_norm, *feed_forward_norm, *query_norm, *key_norm;
+    int32_t source;
+} OaLayer;
+
+typedef struct {
+    int32_t vocab_size, dim, num_layers, num_heads, num_kv_heads, head_dim, hidden_dim, num_prefill_layers;
+    float norm_eps, qk_norm_eps;
+    int32_t has_qk_norm;      // 0: none
+    int32_t norm_before_position;
+    int32_t interleaved;      // pairs of channels that rotate together: (0, 1), ... or (0, C / 2), ...
+    float level_zero;         // a code's level is code - level_zero
+    const float *frequencies; // radians per position of each pair, [C / 2]
+    const float *final_norm;
+    const uint8_t *embedding; // 4 bits, in tiles of 16 rows (layout.py)
+    const OaLayer *layers;
+} OaConfig;
+
+typedef struct OaModel OaModel;
+typedef struct OaCache OaCache;
+
+OA_EXPORT int32_t oa_version(void);
+
+// The name of the best kernels that this processor runs, and of the i-th that it runs, best first; null after the last.
+OA_EXPORT const char *oa_kernels(int32_t i);
+
+// `kernels` by name, null for the best. Keeps the pointers of the config, which must outlive the model. Null: no memory.
+OA_EXPORT OaModel *oa_model_new(const OaConfig *config, int32_t num_threads, const char *kernels);
+OA_EXPORT void oa_model_free(OaModel *model);
+
+// Keys and values of one sequence, in pages that forks share until they write to them.
+OA_EXPORT OaCache *oa_cache_new(const OaModel *model);
+OA_EXPORT OaCache *oa_cache_fork(OaCache *cache, int64_t length);
+OA_EXPORT void oa_cache_free(OaCache *cache);
+
+// Bytes of the first `length` tokens, and copies of them out of and into a cache, in an order of their own.
+OA_EXPORT int64_t oa_cache_bytes(const OaCache *cache, int64_t length);
+OA_EXPORT void oa_cache_save(const OaCache *cache, int64_t length, uint8_t *bytes);
+OA_EXPORT int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *bytes);
+
+// Compute counts[i] tokens of sequence i, from position starts[i] on; `tokens` holds them one sequence after the other.
+// `all` asks for logits after every token, else only after each sequence's last: [rows, V]. Returns 0, or 1: no memory.
+OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts,
+                          const int32_t *counts, const int32_t *tokens, int32_t all, float *logits);
+
+// A stored 2-bit matrix (four codes a byte) as panels, and a stored 4-bit embedding as tiles; see kernels.h.
+OA_EXPORT void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_t num_inputs, uint8_t *panels);
+OA_EXPORT void oa_pack_tiles(const uint8_t *stored, const uint16_t *scales, const uint16_t *minima, int32_t vocab_size,
+                             int32_t dim, uint8_t *tiles);
+
+// One product, for tests and measurements: y [N, R] of x [N, I], which is rounded to 8 bits first.
+OA_EXPORT void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y);
+
+}

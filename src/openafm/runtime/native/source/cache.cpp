@@ -1,0 +1,107 @@
+#include "cache.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <new>
+
+#include "half.h"
+
+namespace {
+
+Page *new_page(const PageShape &shape) {
+    Page *page = new (std::nothrow) Page;
+    if (!page) return nullptr;
+    page->bytes = (uint8_t *)calloc(shape.bytes(), 1);
+    if (page->bytes) return page;
+    delete page;
+    return nullptr;
+}
+
+void release(Page *page) {
+    if (page->num_owners.fetch_sub(1) > 1) return;
+    free(page->bytes);
+    delete page;
+}
+
+// Symmetric 8 bits with a scale in fp16, as the bundle's numerics have it.
+float rounded(const float *x, int n, int8_t *integers, uint16_t *scale) {
+    float largest = 0;
+    for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(x[i]));
+    const float exact = fminf(fmaxf(largest / 127.0f, 0x1p-24f), 65504.0f);
+    *scale = float_to_half(exact);
+    const float s = half_to_float(*scale);
+    for (int i = 0; i < n; i++) integers[i] = (int8_t)fminf(fmaxf(rintf(x[i] / s), -127.0f), 127.0f);
+    return s;
+}
+
+}  // namespace
+
+OaCache::~OaCache() {
+    for (Page *page : pages) release(page);
+}
+
+bool OaCache::prepare(int64_t start, int64_t stop) {
+    for (int64_t number = start / PAGE; number * PAGE < stop; number++) {
+        if (number == (int64_t)pages.size()) {
+            Page *page = new_page(shape);
+            if (!page) return false;
+            pages.push_back(page);
+        } else if (pages[number]->num_owners.load() > 1) {
+            Page *page = new_page(shape);
+            if (!page) return false;
+            memcpy(page->bytes, pages[number]->bytes, shape.bytes());
+            release(pages[number]);
+            pages[number] = page;
+        }
+    }
+    return true;
+}
+
+KeysValuesPage OaCache::at(int64_t page, int layer, int head) const {
+    const uint8_t *bytes = pages[page]->bytes + shape.head_bytes() * ((size_t)layer * shape.num_kv_heads + head);
+    const uint8_t *values = bytes + (size_t)PAGE * shape.head_dim;
+    const uint16_t *scales = (const uint16_t *)(values + (size_t)PAGE * shape.head_dim);
+    return {bytes, (const int8_t *)values, scales, scales + PAGE};
+}
+
+void OaCache::store(int64_t position, int layer, int head, const float *key, const float *value) {
+    const KeysValuesPage page = at(position / PAGE, layer, head);
+    const int place = (int)(position % PAGE), dim = shape.head_dim;
+    int8_t integers[1024];
+    rounded(key, dim, integers, (uint16_t *)page.key_scales + place);
+    for (int c = 0; c < dim; c++)
+        ((uint8_t *)page.keys)[(size_t)(c / 4) * PAGE * 4 + place * 4 + c % 4] = (uint8_t)(integers[c] + 128);
+    rounded(value, dim, integers, (uint16_t *)page.value_scales + place);
+    for (int c = 0; c < dim; c++)
+        ((int8_t *)page.values)[(size_t)(place / 4) * dim * 4 + c * 4 + place % 4] = integers[c];
+}
+
+OaCache *oa_cache_fork(OaCache *cache, int64_t length) {
+    OaCache *forked = new (std::nothrow) OaCache(cache->shape);
+    if (!forked) return nullptr;
+    for (int64_t number = 0; number * PAGE < length; number++) {
+        cache->pages[number]->num_owners.fetch_add(1);
+        forked->pages.push_back(cache->pages[number]);
+    }
+    return forked;
+}
+
+void oa_cache_free(OaCache *cache) { delete cache; }
+
+int64_t oa_cache_bytes(const OaCache *cache, int64_t length) {
+    return (length + PAGE - 1) / PAGE * (int64_t)cache->shape.bytes();
+}
+
+void oa_cache_save(const OaCache *cache, int64_t length, uint8_t *bytes) {
+    for (int64_t number = 0; number * PAGE < length; number++)
+        memcpy(bytes + number * cache->shape.bytes(), cache->pages[number]->bytes, cache->shape.bytes());
+}
+
+int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *bytes) {
+    if (!cache->prepare(0, length)) return 1;
+    for (int64_t number = 0; number * PAGE < length; number++)
+        memcpy(cache->pages[number]->bytes, bytes + number * cache->shape.bytes(), cache->shape.bytes());
+    return 0;
+}

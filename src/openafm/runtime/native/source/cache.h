@@ -1,0 +1,39 @@
+// Keys and values of one sequence in pages of PAGE tokens, each with all layers and heads. Forks share pages; a page that is
+// shared is copied when one of them writes to it.
+#pragma once
+#include <stdint.h>
+
+#include <atomic>
+#include <vector>
+
+#include "kernels.h"
+
+struct PageShape {
+    int num_layers, num_kv_heads, head_dim;  // layers that keep keys and values of their own
+
+    size_t head_bytes() const { return (size_t)PAGE * (2 * head_dim + 2 * sizeof(uint16_t)); }
+    size_t bytes() const { return head_bytes() * num_kv_heads * num_layers; }
+};
+
+struct Page {
+    std::atomic<int> num_owners{1};
+    uint8_t *bytes;
+};
+
+struct OaCache {
+    explicit OaCache(const PageShape &page_shape) : shape(page_shape) {}
+    OaCache(const OaCache &) = delete;
+    ~OaCache();
+
+    // Make positions [start, stop) writable by this cache alone. False: no memory.
+    bool prepare(int64_t start, int64_t stop);
+
+    // The keys and values of one layer and head in a page, for reading.
+    KeysValuesPage at(int64_t page, int layer, int head) const;
+
+    // Keep a key and a value, rounded to 8 bits with a scale each.
+    void store(int64_t position, int layer, int head, const float *key, const float *value);
+
+    const PageShape shape;
+    std::vector<Page *> pages;
+};

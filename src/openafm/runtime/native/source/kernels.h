@@ -1,0 +1,56 @@
+// The kernels that depend on the processor, as a table: one per instruction set, filled in kernels_*.cpp.
+//
+// Weights of 2 bits lie in panels of 64 rows: for every 16 inputs, four vectors of 64 bytes, one for 16 rows each. Lane r of
+// a vector holds the 16 codes of row r in four bytes; bits 2p and 2p + 1 of byte b are the code of input 4p + b.
+// The 4-bit embedding lies in tiles of 16 rows: for every 32 inputs four vectors of 64 bytes, whose lane r holds eight codes
+// of row r (low half of byte b: input b, high half: input 4 + b), then 16 scales and 16 minima in fp16.
+#pragma once
+#include <stdint.h>
+
+#include "abi.h"
+
+enum { PANEL_ROWS = 64, TILE_ROWS = 16, GROUP = 32, BLOCK_ROWS = 12, FEW_ROWS = 2, TILE_GROUP_BYTES = 4 * 64 + 2 * 32, PAGE = 64 };
+
+// Rows of activations in 8 bits: integers [N, stride], a scale and a sum for each row, sums of groups of 32 [N, stride / 32].
+// Of more than FEW_ROWS, `packed` holds the integers again, in blocks of BLOCK_ROWS rows (the last one smaller), four inputs
+// of each row of a block beside each other: [stride / 4][rows of the block][4].
+struct Rounded {
+    const int8_t *integers;
+    const int8_t *packed;
+    const float *scales;
+    const int32_t *sums;
+    const int32_t *group_sums;
+    int64_t stride;
+    int32_t num_rows, num_inputs;
+};
+
+// Keys of one page and head, [C / 4][PAGE][4] as unsigned with 128 added, values [PAGE / 4][C][4] signed; one scale a token.
+struct KeysValuesPage {
+    const uint8_t *keys;
+    const int8_t *values;
+    const uint16_t *key_scales, *value_scales;
+};
+
+struct Kernels {
+    const char *name;
+    bool (*is_supported)();
+    // y[n, r] of panels [first, last) for all rows n: y = (sum of code * x - zero * sum of x) * (scale of x * scale of row).
+    void (*low_bit)(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t y_stride);
+    // Logits of tiles [first, last) for all rows.
+    void (*head)(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab_size, float *y, int64_t y_stride);
+    // One row to 8 bits; `n` and what lies behind it up to a multiple of 64 is written.
+    void (*round)(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums);
+    void (*rms_norm)(const float *x, const float *weight, int n, float eps, float *y);
+    // gate = silu(gate) * up.
+    void (*swiglu)(float *gate, const float *up, int n);
+    // A query [C], already scaled, as `attend` wants it: prepared_bytes(C) of them, aligned to 64.
+    void (*prepare)(const float *query, int head_dim, uint8_t *prepared);
+    // Online softmax of prepared queries, one after the other, over the first `num_keys` keys of a page. `state` holds for
+    // each query its maximum, its sum, and C partial outputs. What a query gets does not depend on those beside it.
+    void (*attend)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys,
+                   float *state);
+};
+
+inline int prepared_bytes(int head_dim) { return (4 * head_dim + 64 + 63) / 64 * 64; }
+
+extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, neon_kernels;

@@ -1,0 +1,154 @@
+#include "model.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <new>
+
+namespace {
+
+const Kernels *const all_kernels[] = {
+#if defined(__x86_64__)
+    &avx512_kernels,
+#elif defined(__aarch64__)
+    &neon_kernels,
+#endif
+    &portable_kernels,
+};
+
+const Kernels *find_kernels(const char *name) {
+    for (const Kernels *kernels : all_kernels)
+        if (kernels->is_supported() && (!name || !strcmp(name, kernels->name))) return kernels;
+    return nullptr;
+}
+
+int padded(int n) { return (n + 63) / 64 * 64; }
+
+}  // namespace
+
+void RoundedRows::reserve(int num_rows, int num_inputs) {
+    const size_t stride = padded(num_inputs), rows = num_rows;
+    if (integers_.size() < rows * stride) {
+        integers_.resize(rows * stride);
+        packed_.resize(rows * stride);
+        group_sums_.resize(rows * stride / GROUP);
+    }
+    if (scales_.size() < rows) scales_.resize(rows), sums_.resize(rows);
+}
+
+void RoundedRows::round(const Kernels &kernels, Pool &pool, const float *x, int64_t x_stride, int num_rows, int num_inputs) {
+    reserve(num_rows, num_inputs);
+    const int stride = padded(num_inputs);
+    view_ = {integers_.data(), packed_.data(), scales_.data(), sums_.data(), group_sums_.data(), stride, num_rows, num_inputs};
+    const int num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
+    pool.parallel(num_blocks, [&](int first, int last) {
+        for (int block = first; block < last; block++) {
+            const int begin = block * BLOCK_ROWS, end = num_rows < begin + BLOCK_ROWS ? num_rows : begin + BLOCK_ROWS;
+            for (int n = begin; n < end; n++)
+                kernels.round(x + n * x_stride, num_inputs, integers_.data() + (int64_t)n * stride, &scales_[n], &sums_[n],
+                              group_sums_.data() + (int64_t)n * stride / GROUP);
+            if (num_rows <= FEW_ROWS) continue;
+            for (int n = begin; n < end; n++)
+                for (int quad = 0; quad < stride / 4; quad++)
+                    memcpy(packed_.data() + (int64_t)begin * stride + ((int64_t)quad * (end - begin) + n - begin) * 4,
+                           integers_.data() + (int64_t)n * stride + quad * 4, 4);
+        }
+    });
+}
+
+OaModel::OaModel(const OaConfig &model_config, int num_threads, const Kernels &chosen)
+    : config(model_config),
+      layers(model_config.layers, model_config.layers + model_config.num_layers),
+      kernels(chosen),
+      pool(num_threads) {
+    for (int layer = 0; layer < config.num_layers; layer++)
+        own_layers.push_back(layers[layer].source == layer ? num_own_layers++ : own_layers[layers[layer].source]);
+}
+
+void OaModel::reserve(int num_rows) {
+    const size_t rows = num_rows;
+    if (states.size() >= rows * config.dim) return;
+    states.resize(rows * config.dim);
+    normed.resize(rows * config.dim);
+    queries.resize(rows * config.num_heads * config.head_dim);
+    attended.resize(rows * config.num_heads * config.head_dim);
+    keys.resize(rows * config.num_kv_heads * config.head_dim);
+    values.resize(rows * config.num_kv_heads * config.head_dim);
+    gate.resize(rows * config.hidden_dim);
+    up.resize(rows * config.hidden_dim);
+    turns.resize(rows * config.head_dim);
+}
+
+void OaModel::normalise(const float *weight, int num_rows) {
+    pool.parallel(num_rows, [&](int first, int last) {
+        for (int64_t n = first; n < last; n++)
+            kernels.rms_norm(&states[n * config.dim], weight, config.dim, config.norm_eps, &normed[n * config.dim]);
+    });
+    rounded.round(kernels, pool, normed.data(), config.dim, num_rows, config.dim);
+}
+
+void OaModel::multiply(const std::vector<Product> &products, const float *x, int num_rows) {
+    int num_panels = 0;
+    for (const Product &product : products) num_panels += (product.matrix->num_outputs + PANEL_ROWS - 1) / PANEL_ROWS;
+    pool.parallel(num_panels, [&](int first, int last) {
+        int begin = 0;
+        for (const Product &product : products) {
+            const int end = begin + (product.matrix->num_outputs + PANEL_ROWS - 1) / PANEL_ROWS;
+            const int from = first > begin ? first : begin, to = last < end ? last : end;
+            if (from < to)
+                kernels.low_bit(*product.matrix, config.level_zero, rounded.view(), from - begin, to - begin, product.y,
+                                product.matrix->num_outputs);
+            begin = end;
+        }
+    });
+    for (const Product &product : products)
+        if (product.matrix->rank) add_adapter(product, x, num_rows);
+}
+
+// y += scale * (x a^T) b^T, in double precision: what is added does not depend on what is computed beside it.
+void OaModel::add_adapter(const Product &product, const float *x, int num_rows) {
+    const OaMatrix &matrix = *product.matrix;
+    const int rank = matrix.rank, num_inputs = matrix.num_inputs;
+    low_rank.resize((size_t)num_rows * rank);
+    pool.parallel(num_rows * rank, [&](int first, int last) {
+        for (int item = first; item < last; item++) {
+            const float *row = x + (int64_t)(item / rank) * num_inputs, *a = matrix.lora_a + (int64_t)(item % rank) * num_inputs;
+            double sums[8] = {};
+            for (int i = 0; i + 8 <= num_inputs; i += 8)
+                for (int j = 0; j < 8; j++) sums[j] += (double)row[i + j] * (double)a[i + j];
+            for (int j = 1; j < 8; j++) sums[0] += sums[j];
+            for (int i = num_inputs / 8 * 8; i < num_inputs; i++) sums[0] += (double)row[i] * (double)a[i];
+            low_rank[item] = sums[0];
+        }
+    });
+    pool.parallel(num_rows, [&](int first, int last) {
+        for (int n = first; n < last; n++)
+            for (int r = 0; r < matrix.num_outputs; r++) {
+                double sum = 0;
+                for (int i = 0; i < rank; i++) sum += low_rank[n * rank + i] * (double)matrix.lora_b[(int64_t)r * rank + i];
+                product.y[(int64_t)n * matrix.num_outputs + r] += (float)(sum * (double)matrix.lora_scale);
+            }
+    });
+}
+
+int32_t oa_version(void) { return OA_VERSION; }
+
+const char *oa_kernels(int32_t i) {
+    for (const Kernels *kernels : all_kernels)
+        if (kernels->is_supported() && i-- == 0) return kernels->name;
+    return nullptr;
+}
+
+OaModel *oa_model_new(const OaConfig *config, int32_t num_threads, const char *name) {
+    const Kernels *kernels = find_kernels(name);
+    return kernels ? new (std::nothrow) OaModel(*config, num_threads, *kernels) : nullptr;
+}
+
+void oa_model_free(OaModel *model) { delete model; }
+
+OaCache *oa_cache_new(const OaModel *model) { return new (std::nothrow) OaCache(model->page_shape()); }
+
+void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y) {
+    model->rounded.round(model->kernels, model->pool, x, matrix->num_inputs, num_rows, matrix->num_inputs);
+    model->multiply({{matrix, y}}, x, num_rows);
+}

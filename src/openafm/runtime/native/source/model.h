@@ -1,0 +1,68 @@
+// A model: the config's pointers, the threads, and room for the rows of a step.
+#pragma once
+#include <vector>
+
+#include "cache.h"
+#include "kernels.h"
+#include "pool.h"
+
+// Rows of activations rounded to 8 bits, with the memory that they take.
+class RoundedRows {
+public:
+    void reserve(int num_rows, int num_inputs);
+    const Rounded &view() const { return view_; }
+
+    // Round rows [N, num_inputs] of x, `x_stride` apart.
+    void round(const Kernels &kernels, Pool &pool, const float *x, int64_t x_stride, int num_rows, int num_inputs);
+
+private:
+    std::vector<int8_t> integers_, packed_;
+    std::vector<float> scales_;
+    std::vector<int32_t> sums_, group_sums_;
+    Rounded view_ = {};
+};
+
+// One of several products of the same rows.
+struct Product {
+    const OaMatrix *matrix;
+    float *y;
+};
+
+// A row of a step: a token of a sequence.
+struct Row {
+    OaCache *cache;
+    int64_t position;
+};
+
+struct OaModel {
+    OaModel(const OaConfig &model_config, int num_threads, const Kernels &chosen);
+
+    PageShape page_shape() const { return {num_own_layers, config.num_kv_heads, config.head_dim}; }
+    int own_layer(int layer) const { return own_layers[layer]; }
+
+    void reserve(int num_rows);
+    void embed(const int32_t *tokens, int num_rows);
+    // Rows of `states` through the norm into `normed`, rounded.
+    void normalise(const float *weight, int num_rows);
+    // Products of x [N, num_inputs], which `rounded` holds in 8 bits; their adapters' outputs added.
+    void multiply(const std::vector<Product> &products, const float *x, int num_rows);
+    void store_keys_values(int layer, const std::vector<Row> &rows);
+    void read(int layer, const std::vector<Row> &rows);
+
+    const OaConfig config;
+    const std::vector<OaLayer> layers;
+    const Kernels &kernels;
+    Pool pool;
+    std::vector<int> own_layers;  // place in a page of the keys and values that a layer reads
+    int num_own_layers = 0;
+
+    // Of N rows: hidden states and their norm [N, D], queries and what attention makes of them [N, H, C], keys and values
+    // [N, K, C], both halves of the feed-forward [N, F], cosines and sines [N, C].
+    std::vector<float> states, normed, queries, attended, keys, values, gate, up, turns;
+    std::vector<double> low_rank;
+    RoundedRows rounded;
+
+private:
+    void turn(float *x, const float *turns, const float *norm) const;
+    void add_adapter(const Product &product, const float *x, int num_rows);
+};

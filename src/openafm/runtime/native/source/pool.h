@@ -1,0 +1,44 @@
+// Threads that share out the panels of a product. They spin for the next task a short while, then sleep.
+#pragma once
+#include <stdint.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+class Pool {
+public:
+    explicit Pool(int num_threads);
+    ~Pool();
+
+    int num_threads() const { return num_threads_; }
+
+    // Call work(first, last) on pieces of [0, count) until all are done; the caller works too. One call at a time.
+    template <class Work>
+    void parallel(int count, const Work &work) {
+        run(count, [](const void *w, int first, int last) { (*(const Work *)w)(first, last); }, &work);
+    }
+
+private:
+    typedef void (*Call)(const void *, int, int);
+
+    void run(int count, Call call, const void *work);
+    void take_pieces();
+    void serve();
+
+    const int num_threads_;
+    std::vector<std::thread> threads_;
+    // The task, written before `task_` counts up and read after.
+    Call call_ = nullptr;
+    const void *work_ = nullptr;
+    int count_ = 0, piece_ = 1;
+    alignas(64) std::atomic<int> next_{0};
+    alignas(64) std::atomic<int> working_{0};
+    alignas(64) std::atomic<uint64_t> task_{0};
+    alignas(64) std::atomic<bool> ending_{false};
+    std::atomic<int> sleeping_{0};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+};

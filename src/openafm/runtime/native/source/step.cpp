@@ -1,0 +1,193 @@
+// One step: tokens of several sequences through all layers, and logits where they are asked for.
+#include <math.h>
+#include <string.h>
+
+#include <new>
+
+#include "half.h"
+#include "model.h"
+
+namespace {
+
+enum { ROWS_AT_ONCE = 4 };  // rows of a sequence that attend together
+
+struct AttentionPiece {
+    int first_row, num_rows, head;
+};
+
+// Pieces of rows that follow each other in one sequence, for every key/value head.
+std::vector<AttentionPiece> attention_pieces(const std::vector<Row> &rows, int num_kv_heads) {
+    std::vector<AttentionPiece> pieces;
+    for (int first = 0, stop; first < (int)rows.size(); first = stop) {
+        stop = first + 1;
+        while (stop < (int)rows.size() && stop < first + ROWS_AT_ONCE && rows[stop].cache == rows[first].cache) stop++;
+        for (int head = 0; head < num_kv_heads; head++) pieces.push_back({first, stop - first, head});
+    }
+    return pieces;
+}
+
+void add(float *to, const float *what, int64_t n) {
+    for (int64_t i = 0; i < n; i++) to[i] += what[i];
+}
+
+}  // namespace
+
+void OaModel::embed(const int32_t *tokens, int num_rows) {
+    const int num_groups = config.dim / GROUP;
+    for (int n = 0; n < num_rows; n++) {
+        const int lane = tokens[n] % TILE_ROWS;
+        const uint8_t *tile = config.embedding + (int64_t)(tokens[n] / TILE_ROWS) * num_groups * TILE_GROUP_BYTES;
+        for (int g = 0; g < num_groups; g++, tile += TILE_GROUP_BYTES) {
+            uint16_t halves[2];
+            memcpy(halves, tile + 256 + 2 * lane, 2);
+            memcpy(halves + 1, tile + 288 + 2 * lane, 2);
+            const float scale = half_to_float(halves[0]), minimum = half_to_float(halves[1]);
+            float *x = &states[(int64_t)n * config.dim + g * GROUP];
+            for (int v = 0; v < 4; v++)
+                for (int b = 0; b < 4; b++) {
+                    const uint8_t packed = tile[v * 64 + lane * 4 + b];
+                    x[v * 8 + b] = minimum + (float)(packed & 15) * scale;
+                    x[v * 8 + 4 + b] = minimum + (float)(packed >> 4) * scale;
+                }
+        }
+    }
+}
+
+// Position and norm of one head, in the config's order.
+void OaModel::turn(float *x, const float *cosines_sines, const float *norm) const {
+    const int half = config.head_dim / 2;
+    if (norm && config.norm_before_position) kernels.rms_norm(x, norm, config.head_dim, config.qk_norm_eps, x);
+    for (int f = 0; f < half; f++) {
+        float &a = x[config.interleaved ? 2 * f : f], &b = x[config.interleaved ? 2 * f + 1 : f + half];
+        const float cosine = cosines_sines[2 * f], sine = cosines_sines[2 * f + 1], turned = a * cosine - b * sine;
+        b = a * sine + b * cosine;
+        a = turned;
+    }
+    if (norm && !config.norm_before_position) kernels.rms_norm(x, norm, config.head_dim, config.qk_norm_eps, x);
+}
+
+void OaModel::store_keys_values(int layer, const std::vector<Row> &rows) {
+    const OaLayer &l = layers[layer];
+    const int num_rows = (int)rows.size(), dim = config.head_dim;
+    multiply({{&l.key, keys.data()}, {&l.value, values.data()}}, normed.data(), num_rows);
+    for (int n = 0; n < num_rows; n++)
+        for (int head = 0; head < config.num_kv_heads; head++) {
+            const int64_t at = ((int64_t)n * config.num_kv_heads + head) * dim;
+            turn(&keys[at], &turns[(int64_t)n * dim], l.key_norm);
+            rows[n].cache->store(rows[n].position, own_layers[layer], head, &keys[at], &values[at]);
+        }
+}
+
+// Attention and feed-forward of rows whose norm and rounding stand in `normed` and `rounded`.
+void OaModel::read(int layer, const std::vector<Row> &rows) {
+    const OaLayer &l = layers[layer];
+    const int num_rows = (int)rows.size(), dim = config.head_dim, inner = config.num_heads * dim;
+    const int queries_each = config.num_heads / config.num_kv_heads;
+    multiply({{&l.query, queries.data()}}, normed.data(), num_rows);
+    const auto pieces = attention_pieces(rows, config.num_kv_heads);
+    const float scale = 1.0f / sqrtf((float)dim);
+    pool.parallel((int)pieces.size(), [&](int first, int last) {
+        const int query_bytes = prepared_bytes(dim);
+        std::vector<uint8_t> room((size_t)ROWS_AT_ONCE * queries_each * query_bytes + 64);
+        uint8_t *q = room.data() + (64 - (uintptr_t)room.data() % 64) % 64;
+        std::vector<float> turned(dim);
+        std::vector<float> state((size_t)ROWS_AT_ONCE * queries_each * (dim + 2));
+        for (int i = first; i < last; i++) {
+            const AttentionPiece &piece = pieces[i];
+            const int num_queries = piece.num_rows * queries_each;
+            for (int query = 0; query < num_queries; query++) {
+                const int64_t n = piece.first_row + query / queries_each;
+                const int head = piece.head * queries_each + query % queries_each;
+                float *x = turned.data();
+                memcpy(x, &queries[n * inner + head * dim], dim * sizeof(float));
+                turn(x, &turns[n * dim], l.query_norm);
+                for (int c = 0; c < dim; c++) x[c] *= scale;
+                kernels.prepare(x, dim, q + query * query_bytes);
+                float *s = &state[(size_t)query * (dim + 2)];
+                memset(s, 0, (dim + 2) * sizeof(float));
+                s[0] = -INFINITY;
+            }
+            const Row &begin = rows[piece.first_row], &end = rows[piece.first_row + piece.num_rows - 1];
+            for (int64_t page = 0; page * PAGE <= end.position; page++) {
+                const KeysValuesPage kv = begin.cache->at(page, own_layers[layer], piece.head);
+                if (begin.position + 1 >= (page + 1) * PAGE) {
+                    kernels.attend(q, num_queries, dim, kv, PAGE, state.data());
+                    continue;
+                }
+                for (int row = 0; row < piece.num_rows; row++) {
+                    const int64_t visible = rows[piece.first_row + row].position + 1 - page * PAGE;
+                    if (visible <= 0) continue;
+                    const size_t query = (size_t)row * queries_each;
+                    kernels.attend(q + query * query_bytes, queries_each, dim, kv, visible < PAGE ? (int)visible : PAGE,
+                                   &state[query * (dim + 2)]);
+                }
+            }
+            for (int query = 0; query < num_queries; query++) {
+                const int64_t n = piece.first_row + query / queries_each;
+                const int head = piece.head * queries_each + query % queries_each;
+                const float *s = &state[(size_t)query * (dim + 2)];
+                for (int c = 0; c < dim; c++) attended[n * inner + head * dim + c] = s[2 + c] / s[1];
+            }
+        }
+    });
+    rounded.round(kernels, pool, attended.data(), inner, num_rows, inner);
+    multiply({{&l.output, normed.data()}}, attended.data(), num_rows);
+    add(states.data(), normed.data(), (int64_t)num_rows * config.dim);
+    normalise(l.feed_forward_norm, num_rows);
+    multiply({{&l.gate, gate.data()}, {&l.up, up.data()}}, normed.data(), num_rows);
+    pool.parallel(num_rows, [&](int first, int last) {
+        for (int64_t n = first; n < last; n++) kernels.swiglu(&gate[n * config.hidden_dim], &up[n * config.hidden_dim], config.hidden_dim);
+    });
+    rounded.round(kernels, pool, gate.data(), config.hidden_dim, num_rows, config.hidden_dim);
+    multiply({{&l.down, normed.data()}}, gate.data(), num_rows);
+    add(states.data(), normed.data(), (int64_t)num_rows * config.dim);
+}
+
+int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts, const int32_t *counts,
+                const int32_t *tokens, int32_t all, float *logits) try {
+    OaModel &m = *model;
+    const OaConfig &config = m.config;
+    std::vector<Row> rows;
+    std::vector<int> wanted;
+    for (int i = 0; i < num_sequences; i++) {
+        if (!caches[i]->prepare(starts[i], starts[i] + counts[i])) return 1;
+        for (int n = 0; n < counts[i]; n++) {
+            if (all || n == counts[i] - 1) wanted.push_back((int)rows.size());
+            rows.push_back({caches[i], starts[i] + n});
+        }
+    }
+    m.reserve((int)rows.size());
+    m.embed(tokens, (int)rows.size());
+    const int half = config.head_dim / 2;
+    for (size_t n = 0; n < rows.size(); n++)
+        for (int f = 0; f < half; f++) {
+            const float angle = (float)rows[n].position * config.frequencies[f];
+            m.turns[n * config.head_dim + 2 * f] = cosf(angle);
+            m.turns[n * config.head_dim + 2 * f + 1] = sinf(angle);
+        }
+    for (int layer = 0; layer < config.num_layers; layer++) {
+        const bool stores = m.layers[layer].source == layer;
+        m.normalise(m.layers[layer].attention_norm, (int)rows.size());
+        if (stores) m.store_keys_values(layer, rows);
+        if (layer == config.num_prefill_layers - 1 && wanted.size() < rows.size()) {
+            // Nobody reads the others' output, and no layer from here on stores anything of theirs.
+            for (size_t i = 0; i < wanted.size(); i++) {
+                const size_t from = wanted[i];
+                rows[i] = rows[from];
+                memmove(&m.states[i * config.dim], &m.states[from * config.dim], config.dim * sizeof(float));
+                memmove(&m.turns[i * config.head_dim], &m.turns[from * config.head_dim], config.head_dim * sizeof(float));
+            }
+            rows.resize(wanted.size());
+            m.normalise(m.layers[layer].attention_norm, (int)rows.size());
+        }
+        m.read(layer, rows);
+    }
+    m.normalise(config.final_norm, (int)rows.size());
+    const int num_tiles = (config.vocab_size + TILE_ROWS - 1) / TILE_ROWS;
+    m.pool.parallel(num_tiles, [&](int first, int last) {
+        m.kernels.head(config.embedding, m.rounded.view(), first, last, config.vocab_size, logits, config.vocab_size);
+    });
+    return 0;
+} catch (const std::bad_alloc &) {
+    return 1;
+}
