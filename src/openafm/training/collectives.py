@@ -15,6 +15,9 @@ from openafm.training.device_memory import gathered_apart, pieces
 from openafm.training.footprint import MASTER_BYTES, DecoderFootprint, Weights
 from openafm.training.parallel_config import MeshShape
 
+BUCKET_BYTES = 64 << 20
+"""Of gradients that are summed in one call, as in parallel.py, where FSDP does not sum them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
@@ -43,7 +46,7 @@ def collectives(
     states = _of_tracks(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
     rows = _of_experts(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
     weights = _of_weights(model, footprint, shape, num_microbatches)
-    return (*_of_copies(footprint, shape, num_microbatches), *weights, *rows, *states)
+    return (*_of_copies(footprint, shape), *weights, *rows, *states)
 
 
 def _of_tracks(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_microbatches: int) -> list[Collective]:
@@ -93,26 +96,23 @@ def _of_weights(
     return found
 
 
-def _of_copies(footprint: DecoderFootprint, shape: MeshShape, num_microbatches: int) -> list[Collective]:
-    """The sum of gradients over the copies of the model: the one thing that crosses slices."""
-    found, cut = [], pieces(shape)
-    for what, size, group, is_cut in (
-        ("gradients of weights", footprint.weights.dense // cut.dense, shape.replicate, cut.dense > 1),
-        ("gradients of experts", footprint.weights.experts // cut.experts, shape.replicate, cut.experts > 1),
+def _of_copies(footprint: DecoderFootprint, shape: MeshShape) -> list[Collective]:
+    """The sum of gradients over the copies of the model, once a step: the one thing that crosses slices."""
+    found, cut, inner = [], pieces(shape), shape.replicate // shape.slices
+    for what, size, is_cut in (
+        ("gradients of weights", footprint.weights.dense // cut.dense, cut.dense > 1),
+        ("gradients of experts", footprint.weights.experts // cut.experts, cut.experts > 1),
     ):
-        # What FSDP has cut is summed after each backward pass, the rest once a step.
-        times = num_microbatches if is_cut else 1
-        if group == 1 or not size:
+        if shape.replicate == 1 or not size:
             continue
-        inner, size_bytes = group // shape.slices, times * MASTER_BYTES * size
         found.append(
             Collective(
                 axis="replicate",
                 kind="all-reduce",
                 what=what,
-                count=times * (len(footprint.layers) if is_cut else 1),
-                inside=2 * _ring(inner, size_bytes),
-                across=2 * _ring(shape.slices, size_bytes // inner),
+                count=len(footprint.layers) if is_cut else -(-MASTER_BYTES * size // BUCKET_BYTES),
+                inside=2 * _ring(inner, MASTER_BYTES * size),
+                across=2 * _ring(shape.slices, MASTER_BYTES * size // inner),
                 overlaps=is_cut,
             )
         )

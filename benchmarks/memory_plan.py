@@ -1,0 +1,199 @@
+"""What `openafm plan` says that a training step needs in memory, against what real steps take.
+
+Each case is a process of its own on one thread. It trains the model for a few steps, throws everything away and gives free
+memory back: libraries have then compiled and cached their kernels, which is their memory and not the model's
+(`libraries_mib`, beyond the imports). From there it builds the same run again and trains the same steps; measured is the
+highest resident memory above that base. Predicted is `Plan.memory.peak`, from arithmetic on the config alone: no constant of
+it was fitted to a measurement.
+
+    python benchmarks/memory_plan.py [--quick] [--json]
+
+A full run writes docs/benchmarks/memory_plan.json. `--quick` runs the same code on one small case and claims nothing. Linux
+only: the highest resident memory is set back through /proc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.shard_writer import write_shards
+from openafm.models.sizes import named_size
+from openafm.training.config import (
+    AdamWConfig,
+    BFloat16Config,
+    EMAConfig,
+    Float32Config,
+    MuonConfig,
+    OptimizerConfig,
+    StepBudget,
+    TrainerConfig,
+)
+from openafm.training.plan import CHIPS, Axes, Workload, make_plan
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "memory_plan.json"
+STEPS, SEED, MIB = 3, 0, 1 << 20
+
+# size, rows of a step, tokens of a row and of a document, rows of a microbatch, precision, optimizer, with an average
+Case = tuple[str, int, int, int, int, str, str, bool]
+CASES: tuple[Case, ...] = (
+    ("on_device.nano", 4, 512, 256, 4, "float32", "adamw", False),
+    ("on_device.nano", 8, 512, 128, 2, "float32", "muon", True),
+    ("on_device.nano", 4, 512, 512, 4, "bfloat16", "adamw", False),
+    ("on_device.nano", 2, 2048, 1024, 2, "bfloat16", "muon", False),
+    ("on_device.nano", 1, 64, 32, 1, "float32", "adamw", False),
+    ("server.nano", 4, 512, 256, 4, "float32", "adamw", False),
+    ("server.nano", 8, 512, 512, 2, "float32", "adamw", True),
+    ("server.nano", 4, 512, 256, 4, "bfloat16", "adamw", False),
+    ("server.nano", 1, 2048, 2048, 1, "bfloat16", "adamw", False),
+    ("server.nano", 1, 64, 32, 1, "float32", "adamw", False),
+)
+QUICK: tuple[Case, ...] = (("on_device.nano", 1, 512, 256, 1, "float32", "adamw", False),)
+OPTIMIZERS: dict[str, OptimizerConfig] = {"adamw": AdamWConfig(), "muon": MuonConfig()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--child", metavar="CASE", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps(measure(json.loads(options.child))))
+        return
+    rows = [compare(case) for case in (QUICK if options.quick else CASES)]
+    import torch
+
+    report = {
+        "figures": {
+            "relative_error": max(row["relative_error"] for row in rows),
+            "mean_relative_error": round(sum(row["relative_error"] for row in rows) / len(rows), 4),
+            "cases": rows,
+        },
+        "peer": "the highest resident memory of the same steps in a process of their own",
+        "setting": {
+            "steps": STEPS,
+            "seed": SEED,
+            "threads": 1,
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+        },
+    }
+    if not options.quick:
+        REPORT.parent.mkdir(parents=True, exist_ok=True)
+        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if not options.json:
+        for row in rows:
+            print("  ".join(f"{key} {value}" for key, value in row.items()))
+    print(json.dumps(report))
+
+
+def compare(case: Case) -> dict[str, object]:
+    """One case: predicted and measured, in MiB."""
+    names = ("size", "rows", "row_tokens", "document_tokens", "microbatch_rows", "precision", "optimizer", "average")
+    done = subprocess.run(
+        [sys.executable, __file__, "--child", json.dumps(case)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{case} failed:\n{done.stderr}")
+    measured, predicted = json.loads(done.stdout), predict(case)
+    return {
+        **dict(zip(names, case, strict=True)),
+        "predicted_mib": round(predicted / MIB, 1),
+        "measured_mib": round(measured["peak"] / MIB, 1),
+        "relative_error": round(abs(predicted - measured["peak"]) / measured["peak"], 4),
+        "libraries_mib": round(measured["libraries"] / MIB, 1),
+    }
+
+
+def predict(case: Case) -> int:
+    size, rows, row_tokens, document_tokens, microbatch_rows, precision, optimizer, has_average = case
+    workload = Workload(
+        rows_per_step=rows,
+        row_tokens=row_tokens,
+        document_tokens=document_tokens,
+        microbatch_rows=microbatch_rows,
+        precision=precision,  # type: ignore[arg-type]
+        optimizer=OPTIMIZERS[optimizer],
+        ema=EMAConfig() if has_average else None,
+    )
+    axes = Axes(shard=1, expert=1, track=1)
+    return make_plan(named_size(size), num_devices=1, chip=CHIPS["cpu-core"], workload=workload, axes=axes).memory.peak
+
+
+def measure(case: Case) -> dict[str, int]:
+    """In this process: bytes above the base, and what libraries keep beyond the imports."""
+    import torch
+
+    import openafm.training.run  # noqa: F401 (what a run imports is part of the base)
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        config = run_config(case, Path(folder) / "shards")
+        imports = resident("VmRSS")
+        train(config)
+        give_back()
+        base = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets the highest back to the present
+        train(config)
+        return {"peak": resident("VmHWM") - base, "libraries": base - imports}
+
+
+def run_config(case: Case, shards: Path) -> TrainerConfig:
+    size, rows, row_tokens, document_tokens, microbatch_rows, precision, optimizer, has_average = case
+    model, generator = named_size(size), np.random.default_rng(SEED)
+    with write_shards(shards, tokenizer_digest="0" * 64, vocab_size=model.vocab_size, tokens_per_shard=1 << 20) as writer:
+        for _ in range((STEPS + 1) * rows * row_tokens // document_tokens):
+            writer.add(generator.integers(1, model.vocab_size, document_tokens).tolist())
+    source = SourceConfig(name="random", path=str(shards))
+    return TrainerConfig(
+        model=model,
+        data=LoaderConfig(sources=(source,), rows_per_step=rows, row_tokens=row_tokens),
+        budget=StepBudget(num_steps=STEPS),
+        optimizer=OPTIMIZERS[optimizer],
+        ema=EMAConfig() if has_average else None,
+        precision=Float32Config() if precision == "float32" else BFloat16Config(),
+        microbatch_rows=microbatch_rows,
+        seed=SEED,
+    )
+
+
+def train(config: TrainerConfig) -> None:
+    from openafm.training.state import fresh_state
+    from openafm.training.trainer import Trainer
+
+    loader = config.data.build()
+    trainer = Trainer(config, fresh_state(config, "cpu"), loader)
+    for step in range(STEPS):
+        trainer.update(loader.batch(step))
+
+
+def give_back() -> None:
+    """Let the allocator return what nothing holds."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def resident(key: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most."""
+    lines: Sequence[str] = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    (line,) = [line for line in lines if line.startswith(key + ":")]
+    return int(line.split()[1]) << 10
+
+
+if __name__ == "__main__":
+    main()
