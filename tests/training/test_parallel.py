@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from parallel_runs import COMBINATIONS, NUM_STEPS, Combination
 from parallel_runs import train as train_combination
 from tiny_runs import write_corpus
 
+from openafm.training.checkpoint import checkpoint_paths, open_checkpoint
 from openafm.training.processes import open_processes
 
 HERE = Path(__file__).parent
@@ -110,3 +113,20 @@ def test_a_run_over_processes_is_the_run_of_one(
 )
 def test_processes_hold_their_share_of_the_weights(results: dict[str, Any], combination: str, most: float) -> None:
     assert results[combination]["held"] < most
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(corpus: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    processes = start_together(2, ["stopped_run.py", corpus, output])
+    log = output / "metrics.jsonl"
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (log.exists() and log.read_text().count("\n") >= 3) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    outputs = wait_for(processes)
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    steps = [json.loads(text.splitlines()[-1]) for text in outputs]
+    assert steps[0] == steps[1]
+    assert 3 <= steps[0]["step"] < steps[0]["num_steps"]
+    (newest, *_) = checkpoint_paths(output / "checkpoints")
+    assert open_checkpoint(newest).record.step == steps[0]["step"]

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from typing import cast
 
 import typer
 
-from openafm.cli import adapter, apple_sdk, bundles, compress, data, import_, plan, quickstart, respond, tokenizer, train
+from openafm.cli import (
+    adapter,
+    apple_sdk,
+    bundles,
+    checkpoint,
+    compress,
+    data,
+    import_,
+    plan,
+    quickstart,
+    respond,
+    tokenizer,
+    train,
+)
 from openafm.core.errors import OpenAFMError
 from openafm.core.processes import rank
 
@@ -25,6 +39,7 @@ app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.command()(plan.plan)
 app.add_typer(train.recipes_app, name="recipes")
+app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(compress.app, name="compress")
 app.add_typer(adapter.app, name="adapter")
 app.add_typer(data.app, name="data")
@@ -35,6 +50,8 @@ app.command()(bundles.inspect)
 app.command()(bundles.use)
 app.command()(respond.respond)
 app.command()(respond.chat)
+
+TOLD_SECONDS = 5.0
 
 # What typer raises for a wrong call (an unknown option, a missing argument) has this common base.
 _WrongCall: type[Exception] = typer.BadParameter.__mro__[1]
@@ -54,7 +71,8 @@ def run(arguments: Sequence[str]) -> int:
         result = app(args=list(arguments), standalone_mode=False, obj=list(arguments))
         return result if isinstance(result, int) else 0
     except OpenAFMError as error:
-        if error.shared and rank():  # the first process tells what all have met
+        if error.shared and rank():  # the first process tells what all have met, before it is ended because of us
+            time.sleep(TOLD_SECONDS if error.exit_code else 0)
             return error.exit_code
         return _fail(" ".join(str(error).split()), error.exit_code)
     except _WrongCall as error:
