@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from peers import NUM_OWN_LAYERS, TOLERANCE, copy_to_peer, decoder, plain_layers, sharing_layers, tokens, transformers_pairs
-from test_transformers import HALF, INTERLEAVED, qwen3, shared_keys_values
+from test_transformers import HALF, INTERLEAVED, WINDOW, qwen3, shared_keys_values, smollm3, three_to_one
 
 from openafm.models.decoder import Decoder
 from openafm.runtime.generation import generate
@@ -61,6 +61,21 @@ def test_sharing_generates_what_qwen3_with_shared_keys_and_values_does() -> None
         expected = their_answer(ours, qwen3(attention))
     assert our_answer(ours) == expected
     assert their_answer(ours, qwen3()) != expected
+
+
+def test_windows_generate_what_smollm3_does() -> None:
+    """The answer is three windows long."""
+    ours = decoder(three_to_one(WINDOW))
+    expected = their_answer(ours, smollm3())
+    assert len(set(expected)) > 3, "an answer of one repeated token proves little"
+    assert our_answer(ours) == expected
+    assert our_answer(with_weights_of(ours, three_to_one(WINDOW - 1))) != expected
+
+
+def with_weights_of(ours: Decoder, layers: list[Any]) -> Decoder:
+    other = decoder(layers)
+    other.load_state_dict(ours.state_dict())
+    return other
 
 
 def test_logits_of_every_cached_step_equal_those_of_one_uncached_pass() -> None:

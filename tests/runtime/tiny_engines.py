@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,9 +19,11 @@ from openafm.models.config import (
     PositionConfig,
     RotaryConfig,
     SharedKeysValuesConfig,
+    TracksConfig,
     UntiedHeadConfig,
 )
 from openafm.models.decoder import Decoder
+from openafm.models.experts_config import ExpertsConfig
 from openafm.runtime.engine import Engine
 from openafm.runtime.torch_engine import TorchEngine
 
@@ -45,6 +48,10 @@ def layer(source: int | None = None, window: int | None = None, position: Positi
     )
 
 
+def with_experts(config: LayerConfig) -> LayerConfig:
+    return replace(config, feed_forward=ExpertsConfig(num_experts=3, hidden_dim=16))
+
+
 def config(*layers: LayerConfig, untied: bool = False) -> DecoderConfig:
     head = {"head": UntiedHeadConfig()} if untied else {}
     return DecoderConfig(vocab_size=VOCAB_SIZE, dim=32, layers=layers, context_length=CONTEXT_LENGTH, **head)
@@ -54,6 +61,10 @@ CONFIGS = {
     "shared": config(layer(), layer(), layer(source=1), layer(source=1)),
     "windows": config(layer(window=3), layer(position=None), layer(source=0, window=5), layer(source=1)),
     "nothing shared": config(layer(), layer(window=2), untied=True),
+    "tracks": replace(
+        config(layer(window=3), with_experts(layer(position=None)), layer(window=5), with_experts(layer(source=1))),
+        tracks=TracksConfig(num_tracks=3, block_depth=2),
+    ),
 }
 
 # An engine that joins here passes all of tests/runtime/test_engine_contract.py.

@@ -23,6 +23,7 @@ from openafm.core.errors import OpenAFMError, UsageError
 from openafm.runtime.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, write_snapshot
 
 LogitsOf: TypeAlias = Literal["last", "all"]
+PREFILL_CHUNK = 512
 _TOKEN = "i"  # the array type of token ids: 4 bytes each
 
 
@@ -54,6 +55,14 @@ class Cache(ABC):
 
     length: int = 0
 
+    def truncate(self, length: int) -> None:
+        """Drop what comes after the first `length` tokens.
+
+        A cache that forgets may be unable to go on from there. Then it drops more, down to nothing: the engine computes what
+        is missing again.
+        """
+        self.length = length
+
     @abstractmethod
     def copy(self) -> Cache:
         """An independent copy of the first `length` tokens."""
@@ -82,7 +91,7 @@ class Sequence:
     @property
     def length(self) -> int:
         """Tokens it holds; 0 once closed."""
-        return 0 if self._cache is None else self._cache.length
+        return len(self._tokens)
 
     @property
     def tokens(self) -> array[int]:
@@ -134,10 +143,12 @@ class Engine(ABC):
             caches = [self._cache_of(sequence) for sequence, _ in batch]
             if len({id(cache) for cache in caches}) < len(caches):
                 raise SequenceError("a sequence stands twice in one step; give all its tokens in one entry")
-            for cache, (_, tokens) in zip(caches, batch, strict=True):
-                self._check_tokens(cache, tokens)
+            for sequence, tokens in batch:
+                self._check_tokens(sequence, tokens)
             if not batch:
                 return []
+            for cache, (sequence, _) in zip(caches, batch, strict=True):
+                self._catch_up(cache, sequence)
             outputs = self._forward([(cache, tokens) for cache, (_, tokens) in zip(caches, batch, strict=True)], logits)
             for cache, (sequence, tokens) in zip(caches, batch, strict=True):
                 cache.length += len(tokens)
@@ -145,7 +156,10 @@ class Engine(ABC):
             return outputs
 
     def rollback(self, sequence: Sequence, num_tokens: int) -> None:
-        """Take back the last `num_tokens`, at no cost.
+        """Take back the last `num_tokens`.
+
+        At no cost, unless layers with windows have forgotten what the tokens before them saw: further back than some tens of
+        tokens and a quarter of the window, the next step computes the whole sequence again.
 
         Raises:
             RollbackError: the sequence holds fewer.
@@ -153,10 +167,12 @@ class Engine(ABC):
         """
         with self._lock:
             cache = self._cache_of(sequence)
-            if not 0 <= num_tokens <= cache.length:
-                raise RollbackError(f"cannot take {num_tokens} tokens back from a sequence of {cache.length}")
-            cache.length -= num_tokens
-            del sequence._tokens[cache.length :]
+            length = sequence.length - num_tokens
+            if not 0 <= length <= sequence.length:
+                raise RollbackError(f"cannot take {num_tokens} tokens back from a sequence of {sequence.length}")
+            if length < cache.length:
+                cache.truncate(length)
+            del sequence._tokens[length:]
 
     def fork(self, sequence: Sequence) -> Sequence:
         """A second sequence with the same tokens; each goes its own way. Copies the keys and values.
@@ -175,6 +191,7 @@ class Engine(ABC):
         """
         with self._lock:
             cache = self._cache_of(sequence)
+            self._catch_up(cache, sequence)
             arrays = cache.arrays() | {"tokens": np.array(sequence._tokens, np.int32)}
             return write_snapshot(Snapshot(signature=self.signature, length=cache.length, arrays=arrays))
 
@@ -224,11 +241,18 @@ class Engine(ABC):
             raise SequenceError("this sequence is closed; make another with new_sequence")
         return sequence._cache
 
-    def _check_tokens(self, cache: Cache, tokens: List[int]) -> None:
+    def _catch_up(self, cache: Cache, sequence: Sequence) -> None:
+        """Compute those of a sequence's tokens again that its cache had to drop."""
+        while cache.length < sequence.length:
+            tokens = sequence.tokens[cache.length : cache.length + PREFILL_CHUNK]
+            self._forward([(cache, tokens)], "last")
+            cache.length += len(tokens)
+
+    def _check_tokens(self, sequence: Sequence, tokens: List[int]) -> None:
         if not tokens:
             raise TokenError("an entry of a step has no tokens; leave the sequence out of it")
         if min(tokens) < 0 or max(tokens) >= self.vocab_size:
             unknown = next(token for token in tokens if not 0 <= token < self.vocab_size)
             raise TokenError(f"token {unknown} is outside the model's vocabulary of {self.vocab_size}")
-        if cache.length + len(tokens) > self.context_length:
-            raise ContextWindowError(cache.length + len(tokens), self.context_length)
+        if sequence.length + len(tokens) > self.context_length:
+            raise ContextWindowError(sequence.length + len(tokens), self.context_length)

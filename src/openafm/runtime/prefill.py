@@ -11,9 +11,8 @@ from collections.abc import Sequence as List
 import numpy as np
 from numpy.typing import NDArray
 
+from openafm.runtime.engine import PREFILL_CHUNK as PREFILL_CHUNK
 from openafm.runtime.engine import ContextWindowError, Engine, Sequence
-
-PREFILL_CHUNK = 512
 
 
 def prefill(
