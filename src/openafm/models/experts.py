@@ -119,9 +119,11 @@ class Experts(Sublayer):
         tracks_T11 = torch.arange(len(x_TND), device=x.device)[:, None, None]
         groups_M = (routing.chosen_TNK + num_experts * tracks_T11).flatten()
         order_M = groups_M.argsort(stable=True)
-        counts_TE = torch.bincount(groups_M, minlength=len(x_TND) * num_experts).view(-1, num_experts)
+        counts_G = groups_M.new_zeros(len(x_TND) * num_experts)
+        counts_G.scatter_add_(0, groups_M, torch.ones_like(groups_M))  # a bincount would wait for the device
         rows_M = order_M // num_chosen
-        y_MD = self.exchange(x_TND.flatten(0, 1).index_select(0, rows_M), counts_TE, self._compute)
+        x_MD = x_TND.flatten(0, 1).index_select(0, rows_M)
+        y_MD = self.exchange(x_MD, counts_G.view(-1, num_experts), self._compute)
         weights_M1 = routing.weights_TNK.flatten()[order_M, None].to(y_MD.dtype)
         y_ND = torch.zeros_like(x_TND).flatten(0, 1).index_add(0, rows_M, y_MD * weights_M1)
         return y_ND.view(x.shape)
