@@ -9,6 +9,7 @@ import typer
 
 from openafm.cli.output import JsonOption, print_json, print_table
 from openafm.core.errors import UsageError
+from openafm.core.processes import rank
 
 recipes_app = typer.Typer(help="The runs of the report, as configs.", no_args_is_help=True)
 
@@ -67,6 +68,8 @@ def train(
     config = prepare_run(recipe, size, start=start, data=data, changes=parse_changes(changes))
     name = name or default_name(recipe, size)
     result = run_recipe(config, output or Path("runs") / name, name)
+    if rank():
+        return 0  # the first process tells
     if json:
         print_json(result.to_dict())
     else:
