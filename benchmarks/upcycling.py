@@ -1,0 +1,296 @@
+"""What sparse upcycling and distilling the last tenth bring, and what each costs (report 4.3).
+
+A dense decoder is trained on the built-in corpus to the end, and then its last 10 % again from the weights it had at 90 %,
+on as many tokens, in several ways:
+
+    dense                 (a) as it was trained, without a break
+    dense_restarted       (d) plain training again: (a) with the break that the others have, a fresh optimizer and a warm-up
+    from_upcycled         (b) cached logits of a teacher upcycled from (a), itself trained for 1/14 of (a)'s tokens
+    from_scratch_teacher  (c) cached logits of a teacher of the same size, trained from nothing on as many tokens as (a)
+
+Losses are next-token cross entropy on held-out examples, means over seeds of weights and data order, with the standard
+deviation over seeds; `minus_dense` is the mean of the differences seed by seed. Costs are floating-point operations by
+arithmetic: `teacher` is the training of the teacher, `logits` its pass over the student's data, `total` all that has to be
+computed for the arm, the dense model that a teacher is made of included.
+
+`teacher_cost_saving` is 1 - cost of training the upcycled teacher / that of the one from scratch; the report says 0.9.
+`step0_max_abs_diff` is the largest difference of logits between (a) and the upcycled model before its first step.
+
+What it affords: a model of 1.1 M weights (teachers of 16 experts: 6.1 M), 1.7 M tokens for (a), 3 seeds; that is 1.6 tokens
+for each weight, a hundredth of what the report's model saw. A full run takes about 20 minutes on one thread and writes
+docs/benchmarks/upcycling.json. `--quick` runs the same with a few steps and two seeds; it claims nothing.
+
+    python benchmarks/upcycling.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+
+from openafm.bundle import Bundle, write_bundle
+from openafm.core.files import write_json
+from openafm.data.documents import ChatDocument, texts_of
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.pack import PackConfig, pack_synthetic
+from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.models.accounting import num_parameters, training_flops
+from openafm.models.decoder import Decoder
+from openafm.models.sizes import shared_kv_decoder
+from openafm.models.upcycling import upcycle
+from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
+from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
+from openafm.training.checkpoint import checkpoint_paths, open_checkpoint
+from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
+from openafm.training.objective_config import CachedDistillationConfig
+from openafm.training.objectives import NextToken
+from openafm.training.run import load_trained, train, trained_model
+from openafm.training.schedules import WarmupStableDecay
+from openafm.training.teacher_logits import write_teacher_logits
+
+REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "upcycling.json"
+VOCAB_SIZE = 1024
+MODEL = shared_kv_decoder(
+    vocab_size=VOCAB_SIZE,
+    dim=96,
+    num_own_layers=5,
+    num_shared_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=24,
+    hidden_dim=288,
+    context_length=256,
+)
+UPCYCLING = UpcyclingConfig(num_experts=16)
+TEACHER = upcycled_config(MODEL, UPCYCLING)
+LAST, EXTRA = 1 / 10, 1 / 14  # shares of the dense model's tokens: the student's second time, the upcycled teacher's
+ARMS = ("dense", "dense_restarted", "from_upcycled", "from_scratch_teacher")
+TEACHERS = ("upcycled_teacher", "scratch_teacher")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """`steps` of the dense model's training, 2,048 tokens each."""
+
+    steps: int
+    seeds: int
+    examples: int
+    held_out_batches: int
+
+
+FULL = Size(steps=840, seeds=3, examples=20_000, held_out_batches=40)
+QUICK = Size(steps=28, seeds=2, examples=1_000, held_out_batches=4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """What all runs of the benchmark share."""
+
+    tokenizer: Tokenizer
+    train: LoaderConfig
+    held_out: LoaderConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seed:
+    """What one seed gives: held-out losses and floating-point operations by name, and the difference at step 0."""
+
+    losses: dict[str, float]
+    flops: dict[str, int]
+    step0: float
+
+
+def corpus(size: Size, folder: Path) -> Corpus:
+    texts = [text for c in generate(SyntheticConfig(), 2_000) for text in texts_of(ChatDocument(conversation=c))]
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=VOCAB_SIZE), texts)
+    loaders = []
+    for split, num_examples in (("train", size.examples), ("held_out", 40 * size.held_out_batches)):
+        config = PackConfig(source=split, learn="everything")
+        pack_synthetic(SyntheticConfig(split=split), num_examples, folder / split, tokenizer, ChatTemplate(), config)
+        source = SourceConfig(name=split, path=str(folder / split))
+        loaders.append(LoaderConfig(sources=(source,), rows_per_step=8, row_tokens=256))
+    return Corpus(tokenizer=tokenizer, train=loaders[0], held_out=loaders[1])
+
+
+def measured(size: Size, seed: int, data: Corpus, folder: Path) -> Seed:
+    """Train all arms with one seed."""
+
+    def kept(model: Decoder, name: str) -> Bundle:
+        tensors = {key: tensor.detach().numpy() for key, tensor in model.state_dict().items()}
+        return write_bundle(
+            folder / f"{name}.bundle",
+            config=model.config,
+            tokenizer=data.tokenizer,
+            template=ChatTemplate(),
+            tensors=tensors,
+        )
+
+    def trained(name: str, config: TrainerConfig) -> Decoder:
+        train(config, folder / name)
+        model = load_trained(folder / name)
+        losses[name], flops[name] = held_out_loss(model, data.held_out, size), training_cost(config)
+        return model
+
+    losses: dict[str, float] = {}
+    flops: dict[str, int] = {}
+    num_last = round(LAST * size.steps)
+    whole = run_config(MODEL, replace(data.train, seed=2 * seed), size.steps, seed)
+    dense = trained(
+        "dense", replace(whole, checkpoint=CheckpointConfig(every_steps=size.steps - num_last, every_seconds=None))
+    )
+    trunk = kept(trained_model(open_checkpoint(checkpoint_paths(folder / "dense" / "checkpoints")[-1])), "trunk")
+    other_rows = replace(data.train, seed=2 * seed + 1)
+
+    full = kept(dense, "dense")
+    further = run_config(TEACHER, other_rows, round(EXTRA * size.steps), seed)
+    further = replace(further, from_bundle=str(full.path), upcycle=UPCYCLING, schedule=SECOND_SCHEDULE)
+    kept(trained("upcycled_teacher", further), "upcycled_teacher")
+    kept(trained("scratch_teacher", replace(whole, model=TEACHER)), "scratch_teacher")
+
+    last = run_config(MODEL, other_rows, num_last, seed)
+    last = replace(last, from_bundle=str(trunk.path), schedule=SECOND_SCHEDULE)
+    trained("dense_restarted", last)
+    for name, teacher in (("from_upcycled", "upcycled_teacher"), ("from_scratch_teacher", "scratch_teacher")):
+        objective = CachedDistillationConfig(
+            teacher=str(folder / f"{teacher}.bundle"), cache=str(folder / f"{teacher}.logits"), num_tokens=VOCAB_SIZE
+        )
+        config = replace(last, objective=objective)
+        flops[f"{teacher}_logits"] = write_teacher_logits(config).manifest.flops
+        trained(name, config)
+    return Seed(losses=losses, flops=flops, step0=step0_difference(dense, data.held_out))
+
+
+SECOND_SCHEDULE = WarmupStableDecay(warmup_fraction=0.1, decay_fraction=1.0)
+
+
+def run_config(model: Any, data: LoaderConfig, num_steps: int, seed: int) -> TrainerConfig:
+    return TrainerConfig(
+        model=model,
+        data=data,
+        budget=StepBudget(num_steps=num_steps),
+        optimizer=AdamWConfig(learning_rate=4e-3),
+        schedule=WarmupStableDecay(warmup_fraction=0.05, decay_fraction=LAST),
+        checkpoint=CheckpointConfig(every_seconds=None),
+        num_threads=1,
+        seed=seed,
+    )
+
+
+@torch.no_grad()
+def held_out_loss(model: Decoder, data: LoaderConfig, size: Size) -> float:
+    loader, objective = data.build(), NextToken()
+    total, count = 0.0, 0
+    for step in range(size.held_out_batches):
+        losses = objective(model, loader.batch(step))
+        parts = losses.parts or {"cross_entropy": losses.total}
+        total += float(parts["cross_entropy"])
+        count += losses.count
+    return total / count
+
+
+@torch.no_grad()
+def step0_difference(dense: Decoder, data: LoaderConfig) -> float:
+    tokens_BS = torch.from_numpy(data.build().batch(0).tokens_BS)
+    return float((dense(tokens_BS) - upcycle(dense, UPCYCLING)(tokens_BS)).abs().max())
+
+
+def training_cost(config: TrainerConfig) -> int:
+    """Floating-point operations of a run's forward and backward passes, a teacher's aside."""
+    assert isinstance(config.budget, StepBudget)
+    loader = config.data.build()
+    batches = (loader.batch(step) for step in range(config.budget.num_steps))
+    return sum(training_flops(config.model, [d.stop - d.start for d in b.documents], b.num_targets) for b in batches)
+
+
+def figures(results: list[Seed]) -> dict[str, Any]:
+    losses = {
+        name: {
+            "mean": round(statistics.fmean(r.losses[name] for r in results), 4),
+            "std": round(statistics.stdev(r.losses[name] for r in results), 4),
+            "by_seed": [round(r.losses[name], 4) for r in results],
+            "minus_dense": round(statistics.fmean(r.losses[name] - r.losses["dense"] for r in results), 4),
+            "minus_dense_std": round(statistics.stdev(r.losses[name] - r.losses["dense"] for r in results), 4),
+        }
+        for name in (*ARMS, *TEACHERS)
+    }
+    flops = {name: statistics.fmean(r.flops[name] for r in results) for name in results[0].flops}
+    return {
+        "step0_max_abs_diff": max(r.step0 for r in results),
+        "teacher_cost_saving": round(1 - flops["upcycled_teacher"] / flops["scratch_teacher"], 4),
+        "losses": losses,
+        "flops": {arm: costs(arm, flops) for arm in ARMS},
+    }
+
+
+def costs(arm: str, flops: dict[str, float]) -> dict[str, float]:
+    """Teacher, logits and total, in 10^12 operations."""
+    teacher = {"from_upcycled": "upcycled_teacher", "from_scratch_teacher": "scratch_teacher"}.get(arm)
+    training = 0.0 if teacher is None else flops[teacher]
+    logits = 0.0 if teacher is None else flops[f"{teacher}_logits"]
+    student = flops["dense"] if arm == "dense" else (1 - LAST) * flops["dense"] + flops[arm]
+    whole_dense = LAST * flops["dense"] if arm == "from_upcycled" else 0.0  # the teacher is made of it
+    total = student + whole_dense + training + logits
+    parts = {"teacher": training, "logits": logits, "student": student, "total": total}
+    return {name: round(value / 1e12, 3) for name, value in parts.items()}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code; claims nothing")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON line")
+    options = parser.parse_args()
+    size = QUICK if options.quick else FULL
+    torch.set_num_threads(1)
+    start_s = process_time()
+    with tempfile.TemporaryDirectory() as name:
+        data = corpus(size, Path(name))
+        results = [measured(size, seed, data, Path(name) / str(seed)) for seed in range(size.seeds)]
+    report = {
+        "figures": figures(results),
+        "peer": "a teacher of the same size trained from nothing, and no teacher",
+        "setting": {
+            "quick": options.quick,
+            **asdict(size),
+            "tokens": size.steps * data.train.rows_per_step * data.train.row_tokens,
+            "parameters": num_parameters(MODEL),
+            "teacher_parameters": num_parameters(TEACHER),
+            "experts": UPCYCLING.num_experts,
+            "threads": 1,
+            "cpu_seconds": round(process_time() - start_s),
+        },
+    }
+    if not options.json:
+        print_tables(report["figures"])
+    if not options.quick:
+        write_json(REPORT, report)
+    print(json.dumps(report))
+    return 0
+
+
+def print_tables(found: dict[str, Any]) -> None:
+    print(f"{'':22}{'held-out loss':>14}{'std':>8}{'- dense':>9}{'std':>8}{'teacher':>10}{'logits':>9}{'total':>9} TFLOP")
+    for name, loss in found["losses"].items():
+        cost = found["flops"].get(name)
+        shown = "" if cost is None else f"{cost['teacher']:10.2f}{cost['logits']:9.2f}{cost['total']:9.2f}"
+        print(
+            f"{name:22}{loss['mean']:14.4f}{loss['std']:8.4f}{loss['minus_dense']:9.4f}{loss['minus_dense_std']:8.4f}{shown}"
+        )
+    print(f"saving in the teacher's training: {found['teacher_cost_saving']:.1%} (the report: 90 %)")
+    print(f"largest difference at step 0: {found['step0_max_abs_diff']:.1e}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
