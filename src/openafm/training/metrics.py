@@ -40,10 +40,11 @@ class MetricsLog:
     def __init__(self, file: Any, scalars: Scalars | None) -> None:
         self._file, self._scalars = file, scalars
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One line: `step` and the values by name."""
+    def write(self, step: int, values: Mapping[str, float], tables: Mapping[str, Any] | None = None) -> None:
+        """One line: `step`, the values by name, and what there is of tables, which are for this log alone."""
         rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **rounded}) + "\n")
+        filled = {name: table for name, table in (tables or {}).items() if table}
+        self._file.write(json.dumps({"step": step, **rounded, **filled}) + "\n")
         self._file.flush()
         if self._scalars is not None:
             for name, value in values.items():

@@ -21,7 +21,8 @@ from openafm.training.checkpoint import CheckpointWriter
 from openafm.training.config import TrainerConfig
 from openafm.training.evaluation import Evaluator
 from openafm.training.goodput import Ledger
-from openafm.training.metrics import MetricsLog, peak_flops_per_second, peak_memory_mb
+from openafm.training.live import LiveView
+from openafm.training.metrics import MetricsLog
 from openafm.training.signals import StopRequest
 from openafm.training.state import TrainingState
 from openafm.training.sums import Adder, Sums
@@ -87,7 +88,8 @@ class Trainer:
             NonFiniteError: a loss or gradient is not finite.
             OutOfSpaceError: a checkpoint does not fit on the disk.
         """
-        pace = _Pace(self.config, self.state.model.device.type)
+        shape, device = self.state.parallelism.shape, self.state.model.device.type
+        view = LiveView(self.config.precision.compute_dtype, device, shape)
         saved_step, saved_s = self.state.step, perf_counter()
         agreed = self.state.parallelism.processes.any
         (stopping,) = agreed(stop.requested)
@@ -98,10 +100,11 @@ class Trainer:
                 update = self.update(batch)
                 ledger.step(self.state.step)
                 dog.alive()
-                pace.add(update)
+                view.add(update.num_tokens, update.flops, update.expert_tokens)
+                bar.update(self.state.step, view.status(update.loss))
                 if self._due(self.config.log_every):
-                    log.write(self.state.step, self._scalars(update) | pace.take() | ledger.goodput.scalars())
-                bar.update(self.state.step, f"loss {update.loss:.3f}")
+                    experts = {"expert_tokens": view.expert_tokens}
+                    log.write(self.state.step, self._scalars(update) | view.take(ledger.goodput), experts)
                 if evaluator is not None and self._due(evaluator.every_steps):
                     dog.alive_before_long_work()
                     with ledger.spending("evaluation"):
@@ -109,8 +112,9 @@ class Trainer:
                     dog.alive()
                     log.write(self.state.step, losses)
                     bar.note(f"step {self.state.step:,}: held-out loss {losses['held_out_loss']:.4f}")
-                writer.check()
-                stopping, saving = agreed(stop.requested, self._save_due(saved_s))
+                stopping, saving, failed = agreed(stop.requested, self._save_due(saved_s), writer.has_failed)
+                if failed:
+                    writer.wait()
                 if saving:
                     with ledger.spending("checkpoint"):
                         writer.submit(self.state.snapshot())
@@ -233,29 +237,3 @@ def microbatches(batch: Batch, num_rows: int | None, most_rows: int = 0) -> Iter
             documents=tuple(batch.documents[i]._replace(row=batch.documents[i].row - first) for i in inside),
             origins=tuple(batch.origins[i] for i in inside),
         )
-
-
-class _Pace:
-    """Tokens and operations per second since the last line of the log."""
-
-    def __init__(self, config: TrainerConfig, device: str) -> None:
-        self._dtype, self._device = config.precision.compute_dtype, device
-        self._num_tokens = self._flops = 0
-        self._since_s = perf_counter()
-
-    def add(self, update: Update) -> None:
-        self._num_tokens += update.num_tokens
-        self._flops += update.flops
-
-    def take(self) -> dict[str, float]:
-        seconds = perf_counter() - self._since_s
-        values = {
-            "tokens_per_second": self._num_tokens / seconds,
-            "model_flops_utilization": self._flops / seconds / peak_flops_per_second(self._dtype, self._device),
-        }
-        memory_mb = peak_memory_mb()
-        if memory_mb is not None:
-            values["peak_memory_mb"] = memory_mb
-        self._num_tokens = self._flops = 0
-        self._since_s = perf_counter()
-        return values
