@@ -201,6 +201,7 @@ def plot(report: dict[str, Any], out: Path) -> None:
             axes.plot([length] * len(points), points, "o", color=line.get_color(), markersize=4)
     axes.axvline(TRAINED_TOKENS, color="0.7", linestyle=":", label="trained length")
     axes.set(xlabel="tokens of a document", ylabel="needles found", xscale="log", xticks=lengths, xticklabels=lengths)
+    axes.minorticks_off()
     axes.set_ylim(-0.03, 1.03)
     axes.legend()
     drawn.savefig(out, dpi=150)
