@@ -46,7 +46,8 @@ class SingularValueStart(AdapterStartConfig):
 class LoRAConfig(Config):
     """Low-rank adapters beside the Linears of a decoder's layers (arXiv 2106.09685).
 
-    `targets` are last components of module names, such as "query" or "gate"; none means every Linear of the layers.
+    `targets` are last components of module names, such as "query" or "gate"; none means every Linear of the layers. Each
+    track has adapters of its own; routers and experts have none, whose matrices are no Linears.
     `precision` is that of the weights in an adapter's folder; in memory they are fp32 masters.
     """
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -18,7 +17,7 @@ from openafm.adapters.config import LoRAConfig
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
 from openafm.models.decoder import FEW_TOKENS, Decoder
-from openafm.models.layers import Linear
+from openafm.models.layers import Linear, project
 
 
 class AdapterInstalledError(UsageError):
@@ -34,27 +33,31 @@ class AdapterWeightsError(UsageError):
 
 
 class LoRA(nn.Module):
-    """y = (x a^T) b^T * scale, with fp32 masters a [rank, in] and b [out, rank], computed in the dtype of x."""
+    """y = (x a^T) b^T * scale, with fp32 masters a [rank, in] and b [out, rank], computed in the dtype of x.
+
+    Beside a Linear that is spread over tracks, a is [T, rank, in] and b [T, out, rank]: every track has a pair of its own.
+    """
 
     def __init__(self, linear: Linear, config: LoRAConfig) -> None:
         super().__init__()
-        device = next(iter(linear.state_dict().values())).device
+        matrix = next(iter(linear.state_dict().values()))
+        tracks, device = matrix.shape[:-2], matrix.device
         self.scale = config.scale
-        self.a = nn.Parameter(torch.empty(config.rank, linear.in_dim, device=device))
-        self.b = nn.Parameter(torch.empty(linear.out_dim, config.rank, device=device))
+        self.a = nn.Parameter(torch.empty(*tracks, config.rank, linear.in_dim, device=device))
+        self.b = nn.Parameter(torch.empty(*tracks, linear.out_dim, config.rank, device=device))
         self.hook = linear.register_forward_hook(_add_lora)
 
     def forward(self, x: Tensor) -> Tensor:
         # Of few tokens, sums are exact enough that a token's output does not depend on how many are computed beside it.
         is_few = x.is_cpu and x.shape[:-1].numel() <= FEW_TOKENS and not torch.is_grad_enabled()
         dtype = torch.float64 if is_few else x.dtype
-        y = F.linear(F.linear(x.to(dtype), self.a.to(dtype)), self.b.to(dtype)) * self.scale
+        y = project(project(x.to(dtype), self.a.to(dtype)), self.b.to(dtype)) * self.scale
         return y.to(x.dtype)
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:
         """Normal `a` of standard deviation 1 / sqrt(in), drawn on the CPU so that devices agree; zero `b`."""
-        self.a.copy_(torch.randn(self.a.shape, generator=generator) * self.a.shape[1] ** -0.5)
+        self.a.copy_(torch.randn(self.a.shape, generator=generator) * self.a.shape[-1] ** -0.5)
         nn.init.zeros_(self.b)
 
 
@@ -164,14 +167,15 @@ def load_smaller_adapter(decoder: Decoder, config: LoRAConfig, weights: Mapping[
             raise AdapterWeightsError(
                 f"the adapter to start from adapts '{name}', the new one does not; let it adapt that too"
             )
-        if config.rank > len(mine[name].a):
+        rank = mine[name].a.shape[-2]
+        if config.rank > rank:
             raise AdapterWeightsError(
-                f"the adapter to start from has rank {config.rank}, the new one {len(mine[name].a)}; give it a larger rank"
+                f"the adapter to start from has rank {config.rank}, the new one {rank}; give it a larger rank"
             )
     for name in pairs:
         lora = mine[name]
-        lora.a[: config.rank] = torch.as_tensor(weights[f"{name}.lora.a"])
-        lora.b[:, : config.rank] = torch.as_tensor(weights[f"{name}.lora.b"]) * (config.scale / lora.scale)
+        lora.a[..., : config.rank, :] = torch.as_tensor(weights[f"{name}.lora.a"])
+        lora.b[..., : config.rank] = torch.as_tensor(weights[f"{name}.lora.b"]) * (config.scale / lora.scale)
 
 
 def remove(decoder: Decoder) -> None:

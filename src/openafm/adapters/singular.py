@@ -98,7 +98,7 @@ def adapter_bits_per_weight(decoder: DecoderConfig, config: LoRAConfig, bits: in
     """
     with torch.device("meta"):
         model = decoder.build()
-    num_weights = sum(linear.in_dim * linear.out_dim for linear in target_linears(model, LoRAConfig()).values())
+    num_weights = sum(linear.weight.numel() for linear in target_linears(model, LoRAConfig()).values())
     return bits * num_adapter_parameters(decoder, config) / num_weights
 
 

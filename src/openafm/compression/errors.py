@@ -11,3 +11,7 @@ class UncompressibleWeightError(OpenAFMError):
 
 class AlreadyCompressedError(UsageError):
     """What is to be compressed, or trained further in full precision, has few bits already."""
+
+
+class UncompressibleModelError(UsageError):
+    """A kind of model whose matrices no format here takes; refused before anything is computed."""

@@ -13,7 +13,11 @@ from typing import Protocol
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from openafm.compression.errors import UncompressibleModelError
 from openafm.compression.rounding import round_per_token
+from openafm.models.config import DecoderConfig
+from openafm.models.decoder import Decoder
+from openafm.models.experts_config import ExpertsConfig
 from openafm.models.layers import Linear, RMSNorm
 
 
@@ -75,8 +79,29 @@ def replace_linears(decoder: nn.Module, build: dict[str, nn.Module]) -> None:
         setattr(decoder.get_submodule(parent), child, module)
 
 
-def layer_linears(decoder: nn.Module) -> dict[str, Linear]:
-    """Every Linear inside the layers by its dotted name: what is compressed, beside the embedding."""
+def check_compressible(config: DecoderConfig) -> None:
+    """See that the matrices of a model's layers are Linears, one matrix each: half a compression is none.
+
+    Raises:
+        UncompressibleModelError: it has parallel tracks or mixtures of experts.
+    """
+    kinds = ["parallel tracks"] if config.tracks is not None else []
+    if any(isinstance(layer.feed_forward, ExpertsConfig) for layer in config.layers):
+        kinds.append("mixtures of experts")
+    if kinds:
+        raise UncompressibleModelError(
+            f"models with {' and '.join(kinds)} cannot be compressed: formats take single matrices, not stacks of them;"
+            " compress a dense model without tracks, such as on_device.nano"
+        )
+
+
+def layer_linears(decoder: Decoder) -> dict[str, Linear]:
+    """Every Linear inside the layers by its dotted name: what is compressed, beside the embedding.
+
+    Raises:
+        UncompressibleModelError: the layers have matrices besides, those of tracks or experts.
+    """
+    check_compressible(decoder.config)
     return {
         name: module for name, module in decoder.named_modules() if isinstance(module, Linear) and name.startswith("layers.")
     }

@@ -31,8 +31,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        weight = self.weight.to(x.dtype)
-        return F.linear(x, weight, bias) if weight.ndim == 2 else _linear_of_tracks(x, weight, bias)
+        return project(x, self.weight.to(x.dtype), bias)
 
     def spread(self, num_tracks: int) -> None:
         """Give every track weights of its own."""
@@ -94,8 +93,12 @@ def _stacked(weight: Tensor, num_tracks: int) -> nn.Parameter:
     return nn.Parameter(weight.new_empty(num_tracks, *weight.shape))
 
 
-def _linear_of_tracks(x: Tensor, weight_TFD: Tensor, bias_TF: Tensor | None) -> Tensor:
-    """One batched product for all tracks; the dims between T and D stay as they are."""
+def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b; with weights [T, F, D] one batched product for all tracks, x's dims between T and D as they are."""
+    return F.linear(x, weight, bias) if weight.ndim == 2 else _project_tracks(x, weight, bias)
+
+
+def _project_tracks(x: Tensor, weight_TFD: Tensor, bias_TF: Tensor | None) -> Tensor:
     x_TND, weight_TDF = x.flatten(1, -2), weight_TFD.transpose(1, 2)
     y_TNF = torch.bmm(x_TND, weight_TDF) if bias_TF is None else torch.baddbmm(bias_TF[:, None], x_TND, weight_TDF)
     return y_TNF.unflatten(1, x.shape[1:-1])

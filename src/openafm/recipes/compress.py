@@ -230,12 +230,15 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     Raises:
         AlreadyCompressedError: the bundle has few bits already, or a recovery adapter.
         SourceBundleError: `name` is the bundle itself.
+        UncompressibleModelError: the model has parallel tracks or experts.
         UncompressibleWeightError, SingularRankError, NonFiniteWeightError: a tensor that cannot be
             compressed; the message names it.
         CalibrationError: calibration does not fit into memory.
         BundleError: the bundle is damaged.
         BundleNameError: `name` is no name for a bundle.
     """
+    from openafm.compression.low_bit import check_compressible
+
     place = bundle_place(name)
     if bundle.numerics.is_compressed or bundle.recovery_adapter is not None:
         has = f"weights {bundle.numerics.weights}, embedding {bundle.numerics.embedding}"
@@ -243,6 +246,7 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
         raise AlreadyCompressedError(f"{bundle.name} is compressed already ({has}); compress what it was made from")
     if place.resolve() == bundle.path.resolve():
         raise SourceBundleError(f"'{name}' is the bundle to compress itself, which stays as it is; choose another --name")
+    check_compressible(bundle.config)
     bundle.verify()
     made = config.compress(bundle)
     compressed = write_bundle(

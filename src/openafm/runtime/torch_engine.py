@@ -18,6 +18,8 @@ from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import put_on
 from openafm.models.decoder import FEW_TOKENS, Decoder
+from openafm.models.experts import Router
+from openafm.models.layers import RMSNorm
 from openafm.runtime.engine import Cache, Engine, LogitsOf
 from openafm.runtime.kv_cache import CachedSequences, TorchCache
 from openafm.runtime.shared_weights import base_decoder, sharing
@@ -91,10 +93,17 @@ def _lay_out_matrices(decoder: Decoder) -> None:
     """Matrices in the compute dtype, so that no step casts them again, the longer of their sides first in memory.
 
     On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' takes as before.
-    A matrix that lies so already stays where it is.
+    A matrix that lies so already stays where it is, and so do stacks of them, those of tracks and experts. Norms and routers
+    compute in fp32.
     """
+    in_fp32 = {
+        id(weight)
+        for module in decoder.modules()
+        if isinstance(module, RMSNorm | Router)
+        for weight in module.parameters(recurse=False)
+    }
     for tensor in (*decoder.parameters(), *decoder.buffers()):
-        if tensor.ndim == 2:
+        if tensor.ndim >= 2 and id(tensor) not in in_fp32:
             matrix = tensor.to(decoder.compute_dtype)
-            is_tall = matrix.is_cpu and matrix.shape[0] > matrix.shape[1]
+            is_tall = matrix.is_cpu and matrix.ndim == 2 and matrix.shape[0] > matrix.shape[1]
             tensor.data = matrix.t().contiguous().t() if is_tall else matrix
