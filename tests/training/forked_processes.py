@@ -15,19 +15,19 @@ from tiny_runs import exit_code
 from openafm.training.processes import Processes
 
 
-def fork_together(num_processes: int, work: Callable[[Processes], None]) -> list[int]:
+def fork_together(num_processes: int, work: Callable[[Processes], object]) -> list[int]:
     """Start `work` in each of `num_processes` and return their ids; they exit with 0 when it returns, else with 1."""
     meeting = Path(tempfile.mkdtemp()) / "meeting"
     return [_fork(rank, num_processes, meeting, work) for rank in range(num_processes)]
 
 
-def together(num_processes: int, work: Callable[[Processes], None]) -> None:
+def together(num_processes: int, work: Callable[[Processes], object]) -> None:
     """Do `work` in each of `num_processes`, all of which must succeed."""
     codes = [exit_code(process) for process in fork_together(num_processes, work)]
     assert codes == [0] * num_processes
 
 
-def _fork(rank: int, world: int, meeting: Path, work: Callable[[Processes], None]) -> int:
+def _fork(rank: int, world: int, meeting: Path, work: Callable[[Processes], object]) -> int:
     process = os.fork()
     if process:
         return process

@@ -91,6 +91,17 @@ def test_a_record_names_files_of_its_own_folder_only(tmp_path: Path, config: Tra
         open_checkpoint(path)
 
 
+def test_checkpoints_of_version_1_are_read(tmp_path: Path, config: TrainerConfig) -> None:
+    path = write_checkpoint(tmp_path, config, snapshot_at(config, 3), DIGEST)
+    record = json.loads((path / "record.json").read_text())
+    assert record.pop("num_processes") == 1
+    (path / "record.json").write_text(json.dumps(record | {"version": 1}))
+    assert open_checkpoint(path).load().step == 3
+    (path / "record.json").write_text(json.dumps(record | {"version": 3}))
+    with pytest.raises(DamagedCheckpointError, match="version 3, this openafm reads"):
+        open_checkpoint(path)
+
+
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "record"])
 def test_a_damaged_checkpoint_is_passed_over_with_a_note(tmp_path: Path, config: TrainerConfig, damage: str) -> None:
     for step in (3, 6):

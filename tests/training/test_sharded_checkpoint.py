@@ -24,7 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parallel_runs import track_model
 from safetensors.torch import save_file
-from tiny_runs import exit_code, tiny_run, write_corpus
+from tiny_runs import exit_code, final_bytes, tiny_run, write_corpus
 
 from openafm.core.config import dump
 from openafm.training.checkpoint import (
@@ -39,8 +39,10 @@ from openafm.training.checkpoint import (
 )
 from openafm.training.checkpoint_index import Part, StoredTensor, read_index, write_index
 from openafm.training.config import CheckpointConfig, EMAConfig, TrainerConfig
+from openafm.training.metrics import read_metrics
+from openafm.training.parallel_config import ParallelConfig
 from openafm.training.processes import ElsewhereError, Processes
-from openafm.training.run import load_trained, trained_model
+from openafm.training.run import load_trained, train, trained_model
 from openafm.training.sharded_checkpoint import load
 from openafm.training.state import fresh_state, resumed_state
 
@@ -198,31 +200,31 @@ def test_processes_pass_over_a_damaged_checkpoint_together(tmp_path: Path, confi
 FILL_THE_DISK = """
 import sys
 from pathlib import Path
-from checkpoint_runs import check_parts, parts_at
 from forked_processes import together
 from openafm.core.files import OutOfSpaceError
-from openafm.training.checkpoint import write_checkpoint
+from openafm.training.parallel_config import ParallelConfig
+from openafm.training.run import last_checkpoint, train
 from tiny_runs import tiny_run, write_corpus
 disk = Path(sys.argv[1])
-config = tiny_run(write_corpus(Path(sys.argv[2])))
+config = tiny_run(write_corpus(Path(sys.argv[2])), num_steps=200, parallel=ParallelConfig(shard=2))
 
 def fill(processes):
     try:
-        for step in range(1, 9):
-            write_checkpoint(disk / "run", config, parts_at(step, processes), "data", processes)
+        train(config, disk / "run", processes=processes)
     except OutOfSpaceError as error:
         print("error:", error, flush=True)
 
 together(2, fill)
-print("left:", sorted(path.name[:5] for path in (disk / "run").iterdir()), check_parts(disk / "run", []))
+print("leftovers:", list((disk / "run" / "checkpoints").glob(".*")))
+print("step:", last_checkpoint(disk / "run").record.step)
 """
 
 
 def test_a_full_disk_is_the_same_typed_error_in_every_process(tmp_path: Path) -> None:
-    """On a real file system of its own, large enough for two checkpoints and not for three."""
+    """On a real file system of its own, large enough for one checkpoint and not for three."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = f"mount -t tmpfs -o size=1300k tmpfs {disk}"
+    mount = f"mount -t tmpfs -o size=650k tmpfs {disk}"
     if (
         shutil.which("unshare") is None
         or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode
@@ -239,7 +241,37 @@ def test_a_full_disk_is_the_same_typed_error_in_every_process(tmp_path: Path) ->
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("error: no space left on the disk while writing") == 2
-    assert "left: ['step-', 'step-'] 2" in done.stdout
+    assert "leftovers: []" in done.stdout
+    assert int(done.stdout.rsplit("step: ", 1)[1]) > 0
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path, corpus: Path) -> None:
+    """Its processes share out tracks; one of them is killed, and the other ends with it."""
+    config = tiny_run(
+        _loader(corpus),
+        num_steps=24,
+        model=track_model(),
+        ema=EMAConfig(decay=0.9),
+        parallel=ParallelConfig(track=2),
+        checkpoint=CheckpointConfig(every_steps=2, every_seconds=None),
+    )
+    choose = random.Random(11)
+    output = tmp_path / "killed"
+    for step in (6, 14):
+        processes = fork_together(2, lambda processes: train(config, output, processes=processes))
+        while not any(line["step"] >= step for line in read_metrics(output)):
+            time.sleep(0.002)
+        time.sleep(choose.random() * 0.1)
+        victim = choose.randrange(2)
+        os.kill(processes[victim], signal.SIGKILL)
+        assert exit_code(processes[victim]) == -signal.SIGKILL
+        assert exit_code(processes[1 - victim]) == 1
+    together(2, lambda processes: train(config, output, processes=processes))
+    together(2, lambda processes: train(config, tmp_path / "undisturbed", processes=processes))
+    assert final_bytes(output) == final_bytes(tmp_path / "undisturbed")
+    curves = [[(line["step"], line["loss"]) for line in read_metrics(run)] for run in (output, tmp_path / "undisturbed")]
+    assert curves[0] == curves[1]
+    assert [step for step, _ in curves[0]] == list(range(1, 25))
 
 
 @pytest.mark.parametrize(

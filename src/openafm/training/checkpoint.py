@@ -365,10 +365,10 @@ class CheckpointWriter:
         self.wait()
         self._pending = self._executor.submit(self._write, snapshot=snapshot)
 
-    def check(self) -> None:
-        """Raise what went wrong in the background, if it has ended; do not wait."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
+    @property
+    def has_failed(self) -> bool:
+        """Whether something went wrong in the background, which `wait` raises; of several processes it does so in all."""
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def wait(self) -> None:
         """Until nothing is being written."""
