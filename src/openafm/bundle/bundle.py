@@ -28,6 +28,7 @@ from openafm.core.config import ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, write_json
 from openafm.models.config import DecoderConfig
+from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a kind of layer is known once it is imported
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.imported import read_tokenizer
 from openafm.tokenizer.imported_template import read_template

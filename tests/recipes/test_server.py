@@ -1,0 +1,52 @@
+"""The server model's recipes and what a person does with their bundles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_sources import tokenizer
+
+from openafm.bundle import write_bundle
+from openafm.models.sizes import named_size
+from openafm.recipes.config import build_run, find_recipe
+from openafm.tokenizer.chat_template import ChatTemplate
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """A bundle of `server.micro` with random weights."""
+    config = named_size("server.micro")
+    torch.set_num_threads(1)
+    tensors = {name: tensor.numpy() for name, tensor in config.build().state_dict().items()}
+    path = tmp_path / "server"
+    write_bundle(path, config=config, tokenizer=tokenizer(), template=ChatTemplate(), tensors=tensors)
+    return path
+
+
+def openafm(*arguments: str) -> str:
+    """What the command line prints, in a process that has imported nothing yet."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "openafm", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_bundle_of_the_server_model_answers_and_is_inspected(server: Path) -> None:
+    openafm("respond", "--model", str(server), "--max-tokens", "3", "Hello")
+    inspected = openafm("inspect", str(server))
+    assert "tracks" in inspected
+    assert "active_parameters" in inspected
+
+
+@pytest.mark.parametrize("size", ["micro", "nano"])
+def test_tuning_is_80_percent_english_and_starts_from_pretraining(size: str) -> None:
+    run = build_run("server.sft", size)
+    weights = {source.name: source.weight for source in run.trainer.data.sources}
+    assert weights["english"] / (weights["english"] + weights["multilingual"]) == pytest.approx(0.8)
+    assert all(corpus.learn == "answers" for corpus in run.corpora)
+    assert run.tokenizer is None
+    assert find_recipe("server.sft").starts_from == "server.pretrain"
