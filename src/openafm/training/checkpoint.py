@@ -293,7 +293,7 @@ def write_checkpoint(
     """
     path = _checkpoint_path(folder, snapshot.step)
 
-    def record(temporary: Path, files: Mapping[str, str]) -> None:
+    def complete(temporary: Path, files: Mapping[str, str]) -> None:
         record = CheckpointRecord(
             step=snapshot.step,
             num_steps=snapshot.num_steps,
@@ -308,10 +308,10 @@ def write_checkpoint(
 
     if processes.control is None:
         with atomic_folder(path) as temporary:
-            record(temporary, _write_groups(temporary, snapshot.tensors))
+            complete(temporary, _write_groups(temporary, snapshot.tensors))
         _keep_newest(folder, path, config.checkpoint.keep)
     else:
-        _write_parts(path, snapshot.tensors, processes, record, lambda: _keep_newest(folder, path, config.checkpoint.keep))
+        _write_parts(path, snapshot.tensors, processes, complete, lambda: _keep_newest(folder, path, config.checkpoint.keep))
     return path
 
 
@@ -327,7 +327,7 @@ def _write_parts(
     path: Path,
     tensors: Mapping[str, Tensors],
     processes: Processes,
-    record: Callable[[Path, Mapping[str, str]], None],
+    complete: Callable[[Path, Mapping[str, str]], None],
     settle: Callable[[], None],
 ) -> None:
     """A file for each process; the main one makes the folder, records what stands in it, and moves it to its place."""
@@ -337,7 +337,7 @@ def _write_parts(
         temporary = processes.main_only(lambda: opened.enter_context(atomic_folder(path)))
 
         def finish(files: Mapping[str, str]) -> None:
-            record(temporary, files)
+            complete(temporary, files)
             opened.close()
             settle()
 
