@@ -1,0 +1,155 @@
+"""The server model from its recipe to a session: trained a little, opened, asked, adapted; and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import openafm as fm
+from openafm.adapters.config import LoRAConfig
+from openafm.adapters.package import open_adapter
+from openafm.bundle import Bundle, Numerics, bundle_place, open_bundle, write_bundle
+from openafm.bundle.decoder import load_decoder
+from openafm.bundle.describe import describe_bundle
+from openafm.compression.config import QATConfig
+from openafm.compression.errors import UncompressibleModelError
+from openafm.models.extension import extend_vocabulary
+from openafm.models.sizes import named_size
+from openafm.recipes.adapter import adapter_run, train_adapter
+from openafm.recipes.compress import FORMATS, compress
+from openafm.recipes.config import SyntheticCorpusConfig
+from openafm.recipes.run import prepare_run, run_recipe
+from openafm.runtime.engines import open_engine
+from openafm.training.config import StepBudget
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """`server.micro` after a few steps of its recipe on little text."""
+    folder = tmp_path_factory.mktemp("server")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAFM_HOME", str(folder / "home"))
+        run = prepare_run("server.pretrain", "micro")
+        corpora = tuple(
+            replace(corpus, num_examples=100) if isinstance(corpus, SyntheticCorpusConfig) else corpus
+            for corpus in run.corpora
+        )
+        trainer = replace(run.trainer, budget=StepBudget(num_steps=4), evaluation=None, log_every=1)
+        run_recipe(replace(run, corpora=corpora, trainer=trainer), folder / "run", "server")
+        return open_bundle("server")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(1024, size=count).tolist()
+
+
+def test_the_engine_computes_what_the_trained_decoder_does(trained: Bundle) -> None:
+    assert trained.config == named_size("server.micro")
+    engine, decoder = open_engine(trained), load_decoder(trained)
+    sequence, held = engine.new_sequence(), tokens(400)
+    with torch.no_grad():
+        full_NV = decoder(torch.tensor([held]))[0].numpy()
+    start = 0
+    for count in (150, 1, 1, 98, 150):  # several windows of 64
+        (logits_NV,) = engine.step([(sequence, held[start : start + count])], "all")
+        np.testing.assert_allclose(logits_NV, full_NV[start : start + count], atol=1e-4)
+        start += count
+    fork = engine.fork(sequence)
+    engine.rollback(sequence, 300)
+    (logits_V,) = engine.step([(sequence, held[100:102])])
+    np.testing.assert_allclose(logits_V, full_NV[101], atol=1e-4)
+    restored = engine.restore(engine.snapshot(fork))
+    assert np.array_equal(engine.step([(restored, [5])])[0], engine.step([(fork, [5])])[0])
+
+
+@fm.generable
+class Pet:
+    name: str = fm.guide(regex="[a-z]{2,9}")
+    age: int = fm.guide(range=(1, 30))
+
+
+def test_sessions_answer_in_text_and_in_types(trained: Bundle) -> None:
+    model = fm.SystemLanguageModel(bundle=trained.path)
+    session = fm.LanguageModelSession("Be brief.", model)
+    options = fm.GenerationOptions(maximum_response_tokens=100)
+    first = asyncio.run(session.respond("Tell me of a cat.", options=options))
+    pet = asyncio.run(session.respond("A pet?", generating=Pet, options=options))
+    assert isinstance(first, str)
+    assert isinstance(pet, Pet)
+    assert 1 <= pet.age <= 30
+    again = fm.LanguageModelSession.from_transcript(session.transcript, model=model)
+    options = fm.GenerationOptions(maximum_response_tokens=8)
+    answers = [asyncio.run(each.respond("And a dog?", options=options)) for each in (session, again)]
+    assert answers[0] == answers[1]
+
+
+def test_bfloat16_engines_agree_with_fp32_ones(trained: Bundle, tmp_path: Path) -> None:
+    rounded = write_bundle(
+        tmp_path / "rounded",
+        config=trained.config,
+        tokenizer=trained.tokenizer,
+        template=trained.template,
+        tensors=trained.tensors(),
+        numerics=Numerics(activations="bfloat16", kv="bfloat16"),
+    )
+    exact, near = open_engine(trained), open_engine(rounded)
+    (exact_NV,), (near_NV,) = (e.step([(e.new_sequence(), tokens(100))], "all") for e in (exact, near))
+    assert np.linalg.norm(exact_NV - near_NV) < 0.1 * np.linalg.norm(exact_NV)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_compression_refuses_before_any_work_and_says_why(trained: Bundle, format: str) -> None:
+    with pytest.raises(UncompressibleModelError, match="parallel tracks and mixtures of experts cannot be compressed"):
+        compress(trained, FORMATS[format](), "small")
+    assert not bundle_place("small").exists()
+
+
+@pytest.mark.parametrize("parts", ["tracks", "experts"])
+def test_training_in_few_bits_refuses_tracks_and_experts_alike(parts: str) -> None:
+    config = named_size("server.micro")
+    dense, sparse = replace(config, layers=config.layers[:1] * 2), replace(config, tracks=None)
+    model = (dense if parts == "tracks" else sparse).build()
+    before = {name: type(module) for name, module in model.named_modules()}
+    with pytest.raises(UncompressibleModelError, match=f"{parts} cannot be compressed"):
+        QATConfig().install(model)
+    assert {name: type(module) for name, module in model.named_modules()} == before
+
+
+def test_an_adapter_trains_over_tracks_and_is_used_from_its_folder(trained: Bundle, tmp_path: Path) -> None:
+    line = {"messages": [{"role": "user", "content": "Which colour?"}, {"role": "assistant", "content": "It is red."}]}
+    data = tmp_path / "train.jsonl"
+    data.write_text((json.dumps(line) + "\n") * 8)
+    values = {"lora": LoRAConfig(rank=4), "epochs": 8, "learning_rate": 3e-2}
+    result = train_adapter(adapter_run(trained, data, data, values), tmp_path / "run", "colours")
+    assert result.eval_losses[-1] < result.eval_losses[0] - 0.1
+    adapter = open_adapter(Path(result.adapter))
+    prompt = tokens(20)
+    plain, adapted = open_engine(trained), open_engine(trained, adapter)
+    (before,), (after,) = (engine.step([(engine.new_sequence(), prompt)]) for engine in (plain, adapted))
+    assert np.abs(before - after).max() > 0.1
+
+
+def test_a_larger_vocabulary_leaves_the_old_tokens_as_they_were(trained: Bundle) -> None:
+    decoder = load_decoder(trained)
+    old = trained.config.vocab_size
+    extended = extend_vocabulary(decoder, {old: [3, 4], old + 1: [5]}, old + 2)
+    tokens_BS = torch.tensor([tokens(30)])
+    with torch.no_grad():
+        assert torch.equal(extended(tokens_BS)[..., :old], decoder(tokens_BS))
+
+
+def test_inspect_counts_the_weights_that_a_token_passes(trained: Bundle) -> None:
+    description = describe_bundle(trained)
+    assert 0 < description.active_parameters < description.parameters
