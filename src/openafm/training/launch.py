@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 
 from openafm.core.errors import OpenAFMError
 
@@ -32,7 +35,7 @@ def launch(
     """Run `work(arguments)` in so many processes until all have returned an exit code; return the worst.
 
     A process that dies without one takes the others with it, and all begin again, at most `restarts` times. `modules`,
-    those that exist, are in memory before a process begins.
+    those that exist, are in memory before a process begins. SIGTERM is passed on; Ctrl-C reaches all by itself.
 
     Raises:
         RestartsExhaustedError: it happened once more.
@@ -53,9 +56,11 @@ def launch(
         monitor_interval=0.05,
         start_method="forkserver",
         local_addr="localhost",
+        signals_to_handle="SIGHUP,SIGQUIT",
     )
     try:
-        codes: dict[int, int] = elastic_launch(config, work)(arguments)
+        with _passing_on_signals():
+            codes: dict[int, int] = elastic_launch(config, work)(arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise RestartsExhaustedError(
@@ -63,3 +68,23 @@ def launch(
             " stands, the same command goes on"
         ) from error
     return max(codes.values())
+
+
+@contextmanager
+def _passing_on_signals() -> Iterator[None]:
+    """Leave it to the processes to save and end, instead of ending them: the agent waits until they have."""
+
+    def pass_on(number: int, _: FrameType | None) -> None:
+        for process in multiprocessing.active_children():
+            process.terminate()
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on), signal.SIGINT: signal.signal(signal.SIGINT, _nothing)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _nothing(number: int, _: FrameType | None) -> None:
+    """The processes share our terminal, and got the signal too."""
