@@ -29,7 +29,7 @@ SHARES = {"math": 0.1, "code": 0.25, "knowledge": 0.35, "multilingual": 0.3}
 TEXT_STEPS = {"on_device.micro": 300, "on_device.nano": 600, "server.micro": 500, "server.nano": 500}
 LENGTHENED = {"micro": 4_096, "nano": 16_384}
 NEEDLE_DOCUMENTS = {"micro": 600, "nano": 300}
-LONG_STEPS = {"on_device.micro": 60, "on_device.nano": 60, "server.micro": 100, "server.nano": 60}
+LONG_STEPS = {"on_device.micro": 60, "on_device.nano": 40, "server.micro": 100, "server.nano": 40}
 
 
 @recipe("on_device.text_continued", sizes=("micro", "nano"), starts_from="on_device.pretrain")
