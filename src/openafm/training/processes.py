@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.processes import rank, world_size
+from openafm.training.rendezvous import fresh_store
 
 T = TypeVar("T")
 
@@ -107,7 +108,8 @@ def open_processes(opened: Processes | None = None) -> Iterator[Processes]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend)
+    store, number, world = next(dist.rendezvous("env://"))
+    dist.init_process_group(backend, store=fresh_store(store, number, world), rank=number, world_size=world)
     try:
         yield Processes(rank=rank(), world=world_size(), control=_control_group())
     finally:
