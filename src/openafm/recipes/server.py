@@ -19,7 +19,7 @@ MULTILINGUAL_SHARE = 0.25  # of the examples made; how much of them is read, the
 
 @recipe("server.pretrain", sizes=("micro", "nano"))
 def pretrain(size: str) -> RunConfig:
-    """Parallel tracks with experts, from nothing, on text, little of it not English, and on copies, to learn to look back."""
+    """Parallel tracks with experts, from nothing: text, a little of it not English, and copies, to learn to look back."""
     num_examples = PRETRAINING_EXAMPLES[size]
     return RunConfig(
         recipe="server.pretrain",
