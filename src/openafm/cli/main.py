@@ -62,6 +62,10 @@ def main() -> None:
     # Threads that spin while they wait stand in each other's way as soon as the machine has anything else to do: with two
     # busy cores training was measured ten times slower. Read by OpenMP when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Kernels that are compiled for one number of rows: experts get another one at every step, and a thousand of them, which
+    # is the libraries' own limit, take as much memory as a small model, for no time that could be measured.
+    for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        os.environ.setdefault(cache, "64")
     sys.exit(run(sys.argv[1:]))
 
 
