@@ -168,7 +168,7 @@ def fresh_state(config: TrainerConfig, device: str, parallelism: Parallelism | N
     """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted.
 
     Raises:
-        BundleMismatchError: the bundle is not the one that the run is of, or its config differs in more than a shorter context.
+        BundleMismatchError: the bundle is not the one that the run is of, or differs in more than a shorter context.
         UpcyclingError: the bundle is to be upcycled and cannot be, or there is none.
         AdapterWeightsError: the bundle carries an adapter, to be trained further, that is larger than the one to be trained.
         AlreadyCompressedError: the bundle's weights have few bits and are to be trained.
