@@ -91,3 +91,29 @@ def test_the_savings_of_the_report() -> None:
     described = describe_size("on_device.base")
     assert described.kv_bytes_at_4096_in_16_bits_unshared == 4096 * 28_672 * 2
     assert (described.embedding, described.adapter_bits_per_weight) == ("bfloat16", 0)
+
+
+def test_the_server_model_has_tracks_experts_and_windows() -> None:
+    described = describe_size("server.full")
+    assert (described.parameters, described.active_parameters) == (147_803_703_296, 15_834_122_240)
+    assert (described.tracks, described.block_depth, described.layers) == (8, 4, 48)
+    assert (described.expert_layers, described.experts_per_track, described.experts_per_token) == (24, 40, 2)
+    assert (described.local_layers, described.window) == (36, 4096)
+
+
+def test_windows_save_keys_and_values_beyond_them() -> None:
+    described = describe_size("server.full")
+    of_a_layer = 2 * 8 * 4 * (128 + 2)  # keys and values, tracks, heads, int8 and a scale
+    assert described.kv_bytes_at_4096 == described.kv_bytes_at_4096_all_global == 4096 * 48 * of_a_layer
+    assert described.kv_bytes_at_65536_all_global == 65_536 * 48 * of_a_layer
+    assert described.kv_bytes_at_65536 == (65_536 * 12 + 4096 * 36) * of_a_layer
+
+
+def test_operations_of_a_token_grow_with_global_layers_alone() -> None:
+    described = describe_size("server.full")
+    pairs = 4 * 4 * 128 * 8  # score and value, heads, channels, tracks
+    growth = 12 * pairs * (65_536 - 4096) / 2 + 36 * pairs * (4096 - 4096 / 2)
+    assert described.flops_per_token_at_65536 - described.flops_per_token_at_4096 == growth
+    on_device = describe_size("on_device.base")
+    assert (on_device.block_depth, on_device.expert_layers, on_device.window) == (None, 0, None)
+    assert on_device.kv_bytes_at_65536 == on_device.kv_bytes_at_65536_all_global
