@@ -41,6 +41,7 @@ def launch(
         RestartsExhaustedError: it happened once more.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.utils.distributed import get_free_port
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
@@ -50,8 +51,9 @@ def launch(
         max_nodes=1,
         nproc_per_node=processes,
         run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
+        rdzv_backend="static",  # the other one waits a second in each restart
+        rdzv_endpoint=f"localhost:{get_free_port()}",
+        rdzv_configs={"rank": 0},
         max_restarts=restarts,
         monitor_interval=0.05,
         start_method="forkserver",
