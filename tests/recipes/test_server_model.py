@@ -22,7 +22,7 @@ from openafm.compression.errors import UncompressibleModelError
 from openafm.models.extension import extend_vocabulary
 from openafm.models.sizes import named_size
 from openafm.recipes.adapter import adapter_run, train_adapter
-from openafm.recipes.compress import FORMATS, compress
+from openafm.recipes.compress import FORMATS, AstcCompression, compress
 from openafm.recipes.config import SyntheticCorpusConfig
 from openafm.recipes.run import prepare_run, run_recipe
 from openafm.runtime.engines import open_engine
@@ -111,9 +111,36 @@ def test_bfloat16_engines_agree_with_fp32_ones(trained: Bundle, tmp_path: Path) 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_compression_refuses_before_any_work_and_says_why(trained: Bundle, format: str) -> None:
-    with pytest.raises(UncompressibleModelError, match="parallel tracks and mixtures of experts cannot be compressed"):
+    match = "parallel tracks and mixtures of experts cannot be compressed in this way.*--format astc --set calibration=null"
+    with pytest.raises(UncompressibleModelError, match=match):
         compress(trained, FORMATS[format](), "small")
     assert not bundle_place("small").exists()
+
+
+def test_astc_without_calibration_compresses_tracks_and_experts(trained: Bundle) -> None:
+    """The report's way for its server model, adapter included; every matrix of the layers but the routers."""
+    config = AstcCompression(calibration=None, adapter=LoRAConfig(rank=8))
+    result = compress(trained, config, "small")
+    made = open_bundle("small")
+    made.verify()
+    matrices = {name for name, array in trained.tensors().items() if name.startswith("layers.") and array.ndim > 2}
+    blocks = {name for name in matrices if f"{name}.scale" in made.stored_tensors}
+    assert matrices - blocks == {f"layers.{layer}.feed_forward.router.weight" for layer in (1, 3)}
+    assert result.bytes < result.source_bytes / 3
+    exact, near = load_decoder(trained), load_decoder(made)
+    for name, weight in near.state_dict().items():
+        if name in blocks:
+            expected = exact.state_dict()[name]
+            residual = (weight - expected).norm(dim=(-2, -1)) / expected.norm(dim=(-2, -1))
+            assert residual.max() < 0.7, name  # every matrix of a stack; the adapter holds its largest singular values
+    tokens_BS = torch.tensor([tokens(60)])
+    with torch.no_grad():
+        logits = load_decoder(made, adapter=made.recovery_adapter)(tokens_BS)
+        error = (logits - exact(tokens_BS)).norm() / exact(tokens_BS).norm()
+    assert 0 < error < 0.35
+    engine = open_engine(made)
+    (logits_V,) = engine.step([(engine.new_sequence(), tokens(60))])
+    assert np.linalg.norm(logits_V - logits[0, -1].float().numpy()) < 0.1 * np.linalg.norm(logits_V)
 
 
 @pytest.mark.parametrize("parts", ["tracks", "experts"])

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from openafm.compression.config import BalancedLevels, LevelSetConfig, UnbalancedLevels
 from openafm.compression.int4_embedding import Int4Embedding, quantise_embedding
 from openafm.compression.keys_values import keep_in
-from openafm.compression.low_bit import LowBitLinear, RoundedNorm, layer_linears, replace_linears
+from openafm.compression.low_bit import LowBitLinear, RoundedNorm, layer_linears, layer_matrices, replace_linears
 from openafm.compression.numerics import Numerics
 from openafm.compression.packing import pack_codes, unpack_codes
 from openafm.compression.post_training.groups import MinMaxRange
@@ -71,8 +71,8 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
     if numerics.weights in _LEVEL_SETS:
         _put_low_bit(decoder, _LEVEL_SETS[numerics.weights], rounding, rest, device)
     elif numerics.weights == "astc_6x6":
-        for name, linear in layer_linears(decoder).items():
-            rest[f"{name}.weight"] = _decoded(f"{name}.weight", (linear.out_dim, linear.in_dim), rest)
+        for name, weight in layer_matrices(decoder).items():
+            rest[name] = _decoded(name, tuple(weight.shape), rest)
     if numerics.embedding == "int4_group32":
         rest["embedding"] = Int4Embedding.from_tensors("embedding", rest).dequantise()
         rest = {name: array for name, array in rest.items() if name not in ("embedding.scale", "embedding.minimum")}
@@ -116,8 +116,8 @@ def _put_low_bit(
     replace_linears(decoder, built)
 
 
-def _decoded(name: str, shape: tuple[int, int], arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """Decode one matrix and take its arrays out: no engine here has the hardware decoder that the format is made for."""
+def _decoded(name: str, shape: tuple[int, ...], arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
+    """Decode a matrix or stack and take its arrays out: no engine here has the hardware decoder the format is made for."""
     from openafm.compression.astc.matrix import AstcMatrix, decode_matrix
 
     own = {key: arrays.pop(key) for key in list(arrays) if key == name or key.startswith(f"{name}.")}

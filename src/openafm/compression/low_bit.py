@@ -17,6 +17,7 @@ from openafm.compression.errors import UncompressibleModelError
 from openafm.compression.rounding import round_per_token
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
+from openafm.models.experts import Experts
 from openafm.models.experts_config import ExpertsConfig
 from openafm.models.layers import Linear, RMSNorm
 
@@ -79,29 +80,43 @@ def replace_linears(decoder: nn.Module, build: dict[str, nn.Module]) -> None:
         setattr(decoder.get_submodule(parent), child, module)
 
 
-def check_compressible(config: DecoderConfig) -> None:
-    """See that the matrices of a model's layers are Linears, one matrix each: half a compression is none.
+def check_single_matrices(config: DecoderConfig, way_out: str) -> None:
+    """See that the matrices of a model's layers are Linears of one matrix each: half a compression is none.
 
     Raises:
-        UncompressibleModelError: it has parallel tracks or mixtures of experts.
+        UncompressibleModelError: the model has parallel tracks or mixtures of experts; the message ends with `way_out`.
     """
     kinds = ["parallel tracks"] if config.tracks is not None else []
     if any(isinstance(layer.feed_forward, ExpertsConfig) for layer in config.layers):
         kinds.append("mixtures of experts")
     if kinds:
         raise UncompressibleModelError(
-            f"models with {' and '.join(kinds)} cannot be compressed: formats take single matrices, not stacks of them;"
-            " compress a dense model without tracks, such as on_device.nano"
+            f"models with {' and '.join(kinds)} cannot be compressed in this way, which takes single matrices and not stacks"
+            f" of them; {way_out}"
         )
 
 
 def layer_linears(decoder: Decoder) -> dict[str, Linear]:
-    """Every Linear inside the layers by its dotted name: what is compressed, beside the embedding.
+    """Every Linear inside the layers by its dotted name: all their matrices.
 
     Raises:
-        UncompressibleModelError: the layers have matrices besides, those of tracks or experts.
+        UncompressibleModelError: the layers have stacks of matrices, those of tracks or experts.
     """
-    check_compressible(decoder.config)
+    check_single_matrices(decoder.config, "use ASTC without calibration")
     return {
         name: module for name, module in decoder.named_modules() if isinstance(module, Linear) and name.startswith("layers.")
     }
+
+
+def layer_matrices(decoder: Decoder) -> dict[str, Tensor]:
+    """Every matrix of the layers by its name in the state dict, those of tracks and experts as stacks [..., R, C].
+
+    All but routers, which choose by small differences.
+    """
+    matrices: dict[str, Tensor] = {}
+    for name, module in decoder.named_modules():
+        if isinstance(module, Linear) and name.startswith("layers."):
+            matrices[f"{name}.weight"] = module.weight
+        elif isinstance(module, Experts):
+            matrices |= {f"{name}.{part}": weight for part, weight in module.named_parameters(recurse=False)}
+    return matrices

@@ -25,6 +25,7 @@ from openafm.core.errors import UsageError
 from openafm.core.progress import Progress, progress
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.accounting import num_parameters
+from openafm.models.config import DecoderConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,6 +79,16 @@ class CompressionConfig(Config):
         """What is done, in a sentence for the card, on lines of its width."""
         raise ConfigError(f"{type(self).__name__} is abstract; use AstcCompression or Int2Compression")
 
+    def check(self, model: DecoderConfig) -> None:
+        """Refuse a kind of model that the format does not take, before any work.
+
+        Raises:
+            UncompressibleModelError: the message says which formats do.
+        """
+        from openafm.compression.low_bit import check_single_matrices
+
+        check_single_matrices(model, "use ASTC without calibration: --format astc --set calibration=null")
+
     def compress(self, bundle: Bundle) -> CompressedWeights:
         """Errors as the function `compress` of this module."""
         raise ConfigError(f"{type(self).__name__} is abstract; use AstcCompression or Int2Compression")
@@ -89,7 +100,8 @@ class AstcCompression(CompressionConfig):
 
     With `calibration` blocks are chosen by the error of the outputs (block-GPTQ), one layer after another. `adapter` None
     leaves everything to the blocks. Without calibration `num_workers` processes share the blocks of a large matrix; with it
-    columns depend on each other.
+    columns depend on each other. Models with tracks or experts, the server model among them, are compressed without it: what
+    enters each matrix of a stack is not told apart.
     """
 
     adapter: LoRAConfig | None = field(default_factory=LoRAConfig)
@@ -118,6 +130,10 @@ class AstcCompression(CompressionConfig):
             with_what = f"calibrated on {self.calibration.num_rows} rows of the built-in corpus"
         return f"{first}matrices in ASTC 6x6 blocks {with_what},\na 4-bit embedding, 8-bit keys and values"
 
+    def check(self, model: DecoderConfig) -> None:
+        if self.calibration is not None:
+            super().check(model)
+
     def compress(self, bundle: Bundle) -> CompressedWeights:
         import torch
 
@@ -125,7 +141,7 @@ class AstcCompression(CompressionConfig):
         from openafm.adapters.singular import move_singular_vectors
         from openafm.compression.int4_embedding import quantise_embedding
         from openafm.compression.keys_values import keep_in
-        from openafm.compression.low_bit import layer_linears
+        from openafm.compression.low_bit import layer_matrices
 
         decoder = _plain_decoder(bundle)
         # The embedding and the slots first: calibration then sees what the matrices will.
@@ -138,8 +154,7 @@ class AstcCompression(CompressionConfig):
             move_singular_vectors(decoder, self.adapter)
             moved = {name: weight.numpy() for name, weight in adapter_weights(decoder).items()}
             recovery = RecoveryAdapter(config=self.adapter, weights=moved)
-        matrices = [f"{name}.weight" for name in layer_linears(decoder)]
-        taken = {"embedding", *matrices, *(recovery.weights if recovery else ())}
+        taken = {"embedding", *layer_matrices(decoder), *(recovery.weights if recovery else ())}
         rest = {name: weight.numpy() for name, weight in decoder.state_dict().items() if name not in taken}
         encoded = self._encode(decoder, bundle)
         return CompressedWeights(
@@ -151,18 +166,18 @@ class AstcCompression(CompressionConfig):
 
     def _encode(self, decoder: Decoder, bundle: Bundle) -> _AstcEncoder:
         """The tensors of all matrices of the layers; in the decoder the decoded ones take their place."""
-        from openafm.compression.low_bit import layer_linears
+        from openafm.compression.low_bit import layer_matrices
         from openafm.compression.post_training.calibration import compress_linears
 
         batches = None if self.calibration is None else calibration_batches(bundle, self.calibration)
-        linears = layer_linears(decoder)
-        with progress("encode ASTC", sum(linear.weight.numel() for linear in linears.values())) as bar:
+        matrices = layer_matrices(decoder)
+        with progress("encode ASTC", sum(weight.numel() for weight in matrices.values())) as bar:
             encoder = _AstcEncoder(self.blocks, self.num_workers, bar)
             if batches is not None:
                 compress_linears(decoder, batches, encoder)
             else:
-                for name, linear in linears.items():
-                    encoder(name, linear.weight.detach())
+                for name, weight in matrices.items():
+                    encoder.encode(name, weight.detach())
         return encoder
 
 
@@ -230,15 +245,13 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     Raises:
         AlreadyCompressedError: the bundle has few bits already, or a recovery adapter.
         SourceBundleError: `name` is the bundle itself.
-        UncompressibleModelError: the model has parallel tracks or experts.
+        UncompressibleModelError: the format does not take models of this kind.
         UncompressibleWeightError, SingularRankError, NonFiniteWeightError: a tensor that cannot be
             compressed; the message names it.
         CalibrationError: calibration does not fit into memory.
         BundleError: the bundle is damaged.
         BundleNameError: `name` is no name for a bundle.
     """
-    from openafm.compression.low_bit import check_compressible
-
     place = bundle_place(name)
     if bundle.numerics.is_compressed or bundle.recovery_adapter is not None:
         has = f"weights {bundle.numerics.weights}, embedding {bundle.numerics.embedding}"
@@ -246,7 +259,7 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
         raise AlreadyCompressedError(f"{bundle.name} is compressed already ({has}); compress what it was made from")
     if place.resolve() == bundle.path.resolve():
         raise SourceBundleError(f"'{name}' is the bundle to compress itself, which stays as it is; choose another --name")
-    check_compressible(bundle.config)
+    config.check(bundle.config)
     bundle.verify()
     made = config.compress(bundle)
     compressed = write_bundle(
@@ -308,22 +321,26 @@ class _AstcEncoder:
         self.tensors: Arrays = {}
         self.padding_bits = 0
 
-    def __call__(self, name: str, weight_RC: Tensor, moment_CC: Tensor | None = None) -> Tensor:
+    def __call__(self, linear: str, weight_RC: Tensor, moment_CC: Tensor | None = None) -> Tensor:
+        return self.encode(f"{linear}.weight", weight_RC, moment_CC)
+
+    def encode(self, name: str, weight: Tensor, moment_CC: Tensor | None = None) -> Tensor:
+        """A matrix or a stack of them, by its name in the state dict."""
         import torch
 
         from openafm.compression.astc.matrix import decode_matrix, encode_matrix
 
         matrix = encode_matrix(
-            weight_RC.numpy(),
+            weight.numpy(),
             self._config,
             calibration=None if moment_CC is None else moment_CC.numpy(),
             num_workers=self._num_workers,
             on_progress=lambda done: self._bar.update(self._num_done + done, name),
-            name=f"{name}.weight",
+            name=name,
         )
-        self._num_done += weight_RC.numel()
+        self._num_done += weight.numel()
         self.padding_bits += matrix.padding_bits
-        self.tensors |= matrix.tensors(f"{name}.weight")
+        self.tensors |= matrix.tensors(name)
         return torch.from_numpy(decode_matrix(matrix))
 
 
