@@ -1,15 +1,22 @@
-"""The loss curve of a run: as a picture, and in a terminal. Imports no tensor library."""
+"""The curves of a run: its loss, as a picture and in a terminal, and how its experts were loaded. Imports no tensor library.
+
+Shapes: L lines of the log, X experts of all tracks of a layer.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from openafm.core.errors import OpenAFMError
 from openafm.training.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BRAILLE = 0x2800
 _DOT_BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # 4 rows x 2 columns of a character
@@ -25,12 +32,9 @@ def plot_losses(run_folder: Path) -> Path:
     Raises:
         CurveError: the run has logged nothing, or matplotlib is not installed.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise CurveError("drawing a curve needs matplotlib; install openafm[plots]")
-    from matplotlib.figure import Figure
-
+    figure_class = _figure_class()
     lines = read_metrics(run_folder)
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = figure_class(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     for key, label in (("loss", "training"), ("held_out_loss", "held out")):
         points = [(line["step"], line[key]) for line in lines if key in line]
@@ -44,6 +48,48 @@ def plot_losses(run_folder: Path) -> Path:
     path = run_folder / "loss.png"
     figure.savefig(path, dpi=120)
     return path
+
+
+def plot_experts(run_folder: Path) -> Path:
+    """Draw how many tokens each expert got over the run into `experts.png`: a map for each layer, 1 is an even load.
+
+    Raises:
+        CurveError: the model has no experts, the run has logged nothing, or matplotlib is not installed.
+    """
+    figure_class = _figure_class()
+    lines = [line for line in read_metrics(run_folder) if "expert_tokens" in line]
+    if not lines:
+        raise CurveError(f"{run_folder} has no logged tokens of experts; only models with experts have any")
+    layers = list(lines[0]["expert_tokens"])
+    figure = figure_class(figsize=(7, 1 + 1.6 * len(layers)), layout="constrained")
+    for layer, axes in zip(layers, figure.subplots(len(layers), 1, sharex=True, squeeze=False)[:, 0], strict=True):
+        loads_LX = np.array([_loads(line["expert_tokens"][layer]) for line in lines])
+        extent = (lines[0]["step"], max(lines[-1]["step"], lines[0]["step"] + 1), loads_LX.shape[1], 0)
+        picture = axes.imshow(
+            loads_LX.T, aspect="auto", interpolation="nearest", cmap="coolwarm", vmin=0, vmax=2, extent=extent
+        )
+        axes.set(ylabel=f"layer {layer}")
+    axes.set(xlabel="step")
+    figure.suptitle(f"{run_folder.name}: tokens of each expert, track after track; 1 is an even load")
+    figure.colorbar(picture, ax=figure.axes, extend="max")
+    path = run_folder / "experts.png"
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _loads(tokens_TE: Sequence[Sequence[int]]) -> np.ndarray:
+    """Counts by what an even load would be in their track, one track after the other [X]."""
+    counts_TE = np.asarray(tokens_TE, dtype=np.float64)
+    loads_TE: np.ndarray = counts_TE / np.maximum(counts_TE.mean(axis=1, keepdims=True), 1e-12)
+    return loads_TE.ravel()
+
+
+def _figure_class() -> type[Figure]:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CurveError("drawing a curve needs matplotlib; install openafm[plots]")
+    from matplotlib.figure import Figure
+
+    return Figure
 
 
 def terminal_curve(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
