@@ -6,6 +6,7 @@ Shapes: T tracks, B batch, S sequence, N positions, D model dim, V vocabulary. S
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -137,6 +138,13 @@ class Decoder(nn.Module):
     def sum_over_tracks(self, x: Tensor) -> Tensor:
         """A sum over the tracks held here as one over all tracks."""
         return x if self.tracks is None else self.tracks.gather(x)
+
+    @property
+    def local_config(self) -> DecoderConfig:
+        """The config of what is held here, which has fewer tracks where processes share them: what caches keep."""
+        if self.tracks is None or self.config.tracks is None:
+            return self.config
+        return replace(self.config, tracks=replace(self.config.tracks, num_tracks=self.tracks.num_local))
 
     @property
     def device(self) -> torch.device:

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,7 @@ from openafm.core.errors import OpenAFMError
 # exp(-46) is 1e-20: all tokens of a vocabulary that far below the likeliest would not be drawn once in 1e14 draws.
 _NEGLIGIBLE = 46.0
 _LEAST_LOGIT = float(np.finfo(np.float32).min)
+_draw_seed: Callable[[], int] = partial(secrets.randbits, 128)
 
 
 class BrokenLogitsError(OpenAFMError):
@@ -93,7 +96,7 @@ class _Greedy(Sampler):
 class _Random(Sampler):
     def __init__(self, config: RandomConfig) -> None:
         self._config = config
-        seed = secrets.randbits(128) if config.seed is None else config.seed
+        seed = _draw_seed() if config.seed is None else config.seed
         self._key = np.random.SeedSequence(abs(seed), spawn_key=(int(seed < 0),)).generate_state(2, np.uint64)
 
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
@@ -115,6 +118,12 @@ class _Random(Sampler):
         """Exponentially distributed numbers that belong to the seed, the position and the first `count` tokens, alone."""
         bits = np.random.Philox(key=self._key, counter=[0, position, 0, 0])
         return np.random.Generator(bits).standard_exponential(count)
+
+
+def draw_seeds_from(source: Callable[[], int]) -> None:
+    """Where answers without a seed get one from now on, for processes that must choose alike."""
+    global _draw_seed
+    _draw_seed = source
 
 
 def _largest(values_V: NDArray[np.float32], candidates_C: NDArray[np.intp], count: int) -> NDArray[np.intp]:

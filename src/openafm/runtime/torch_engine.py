@@ -8,21 +8,30 @@ Shapes: N tokens of all sequences in a step, D sequences, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.distributed import ProcessGroup
 
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import put_on
+from openafm.core.errors import UsageError
 from openafm.models.decoder import FEW_TOKENS, Decoder
 from openafm.models.experts import Router
 from openafm.models.layers import RMSNorm
+from openafm.models.track_parallel import share_tracks
 from openafm.runtime.engine import Cache, Engine, LogitsOf
 from openafm.runtime.kv_cache import CachedSequences, TorchCache
 from openafm.runtime.shared_weights import base_decoder, sharing
+from openafm.runtime.track_group import track_group
+
+
+class SharedTracksError(UsageError):
+    """A model that cannot be computed by processes that share its tracks."""
 
 
 class TorchEngine(Engine):
@@ -41,6 +50,7 @@ class TorchEngine(Engine):
             signature=f"torch {decoder.compute_dtype} {signature}",
         )
         self.decoder, self._base = decoder, base
+        self._cached = decoder.local_config
         self._device = decoder.device
 
     @staticmethod
@@ -48,9 +58,12 @@ class TorchEngine(Engine):
         """Load a bundle, to compute in its numerics, with `adapter` over it, else with the recovery adapter that it carries.
 
         Engines of one bundle share its weights; the adapter's are read now, and what becomes of its folder later is nothing
-        to this engine.
+        to this engine. Under torchrun the processes share the tracks of a model that has some, and their keys and values;
+        they all run the same program and get the same logits.
 
         Raises:
+            TracksNotDivisibleError: the tracks do not divide over the processes.
+            SharedTracksError: the model is compressed or there is an adapter, and its tracks are shared.
             AdapterMismatchError: the adapter is for another base.
             AdapterError: the adapter is damaged.
             BundleError: the weights cannot be read or do not fit the config.
@@ -58,16 +71,22 @@ class TorchEngine(Engine):
         adapter = adapter or bundle.recovery_adapter
         if adapter is not None:
             adapter.check_base(bundle.signature)
-        base = base_decoder(bundle, device, prepare=_lay_out_matrices)
+        group = track_group(bundle.config)
+        if group is not None and (adapter is not None or bundle.numerics.is_compressed):
+            raise SharedTracksError(
+                f"{bundle.path} is compressed or carries an adapter: its tracks cannot be shared; open it in one process"
+            )
+        base = base_decoder(bundle, device, prepare=partial(_prepare, group=group))
         decoder = sharing(base)
         if adapter is None:
-            return TorchEngine(decoder, bundle.signature, base)
+            share = "" if group is None else f" tracks of {group.rank()} in {group.size()}"
+            return TorchEngine(decoder, f"{bundle.signature}{share}", base)
         put_on(decoder, adapter)
         _lay_out_matrices(decoder)
         return TorchEngine(decoder, f"{bundle.signature} {adapter.digest}", base)
 
     def _new_cache(self) -> Cache:
-        return TorchCache(self.decoder.config, self.decoder.compute_dtype, self._device)
+        return TorchCache(self._cached, self.decoder.compute_dtype, self._device)
 
     def _forward(self, batch: Sequence[tuple[Cache, Sequence[int]]], logits: LogitsOf) -> list[NDArray[np.float32]]:
         caches = [cast(TorchCache, cache) for cache, _ in batch]
@@ -86,6 +105,12 @@ class TorchEngine(Engine):
         if x_ND.is_cpu and 1 < len(x_ND) <= FEW_TOKENS:
             return torch.cat([self.decoder.head(x_1D) for x_1D in x_ND.split(1)])
         return self.decoder.head(x_ND)
+
+
+def _prepare(decoder: Decoder, group: ProcessGroup | None) -> None:
+    if group is not None:
+        share_tracks(decoder, group)
+    _lay_out_matrices(decoder)
 
 
 @torch.no_grad()
