@@ -9,7 +9,7 @@ import torch
 from tiny_runs import VOCAB_SIZE, tiny_run, write_corpus
 
 from openafm.models.sizes import parallel_track_decoder
-from openafm.training.curves import CurveError, plot_experts
+from openafm.training.curves import CurveError, draw, plot_experts
 from openafm.training.goodput import Goodput
 from openafm.training.live import ExpertLoads, LiveView, expert_loads
 from openafm.training.metrics import read_metrics
@@ -78,7 +78,9 @@ def test_a_run_with_experts_logs_and_draws_their_loads(tmp_path: Path) -> None:
         assert line["experts_unused"] == int((counts == 0).sum())
         assert 0 < line["goodput"] <= 1
     pytest.importorskip("matplotlib")
-    assert plot_experts(tmp_path / "run").read_bytes().startswith(b"\x89PNG")
+    pictures = draw(tmp_path / "run")
+    assert [picture.name for picture in pictures] == ["loss.png", "experts.png"]
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
 def test_a_run_without_experts_has_no_such_picture(tmp_path: Path) -> None:

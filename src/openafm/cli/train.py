@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,7 @@ def train(
     """Run a recipe from raw data to a bundle. Killed at any point, the same command goes on where it stopped."""
     from openafm.bundle import bundle_place
     from openafm.recipes.run import default_name, prepare_run, run_recipe
+    from openafm.training.curves import draw
     from openafm.training.launch import is_launched, launch
 
     if (processes > 1 or restarts) and not is_launched():
@@ -70,6 +72,8 @@ def train(
     result = run_recipe(config, output or Path("runs") / name, name)
     if rank():
         return 0  # the first process tells
+    for picture in draw(Path(result.run_folder)):
+        print(f"drawn: {picture}", file=sys.stderr)
     if json:
         print_json(result.to_dict())
     else:

@@ -5,6 +5,7 @@ Shapes: L lines of the log, X experts of all tracks of a layer.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,6 +91,15 @@ def _figure_class() -> type[Figure]:
     from matplotlib.figure import Figure
 
     return Figure
+
+
+def draw(run_folder: Path) -> tuple[Path, ...]:
+    """The pictures that can be drawn of a run: none without matplotlib, its loss, and its experts where it has any."""
+    pictures = []
+    for plot in (plot_losses, plot_experts):
+        with contextlib.suppress(CurveError):
+            pictures.append(plot(run_folder))
+    return tuple(pictures)
 
 
 def terminal_curve(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
