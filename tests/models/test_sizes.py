@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from openafm.core.config import from_dict, to_dict
-from openafm.models.config import DecoderConfig, SharedKeysValuesConfig
+from openafm.models.accounting import active_parameters, num_parameters
+from openafm.models.config import AttentionConfig, DecoderConfig, RotaryConfig, SharedKeysValuesConfig, TracksConfig
+from openafm.models.experts_config import ExpertsConfig
 from openafm.models.sizes import SIZES, UnknownSizeError, named_size
 
 
@@ -67,3 +69,25 @@ def test_configs_do_not_import_torch() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout.split() == ["False", "False"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "active"),
+    [
+        ("server.full", 147_803_703_296, 15_834_122_240),
+        ("server.nano", 9_947_264, 7_686_272),
+        ("server.micro", 559_680, 461_376),
+    ],
+)
+def test_server_models_count_all_experts_and_those_that_a_token_passes(name: str, count: int, active: int) -> None:
+    config = named_size(name)
+    assert (num_parameters(config), active_parameters(config)) == (count, active)
+
+
+def test_the_server_model_has_the_published_shape() -> None:
+    config = named_size("server.full")
+    assert config.tracks == TracksConfig(num_tracks=8, block_depth=4)
+    assert [layer.attention.window for layer in config.layers] == [4096, 4096, 4096, None] * 12
+    positions = [layer.attention.position for layer in config.layers if isinstance(layer.attention, AttentionConfig)]
+    assert positions == [RotaryConfig(), RotaryConfig(), RotaryConfig(), None] * 12
+    assert [isinstance(layer.feed_forward, ExpertsConfig) for layer in config.layers] == [False, True] * 24

@@ -205,7 +205,7 @@ def server_full() -> DecoderConfig:
 
 
 def server_nano() -> DecoderConfig:
-    """A laptop's model of the same shape, about 8 M parameters."""
+    """A laptop's model of the same shape, about 10 M parameters."""
     return parallel_track_decoder(
         vocab_size=16_384,
         dim=128,
