@@ -59,8 +59,9 @@ REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "length_generalisat
 ARMS = ("local_nope", "local_rope", "rope")
 TRAINED_TOKENS, FACTORS = 256, (1, 2, 4)
 LEARNT = 0.9  # found at the trained length
-VOCAB, DIM, NUM_LAYERS, NUM_HEADS, WINDOW = 400, 64, 4, 4, 64
-NUM_NEEDLES, NEEDLE_TOKENS, ROWS_PER_STEP, COPIES_SHARE = 8, 4, 8, 0.6
+VOCAB, DIM, NUM_LAYERS, NUM_HEADS, WINDOW = 512, 64, 4, 2, 16
+COPIED = (8, 12, 16)  # tokens of what is copied: mostly from beyond the window, so that a global layer has to
+NUM_NEEDLES, NEEDLE_TOKENS, ROWS_PER_STEP, COPIES_SHARE = 8, 4, 8, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ def trained(arm: str, folder: Path, work: Work, seed: int) -> Decoder:
         model=decoder(arm),
         data=loader(folder, TRAINED_TOKENS, ROWS_PER_STEP, seed, **weights),
         budget=StepBudget(num_steps=work.steps),
-        optimizer=MuonConfig(learning_rate=0.03, weight_decay=0.0, adamw=AdamWConfig(learning_rate=4e-3, weight_decay=0.0)),
+        optimizer=MuonConfig(learning_rate=0.02, weight_decay=0.0, adamw=AdamWConfig(learning_rate=4e-3, weight_decay=0.0)),
         schedule=WarmupStableDecay(decay_fraction=0.3),
         start=InductionStart(),
         num_threads=1,
@@ -160,7 +161,7 @@ def one_seed(tokenizer: Tokenizer, work: Work, seed: int) -> dict[str, dict[str,
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pack_needles(needles(TRAINED_TOKENS, "train", seed), work.documents, folder / "needles", tokenizer)
-        pack_copies(CopiesConfig(seed=seed), 10 * work.documents, folder / "copies", tokenizer)
+        pack_copies(CopiesConfig(lengths=COPIED, seed=seed), 10 * work.documents, folder / "copies", tokenizer)
         for factor in FACTORS:
             held_out = needles(factor * TRAINED_TOKENS, "held_out", seed)
             pack_needles(held_out, work.held_out, folder / f"{factor}x", tokenizer)
