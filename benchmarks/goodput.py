@@ -123,7 +123,7 @@ class Command:
         train += ["--output", str(self.place / name), "--name", name]
         if not self.torchrun:
             return [sys.executable, "-m", "openafm", *train, "--processes", str(RANKS), "--restarts", "999"]
-        elastic = ["--standalone", "--nproc-per-node", str(RANKS), "--max-restarts", "999", "--monitor-interval", "0.1"]
+        elastic = ["--nproc-per-node", str(RANKS), "--max-restarts", "999", "--monitor-interval", "0.1"]
         return [sys.executable, "-m", "torch.distributed.run", *elastic, "-m", "openafm", *train]
 
     def _environment(self) -> dict[str, str]:
@@ -213,13 +213,13 @@ def costs(trial: Run, every: int) -> tuple[float, float]:
 
     The first steps of a process are left out, and the last checkpoint, which the run waits for.
     """
-    ends = [line["seconds"] for line in read_metrics(trial.folder) if "loss" in line]
-    steps = [after - before for before, after in pairwise(ends)]  # steps[i] is update i + 2
+    lines = [line for line in read_metrics(trial.folder) if "loss" in line]
+    steps = [after["seconds"] - before["seconds"] for before, after in pairwise(lines)]  # steps[i] is update i + 2
     plain = [seconds for i, seconds in enumerate(steps) if i > 3 and (i + 2) % every > every // 2]
     step_s = statistics.median(plain)
-    after = [sum(steps[i : i + every // 2]) - every // 2 * step_s for i in range(every - 1, len(steps) - every, every)]
-    stalls = [account.seconds.get("checkpoint", 0.0) for account in read_accounts(trial.folder / FILE)]
-    return step_s, sum(stalls) / 6 + max(0.0, statistics.median(after))
+    slowed = [sum(steps[i : i + every // 2]) - every // 2 * step_s for i in range(every - 1, len(steps) - every, every)]
+    num_stalls = (len(lines) - 1) // every
+    return step_s, lines[-1]["lost_seconds/checkpoint"] / num_stalls + max(0.0, statistics.median(slowed))
 
 
 def daly_goodput(mtbf_s: float, interval_s: float, checkpoint_s: float, restart_s: float) -> float:

@@ -6,9 +6,11 @@ ready in a process that outlives the trainers: a restart then takes about as lon
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -60,6 +62,8 @@ def launch(
         local_addr="localhost",
         signals_to_handle="SIGHUP,SIGQUIT",
     )
+    # The agent itself needs the compiler, of all things, when it looks for what failed; not then, when everything waits.
+    threading.Thread(target=importlib.import_module, args=("torch._dynamo",), daemon=True).start()
     try:
         with _passing_on_signals():
             codes: dict[int, int] = elastic_launch(config, work)(arguments)
