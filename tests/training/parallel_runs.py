@@ -84,10 +84,10 @@ COMBINATIONS: dict[int, list[Combination]] = {
     1: [Combination(model="plain"), Combination(model="tracks")],
     2: [
         Combination(model="plain", axes={"replicate": 2}),
-        Combination(model="plain", axes={"shard": 2}, microbatch_rows=1),
+        Combination(model="plain", axes={"shard": 2}, microbatch_rows=2),
         Combination(model="tracks", axes={"replicate": 2}, microbatch_rows=2),
         Combination(model="tracks", axes={"shard": 2}),
-        Combination(model="tracks", axes={"expert": 2}, microbatch_rows=1),
+        Combination(model="tracks", axes={"expert": 2}, microbatch_rows=2),
         Combination(model="tracks", axes={"track": 2}),
     ],
     4: [
@@ -98,7 +98,7 @@ COMBINATIONS: dict[int, list[Combination]] = {
         Combination(model="tracks", axes={"replicate": 2, "track": 2}),
         Combination(model="tracks", axes={"replicate": 2, "expert": 2}),
         Combination(model="tracks", axes={"replicate": 2, "shard": 2}, microbatch_rows=1),
-        Combination(model="tracks", axes={"shard": 2, "track": 2}, microbatch_rows=1),
+        Combination(model="tracks", axes={"shard": 2, "track": 2}, microbatch_rows=2),
         Combination(model="tracks", axes={"shard": 2, "expert": 2}),
         Combination(model="tracks", axes={"expert": 2, "track": 2}, microbatch_rows=2),
     ],

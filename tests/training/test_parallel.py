@@ -130,3 +130,38 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(corpus: Path, tmp_pa
     assert 3 <= steps[0]["step"] < steps[0]["num_steps"]
     (newest, *_) = checkpoint_paths(output / "checkpoints")
     assert open_checkpoint(newest).record.step == steps[0]["step"]
+
+
+ONE_FAILS = """
+from openafm.core.errors import OpenAFMError
+from openafm.training.processes import open_processes
+
+def fail():
+    raise OpenAFMError("the disk is full")
+
+with open_processes() as everyone:
+    in_second = lambda: everyone.together(lambda: fail() if everyone.rank == 1 else None)
+    for work in (in_second, lambda: everyone.main_only(fail)):
+        try:
+            work()
+        except OpenAFMError as error:
+            print(type(error).__name__, error, error.shared)
+    print(everyone.main_only(lambda: 7), everyone.main_first(lambda: everyone.rank), everyone.any(everyone.rank == 1, False))
+"""
+
+
+def test_an_error_of_one_process_is_raised_by_all() -> None:
+    processes = start_together(2, ["-c", ONE_FAILS])
+    outputs = wait_for(processes)
+    assert [output.splitlines()[-3:] for output in outputs] == [
+        [
+            "ElsewhereError process 1: the disk is full True",
+            "OpenAFMError the disk is full True",
+            "7 0 (True, False)",
+        ],
+        [
+            "OpenAFMError the disk is full True",
+            "ElsewhereError process 0: the disk is full True",
+            "7 1 (True, False)",
+        ],
+    ]

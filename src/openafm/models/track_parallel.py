@@ -4,9 +4,12 @@ One all-reduce for each block in the forward pass, in `Tracks.gather`, and one i
 `Tracks.spread`. All else of a layer is local: weights, heads, router, experts and their dispatch.
 
 What overlaps: the all-reduce is started and not waited for; whoever first reads its result waits, on an accelerator in the
-stream of the device and not in Python. So what does not read it goes on: the dispatch and the experts of another microbatch
-in flight, the weight gradients of the block that is left in the backward pass, FSDP's gathering of the next block's weights.
-What does not: the next block of the same tokens, whose first norm reads the sum.
+stream of the device and not in Python. Whatever does not read it goes on meanwhile: work that was put on the device before,
+of any microbatch, FSDP's gathering of the next block's weights, in the backward pass FSDP's sums of the gradients of the
+block that is left. What does not overlap: the next block of the same tokens, its expert dispatch included, whose first norm
+reads the sum. It can only overlap with the other half of a batch that is passed in two halves, block by block in turn;
+nothing here stands in the way of that, since each half has its own context and a sum that waits by itself, but nobody does
+it.
 """
 
 from __future__ import annotations
