@@ -27,6 +27,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
+# As `openafm train` has it.
+os.environ["LRU_CACHE_CAPACITY"] = os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "64"
 
 import numpy as np
 
