@@ -6,13 +6,12 @@ chance, the seed of an answer that was given none, is drawn alike in all of them
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from openafm.core.processes import world_size
+from openafm.core.processes import backend, world_size
 from openafm.models.config import DecoderConfig
 from openafm.runtime.sampling import draw_seeds_from
 
@@ -33,9 +32,7 @@ def track_group(config: DecoderConfig) -> ProcessGroup | None:
     if config.tracks is None or world_size() == 1 or (distributed.is_initialized() and not _opened):
         return None
     if not _opened:
-        if torch.cuda.is_available():
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        distributed.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        distributed.init_process_group(backend())
         group = distributed.group.WORLD
         assert group is not None
         seed = torch.randint(2**62, (1,))

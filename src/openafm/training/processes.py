@@ -5,7 +5,6 @@ One process alone opens no process group: every method then does the obvious.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,9 +13,10 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.processes import rank, world_size
+from openafm.core.processes import backend, rank, world_size
 from openafm.training.rendezvous import fresh_store
 
 T = TypeVar("T")
@@ -104,12 +104,8 @@ def open_processes(opened: Processes | None = None) -> Iterator[Processes]:
     if opened is not None or world_size() == 1:
         yield opened or Processes()
         return
-    backend = "gloo"
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        backend = "cpu:gloo,cuda:nccl"
-    store, number, world = next(dist.rendezvous("env://"))
-    dist.init_process_group(backend, store=fresh_store(store, number, world), rank=number, world_size=world)
+    store, number, world = next(rendezvous("env://"))
+    dist.init_process_group(backend(), store=fresh_store(store, number, world), rank=number, world_size=world)
     try:
         yield Processes(rank=rank(), world=world_size(), control=_control_group())
     finally:
