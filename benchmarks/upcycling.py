@@ -1,23 +1,24 @@
 """What sparse upcycling and distilling the last tenth bring, and what each costs (report 4.3).
 
-A dense decoder is trained on the built-in corpus to the end, and then its last 10 % again from the weights it had at 90 %,
-on as many tokens, in several ways:
+A dense decoder is trained on the built-in corpus for 90 % of its tokens. From there on it goes on to the end in three ways,
+with the same rows, optimizer state and schedule:
 
-    dense                 (a) as it was trained, without a break
-    dense_restarted       (d) plain training again: (a) with the break that the others have, a fresh optimizer and a warm-up
-    from_upcycled         (b) cached logits of a teacher upcycled from (a), itself trained for 1/14 of (a)'s tokens
-    from_scratch_teacher  (c) cached logits of a teacher of the same size, trained from nothing on as many tokens as (a)
+    dense                 the same training to its end
+    from_upcycled         cached logits of a teacher upcycled from the dense model at 90 %, trained on for 1/14 of the tokens
+    from_scratch_teacher  cached logits of a teacher of the same size, trained from nothing on as many tokens as `dense`
+
+The learning rate falls in the last tenth, for the upcycled teacher in its fourteenth.
 
 Losses are next-token cross entropy on held-out examples, means over seeds of weights and data order, with the standard
 deviation over seeds; `minus_dense` is the mean of the differences seed by seed. Costs are floating-point operations by
 arithmetic: `teacher` is the training of the teacher, `logits` its pass over the student's data, `total` all that has to be
-computed for the arm, the dense model that a teacher is made of included.
+computed for the arm.
 
 `teacher_cost_saving` is 1 - cost of training the upcycled teacher / that of the one from scratch; the report says 0.9.
-`step0_max_abs_diff` is the largest difference of logits between (a) and the upcycled model before its first step.
+`step0_max_abs_diff` is the largest difference of logits between the dense and the upcycled model before its first step.
 
-What it affords: a model of 1.0 M weights (teachers of 16 experts: 5.9 M), 1.1 M tokens for (a), 3 seeds; that is 1.2 tokens
-for each weight, where the report's model saw 4,500. A full run takes about 25 minutes on one thread and writes
+What it affords: a model of 1.0 M weights (teachers of 16 experts: 5.9 M), 0.9 M tokens for `dense`, 3 seeds; that is 0.9
+tokens for each weight, where the report's model saw 4,500. A full run takes about 25 minutes on one thread and writes
 docs/benchmarks/upcycling.json. `--quick` runs the same with a few steps and two seeds; it claims nothing.
 
     python benchmarks/upcycling.py [--quick] [--json]
@@ -53,13 +54,14 @@ from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.training.checkpoint import checkpoint_paths, open_checkpoint
 from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
-from openafm.training.objective_config import CachedDistillationConfig
+from openafm.training.objective_config import CachedDistillationConfig, NextTokenConfig, ObjectiveConfig
 from openafm.training.objectives import NextToken
-from openafm.training.run import load_trained, train, trained_model
+from openafm.training.run import load_trained, train
 from openafm.training.schedules import WarmupStableDecay
+from openafm.training.state import fresh_state
 from openafm.training.teacher_logits import write_teacher_logits
+from openafm.training.trainer import Trainer
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "upcycling.json"
 VOCAB_SIZE = 1024
@@ -77,12 +79,9 @@ MODEL = shared_kv_decoder(
 UPCYCLING = UpcyclingConfig(num_experts=16)
 TEACHER = upcycled_config(MODEL, UPCYCLING)
 LAST, EXTRA = 1 / 10, 1 / 14  # shares of the dense model's tokens: the student's second time, the upcycled teacher's
-# Runs that start from weights: a fresh optimizer at the full learning rate undoes more than so few steps can mend.
-AGAIN: dict[str, Any] = {
-    "optimizer": AdamWConfig(learning_rate=2e-3),
-    "schedule": WarmupStableDecay(warmup_fraction=0.1, decay_fraction=1.0),
-}
-ARMS = ("dense", "dense_restarted", "from_upcycled", "from_scratch_teacher")
+# A fresh optimizer needs a warm-up; from the end of it the learning rate falls, as it does for the student.
+UPCYCLED: dict[str, Any] = {"schedule": WarmupStableDecay(warmup_fraction=0.1, decay_fraction=0.9)}
+ARMS = ("dense", "from_upcycled", "from_scratch_teacher")
 TEACHERS = ("upcycled_teacher", "scratch_teacher")
 
 
@@ -96,7 +95,7 @@ class Size:
     held_out_batches: int
 
 
-FULL = Size(steps=560, seeds=3, examples=20_000, held_out_batches=40)
+FULL = Size(steps=440, seeds=3, examples=20_000, held_out_batches=40)
 QUICK = Size(steps=20, seeds=2, examples=1_000, held_out_batches=4)
 
 
@@ -153,29 +152,37 @@ def measured(size: Size, seed: int, data: Corpus, folder: Path) -> Seed:
     flops: dict[str, int] = {}
     num_last = round(LAST * size.steps)
     whole = run_config(MODEL, replace(data.train, seed=2 * seed), size.steps, seed)
-    dense = trained(
-        "dense", replace(whole, checkpoint=CheckpointConfig(every_steps=size.steps - num_last, every_seconds=None))
-    )
-    trunk = kept(trained_model(open_checkpoint(checkpoint_paths(folder / "dense" / "checkpoints")[-1])), "trunk")
-    other_rows = replace(data.train, seed=2 * seed + 1)
+    last = replace(whole, data=replace(data.train, seed=2 * seed + 1), budget=StepBudget(num_steps=num_last))
 
-    full = kept(dense, "dense")
-    further = run_config(TEACHER, other_rows, round(EXTRA * size.steps), seed)
-    further = replace(further, from_bundle=str(full.path), upcycle=UPCYCLING, **AGAIN)
+    trunk = Trainer(whole, fresh_state(whole, "cpu"), whole.data.build())
+    while trunk.state.step < size.steps - num_last:
+        trunk.update(trunk.loader.batch(trunk.state.step))
+    snapshot, flops["trunk"] = trunk.state.snapshot(), training_cost(whole, size.steps - num_last)
+
+    def finished(name: str, objective: ObjectiveConfig) -> None:
+        """The last tenth, from where the trunk has come to."""
+        config = replace(whole, objective=objective)
+        trainer = Trainer(config, fresh_state(config, "cpu"), last.data.build())
+        trainer.state.restore(snapshot)
+        for step in range(num_last):
+            trainer.update(trainer.loader.batch(step))
+        losses[name] = held_out_loss(trainer.state.model, data.held_out, size)
+        flops[name] = training_cost(last)
+
+    begun = kept(trunk.state.model, "trunk")
+    further = run_config(TEACHER, last.data, round(EXTRA * size.steps), seed)
+    further = replace(further, from_bundle=str(begun.path), upcycle=UPCYCLING, **UPCYCLED)
     kept(trained("upcycled_teacher", further), "upcycled_teacher")
     kept(trained("scratch_teacher", replace(whole, model=TEACHER)), "scratch_teacher")
 
-    last = run_config(MODEL, other_rows, num_last, seed)
-    last = replace(last, from_bundle=str(trunk.path), **AGAIN)
-    trained("dense_restarted", last)
+    finished("dense", NextTokenConfig())
     for name, teacher in (("from_upcycled", "upcycled_teacher"), ("from_scratch_teacher", "scratch_teacher")):
         objective = CachedDistillationConfig(
             teacher=str(folder / f"{teacher}.bundle"), cache=str(folder / f"{teacher}.logits"), num_tokens=VOCAB_SIZE
         )
-        config = replace(last, objective=objective)
-        flops[f"{teacher}_logits"] = write_teacher_logits(config).manifest.flops
-        trained(name, config)
-    return Seed(losses=losses, flops=flops, step0=step0_difference(dense, data.held_out))
+        flops[f"{teacher}_logits"] = write_teacher_logits(replace(last, objective=objective)).manifest.flops
+        finished(name, objective)
+    return Seed(losses=losses, flops=flops, step0=step0_difference(trunk.state.model, data.held_out))
 
 
 def run_config(model: Any, data: LoaderConfig, num_steps: int, seed: int) -> TrainerConfig:
@@ -209,11 +216,11 @@ def step0_difference(dense: Decoder, data: LoaderConfig) -> float:
     return float((dense(tokens_BS) - upcycle(dense, UPCYCLING)(tokens_BS)).abs().max())
 
 
-def training_cost(config: TrainerConfig) -> int:
-    """Floating-point operations of a run's forward and backward passes, a teacher's aside."""
+def training_cost(config: TrainerConfig, num_steps: int | None = None) -> int:
+    """Floating-point operations of the forward and backward passes of a run's first steps, a teacher's aside."""
     assert isinstance(config.budget, StepBudget)
     loader = config.data.build()
-    batches = (loader.batch(step) for step in range(config.budget.num_steps))
+    batches = (loader.batch(step) for step in range(num_steps or config.budget.num_steps))
     return sum(training_flops(config.model, [d.stop - d.start for d in b.documents], b.num_targets) for b in batches)
 
 
@@ -242,9 +249,8 @@ def costs(arm: str, flops: dict[str, float]) -> dict[str, float]:
     teacher = {"from_upcycled": "upcycled_teacher", "from_scratch_teacher": "scratch_teacher"}.get(arm)
     training = 0.0 if teacher is None else flops[teacher]
     logits = 0.0 if teacher is None else flops[f"{teacher}_logits"]
-    student = flops["dense"] if arm == "dense" else (1 - LAST) * flops["dense"] + flops[arm]
-    whole_dense = LAST * flops["dense"] if arm == "from_upcycled" else 0.0  # the teacher is made of it
-    total = student + whole_dense + training + logits
+    student = flops["trunk"] + flops[arm]
+    total = student + training + logits
     parts = {"teacher": training, "logits": logits, "student": student, "total": total}
     return {name: round(value / 1e12, 3) for name, value in parts.items()}
 
