@@ -179,14 +179,14 @@ def main() -> None:
 
 
 def compare(command: Command) -> dict[str, float | int | bool]:
-    """A trial, a run left alone and one under fire."""
+    """A trial, a run under fire and one left alone."""
     size = command.size
     every = size.trial_steps // 6
     step_s, checkpoint_s = costs(command.run("trial", size.trial_steps, f"every_steps={every}"), every)
     interval_s = max(math.sqrt(2 * checkpoint_s * size.mtbf_s), step_s)
     num_steps = max(size.trial_steps, round(size.seconds / step_s))
-    alone = command.run("alone", num_steps, f"every_seconds={interval_s:.2f}")
     fired = command.run("disturbed", num_steps, f"every_seconds={interval_s:.2f}", kill_seed=SEED)
+    alone = command.run("alone", num_steps, f"every_seconds={interval_s:.2f}")
     found, lost = fired.goodput, fired.goodput.lost
     restart_s = (lost["start"] - alone.goodput.lost["start"]) / max(fired.kills, 1)
     return {

@@ -12,37 +12,41 @@ import weakref
 
 import numpy as np
 import pytest
-from tiny_engines import CONFIGS, CONTEXT_LENGTH, ENGINES, VOCAB_SIZE, assert_close, decoder, full_logits, random_tokens
+from tiny_engines import CONTEXT_LENGTH, ONE_OF_EACH, TINY, Tiny, assert_close, random_tokens
 
 from openafm.runtime.engine import ContextWindowError, Engine, RollbackError, SequenceError, TokenError
 from openafm.runtime.snapshot import SnapshotCorruptedError, SnapshotMismatchError, read_snapshot, write_snapshot
 
 
-@pytest.fixture(params=[(kind, name) for kind in ENGINES for name in CONFIGS], ids=lambda case: f"{case[0]}, {case[1]}")
-def case(request: pytest.FixtureRequest) -> tuple[Engine, str]:
-    kind, name = request.param
-    return ENGINES[kind](decoder(name)), name
+@pytest.fixture(params=TINY)
+def tiny(request: pytest.FixtureRequest) -> Tiny:
+    return TINY[request.param]
 
 
-@pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest) -> Engine:
-    return ENGINES[request.param](decoder("shared"))
+@pytest.fixture(params=ONE_OF_EACH)
+def one(request: pytest.FixtureRequest) -> Tiny:
+    return TINY[request.param]
 
 
-def test_decoding_token_by_token_equals_one_full_pass(case: tuple[Engine, str]) -> None:
-    engine, name = case
+@pytest.fixture
+def engine(one: Tiny) -> Engine:
+    return one.open()
+
+
+def test_decoding_token_by_token_equals_one_full_pass(tiny: Tiny) -> None:
+    engine = tiny.open()
     tokens = random_tokens(CONTEXT_LENGTH)
     sequence = engine.new_sequence()
     logits = np.concatenate([engine.step([(sequence, [token])], "all")[0] for token in tokens])
-    assert_close(logits, full_logits(name, tokens))
+    assert_close(logits, tiny.full_logits(tokens))
     assert sequence.length == CONTEXT_LENGTH
 
 
 @pytest.mark.parametrize("cuts", [(40,), (7, 33), (1, 20, 1, 1, 17), (39, 1)])
-def test_any_cut_into_steps_equals_one_full_pass(case: tuple[Engine, str], cuts: tuple[int, ...]) -> None:
-    engine, name = case
+def test_any_cut_into_steps_equals_one_full_pass(tiny: Tiny, cuts: tuple[int, ...]) -> None:
+    engine = tiny.open()
     tokens = random_tokens(40, seed=1)
-    full = full_logits(name, tokens)
+    full = tiny.full_logits(tokens)
     with_all, with_last = engine.new_sequence(), engine.new_sequence()
     start = 0
     for count in cuts:
@@ -54,8 +58,8 @@ def test_any_cut_into_steps_equals_one_full_pass(case: tuple[Engine, str], cuts:
         assert_close(logits_V, full[start - 1])
 
 
-def test_a_ragged_batch_equals_its_sequences_alone(case: tuple[Engine, str]) -> None:
-    engine, name = case
+def test_a_ragged_batch_equals_its_sequences_alone(tiny: Tiny) -> None:
+    engine = tiny.open()
     pasts = [random_tokens(count, seed=count) for count in (0, 5, 23, 1)]
     news = [random_tokens(count, seed=9 + count) for count in (6, 1, 12, 1)]
     for logits in ("last", "all"):
@@ -65,23 +69,23 @@ def test_a_ragged_batch_equals_its_sequences_alone(case: tuple[Engine, str]) -> 
                 engine.step([(sequence, past)])
         outputs = engine.step(list(zip(sequences, news, strict=True)), logits)
         for output, past, new in zip(outputs, pasts, news, strict=True):
-            full = full_logits(name, past + new)
+            full = tiny.full_logits(past + new)
             assert_close(output, full[-1] if logits == "last" else full[len(past) :])
 
 
-def test_rolled_back_and_played_again_equals_fresh(case: tuple[Engine, str]) -> None:
-    engine, name = case
+def test_rolled_back_and_played_again_equals_fresh(tiny: Tiny) -> None:
+    engine = tiny.open()
     kept, dropped, other = random_tokens(9), random_tokens(20, seed=1), random_tokens(15, seed=2)
     sequence = engine.new_sequence()
     engine.step([(sequence, kept + dropped)])
     engine.rollback(sequence, len(dropped))
     assert sequence.length == len(kept)
     (logits_NV,) = engine.step([(sequence, other)], "all")
-    assert_close(logits_NV, full_logits(name, kept + other)[len(kept) :])
+    assert_close(logits_NV, tiny.full_logits(kept + other)[len(kept) :])
 
 
-def test_forks_go_their_own_ways(case: tuple[Engine, str]) -> None:
-    engine, name = case
+def test_forks_go_their_own_ways(tiny: Tiny) -> None:
+    engine = tiny.open()
     sequence = engine.new_sequence()
     held = {sequence: random_tokens(21)}
     engine.step([(sequence, held[sequence])])
@@ -92,14 +96,14 @@ def test_forks_go_their_own_ways(case: tuple[Engine, str]) -> None:
             new = random_tokens(3, seed=seed + 10 * (branch is fork))
             held[branch] += new
             (logits_NV,) = engine.step([(branch, new)], "all")
-            assert_close(logits_NV, full_logits(name, held[branch])[-3:])
+            assert_close(logits_NV, tiny.full_logits(held[branch])[-3:])
     engine.close(sequence)
     (logits_V,) = engine.step([(fork, [1])])
-    assert_close(logits_V, full_logits(name, [*held[fork], 1])[-1])
+    assert_close(logits_V, tiny.full_logits([*held[fork], 1])[-1])
 
 
-def test_a_restored_snapshot_goes_on_where_it_was(case: tuple[Engine, str]) -> None:
-    engine, name = case
+def test_a_restored_snapshot_goes_on_where_it_was(tiny: Tiny) -> None:
+    engine = tiny.open()
     for past in ([], random_tokens(30)):
         sequence = engine.new_sequence()
         if past:
@@ -110,7 +114,7 @@ def test_a_restored_snapshot_goes_on_where_it_was(case: tuple[Engine, str]) -> N
         assert restored.length == len(past)
         assert engine.snapshot(restored) == data
         (logits_V,) = engine.step([(restored, [5, 6])])
-        assert_close(logits_V, full_logits(name, [*past, 5, 6])[-1])
+        assert_close(logits_V, tiny.full_logits([*past, 5, 6])[-1])
 
 
 def test_a_damaged_snapshot_is_refused(engine: Engine) -> None:
@@ -140,8 +144,8 @@ def test_a_snapshot_that_does_not_fit_is_refused(engine: Engine) -> None:
     some = next(iter(good.arrays))
     for arrays in (
         {name: array for name, array in good.arrays.items() if name != some},
-        {**good.arrays, some: good.arrays[some][:, :1]},
-        {**good.arrays, some: np.zeros(good.arrays[some].shape, np.uint8)},
+        {**good.arrays, some: good.arrays[some][..., :1]},
+        {**good.arrays, some: np.zeros(good.arrays[some].shape, np.float16)},
         {**good.arrays, "tokens": good.arrays["tokens"].astype(np.float32)},
         {**good.arrays, "tokens": good.arrays["tokens"][:, None]},
     ):
@@ -188,7 +192,7 @@ def test_an_empty_sequence_is_restored(engine: Engine) -> None:
     assert engine.restore(engine.snapshot(engine.new_sequence())).length == 0
 
 
-def test_tokens_beyond_the_window_are_refused_and_nothing_changes(engine: Engine) -> None:
+def test_tokens_beyond_the_window_are_refused_and_nothing_changes(engine: Engine, one: Tiny) -> None:
     full, empty = engine.new_sequence(), engine.new_sequence()
     tokens = random_tokens(CONTEXT_LENGTH - 2)
     engine.step([(full, tokens)])
@@ -197,11 +201,11 @@ def test_tokens_beyond_the_window_are_refused_and_nothing_changes(engine: Engine
     assert (caught.value.token_count, caught.value.context_length) == (CONTEXT_LENGTH + 1, CONTEXT_LENGTH)
     assert (full.length, empty.length) == (CONTEXT_LENGTH - 2, 0)
     (logits_V,) = engine.step([(full, [1, 2])])
-    assert_close(logits_V, full_logits("shared", [*tokens, 1, 2])[-1])
+    assert_close(logits_V, one.full_logits([*tokens, 1, 2])[-1])
 
 
-def test_wrong_calls_are_refused_and_change_nothing(engine: Engine) -> None:
-    sequence, closed, foreign = engine.new_sequence(), engine.new_sequence(), type(engine)(decoder("shared")).new_sequence()
+def test_wrong_calls_are_refused_and_change_nothing(engine: Engine, one: Tiny) -> None:
+    sequence, closed, foreign = engine.new_sequence(), engine.new_sequence(), one.open().new_sequence()
     engine.step([(sequence, [1, 2, 3])])
     engine.close(closed)
     for batch, error in (
@@ -209,7 +213,7 @@ def test_wrong_calls_are_refused_and_change_nothing(engine: Engine) -> None:
         ([(sequence, [1]), (foreign, [1])], SequenceError),
         ([(sequence, [1]), (sequence, [2])], SequenceError),
         ([(sequence, [])], TokenError),
-        ([(sequence, [1, VOCAB_SIZE])], TokenError),
+        ([(sequence, [1, engine.vocab_size])], TokenError),
         ([(sequence, [-1])], TokenError),
     ):
         with pytest.raises(error):
@@ -243,7 +247,7 @@ def test_closing_frees_and_so_does_losing_the_handle(engine: Engine) -> None:
         assert cache() is None
 
 
-def test_threads_do_not_disturb_each_other(engine: Engine) -> None:
+def test_threads_do_not_disturb_each_other(engine: Engine, one: Tiny) -> None:
     answers: dict[int, np.ndarray] = {}
 
     def decode(seed: int) -> None:
@@ -256,10 +260,10 @@ def test_threads_do_not_disturb_each_other(engine: Engine) -> None:
     for thread in threads:
         thread.join()
     for seed in range(4):
-        assert_close(answers[seed], full_logits("shared", random_tokens(25, seed)))
+        assert_close(answers[seed], one.full_logits(random_tokens(25, seed)))
 
 
-def test_steps_of_one_sequence_from_several_threads_come_one_after_the_other(engine: Engine) -> None:
+def test_steps_of_one_sequence_from_several_threads_come_one_after_the_other(engine: Engine, one: Tiny) -> None:
     sequence, num_threads, num_steps = engine.new_sequence(), 4, 20
     switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -276,12 +280,12 @@ def test_steps_of_one_sequence_from_several_threads_come_one_after_the_other(eng
         sys.setswitchinterval(switch_interval)
     assert sequence.length == num_threads * num_steps
     (logits_V,) = engine.step([(sequence, [1])])
-    assert_close(logits_V, full_logits("shared", [7] * num_threads * num_steps + [1])[-1])
+    assert_close(logits_V, one.full_logits([7] * num_threads * num_steps + [1])[-1])
 
 
-def test_logits_belong_to_the_caller(engine: Engine) -> None:
+def test_logits_belong_to_the_caller(engine: Engine, one: Tiny) -> None:
     a, b = engine.new_sequence(), engine.new_sequence()
     first, second = engine.step([(a, [1, 2]), (b, [1, 2])])
     first[:] = -np.inf
-    assert_close(second, full_logits("shared", [1, 2])[-1])
-    assert_close(engine.step([(a, [3])])[0], full_logits("shared", [1, 2, 3])[-1])
+    assert_close(second, one.full_logits([1, 2])[-1])
+    assert_close(engine.step([(a, [3])])[0], one.full_logits([1, 2, 3])[-1])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from native_bundles import compressed_bundle
 from numpy.typing import NDArray
 
 from openafm.models.config import (
@@ -25,6 +26,7 @@ from openafm.models.config import (
 from openafm.models.decoder import Decoder
 from openafm.models.experts_config import ExpertsConfig
 from openafm.runtime.engine import Engine
+from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.torch_engine import TorchEngine
 
 VOCAB_SIZE = 53
@@ -67,8 +69,13 @@ CONFIGS = {
     ),
 }
 
-# An engine that joins here passes all of tests/runtime/test_engine_contract.py.
-ENGINES: dict[str, Callable[[Decoder], Engine]] = {"torch": lambda decoder: TorchEngine(decoder, signature="tiny")}
+
+@dataclass(frozen=True, kw_only=True)
+class Tiny:
+    """An engine, and the logits after every token, [N, V], that it must give however they are cut into steps."""
+
+    open: Callable[[], Engine]
+    full_logits: Callable[[Sequence[int]], NDArray[np.float32]]
 
 
 @functools.cache
@@ -85,14 +92,32 @@ def decoder(name: str) -> Decoder:
     return model
 
 
-def engine(name: str = "shared", kind: str = "torch") -> Engine:
-    return ENGINES[kind](decoder(name))
+def engine(name: str = "shared") -> Engine:
+    return TorchEngine(decoder(name), signature="tiny")
 
 
 @torch.no_grad()
 def full_logits(name: str, tokens: Sequence[int]) -> NDArray[np.float32]:
     """Logits after every token, [N, V], without a cache."""
     return decoder(name)(torch.tensor([list(tokens)]))[0].numpy()
+
+
+def native_engine() -> Engine:
+    return NativeEngine(compressed_bundle(), num_threads=1)
+
+
+def native_logits(tokens: Sequence[int]) -> NDArray[np.float32]:
+    """In one step of a fresh sequence; tests/runtime/native compares that with other engines."""
+    engine = native_engine()
+    return engine.step([(engine.new_sequence(), list(tokens))], "all")[0]
+
+
+# An engine that joins here passes all of tests/runtime/test_engine_contract.py.
+TINY = {
+    f"torch, {name}": Tiny(open=functools.partial(engine, name), full_logits=functools.partial(full_logits, name))
+    for name in CONFIGS
+} | {"native": Tiny(open=native_engine, full_logits=native_logits)}
+ONE_OF_EACH = ("torch, shared", "native")
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:

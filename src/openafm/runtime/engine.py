@@ -217,6 +217,8 @@ class Engine(ABC):
             tokens = array(_TOKEN, snapshot.arrays["tokens"].tolist())
             if len(tokens) != snapshot.length:
                 raise ValueError(f"{len(tokens)} tokens where there are keys and values of {snapshot.length}")
+            if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
+                raise ValueError(f"tokens outside the vocabulary of {self.vocab_size}")
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotMismatchError(
                 f"the snapshot does not fit this engine ({error}); prefill the tokens again"

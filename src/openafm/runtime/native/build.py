@@ -1,25 +1,32 @@
-"""The shared library of the native runtime: compiled once for each source, compiler and processor, and kept.
+"""The shared library of the native runtime: compiled once for each source, compiler and kind of processor, and kept.
 
 It comes with the installation where a compiler was there, else it is compiled at its first use, into the user's cache.
-Imports no tensor library.
+Kernels for several instruction sets are in it, and the processor that runs it chooses: it may move to another machine.
+Imports nothing but the standard library and `core`: the installation runs it too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import folder_lock
+from openafm.core.files import FolderInUseError, folder_lock
 
 SOURCE = Path(__file__).parent / "source"
 COMPILERS = ("c++", "g++", "clang++")
@@ -32,6 +39,8 @@ _X86 = {
     "kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
 }
 BUILT_IN = Path(__file__).parent / "libopenafm.so"
+MOST_KEPT = 8  # libraries in the cache; each version of the sources and each compiler has its own
+_SAID_AFTER_S, _POLL_S = 1.0, 0.05
 
 
 class NativeBuildError(OpenAFMError):
@@ -48,7 +57,7 @@ class Library:
 
 def cache_home() -> Path:
     """Where compiled libraries and repacked weights are kept: safe to remove at any time."""
-    if "OPENAFM_CACHE" in os.environ:
+    if os.environ.get("OPENAFM_CACHE"):
         return Path(os.environ["OPENAFM_CACHE"])
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "openafm"
@@ -58,58 +67,88 @@ def cache_home() -> Path:
 def built_library() -> Library:
     """The library for this machine, compiled if it is not there yet. Processes that start at once compile it once.
 
+    What lies in the cache and is not what was compiled, damaged or cut short, is compiled anew.
+
     Raises:
         NativeBuildError: it cannot be compiled.
     """
-    if BUILT_IN.is_file() and _stamp_of(BUILT_IN) == source_digest():
+    if is_whole(BUILT_IN) and _loads(BUILT_IN):
         return Library(path=BUILT_IN, log=None)
-    compiler = find_compiler()
     home = cache_home() / "native"
-    path = home / f"libopenafm-{_key(compiler)}.so"
-    if path.is_file():
-        return Library(path=path, log=path.with_suffix(".log"))
     try:
-        with folder_lock(home):
-            if not path.is_file():
-                compile_library(path, compiler)
-        return Library(path=path, log=path.with_suffix(".log"))
-    except OSError:
-        return _in_memory(compiler)
+        compiler = find_compiler()
+    except NativeBuildError:
+        if (found := _newest(home)) is not None:
+            return found
+        raise
+    path = home / f"libopenafm-{source_digest()}-{_key(compiler)}.so"
+    if not is_whole(path):
+        with _telling():
+            try:
+                with waiting_lock(home):
+                    if not is_whole(path):
+                        compile_library(path, compiler)
+                        _remove_oldest(home)
+            except OSError:  # the cache cannot be written
+                return _for_this_process(compiler)
+    return Library(path=path, log=path.with_suffix(".log"))
 
 
 def find_compiler() -> str:
-    """The C++ compiler: $CXX, else the first that is installed.
+    """The C++ compiler: $CXX, which may hold options, else the first that is installed.
 
     Raises:
         NativeBuildError: there is none.
     """
-    for name in (os.environ.get("CXX", ""), *COMPILERS):
-        found = shutil.which(name) if name else None
-        if found:
+    chosen = shlex.split(os.environ.get("CXX", ""))
+    if chosen:
+        if shutil.which(chosen[0]) is None:
+            raise NativeBuildError(f"CXX names the compiler {chosen[0]}, which is not there; unset it or name another")
+        return shlex.join(chosen)
+    for name in COMPILERS:
+        if (found := shutil.which(name)) is not None:
             return found
     raise NativeBuildError("no C++ compiler (c++, g++ or clang++); install one, or name it in CXX, for the native runtime")
 
 
 def compile_library(path: Path, compiler: str, extra_flags: Sequence[str] = ()) -> None:
-    """Compile into `path`, which appears whole or not at all, with what the compiler said beside it.
+    """Compile into `path`, with what the compiler said beside it. `is_whole(path)` only once all of it stands.
 
     Raises:
         NativeBuildError: the compiler fails.
         OSError: the folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    log: list[str] = []
+    command = [*shlex.split(compiler), *extra_flags]
+    special = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
+    sources = sorted(SOURCE.glob("*.cpp"))
     with TemporaryDirectory(dir=path.parent, prefix=".build-") as temporary:
-        objects = []
-        special = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
-        for source in sorted(SOURCE.glob("*.cpp")):
-            objects.append(f"{temporary}/{source.stem}.o")
-            flags = (*FLAGS, *extra_flags, *special.get(source.name, ()))
-            log.append(_run([compiler, *flags, "-c", str(source), "-o", objects[-1]], path))
-        library = f"{temporary}/{path.name}"
-        log.append(_run([compiler, *extra_flags, "-shared", "-pthread", *objects, "-o", library], path))
-        path.with_suffix(".log").write_text("".join(log), encoding="utf-8")
+        objects = [f"{temporary}/{source.stem}.o" for source in sources]
+        steps = [
+            [*command, *FLAGS, *special.get(source.name, ()), "-c", str(source), "-o", made]
+            for source, made in zip(sources, objects, strict=True)
+        ]
+        library = Path(temporary) / path.name
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            said = list(pool.map(_run, steps))
+        if all(done.returncode == 0 for done in said):
+            said.append(_run([*command, "-shared", "-pthread", *objects, "-o", str(library)]))
+        log = path.with_suffix(".log")
+        log.write_text("".join(f"$ {shlex.join(done.args)}\n{done.stdout}{done.stderr}" for done in said), encoding="utf-8")
+        if any(done.returncode for done in said):
+            raise NativeBuildError(f"{compiler} failed to compile the native runtime; see {log}")
+        stamp = Path(temporary) / "stamp"
+        stamp.write_text(_stamp(library), encoding="utf-8")
         os.replace(library, path)
+        os.replace(stamp, path.with_suffix(".stamp"))
+
+
+def is_whole(library: Path) -> bool:
+    """Whether this file is, byte for byte, what these sources were compiled to. What is not may crash a process."""
+    try:
+        return library.with_suffix(".stamp").read_text(encoding="utf-8") == _stamp(library)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 @cache
@@ -122,22 +161,53 @@ def source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
+def _stamp(library: Path) -> str:
+    return f"{source_digest()} {hashlib.sha256(library.read_bytes()).hexdigest()}"
+
+
 def _key(compiler: str) -> str:
-    version = _output([compiler, "--version"])
-    return hashlib.sha256(f"{source_digest()} {compiler} {version} {platform.machine()}".encode()).hexdigest()[:16]
+    program = Path(shutil.which(shlex.split(compiler)[0]) or "").resolve()
+    about = program.stat()
+    described = f"{compiler} {program} {about.st_size} {about.st_mtime_ns} {platform.machine()}"
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-def _stamp_of(library: Path) -> str:
-    stamp = library.with_suffix(".stamp")
-    return stamp.read_text(encoding="utf-8").strip() if stamp.is_file() else ""
+def _loads(library: Path) -> bool:
+    """Whether this system can load it: one that was compiled elsewhere may ask for a newer system."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError:
+        return False
+    return True
 
 
-def _in_memory(compiler: str) -> Library:
-    """Where the cache cannot be written: compiled for this process alone."""
-    folder = Path(_scratch().name)
-    path = folder / "libopenafm.so"
-    if not path.is_file():
-        compile_library(path, compiler)
+def _newest(home: Path) -> Library | None:
+    """A library of these sources that an earlier compiler made."""
+    for path in sorted(home.glob(f"libopenafm-{source_digest()}-*.so")):
+        if is_whole(path) and _loads(path):
+            return Library(path=path, log=path.with_suffix(".log"))
+    return None
+
+
+def _remove_oldest(home: Path) -> None:
+    kept = sorted(home.glob("libopenafm-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kept[MOST_KEPT:]:
+        for file in (path, path.with_suffix(".stamp"), path.with_suffix(".log")):
+            file.unlink(missing_ok=True)
+
+
+def _for_this_process(compiler: str) -> Library:
+    """Where the cache cannot be written: compiled for this process alone.
+
+    Raises:
+        NativeBuildError: the compiler fails, or there is no place for temporary files either.
+    """
+    try:
+        path = Path(_scratch().name) / "libopenafm.so"
+        if not is_whole(path):
+            compile_library(path, compiler)
+    except OSError as error:
+        raise NativeBuildError(f"there is no folder to compile the native runtime in ({error}); set OPENAFM_CACHE") from error
     return Library(path=path, log=path.with_suffix(".log"))
 
 
@@ -146,15 +216,32 @@ def _scratch() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="openafm-native-")
 
 
-def _run(command: list[str], path: Path) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    text = f"$ {' '.join(command)}\n{done.stdout}{done.stderr}"
-    if done.returncode:
-        log = path.with_suffix(".log")
-        log.write_text(text, encoding="utf-8")
-        raise NativeBuildError(f"{command[0]} failed to compile the native runtime; see {log}")
-    return text
+@contextlib.contextmanager
+def _telling() -> Iterator[None]:
+    """Say why it takes so long, if it does."""
+    timer = threading.Timer(
+        _SAID_AFTER_S, lambda: print("openafm: compiling the native runtime, once", file=sys.stderr, flush=True)
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+@contextlib.contextmanager
+def waiting_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, once whoever else holds it has let it go."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(folder_lock(folder))
+                break
+            except FolderInUseError:
+                time.sleep(_POLL_S)
+        yield
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, check=False)

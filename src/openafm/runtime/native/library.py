@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 1
+VERSION = 2
 
 
 class Matrix(Structure):
@@ -24,6 +24,7 @@ class Matrix(Structure):
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
         ("rank", c_int32),
+        ("lora_bits", c_int32),
         ("lora_scale", c_float),
     ]
 
@@ -77,6 +78,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_pack_tiles": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
     "oa_product": (None, (c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p)),
+    "oa_head": (None, (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p)),
+    "oa_round": (None, (c_void_p, c_void_p, c_int32, c_void_p, POINTER(c_float), POINTER(c_int32))),
+    "oa_norm": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_float, c_void_p)),
+    "oa_swiglu": (None, (c_void_p, c_void_p, c_void_p, c_int32)),
+    "oa_attend": (c_int32, (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_int32, c_void_p)),
 }
 
 

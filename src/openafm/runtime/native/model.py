@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
@@ -20,7 +21,7 @@ from openafm.models.config import (
 )
 from openafm.runtime.native.library import Layer, Matrix, ModelConfig, kernel_names
 from openafm.runtime.native.support import LEVEL_ZEROS
-from openafm.runtime.native.weights import NativeWeights
+from openafm.runtime.native.weights import PANEL_ROWS, NativeWeights
 
 _LINEARS = {
     "query": "attention.query",
@@ -55,11 +56,7 @@ class NativeModel:
         position = cast(RotaryConfig, attention.position)
         pairs = np.arange(0, attention.head_dim, 2, dtype=np.float64)
         self._frequencies = (position.theta ** -(pairs / attention.head_dim)).astype(np.float32)
-        self._adapter = (
-            {}
-            if adapter is None
-            else {name: np.ascontiguousarray(weight, np.float32) for name, weight in adapter.weights().items()}
-        )
+        self._adapter = {} if adapter is None else _adapter_weights(adapter)
         self._scale = 0.0 if adapter is None else adapter.config.scale
         self._layers = (Layer * len(config.layers))(*(self._layer(config, index) for index in range(len(config.layers))))
         self._config = ModelConfig(
@@ -127,5 +124,20 @@ class NativeModel:
             num_outputs=num_outputs,
             num_inputs=num_inputs,
             rank=0 if a is None else len(a),
+            lora_bits=0 if a is None else 8 * a.itemsize,
             lora_scale=self._scale,
         )
+
+
+def _adapter_weights(adapter: Adapter) -> dict[str, NDArray[Any]]:
+    """An adapter's weights as the kernels read them: as small as in its folder, b [R, rank] as panels [R / 64, rank, 64]."""
+    weights: dict[str, NDArray[Any]] = {}
+    for name, weight in adapter.weights().items():
+        weight = weight.astype(adapter.config.precision)
+        if name.endswith(".lora.b"):
+            num_outputs, rank = weight.shape
+            padded = np.zeros((-(-num_outputs // PANEL_ROWS) * PANEL_ROWS, rank), weight.dtype)
+            padded[:num_outputs] = weight
+            weight = padded.reshape(-1, PANEL_ROWS, rank).transpose(0, 2, 1)
+        weights[name] = np.ascontiguousarray(weight)
+    return weights

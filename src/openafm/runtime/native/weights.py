@@ -1,34 +1,42 @@
 """A compressed bundle's weights in the order of the kernels: one file, mapped, shared by all processes that read it.
 
-It is written once beside the user's other caches and bound to the bundle's signature. Imports no tensor library.
+It is written once beside the user's other caches, from a bundle whose bytes are those of its signature, and is known by
+that. Behind the header, which says what must be where, stands a CRC-32 of all that follows. Reading 900 MB at every start
+to compare it would take as long as everything else: it is done for a file that is new here, and for one that was written
+to since (size, time or inode are not those that were noted beside it). What is not as it must be is written anew.
+Imports no tensor library.
 
 Shapes: R outputs, C inputs, V vocabulary, D model dim.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import math
+import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle import Bundle, BundleError
-from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_file
+from openafm.core.files import OutOfSpaceError, atomic_file
 from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, OwnKeysValuesConfig
-from openafm.runtime.native.build import cache_home, source_digest
+from openafm.runtime.native.build import cache_home, waiting_lock
 
 FORMAT = "openafm.native_weights"
 ALIGNMENT = 64
 PANEL_ROWS, STEP_INPUTS, TILE_ROWS, GROUP = 64, 16, 16, 32
 TILE_GROUP_BYTES = 4 * 64 + 2 * 32
-_HEADER_BYTES = 8
+MOST_FILES, MOST_BYTES = 16, 4 << 30  # kept in the cache, those in use last
+_LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,36 +109,50 @@ def sections(config: DecoderConfig) -> list[Section]:
 
 
 def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
-    """The bundle's weights, from the cache where they lie there whole, else repacked and cached.
+    """The bundle's weights: those that another engine here has, else from the cache, else repacked and cached.
 
     Raises:
-        BundleError: the weights cannot be read or do not fit the config.
+        BundleError: the weights cannot be read, do not fit the config or are not those that were signed.
     """
+    path = weights_file(bundle, library)
+    with _opening:
+        weights = _opened.get(path)
+        if weights is None:
+            weights = _opened[path] = _from_cache(path, bundle, library)
+    return weights
+
+
+def weights_file(bundle: Bundle, library: ctypes.CDLL) -> Path:
+    """Where the bundle's repacked weights are kept, whether they are there or not."""
+    return cache_home() / "weights" / f"{bundle.signature}-{library.oa_version()}.bin"
+
+
+_opening = threading.Lock()
+_opened: WeakValueDictionary[Path, NativeWeights] = WeakValueDictionary()
+
+
+def _from_cache(path: Path, bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
     header = _header(bundle)
-    path = cache_home() / "weights" / f"{bundle.signature}-{source_digest()}.bin"
-    found = _mapped(path, header)
-    if found is None:
+    weights = _mapped(path, header)
+    if weights is None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(path) as file:
-                file.truncate(header.num_bytes)
-                file.flush()
-                data = np.memmap(file.name, dtype=np.uint8, mode="r+")
-                _fill(data, header, bundle, library)
-                data.flush()
-                data[: len(header.text)] = np.frombuffer(header.text, np.uint8)  # last: without it the file is none
-                data.flush()
-        except (OSError, OpenAFMError) as error:
-            if isinstance(error, BundleError):
-                raise
-            return _in_memory(bundle, header, library)
-        found = _mapped(path, header)
-    return found or _in_memory(bundle, header, library)
+            with waiting_lock(path.parent):
+                weights = _mapped(path, header)  # another process may have written it meanwhile
+                if weights is None:
+                    _write(path, header, bundle, library)
+                    _remove_oldest(path)
+                    weights = _mapped(path, header)
+        except (OSError, OutOfSpaceError):  # the cache cannot be written
+            weights = None
+    return weights or _in_memory(header, bundle, library)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Header:
+    """What a file of these weights starts with, up to the checksum of what lies behind `body`; and where its parts lie."""
+
     text: bytes
+    body: int
     offsets: dict[str, int]
     num_bytes: int
 
@@ -138,14 +160,14 @@ class _Header:
 def _header(bundle: Bundle) -> _Header:
     offsets: dict[str, int] = {}
     listed = sections(bundle.config)
-    names = json.dumps([[section.name, section.dtype, section.num_items] for section in listed])
-    described = json.dumps({"format": FORMAT, "signature": bundle.signature, "sections": json.loads(names)}).encode()
-    text = len(described).to_bytes(_HEADER_BYTES, "little") + described
-    at = _aligned(len(text))
+    names = [[section.name, section.dtype, section.num_items] for section in listed]
+    described = json.dumps({"format": FORMAT, "signature": bundle.signature, "sections": names}).encode()
+    text = len(described).to_bytes(_LENGTH_BYTES, "little") + described
+    at = body = _aligned(len(text) + _CHECKSUM_BYTES)
     for section in listed:
         offsets[section.name] = at
         at = _aligned(at + section.num_bytes)
-    return _Header(text=text, offsets=offsets, num_bytes=at)
+    return _Header(text=text, body=body, offsets=offsets, num_bytes=at)
 
 
 def _aligned(number: int) -> int:
@@ -160,38 +182,121 @@ def _mapped(path: Path, header: _Header) -> NativeWeights | None:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError):
         return None
-    return NativeWeights(data, header.offsets) if data[: len(header.text)].tobytes() == header.text else None
-
-
-def _in_memory(bundle: Bundle, header: _Header, library: ctypes.CDLL) -> NativeWeights:
-    """Where the cache cannot be written: repacked for this process alone."""
-    room = np.zeros(header.num_bytes + ALIGNMENT, np.uint8)
-    data = room[-room.ctypes.data % ALIGNMENT :][: header.num_bytes]
-    _fill(data, header, bundle, library)
+    if len(data) != header.num_bytes or data[: len(header.text)].tobytes() != header.text:
+        return None
+    if not _is_noted(path):
+        if data[len(header.text) :][:_CHECKSUM_BYTES].tobytes() != _bytes_of(zlib.crc32(data[header.body :].data)):
+            return None
+        with contextlib.suppress(OSError):
+            _note(path)
     return NativeWeights(data, header.offsets)
 
 
-def _fill(data: NDArray[np.uint8], header: _Header, bundle: Bundle, library: ctypes.CDLL) -> None:
+def _note_beside(path: Path) -> Path:
+    return path.with_suffix(".checked")
+
+
+def _state(path: Path) -> str:
+    about = path.stat()
+    return f"{about.st_size} {about.st_mtime_ns} {about.st_ino}"
+
+
+def _note(path: Path) -> None:
+    """Note that the file is whole as it is now."""
+    with atomic_file(_note_beside(path), "w") as file:
+        file.write(_state(path))
+
+
+def _is_noted(path: Path) -> bool:
+    """Whether the file is as it was when it was found whole. The note's own time is that of the last use."""
+    note = _note_beside(path)
+    try:
+        if note.read_text(encoding="utf-8") != _state(path):
+            return False
+    except (OSError, UnicodeDecodeError):
+        return False
+    with contextlib.suppress(OSError):
+        note.touch()
+    return True
+
+
+def _write(path: Path, header: _Header, bundle: Bundle, library: ctypes.CDLL) -> None:
+    """Write the file, one section in memory at a time.
+
+    Raises:
+        BundleError: the weights cannot be read, do not fit the config or are not those that were signed.
+        OSError, OutOfSpaceError: the folder cannot be written.
+    """
+    bundle.verify()
+    with atomic_file(path) as file:
+        file.write(header.text.ljust(header.body, b"\0"))
+        checksum = 0
+        for packed in _repacked(bundle, library):
+            padded = np.zeros(_aligned(len(packed)), np.uint8)
+            padded[: len(packed)] = packed
+            checksum = zlib.crc32(padded.data, checksum)
+            file.write(padded.data)
+        file.seek(len(header.text))
+        file.write(_bytes_of(checksum))
+    _note(path)
+
+
+def _bytes_of(checksum: int) -> bytes:
+    return checksum.to_bytes(_CHECKSUM_BYTES, "little")
+
+
+def _remove_oldest(newest: Path) -> None:
+    """Leave the files in use last, within the limits. Who has an older one mapped keeps it. Needs the folder's lock."""
+    for dead in newest.parent.glob(".*.bin.*"):  # of writers that were killed
+        dead.unlink(missing_ok=True)
+    files = sorted(newest.parent.glob("*.bin"), key=lambda path: (path == newest, _last_use(path)), reverse=True)
+    total = 0
+    for number, path in enumerate(files):
+        total += path.stat().st_size
+        if path != newest and (number >= MOST_FILES or total > MOST_BYTES):
+            path.unlink(missing_ok=True)
+            _note_beside(path).unlink(missing_ok=True)
+
+
+def _last_use(path: Path) -> float:
+    note = _note_beside(path)
+    return (note if note.exists() else path).stat().st_mtime
+
+
+def _in_memory(header: _Header, bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
+    """Where the cache cannot be written: repacked for this process alone."""
+    room = np.zeros(header.num_bytes + ALIGNMENT, np.uint8)
+    data = room[-room.ctypes.data % ALIGNMENT :][: header.num_bytes]
+    for offset, packed in zip(header.offsets.values(), _repacked(bundle, library), strict=True):
+        data[offset : offset + len(packed)] = packed
+    return NativeWeights(data, header.offsets)
+
+
+def _repacked(bundle: Bundle, library: ctypes.CDLL) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of all sections, in their order."""
     tensors, config = bundle.tensors(), bundle.config
-    base = data.ctypes.data
+    places = {section.name: section for section in sections(config)}
     for name, (num_outputs, num_inputs) in matrices(config).items():
-        packed_RP = _tensor(bundle, tensors, f"{name}.weight", np.uint8, [(num_outputs, num_inputs // 4)])
-        scale = _tensor(bundle, tensors, f"{name}.weight.scale", np.float32, [(), (num_outputs,)])
-        library.oa_pack_panels(packed_RP.ctypes.data, num_outputs, num_inputs, base + header.offsets[name])
-        at = header.offsets[f"{name}.scale"]
-        data[at : at + 4 * num_outputs].view(np.float32)[:] = scale
+        stored_RP = _tensor(bundle, tensors, f"{name}.weight", np.uint8, [(num_outputs, num_inputs // 4)])
+        panels = np.zeros(places[name].num_bytes, np.uint8)
+        library.oa_pack_panels(stored_RP.ctypes.data, num_outputs, num_inputs, panels.ctypes.data)
+        yield panels
+        scales_R = np.zeros(places[f"{name}.scale"].num_items, np.float32)
+        scales_R[:num_outputs] = _tensor(bundle, tensors, f"{name}.weight.scale", np.float32, [(), (num_outputs,)])
+        yield scales_R.view(np.uint8)
     for name, length in norms(config):
-        weight = _tensor(bundle, tensors, name, np.float32, [(length,)])
-        data[header.offsets[name] :][: weight.nbytes].view(np.float32)[:] = weight
+        yield _tensor(bundle, tensors, name, np.float32, [(length,)]).view(np.uint8)
     vocab_size, dim = config.vocab_size, config.dim
-    codes = _tensor(bundle, tensors, "embedding", np.uint8, [(vocab_size, dim // 2)])
-    halves = [
+    codes_VD = _tensor(bundle, tensors, "embedding", np.uint8, [(vocab_size, dim // 2)])
+    scale_VG, minimum_VG = (
         _tensor(bundle, tensors, f"embedding.{part}", np.float16, [(vocab_size, dim // GROUP)])
         for part in ("scale", "minimum")
-    ]
-    library.oa_pack_tiles(
-        codes.ctypes.data, halves[0].ctypes.data, halves[1].ctypes.data, vocab_size, dim, base + header.offsets["embedding"]
     )
+    tiles = np.zeros(places["embedding"].num_bytes, np.uint8)
+    library.oa_pack_tiles(
+        codes_VD.ctypes.data, scale_VG.ctypes.data, minimum_VG.ctypes.data, vocab_size, dim, tiles.ctypes.data
+    )
+    yield tiles
 
 
 def _tensor(

@@ -9,17 +9,18 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Grows with every change of a struct, a function or the layout of weights.
-#define OA_VERSION 1
+#define OA_VERSION 2
 
 extern "C" {
 
 // A 2-bit matrix in panels of 64 rows (layout.py), with one scale for each row; rows and scales are padded to whole panels.
-// An adapter's a [rank, I] and b [R, rank] may stand beside it; `rank` is 0 where there is none.
+// An adapter may stand beside it, in numbers of `lora_bits` (16 or 32): a [rank, I], and b in panels [R / 64][rank][64], padded
+// with zeros. `rank` is 0 where there is none.
 typedef struct {
     const uint8_t *codes;
     const float *scales;
-    const float *lora_a, *lora_b;
-    int32_t num_outputs, num_inputs, rank;
+    const void *lora_a, *lora_b;
+    int32_t num_outputs, num_inputs, rank, lora_bits;
     float lora_scale;
 } OaMatrix;
 
@@ -75,7 +76,17 @@ OA_EXPORT void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_
 OA_EXPORT void oa_pack_tiles(const uint8_t *stored, const uint16_t *scales, const uint16_t *minima, int32_t vocab_size,
                              int32_t dim, uint8_t *tiles);
 
-// One product, for tests and measurements: y [N, R] of x [N, I], which is rounded to 8 bits first.
+// Single kernels, for tests and measurements, with the kernels and threads of a model (probe.cpp).
+// A product: y [N, R] of x [N, I], which is rounded to 8 bits first. Logits y [N, V] of x [N, D], likewise.
 OA_EXPORT void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y);
+OA_EXPORT void oa_head(OaModel *model, const uint8_t *tiles, int32_t vocab_size, int32_t dim, const float *x, int32_t num_rows,
+                       float *y);
+// x [n] to 8 bits, padded to a multiple of 64; the scale, and the sum of the integers.
+OA_EXPORT void oa_round(OaModel *model, const float *x, int32_t n, int8_t *integers, float *scale, int32_t *sum);
+OA_EXPORT void oa_norm(OaModel *model, const float *x, const float *weight, int32_t n, float eps, float *y);
+OA_EXPORT void oa_swiglu(OaModel *model, float *gate, const float *up, int32_t n);
+// Queries [N, C], already scaled, over all of the keys and values [L, C]; y [N, C]. Returns 0, or 1: no memory.
+OA_EXPORT int32_t oa_attend(OaModel *model, const float *queries, int32_t num_queries, int32_t head_dim, const float *keys,
+                            const float *values, int32_t num_keys, float *y);
 
 }

@@ -1,5 +1,7 @@
 // Kernels written once for every instruction set: kernels_*.cpp include this under their own compiler flags, so that loops
 // become that set's vectors. Everything is in an anonymous namespace: no two of these may be taken for one another.
+//
+// What is added up goes into LANES sums first: a compiler may not change the order of additions, and so makes no vectors of one.
 #pragma once
 #include <math.h>
 #include <string.h>
@@ -9,34 +11,48 @@
 
 namespace {
 
-// exp of what is at most 88, to about one unit in the last place; flushes to zero below -87.
+enum { LANES = 16 };
+
+// To the nearest integer, ties to even, of less than 2^22: what is added has no bits below 1.
+inline float nearest(float x) { return x + 12582912.0f - 12582912.0f; }
+
+// exp of what is at most 88, to about one unit in the last place; 1e-38 below -87.
 inline float exp_of(float x) {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float n = rintf(x * 1.44269504088896341f);
-    float r = fmaf(n, -0.693359375f, x);
-    r = fmaf(n, 2.12194440e-4f, r);
+    float n = nearest(x * 1.44269504088896341f);
+    float r = n * -0.693359375f + x;
+    r = n * 2.12194440e-4f + r;
     float p = 1.9875691500e-4f;
-    p = fmaf(p, r, 1.3981999507e-3f);
-    p = fmaf(p, r, 8.3334519073e-3f);
-    p = fmaf(p, r, 4.1665795894e-2f);
-    p = fmaf(p, r, 1.6666665459e-1f);
-    p = fmaf(p, r, 5.0000001201e-1f);
-    p = fmaf(p, r * r, r + 1.0f);
-    int32_t bits = ((int32_t)n + 127) << 23;
-    float power;
-    memcpy(&power, &bits, 4);
-    return p * power;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * (r * r) + (r + 1.0f);
+    return p * float_of_bits((uint32_t)((int32_t)n + 127) << 23);
+}
+
+// The largest magnitude. Those of floats are ordered as their bits are.
+inline float largest_of(const float *x, int n) {
+    uint32_t parts[LANES] = {};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) {
+            const uint32_t bits = bits_of(x[i + j]) & 0x7fffffff;
+            parts[j] = bits > parts[j] ? bits : parts[j];
+        }
+    for (; i < n; i++) {
+        const uint32_t bits = bits_of(x[i]) & 0x7fffffff;
+        parts[0] = bits > parts[0] ? bits : parts[0];
+    }
+    for (int width = LANES / 2; width; width /= 2)
+        for (int j = 0; j < width; j++) parts[j] = parts[j + width] > parts[j] ? parts[j + width] : parts[j];
+    return float_of_bits(parts[0]);
 }
 
 void round_row(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums) {
-    float largest = 0;
-    for (int i = 0; i < n; i++) {
-        float a = fabsf(x[i]);
-        largest = a > largest ? a : largest;
-    }
-    float s = largest / 127.0f;
-    s = s < 1.17549435e-38f ? 1.17549435e-38f : s;
-    for (int i = 0; i < n; i++) integers[i] = (int8_t)rintf(x[i] / s);
+    const float exact = largest_of(x, n) / 127.0f, s = exact < 1.17549435e-38f ? 1.17549435e-38f : exact;
+    for (int i = 0; i < n; i++) integers[i] = (int8_t)(int32_t)nearest(x[i] / s);
     memset(integers + n, 0, (size_t)((n + 63) / 64 * 64 - n));
     int32_t total = 0;
     for (int g = 0; g < (n + GROUP - 1) / GROUP; g++) {
@@ -49,15 +65,16 @@ void round_row(const float *x, int n, int8_t *integers, float *scale, int32_t *s
     *sum = total;
 }
 
+// y = (x * factor) * weight with the factor to the nearest.
 void rms_norm(const float *x, const float *weight, int n, float eps, float *y) {
-    float parts[16] = {};
+    double parts[LANES] = {};
     int i = 0;
-    for (; i + 16 <= n; i += 16)
-        for (int j = 0; j < 16; j++) parts[j] += x[i + j] * x[i + j];
+    for (; i + LANES <= n; i += LANES)
+        for (int j = 0; j < LANES; j++) parts[j] += (double)x[i + j] * (double)x[i + j];
+    for (; i < n; i++) parts[0] += (double)x[i] * (double)x[i];
     double sum = 0;
-    for (int j = 0; j < 16; j++) sum += parts[j];
-    for (; i < n; i++) sum += (double)x[i] * x[i];
-    float factor = (float)(1.0 / sqrt(sum / n + (double)eps));
+    for (int j = 0; j < LANES; j++) sum += parts[j];
+    const float factor = (float)(1.0 / sqrt(sum / n + (double)eps));
     for (int j = 0; j < n; j++) y[j] = x[j] * factor * weight[j];
 }
 
@@ -65,18 +82,95 @@ void swiglu(float *gate, const float *up, int n) {
     for (int i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + exp_of(-gate[i])) * up[i];
 }
 
-void prepare_query(const float *query, int head_dim, uint8_t *prepared) {
+void prepare_query(const float *query, int head_dim, int64_t, uint8_t *prepared) {
     memcpy(prepared, query, head_dim * sizeof(float));
+}
+
+// Scores of a page's keys to the weights of its values, each times its scale; 0 behind the first `num_keys`. Brings the
+// maximum and the sum of what came before up to date, and returns by what its outputs shrink.
+inline float soften(float *scores, const float *value_scales, int num_keys, float *top, float *sum) {
+    float highest[LANES], totals[LANES] = {};
+    for (int j = 0; j < LANES; j++) highest[j] = *top;
+    for (int l = 0; l < PAGE; l += LANES)
+        for (int j = 0; j < LANES; j++) {
+            const float score = l + j < num_keys ? scores[l + j] : -INFINITY;
+            highest[j] = score > highest[j] ? score : highest[j];
+        }
+    for (int width = LANES / 2; width; width /= 2)
+        for (int j = 0; j < width; j++) highest[j] = highest[j + width] > highest[j] ? highest[j + width] : highest[j];
+    const float shrink = exp_of(*top - highest[0]);
+    *top = highest[0];
+    for (int l = 0; l < PAGE; l += LANES)
+        for (int j = 0; j < LANES; j++) {
+            const float weight = exp_of(scores[l + j] - *top), p = l + j < num_keys ? weight : 0;
+            totals[j] += p;
+            scores[l + j] = p * value_scales[l + j];
+        }
+    for (int width = LANES / 2; width; width /= 2)
+        for (int j = 0; j < width; j++) totals[j] += totals[j + width];
+    *sum = *sum * shrink + totals[0];
+    return shrink;
+}
+
+// The scales of a page's keys or values; those behind the first `num_keys` are of no key.
+inline void widen_scales(const uint16_t *halves, float *scales) {
+    for (int l = 0; l < PAGE; l++) scales[l] = half_to_float(halves[l]);
+}
+
+// Of an adapter's a and b, in half or single precision.
+inline float widened(uint16_t half) { return half_to_float(half); }
+inline float widened(float single) { return single; }
+
+// A row of activations by rows [first, last) of a [rank, I]: short sums in fp32, theirs in double precision.
+template <class Number>
+void adapter_sums(const Number *a, const float *x, int num_inputs, int first, int last, float *low) {
+    enum { SHORT = 512 };
+    for (int r = first; r < last; r++) {
+        const Number *row = a + (int64_t)r * num_inputs;
+        double total = 0;
+        for (int begin = 0; begin < num_inputs; begin += SHORT) {
+            const int end = num_inputs < begin + SHORT ? num_inputs : begin + SHORT;
+            float parts[2 * LANES] = {};
+            int i = begin;
+            for (; i + 2 * LANES <= end; i += 2 * LANES)
+                for (int j = 0; j < 2 * LANES; j++) parts[j] += x[i + j] * widened(row[i + j]);
+            for (; i < end; i++) parts[0] += x[i] * widened(row[i]);
+            for (int j = 0; j < 2 * LANES; j++) total += (double)parts[j];
+        }
+        low[r] = (float)total;
+    }
+}
+
+// y[r] += scale * sum of low * b for the rows of a panel of b [rank, 64].
+template <class Number>
+void adapter_adds(const Number *b, const float *low, int rank, float scale, int num_rows, float *y) {
+    float sums[PANEL_ROWS] = {};
+    for (int i = 0; i < rank; i++)
+        for (int r = 0; r < PANEL_ROWS; r++) sums[r] += low[i] * widened(b[i * PANEL_ROWS + r]);
+    for (int r = 0; r < num_rows; r++) y[r] += scale * sums[r];
+}
+
+void adapter_in(const OaMatrix &matrix, const float *x, int first, int last, float *low) {
+    if (matrix.lora_bits == 16)
+        adapter_sums((const uint16_t *)matrix.lora_a, x, matrix.num_inputs, first, last, low);
+    else
+        adapter_sums((const float *)matrix.lora_a, x, matrix.num_inputs, first, last, low);
+}
+
+void adapter_out(const OaMatrix &matrix, const float *low, int panel, float *y) {
+    const int r = panel * PANEL_ROWS, left = matrix.num_outputs - r, num_rows = left < PANEL_ROWS ? left : PANEL_ROWS;
+    const int64_t at = (int64_t)r * matrix.rank;
+    if (matrix.lora_bits == 16)
+        adapter_adds((const uint16_t *)matrix.lora_b + at, low, matrix.rank, matrix.lora_scale, num_rows, y + r);
+    else
+        adapter_adds((const float *)matrix.lora_b + at, low, matrix.rank, matrix.lora_scale, num_rows, y + r);
 }
 
 // One page for one query after the other; scores first, then the weighted values.
 void attend_page(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, float *state) {
     float key_scales[PAGE], value_scales[PAGE];
-    for (int l = 0; l < num_keys; l++) {
-        key_scales[l] = half_to_float(page.key_scales[l]);
-        value_scales[l] = half_to_float(page.value_scales[l]);
-    }
-    for (int l = num_keys; l < PAGE; l++) key_scales[l] = value_scales[l] = 0;
+    widen_scales(page.key_scales, key_scales);
+    widen_scales(page.value_scales, value_scales);
     for (int i = 0; i < num_queries; i++) {
         const float *q = (const float *)(prepared + (int64_t)i * prepared_bytes(head_dim));
         float *top = state + (int64_t)i * (head_dim + 2), *sum = top + 1, *out = top + 2;
@@ -87,19 +181,8 @@ void attend_page(const uint8_t *prepared, int num_queries, int head_dim, const K
                 scores[l] += q[c] * (float)(k[0] - 128) + q[c + 1] * (float)(k[1] - 128) +
                              q[c + 2] * (float)(k[2] - 128) + q[c + 3] * (float)(k[3] - 128);
             }
-        float highest = *top;
-        for (int l = 0; l < num_keys; l++) {
-            scores[l] *= key_scales[l];
-            highest = scores[l] > highest ? scores[l] : highest;
-        }
-        float shrink = exp_of(*top - highest), total = 0;
-        for (int l = 0; l < PAGE; l++) {
-            float p = l < num_keys ? exp_of(scores[l] - highest) : 0;
-            total += p;
-            scores[l] = p * value_scales[l];
-        }
-        *top = highest;
-        *sum = *sum * shrink + total;
+        for (int l = 0; l < PAGE; l++) scores[l] *= key_scales[l];
+        const float shrink = soften(scores, value_scales, num_keys, top, sum);
         for (int c = 0; c < head_dim; c++) out[c] *= shrink;
         for (int l = 0; l < num_keys; l += 4)
             for (int c = 0; c < head_dim; c++) {

@@ -9,7 +9,7 @@
 
 #include "abi.h"
 
-enum { PANEL_ROWS = 64, TILE_ROWS = 16, GROUP = 32, BLOCK_ROWS = 12, FEW_ROWS = 2, TILE_GROUP_BYTES = 4 * 64 + 2 * 32, PAGE = 64 };
+enum { PANEL_ROWS = 64, TILE_ROWS = 16, GROUP = 32, BLOCK_ROWS = 12, FEW_ROWS = 8, TILE_GROUP_BYTES = 4 * 64 + 2 * 32, PAGE = 64 };
 
 // Rows of activations in 8 bits: integers [N, stride], a scale and a sum for each row, sums of groups of 32 [N, stride / 32].
 // Of more than FEW_ROWS, `packed` holds the integers again, in blocks of BLOCK_ROWS rows (the last one smaller), four inputs
@@ -43,12 +43,16 @@ struct Kernels {
     void (*rms_norm)(const float *x, const float *weight, int n, float eps, float *y);
     // gate = silu(gate) * up.
     void (*swiglu)(float *gate, const float *up, int n);
-    // A query [C], already scaled, as `attend` wants it: prepared_bytes(C) of them, aligned to 64.
-    void (*prepare)(const float *query, int head_dim, uint8_t *prepared);
+    // A query [C], already scaled, that sees `num_keys` keys in all, as `attend` wants it: prepared_bytes(C), aligned to 64.
+    void (*prepare)(const float *query, int head_dim, int64_t num_keys, uint8_t *prepared);
     // Online softmax of prepared queries, one after the other, over the first `num_keys` keys of a page. `state` holds for
     // each query its maximum, its sum, and C partial outputs. What a query gets does not depend on those beside it.
     void (*attend)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys,
                    float *state);
+    // Sums of a row x [I] with rows [first, last) of an adapter's a.
+    void (*adapter_in)(const OaMatrix &matrix, const float *x, int first, int last, float *low);
+    // y [R] += what an adapter adds to a panel of outputs, of its sums low [rank].
+    void (*adapter_out)(const OaMatrix &matrix, const float *low, int panel, float *y);
 };
 
 inline int prepared_bytes(int head_dim) { return (4 * head_dim + 64 + 63) / 64 * 64; }

@@ -1,1 +1,298 @@
-#include "kernels.h"
+// AVX2: products of bytes in pairs, whose sums of 16 bits must not overflow.
+//
+// Of the four codes in a byte two are taken out by a mask alone and two after one shift: worth 1 or 4 times the code, so that
+// what a byte of activations gives stays below 4 * 3 * 128. Sums of a few steps are kept in 16 bits and then widened.
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+
+#include "generic.h"
+#include "workspace.h"
+
+namespace {
+
+enum {
+    WIDE_STEPS = 4,   // steps of a panel whose sums fit 16 bits: 4 * 2 * 2 * (4 * 3) * 128 < 2^15
+    WIDE_QUADS = 32,  // unpacked quads of inputs whose sums fit: 32 * 2 * 3 * 128 < 2^15
+    ROWS_BESIDE = 6,  // rows of activations whose sums fit the registers
+    KEYS_BESIDE = 16, // keys, and channels of values, that are widened to floats at once
+};
+
+bool is_supported() {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+inline __m256i load(const void *bytes) { return _mm256_loadu_si256((const __m256i *)bytes); }
+
+inline __m256i broadcast(const int8_t *four) {
+    int32_t word;
+    memcpy(&word, four, 4);
+    return _mm256_set1_epi32(word);
+}
+
+// Sums of 16 bits in pairs to 32 bits.
+inline __m256i widened(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
+
+// Those of 8 numbers that exist.
+inline void store_some(__m256 numbers, int count, float *y) {
+    if (count >= 8) return _mm256_storeu_ps(y, numbers);
+    alignas(32) float all[8];
+    _mm256_store_ps(all, numbers);
+    for (int i = 0; i < count; i++) y[i] = all[i];
+}
+
+// Scale 8 sums and store those rows that exist.
+inline void store(__m256i sums, float zero, int32_t x_sum, float x_scale, const float *scales, int rows, float *y) {
+    const __m256 exact = _mm256_sub_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(zero * (float)x_sum));
+    store_some(_mm256_mul_ps(exact, _mm256_mul_ps(_mm256_set1_ps(x_scale), _mm256_loadu_ps(scales))), rows, y);
+}
+
+// Some steps of OCTETS times 8 rows of a panel, from the `first` on, with N rows of activations.
+template <int N, int OCTETS>
+inline void stream_steps(const uint8_t *codes, int count, const int8_t *const *a, int first, __m256i (*totals)[8]) {
+    const __m256i mask0 = _mm256_set1_epi8(3), mask1 = _mm256_set1_epi8(12);
+    __m256i once[N][OCTETS], fourfold[N][OCTETS];
+    for (int n = 0; n < N; n++)
+        for (int t = 0; t < OCTETS; t++) once[n][t] = fourfold[n][t] = _mm256_setzero_si256();
+    for (int step = 0; step < count; step++) {
+        __m256i x[N][4];
+#pragma GCC unroll 2
+        for (int n = 0; n < N; n++)
+#pragma GCC unroll 4
+            for (int p = 0; p < 4; p++) x[n][p] = broadcast(a[n] + step * 16 + 4 * p);
+#pragma GCC unroll 2
+        for (int t = 0; t < OCTETS; t++) {
+            const __m256i w = load(codes + step * 256 + (first + t) * 32), shifted = _mm256_srli_epi16(w, 4);
+            const __m256i w0 = _mm256_and_si256(w, mask0), w1 = _mm256_and_si256(w, mask1),
+                          w2 = _mm256_and_si256(shifted, mask0), w3 = _mm256_and_si256(shifted, mask1);
+#pragma GCC unroll 2
+            for (int n = 0; n < N; n++) {
+                once[n][t] = _mm256_add_epi16(once[n][t], _mm256_maddubs_epi16(w0, x[n][0]));
+                fourfold[n][t] = _mm256_add_epi16(fourfold[n][t], _mm256_maddubs_epi16(w1, x[n][1]));
+                once[n][t] = _mm256_add_epi16(once[n][t], _mm256_maddubs_epi16(w2, x[n][2]));
+                fourfold[n][t] = _mm256_add_epi16(fourfold[n][t], _mm256_maddubs_epi16(w3, x[n][3]));
+            }
+        }
+    }
+    for (int n = 0; n < N; n++)
+        for (int t = 0; t < OCTETS; t++) {
+            const __m256i sums = _mm256_add_epi16(once[n][t], _mm256_srai_epi16(fourfold[n][t], 2));
+            totals[n][first + t] = _mm256_add_epi32(totals[n][first + t], widened(sums));
+        }
+}
+
+// A panel with N rows of activations, from `row` on: the weights are read once, in order.
+template <int N>
+void stream(const OaMatrix &matrix, float zero, const Rounded &x, int row, int panel, float *y, int64_t stride) {
+    enum { OCTETS = N == 1 ? 2 : 1 };
+    const int num_steps = (matrix.num_inputs + 15) / 16;
+    const uint8_t *codes = matrix.codes + (int64_t)panel * num_steps * 256;
+    __m256i totals[N][8];
+    for (int n = 0; n < N; n++)
+        for (int t = 0; t < 8; t++) totals[n][t] = _mm256_setzero_si256();
+    for (int begin = 0; begin < num_steps; begin += WIDE_STEPS) {
+        const int8_t *a[N];
+        for (int n = 0; n < N; n++) a[n] = x.integers + (row + n) * x.stride + begin * 16;
+        const int left = num_steps - begin;
+        for (int t = 0; t < 8; t += OCTETS)
+            if (left >= WIDE_STEPS)
+                stream_steps<N, OCTETS>(codes + begin * 256, WIDE_STEPS, a, t, totals);
+            else
+                stream_steps<N, OCTETS>(codes + begin * 256, left, a, t, totals);
+    }
+    for (int n = 0; n < N; n++)
+        for (int t = 0; t < 8; t++) {
+            const int r = panel * PANEL_ROWS + t * 8;
+            store(totals[n][t], zero, x.sums[row + n], x.scales[row + n], matrix.scales + r, matrix.num_outputs - r,
+                  y + n * stride + r);
+        }
+}
+
+// An unpacked tile of 16 rows by N rows of activations, of `beside` that lie beside each other.
+template <int N>
+void multiply(const uint8_t *tile, const int8_t *a, int beside, int num_quads, __m256i *sums) {
+    for (int n = 0; n < 2 * N; n++) sums[n] = _mm256_setzero_si256();
+    for (int begin = 0; begin < num_quads; begin += WIDE_QUADS) {
+        const int end = num_quads < begin + WIDE_QUADS ? num_quads : begin + WIDE_QUADS;
+        __m256i acc[N][2];
+#pragma GCC unroll 6
+        for (int n = 0; n < N; n++) acc[n][0] = acc[n][1] = _mm256_setzero_si256();
+        for (int quad = begin; quad < end; quad++) {
+            const __m256i w0 = load(tile + quad * 64), w1 = load(tile + quad * 64 + 32);
+            const int8_t *four = a + (int64_t)quad * beside * 4;
+#pragma GCC unroll 6
+            for (int n = 0; n < N; n++) {
+                const __m256i x = broadcast(four + n * 4);
+                acc[n][0] = _mm256_add_epi16(acc[n][0], _mm256_maddubs_epi16(w0, x));
+                acc[n][1] = _mm256_add_epi16(acc[n][1], _mm256_maddubs_epi16(w1, x));
+            }
+        }
+#pragma GCC unroll 6
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < 2; t++) sums[2 * n + t] = _mm256_add_epi32(sums[2 * n + t], widened(acc[n][t]));
+    }
+}
+
+typedef void (*Multiply)(const uint8_t *, const int8_t *, int, int, __m256i *);
+const Multiply multiply_rows[ROWS_BESIDE + 1] = {0,           multiply<1>, multiply<2>, multiply<3>,
+                                                 multiply<4>, multiply<5>, multiply<6>};
+
+// A tile of a panel as bytes 0 to 3, four inputs of 16 rows after the other.
+inline void unpack(const uint8_t *codes, int num_steps, uint8_t *tile) {
+    const __m256i mask = _mm256_set1_epi8(3);
+    for (int step = 0; step < num_steps; step++)
+        for (int t = 0; t < 2; t++) {
+            __m256i w = load(codes + step * 256 + t * 32);
+            for (int p = 0; p < 4; p++) {
+                _mm256_store_si256((__m256i *)(tile + (step * 4 + p) * 64 + t * 32), _mm256_and_si256(w, mask));
+                w = _mm256_srli_epi16(w, 2);
+            }
+        }
+}
+
+thread_local Workspace workspace;  // a tile unpacked, or keys and values as floats
+
+void blocks(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
+    const int num_steps = (matrix.num_inputs + 15) / 16, num_quads = num_steps * 4;
+    uint8_t *unpacked = workspace.take((size_t)num_quads * 64);
+    for (int tile = first * 4; tile < last * 4; tile++) {
+        const int r = tile * 16;
+        if (r >= matrix.num_outputs) break;
+        unpack(matrix.codes + (int64_t)(tile / 4) * num_steps * 256 + tile % 4 * 64, num_steps, unpacked);
+        for (int row = 0, beside, count; row < x.num_rows; row += count) {
+            const int place = row % BLOCK_ROWS, block = row - place;
+            beside = x.num_rows - block < BLOCK_ROWS ? x.num_rows - block : BLOCK_ROWS;
+            count = beside - place < ROWS_BESIDE ? beside - place : ROWS_BESIDE;
+            __m256i sums[2 * ROWS_BESIDE];
+            multiply_rows[count](unpacked, x.packed + block * x.stride + place * 4, beside, num_quads, sums);
+            for (int n = 0; n < count; n++)
+                for (int t = 0; t < 2; t++)
+                    store(sums[2 * n + t], zero, x.sums[row + n], x.scales[row + n], matrix.scales + r + t * 8,
+                          matrix.num_outputs - r - t * 8, y + (row + n) * stride + r + t * 8);
+        }
+    }
+}
+
+void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
+    if (x.num_rows > FEW_ROWS) return blocks(matrix, zero, x, first, last, y, stride);
+    for (int panel = first; panel < last; panel++) {
+        int row = 0;
+        for (; row + 2 <= x.num_rows; row += 2) stream<2>(matrix, zero, x, row, panel, y + row * stride, stride);
+        if (row < x.num_rows) stream<1>(matrix, zero, x, row, panel, y + row * stride, stride);
+    }
+}
+
+// N rows of activations by half a tile of the embedding. The sums of a group just fit: 8 * 2 * 15 * 128 < 2^15.
+template <int N>
+inline void head_half(const uint8_t *tile, int half, const Rounded &x, int row, int rows, float *y, int64_t stride) {
+    const __m256i mask = _mm256_set1_epi8(15);
+    __m256 totals[N];
+    for (int n = 0; n < N; n++) totals[n] = _mm256_setzero_ps();
+    for (int g = 0; g < x.num_inputs / GROUP; g++, tile += TILE_GROUP_BYTES) {
+        __m256i acc[N];
+        for (int n = 0; n < N; n++) acc[n] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {
+            const __m256i w = load(tile + v * 64 + half * 32);
+            const __m256i low = _mm256_and_si256(w, mask), high = _mm256_and_si256(_mm256_srli_epi16(w, 4), mask);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) {
+                const int8_t *a = x.integers + (row + n) * x.stride + g * GROUP + v * 8;
+                acc[n] = _mm256_add_epi16(acc[n], _mm256_maddubs_epi16(low, broadcast(a)));
+                acc[n] = _mm256_add_epi16(acc[n], _mm256_maddubs_epi16(high, broadcast(a + 4)));
+            }
+        }
+        const __m256 scales = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(tile + 256 + half * 16)));
+        const __m256 minima = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(tile + 288 + half * 16)));
+        for (int n = 0; n < N; n++) {
+            totals[n] = _mm256_fmadd_ps(scales, _mm256_cvtepi32_ps(widened(acc[n])), totals[n]);
+            const float group_sum = (float)x.group_sums[(row + n) * (x.stride / GROUP) + g];
+            totals[n] = _mm256_fmadd_ps(minima, _mm256_set1_ps(group_sum), totals[n]);
+        }
+    }
+    for (int n = 0; n < N; n++)
+        store_some(_mm256_mul_ps(totals[n], _mm256_set1_ps(x.scales[row + n])), rows, y + (row + n) * stride);
+}
+
+void head(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab_size, float *y, int64_t stride) {
+    const int64_t tile_bytes = (int64_t)(x.num_inputs / GROUP) * TILE_GROUP_BYTES;
+    for (int tile = first; tile < last; tile++)
+        for (int half = 0; half < 2; half++) {
+            const int r = tile * TILE_ROWS + half * 8;
+            int row = 0;
+            for (; row + 4 <= x.num_rows; row += 4)
+                head_half<4>(tiles + tile * tile_bytes, half, x, row, vocab_size - r, y + r, stride);
+            for (; row < x.num_rows; row++)
+                head_half<1>(tiles + tile * tile_bytes, half, x, row, vocab_size - r, y + r, stride);
+        }
+}
+
+// Sums of the halves of eight vectors, in order.
+inline void add_quads(const __m256 *sums, float *y) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    for (int i = 0; i < 2; i++) {
+        const __m256 *s = sums + 4 * i;
+        const __m256 added = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
+        _mm256_storeu_ps(y + 8 * i, _mm256_permutevar8x32_ps(added, order));
+    }
+}
+
+// Sums over quads of four numbers by 16 columns of widened bytes [quad][16][4].
+inline void multiply_quads(const float *numbers, const float *columns, int num_quads, float *y) {
+    __m256 sums[8];
+#pragma GCC unroll 8
+    for (int v = 0; v < 8; v++) sums[v] = _mm256_setzero_ps();
+    for (int quad = 0; quad < num_quads; quad++) {
+        const __m256 x = _mm256_broadcast_ps((const __m128 *)(numbers + quad * 4));
+#pragma GCC unroll 8
+        for (int v = 0; v < 8; v++) sums[v] = _mm256_fmadd_ps(x, _mm256_load_ps(columns + quad * 64 + v * 8), sums[v]);
+    }
+    add_quads(sums, y);
+}
+
+// 16 columns of quads of bytes, `stride` bytes from quad to quad, as floats; `flip` makes keys signed.
+inline void widen(const uint8_t *bytes, int64_t stride, int num_quads, uint8_t flip, float *columns) {
+    const __m128i flips = _mm_set1_epi8((char)flip);
+    for (int quad = 0; quad < num_quads; quad++)
+        for (int v = 0; v < 8; v++) {
+            const __m128i eight = _mm_xor_si128(_mm_loadl_epi64((const __m128i *)(bytes + quad * stride + v * 8)), flips);
+            _mm256_store_ps(columns + quad * 64 + v * 8, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)));
+        }
+}
+
+// Keys and values become floats once for all queries, 16 keys or 16 channels at a time.
+void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, float *state) {
+    const int stride = prepared_bytes(head_dim), widest = head_dim > PAGE ? head_dim : PAGE;
+    float *columns = (float *)workspace.take(((size_t)widest * KEYS_BESIDE + (size_t)num_queries * (PAGE + 1)) * sizeof(float));
+    float *weights = columns + widest * KEYS_BESIDE, *shrinks = weights + num_queries * PAGE;
+    float key_scales[PAGE], value_scales[PAGE];
+    widen_scales(page.key_scales, key_scales);
+    widen_scales(page.value_scales, value_scales);
+    for (int l = 0; l < num_keys; l += KEYS_BESIDE) {
+        widen(page.keys + l * 4, PAGE * 4, head_dim / 4, 128, columns);
+        for (int n = 0; n < num_queries; n++)
+            multiply_quads((const float *)(prepared + n * stride), columns, head_dim / 4, weights + n * PAGE + l);
+    }
+    for (int n = 0; n < num_queries; n++) {
+        float *scores = weights + n * PAGE, *top = state + (int64_t)n * (head_dim + 2);
+        for (int l = 0; l < PAGE; l++) scores[l] = l < num_keys ? scores[l] * key_scales[l] : 0;
+        shrinks[n] = soften(scores, value_scales, num_keys, top, top + 1);
+    }
+    for (int c = 0; c < head_dim; c += KEYS_BESIDE) {
+        widen((const uint8_t *)page.values + c * 4, head_dim * 4, (num_keys + 3) / 4, 0, columns);
+        for (int n = 0; n < num_queries; n++) {
+            float *out = state + (int64_t)n * (head_dim + 2) + 2 + c, added[KEYS_BESIDE];
+            multiply_quads(weights + n * PAGE, columns, (num_keys + 3) / 4, added);
+            for (int i = 0; i < KEYS_BESIDE; i++) out[i] = out[i] * shrinks[n] + added[i];
+        }
+    }
+}
+
+void attend_any(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, float *state) {
+    (head_dim % KEYS_BESIDE ? attend_page : attend)(prepared, num_queries, head_dim, page, num_keys, state);
+}
+
+}  // namespace
+
+const Kernels avx2_kernels = {"avx2", is_supported,  low_bit,    head,       round_row,  rms_norm,
+                              swiglu, prepare_query, attend_any, adapter_in, adapter_out};
+#endif

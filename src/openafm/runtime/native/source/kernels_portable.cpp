@@ -52,5 +52,5 @@ void head(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab
 
 }  // namespace
 
-const Kernels portable_kernels = {"portable", always, low_bit,       head,       round_row,
-                                  rms_norm,   swiglu, prepare_query, attend_page};
+const Kernels portable_kernels = {"portable", always,        low_bit,     head,       round_row,  rms_norm,
+                                  swiglu,     prepare_query, attend_page, adapter_in, adapter_out};

@@ -10,6 +10,7 @@ namespace {
 const Kernels *const all_kernels[] = {
 #if defined(__x86_64__)
     &avx512_kernels,
+    &avx2_kernels,
 #elif defined(__aarch64__)
     &neon_kernels,
 #endif
@@ -23,6 +24,8 @@ const Kernels *find_kernels(const char *name) {
 }
 
 int padded(int n) { return (n + 63) / 64 * 64; }
+
+int panels_of(const OaMatrix &matrix) { return (matrix.num_outputs + PANEL_ROWS - 1) / PANEL_ROWS; }
 
 }  // namespace
 
@@ -88,47 +91,43 @@ void OaModel::normalise(const float *weight, int num_rows) {
 }
 
 void OaModel::multiply(const std::vector<Product> &products, const float *x, int num_rows) {
+    add_up_adapters(products, x, num_rows);
     int num_panels = 0;
-    for (const Product &product : products) num_panels += (product.matrix->num_outputs + PANEL_ROWS - 1) / PANEL_ROWS;
+    for (const Product &product : products) num_panels += panels_of(*product.matrix);
     pool.parallel(num_panels, [&](int first, int last) {
         int begin = 0;
+        size_t sums = 0;
         for (const Product &product : products) {
-            const int end = begin + (product.matrix->num_outputs + PANEL_ROWS - 1) / PANEL_ROWS;
-            const int from = first > begin ? first : begin, to = last < end ? last : end;
-            if (from < to)
-                kernels.low_bit(*product.matrix, config.level_zero, rounded.view(), from - begin, to - begin, product.y,
-                                product.matrix->num_outputs);
+            const OaMatrix &matrix = *product.matrix;
+            const int end = begin + panels_of(matrix), from = first > begin ? first : begin, to = last < end ? last : end;
+            if (from < to) {
+                kernels.low_bit(matrix, config.level_zero, rounded.view(), from - begin, to - begin, product.y, matrix.num_outputs);
+                for (int panel = from - begin; matrix.rank && panel < to - begin; panel++)
+                    for (int n = 0; n < num_rows; n++)
+                        kernels.adapter_out(matrix, &low_rank[sums + (size_t)n * matrix.rank], panel,
+                                            product.y + (int64_t)n * matrix.num_outputs);
+            }
             begin = end;
+            sums += (size_t)num_rows * matrix.rank;
         }
     });
-    for (const Product &product : products)
-        if (product.matrix->rank) add_adapter(product, x, num_rows);
 }
 
-// y += scale * (x a^T) b^T, in double precision: what is added does not depend on what is computed beside it.
-void OaModel::add_adapter(const Product &product, const float *x, int num_rows) {
-    const OaMatrix &matrix = *product.matrix;
-    const int rank = matrix.rank, num_inputs = matrix.num_inputs;
-    low_rank.resize((size_t)num_rows * rank);
-    pool.parallel(num_rows * rank, [&](int first, int last) {
-        for (int item = first; item < last; item++) {
-            const float *row = x + (int64_t)(item / rank) * num_inputs, *a = matrix.lora_a + (int64_t)(item % rank) * num_inputs;
-            double sums[8] = {};
-            for (int i = 0; i + 8 <= num_inputs; i += 8)
-                for (int j = 0; j < 8; j++) sums[j] += (double)row[i + j] * (double)a[i + j];
-            for (int j = 1; j < 8; j++) sums[0] += sums[j];
-            for (int i = num_inputs / 8 * 8; i < num_inputs; i++) sums[0] += (double)row[i] * (double)a[i];
-            low_rank[item] = sums[0];
-        }
-    });
-    pool.parallel(num_rows, [&](int first, int last) {
-        for (int n = first; n < last; n++)
-            for (int r = 0; r < matrix.num_outputs; r++) {
-                double sum = 0;
-                for (int i = 0; i < rank; i++) sum += low_rank[n * rank + i] * (double)matrix.lora_b[(int64_t)r * rank + i];
-                product.y[(int64_t)n * matrix.num_outputs + r] += (float)(sum * (double)matrix.lora_scale);
-            }
-    });
+// x a^T of all products that have an adapter, one after the other in `low_rank`.
+void OaModel::add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows) {
+    size_t num_sums = 0;
+    for (const Product &product : products) num_sums += (size_t)num_rows * product.matrix->rank;
+    if (!num_sums) return;
+    if (low_rank.size() < num_sums) low_rank.resize(num_sums);
+    float *low = low_rank.data();
+    for (const Product &product : products) {
+        const OaMatrix &matrix = *product.matrix;
+        pool.parallel(matrix.rank, [&](int first, int last) {
+            for (int n = 0; n < num_rows; n++)
+                kernels.adapter_in(matrix, x + (int64_t)n * matrix.num_inputs, first, last, low + (int64_t)n * matrix.rank);
+        });
+        low += (int64_t)num_rows * matrix.rank;
+    }
 }
 
 int32_t oa_version(void) { return OA_VERSION; }
@@ -147,8 +146,3 @@ OaModel *oa_model_new(const OaConfig *config, int32_t num_threads, const char *n
 void oa_model_free(OaModel *model) { delete model; }
 
 OaCache *oa_cache_new(const OaModel *model) { return new (std::nothrow) OaCache(model->page_shape()); }
-
-void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y) {
-    model->rounded.round(model->kernels, model->pool, x, matrix->num_inputs, num_rows, matrix->num_inputs);
-    model->multiply({{matrix, y}}, x, num_rows);
-}

@@ -102,7 +102,7 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
                 memcpy(x, &queries[n * inner + head * dim], dim * sizeof(float));
                 turn(x, &turns[n * dim], l.query_norm);
                 for (int c = 0; c < dim; c++) x[c] *= scale;
-                kernels.prepare(x, dim, q + query * query_bytes);
+                kernels.prepare(x, dim, rows[n].position + 1, q + query * query_bytes);
                 float *s = &state[(size_t)query * (dim + 2)];
                 memset(s, 0, (dim + 2) * sizeof(float));
                 s[0] = -INFINITY;
