@@ -12,5 +12,6 @@ settings.load_profile("openafm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One cache for all tests and their processes, kept for the next run, and not the user's."""
+    """One cache for all tests and their processes, kept for the next run, and not the user's; one thread for each engine."""
     os.environ.setdefault("OPENAFM_CACHE", str(config.rootpath / ".pytest_cache" / "openafm"))
+    os.environ.setdefault("OPENAFM_THREADS", "1")

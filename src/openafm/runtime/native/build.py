@@ -207,7 +207,9 @@ def _for_this_process(compiler: str) -> Library:
         if not is_whole(path):
             compile_library(path, compiler)
     except OSError as error:
-        raise NativeBuildError(f"there is no folder to compile the native runtime in ({error}); set OPENAFM_CACHE") from error
+        raise NativeBuildError(
+            f"there is no folder to compile the native runtime in ({error}); set OPENAFM_CACHE"
+        ) from error
     return Library(path=path, log=path.with_suffix(".log"))
 
 

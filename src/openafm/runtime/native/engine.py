@@ -6,6 +6,7 @@ Shapes: N tokens of all sequences in a step, V vocabulary.
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -15,10 +16,18 @@ from numpy.typing import NDArray
 
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
+from openafm.core.errors import UsageError
 from openafm.runtime.engine import Cache, Engine, LogitsOf
 from openafm.runtime.native.library import native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.weights import open_weights
+
+
+MOST_THREADS = 256
+
+
+class ThreadsError(UsageError):
+    """OPENAFM_THREADS is no number of threads."""
 
 
 class NativeCache(Cache):
@@ -57,6 +66,13 @@ class NativeEngine(Engine):
     Args:
         num_threads: None for as many as there are processors, `OPENAFM_THREADS` where it is set.
         kernels: one of `kernel_names`; None for the best.
+
+    Raises:
+        NativeBuildError: the native runtime cannot be compiled here.
+        ThreadsError: OPENAFM_THREADS is no number of threads.
+        AdapterMismatchError: the adapter is for another base.
+        AdapterError: the adapter is damaged, or another one by now than was opened.
+        BundleError: the weights cannot be read or do not fit the config.
     """
 
     def __init__(
@@ -71,8 +87,8 @@ class NativeEngine(Engine):
             signature=f"native {bundle.signature}{'' if adapter is None else f' {adapter.digest}'}",
         )
         library = native_library()
-        threads = num_threads or int(os.environ.get("OPENAFM_THREADS", 0)) or len(os.sched_getaffinity(0))
-        self._model = NativeModel(library, bundle, open_weights(bundle, library), adapter, threads, kernels)
+        self.num_threads = _chosen_threads() if num_threads is None else num_threads
+        self._model = NativeModel(library, bundle, open_weights(bundle, library), adapter, self.num_threads, kernels)
 
     def _new_cache(self) -> Cache:
         handle = self._model.library.oa_cache_new(self._model.handle)
@@ -102,3 +118,13 @@ class NativeEngine(Engine):
         if failed:
             raise OutOfMemoryError(f"no memory for a step of {sum(counts)} tokens; close sequences or give fewer at once")
         return np.split(logits_NV, np.cumsum(counts)[:-1]) if is_all else list(logits_NV)
+
+
+def _chosen_threads() -> int:
+    chosen = os.environ.get("OPENAFM_THREADS", "")
+    if not chosen:
+        available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        return min(available, MOST_THREADS)
+    if not chosen.isdecimal() or not 1 <= int(chosen) <= MOST_THREADS:
+        raise ThreadsError(f"OPENAFM_THREADS is '{chosen}'; give a number from 1 to {MOST_THREADS}, or leave it out")
+    return int(chosen)

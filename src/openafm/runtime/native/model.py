@@ -19,6 +19,7 @@ from openafm.models.config import (
     RotaryConfig,
     SharedKeysValuesConfig,
 )
+from openafm.runtime.native.adapter_weights import check_shapes
 from openafm.runtime.native.library import Layer, Matrix, ModelConfig, kernel_names
 from openafm.runtime.native.support import LEVEL_ZEROS
 from openafm.runtime.native.weights import PANEL_ROWS, NativeWeights
@@ -56,7 +57,7 @@ class NativeModel:
         position = cast(RotaryConfig, attention.position)
         pairs = np.arange(0, attention.head_dim, 2, dtype=np.float64)
         self._frequencies = (position.theta ** -(pairs / attention.head_dim)).astype(np.float32)
-        self._adapter = {} if adapter is None else _adapter_weights(adapter)
+        self._adapter = {} if adapter is None else _adapter_weights(adapter, config)
         self._scale = 0.0 if adapter is None else adapter.config.scale
         self._layers = (Layer * len(config.layers))(*(self._layer(config, index) for index in range(len(config.layers))))
         self._config = ModelConfig(
@@ -129,10 +130,12 @@ class NativeModel:
         )
 
 
-def _adapter_weights(adapter: Adapter) -> dict[str, NDArray[Any]]:
+def _adapter_weights(adapter: Adapter, config: DecoderConfig) -> dict[str, NDArray[Any]]:
     """An adapter's weights as the kernels read them: as small as in its folder, b [R, rank] as panels [R / 64, rank, 64]."""
     weights: dict[str, NDArray[Any]] = {}
-    for name, weight in adapter.weights().items():
+    given = adapter.weights()
+    check_shapes(given, adapter, config)
+    for name, weight in given.items():
         weight = weight.astype(adapter.config.precision)
         if name.endswith(".lora.b"):
             num_outputs, rank = weight.shape
