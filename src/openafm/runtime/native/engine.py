@@ -22,7 +22,6 @@ from openafm.runtime.native.library import native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.weights import open_weights
 
-
 MOST_THREADS = 256
 
 

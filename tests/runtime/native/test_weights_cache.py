@@ -1,0 +1,174 @@
+"""The file of repacked weights: made once, checked, shared, thrown away; whatever is in it, no process dies of it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from native_bundles import compressed_bundle, write_compressed
+from tiny_engines import random_tokens
+
+from openafm.bundle import Bundle, BundleTamperedError
+from openafm.runtime.native import build, weights
+from openafm.runtime.native.engine import NativeEngine
+from openafm.runtime.native.library import native_library
+from openafm.runtime.native.weights import NativeWeights, open_weights, weights_file
+
+TOKENS = random_tokens(20)
+ANSWER = """
+import pathlib
+import sys
+from openafm.bundle import Bundle
+from openafm.runtime.native.engine import NativeEngine
+engine = NativeEngine(Bundle(pathlib.Path(sys.argv[1])))
+print(engine.step([(engine.new_sequence(), [1, 2, 3])])[0].tobytes().hex())
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of weights of its own; the library stays where it is."""
+    native_library()
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "native").symlink_to(build.cache_home() / "native")
+    monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def opened(bundle: Bundle) -> NativeWeights:
+    """As a new process opens them."""
+    weights._opened.clear()
+    return open_weights(bundle, native_library())
+
+
+def content(found: NativeWeights) -> bytes:
+    return bytes(found._data)
+
+
+def logits(bundle: Bundle) -> np.ndarray:
+    weights._opened.clear()
+    engine = NativeEngine(bundle)
+    return engine.step([(engine.new_sequence(), TOKENS)])[0]
+
+
+def test_it_is_written_once_and_then_only_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = compressed_bundle()
+    first = content(opened(bundle))
+    file = weights_file(bundle, native_library())
+    assert file.read_bytes() == first
+
+    def forbidden(*_: object) -> None:
+        raise AssertionError("read or written again")
+
+    monkeypatch.setattr(weights, "_repacked", forbidden)
+    monkeypatch.setattr(weights.zlib, "crc32", forbidden)
+    assert content(opened(bundle)) == first
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_what_was_damaged_is_written_anew(data: st.DataObject) -> None:
+    bundle = compressed_bundle()
+    whole = content(opened(bundle))
+    file = weights_file(bundle, native_library())
+    before = file.stat()
+    kind = data.draw(st.sampled_from(["flip", "cut", "grow", "header", "nothing"]))
+    if kind == "flip":
+        at = data.draw(st.integers(0, len(whole) - 1))
+        damaged = whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    elif kind == "cut":
+        damaged = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    elif kind == "grow":
+        damaged = whole + data.draw(st.binary(min_size=1, max_size=100))
+    elif kind == "header":
+        start = data.draw(st.binary(max_size=300))
+        damaged = start + whole[len(start) :]
+    else:
+        damaged = b""
+    file.write_bytes(damaged)
+    os.utime(file, ns=(before.st_mtime_ns + 1, before.st_mtime_ns + 1))  # clocks of file systems are coarse
+    assert content(opened(bundle)) == whole
+    assert file.read_bytes() == whole
+
+
+def test_a_file_that_was_only_moved_is_checked_and_taken(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = compressed_bundle()
+    first = content(opened(bundle))
+    file = weights_file(bundle, native_library())
+    copy = file.with_suffix(".copy")
+    copy.write_bytes(first)
+    os.replace(copy, file)
+    monkeypatch.setattr(weights, "_repacked", lambda *_: pytest.fail("written again"))
+    assert content(opened(bundle)) == first
+    assert weights._is_noted(file)
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits(compressed_bundle())
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "file" / "cache"))
+    assert np.array_equal(logits(compressed_bundle()), expected)
+
+
+def test_a_note_that_cannot_be_written_changes_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = compressed_bundle()
+    first = content(opened(bundle))
+    note = weights._note_beside(weights_file(bundle, native_library()))
+    note.unlink()
+    note.mkdir()
+    assert content(opened(bundle)) == first
+
+
+def test_weights_that_are_not_those_that_were_signed_are_not_kept(cache: Path, tmp_path: Path) -> None:
+    bundle = write_compressed(tmp_path / "b", seed=11)
+    file = bundle.path / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(BundleTamperedError):
+        opened(Bundle(bundle.path))
+    assert not weights_file(bundle, native_library()).exists()
+
+
+def test_two_processes_at_once_agree_and_leave_one_file(cache: Path) -> None:
+    bundle = compressed_bundle()
+    processes = [
+        subprocess.Popen([sys.executable, "-c", ANSWER, str(bundle.path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert answers[0] == answers[1] != ""
+    assert [file.name for file in (cache / "weights").glob("*.bin")] == [weights_file(bundle, native_library()).name]
+
+
+def test_the_oldest_go_when_there_are_too_many(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "MOST_FILES", 2)
+    bundles = [write_compressed(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
+    files = [weights_file(bundle, native_library()) for bundle in bundles]
+    for number, bundle in enumerate(bundles[:2]):
+        opened(bundle)
+        os.utime(weights._note_beside(files[number]), (number, number))
+    (cache / "weights" / ".some.bin.0123abcd").write_bytes(b"left by a writer that was killed")
+    opened(bundles[0])  # used last, now
+    opened(bundles[2])
+    assert [file.exists() for file in files] == [True, False, True]
+    assert not list((cache / "weights").glob(".*.bin.*"))
+    monkeypatch.setattr(weights, "MOST_BYTES", 0)
+    content(opened(bundles[1]))
+    assert [file.exists() for file in files] == [False, True, False]
+
+
+def test_who_has_a_removed_file_open_keeps_it(cache: Path) -> None:
+    found = opened(compressed_bundle())
+    before = content(found)
+    weights_file(compressed_bundle(), native_library()).unlink()
+    assert content(found) == before
+    assert ctypes.string_at(found.address("embedding"), 16)
