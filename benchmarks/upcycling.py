@@ -17,8 +17,8 @@ computed for the arm.
 `teacher_cost_saving` is 1 - cost of training the upcycled teacher / that of the one from scratch; the report says 0.9.
 `step0_max_abs_diff` is the largest difference of logits between the dense and the upcycled model before its first step.
 
-What it affords: a model of 1.0 M weights (teachers of 16 experts: 5.9 M), 0.66 M tokens for `dense`, 3 seeds; that is 0.7
-tokens for each weight, where the report's model saw 4,500. A full run takes about 17 minutes on one thread and writes
+What it affords: a model of 1.0 M weights (teachers of 16 experts: 5.9 M), 0.41 M tokens for `dense`, 3 seeds; that is 0.4
+tokens for each weight, where the report's model saw 4,500. A full run takes about 11 minutes on one thread and writes
 docs/benchmarks/upcycling.json. `--quick` runs the same with a few steps and two seeds; it claims nothing.
 
     python benchmarks/upcycling.py [--quick] [--json]
@@ -95,7 +95,7 @@ class Size:
     held_out_batches: int
 
 
-FULL = Size(steps=320, seeds=3, examples=20_000, held_out_batches=40)
+FULL = Size(steps=200, seeds=3, examples=20_000, held_out_batches=40)
 QUICK = Size(steps=20, seeds=2, examples=1_000, held_out_batches=4)
 
 
