@@ -17,6 +17,7 @@ from openafm.cli import (
     checkpoint,
     compress,
     data,
+    doctor,
     import_,
     plan,
     quickstart,
@@ -48,6 +49,7 @@ app.add_typer(apple_sdk.app, name="apple-sdk")
 app.add_typer(import_.app, name="import")
 app.command()(bundles.inspect)
 app.command()(bundles.use)
+app.command()(doctor.doctor)
 app.command()(respond.respond)
 app.command()(respond.chat)
 

@@ -86,7 +86,7 @@ class NativeEngine(Engine):
             signature=f"native {bundle.signature}{'' if adapter is None else f' {adapter.digest}'}",
         )
         library = native_library()
-        self.num_threads = _chosen_threads() if num_threads is None else num_threads
+        self.num_threads = chosen_threads() if num_threads is None else num_threads
         self._model = NativeModel(library, bundle, open_weights(bundle, library), adapter, self.num_threads, kernels)
 
     def _new_cache(self) -> Cache:
@@ -119,7 +119,12 @@ class NativeEngine(Engine):
         return np.split(logits_NV, np.cumsum(counts)[:-1]) if is_all else list(logits_NV)
 
 
-def _chosen_threads() -> int:
+def chosen_threads() -> int:
+    """OPENAFM_THREADS, else as many as there are processors.
+
+    Raises:
+        ThreadsError: it is no number of threads.
+    """
     chosen = os.environ.get("OPENAFM_THREADS", "")
     if not chosen:
         available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

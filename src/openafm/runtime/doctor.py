@@ -1,0 +1,227 @@
+"""What this machine runs models with, how fast its memory is, and what that makes of one model (`openafm doctor`).
+
+Imports no tensor library, unless torch's engine is the one that runs the model.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from openafm.adapters.config import LoRAConfig
+from openafm.bundle import Bundle
+from openafm.core.errors import OpenAFMError
+from openafm.runtime.engine import Engine
+from openafm.runtime.engines import open_engine
+from openafm.runtime.native.build import NativeBuildError, built_library, cache_home, find_compiler
+from openafm.runtime.native.engine import NativeEngine, chosen_threads
+from openafm.runtime.native.library import kernel_names, open_library
+from openafm.runtime.native.support import unsupported
+from openafm.runtime.native.weights import matrices, sections
+
+FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "asimd", "asimddp", "i8mm")
+_STREAM_BYTES, _STREAM_SECONDS = 1 << 27, 0.5  # at once, many times what most caches hold
+_PROMPT_TOKENS, _MOST_TOKENS, _MOST_SECONDS = 32, 200, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The processor, the native runtime on it, and its caches.
+
+    Attributes:
+        processor: its name.
+        features: which of `FEATURES` it has, as Linux tells; empty elsewhere.
+        threads: that a native engine uses.
+        compiler: the C++ compiler, None where there is none.
+        kernels: instruction sets with kernels that it runs, the one in use first; empty where the runtime is not built.
+        library: the compiled runtime.
+        log: what the compiler said; None where the runtime came with the installation or is not built.
+        problem: why it is not built.
+        cache: where compiled libraries and repacked weights are kept.
+        cached_library_bytes, cached_weights_bytes: what they take there.
+        stream_gb_s: memory read by all threads, 10^9 bytes a second.
+        stream_gb_s_1_thread: by one.
+    """
+
+    processor: str
+    features: tuple[str, ...]
+    threads: int
+    compiler: str | None
+    kernels: tuple[str, ...]
+    library: str | None
+    log: str | None
+    problem: str | None
+    cache: str
+    cached_library_bytes: int
+    cached_weights_bytes: int
+    stream_gb_s: float
+    stream_gb_s_1_thread: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpeed:
+    """What runs a model here, and how fast.
+
+    Attributes:
+        model: the bundle's folder.
+        engine: "native" or "torch".
+        why_not_native: None where it is.
+        bytes_per_token: weights that decoding a token reads, the adapter's included; None for torch's engine.
+        expected_tokens_s: if memory were all that it takes; a model that stays in the processor's caches may be faster.
+        measured_tokens_s: decoded here and now, one token at a time with an almost empty context.
+    """
+
+    model: str
+    engine: str
+    why_not_native: str | None
+    bytes_per_token: int | None
+    expected_tokens_s: float | None
+    measured_tokens_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    machine: Machine
+    model: ModelSpeed | None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(bundle: Bundle | None) -> Report:
+    """Look at this machine, compiling the native runtime if need be, and at a bundle on it. Takes some seconds.
+
+    Raises:
+        OpenAFMError: the bundle cannot be opened.
+    """
+    machine = examine_machine()
+    return Report(machine=machine, model=None if bundle is None else _examine_model(bundle, machine))
+
+
+def examine_machine() -> Machine:
+    """Look at this machine, compiling the native runtime if need be."""
+    kernels: tuple[str, ...] = ()
+    library = problem = None
+    try:
+        library = built_library()
+        kernels = tuple(kernel_names(open_library(library.path)))
+    except NativeBuildError as error:
+        problem = str(error)
+    threads = chosen_threads()
+    cache = cache_home()
+    return Machine(
+        processor=_processor(),
+        features=tuple(sorted(_flags() & set(FEATURES), key=FEATURES.index)),
+        threads=threads,
+        compiler=_compiler(),
+        kernels=kernels,
+        library=None if library is None else str(library.path),
+        log=None if library is None or library.log is None else str(library.log),
+        problem=problem,
+        cache=str(cache),
+        cached_library_bytes=_num_bytes(cache / "native"),
+        cached_weights_bytes=_num_bytes(cache / "weights"),
+        stream_gb_s=stream_bandwidth(threads) / 1e9,
+        stream_gb_s_1_thread=stream_bandwidth(1) / 1e9,
+    )
+
+
+def stream_bandwidth(num_threads: int) -> float:
+    """Bytes a second that so many threads read from memory together, at best: others may use it too."""
+    library = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
+    search = library.memchr  # of a byte that is not there: reads all, as fast as anything
+    search.restype, search.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+    data = np.ones(_STREAM_BYTES, np.uint8)
+    share = _STREAM_BYTES // num_threads
+    starts = [data.ctypes.data + share * thread for thread in range(num_threads)]
+    seconds: list[float] = []
+    with ThreadPoolExecutor(num_threads) as pool:
+        while sum(seconds) < _STREAM_SECONDS:
+            start = time.perf_counter()
+            list(pool.map(lambda address: search(address, 0, share), starts))
+            seconds.append(time.perf_counter() - start)
+    return share * num_threads / min(seconds)
+
+
+def bytes_per_token(bundle: Bundle) -> int:
+    """Weights that the native engine reads for a decoded token of one sequence, a recovery adapter's among them."""
+    total = sum(section.num_bytes for section in sections(bundle.config))
+    adapter = bundle.recovery_adapter
+    return total if adapter is None else total + _adapter_bytes(bundle, adapter.config)
+
+
+def _adapter_bytes(bundle: Bundle, config: LoRAConfig) -> int:
+    adapted = (
+        shape
+        for name, shape in matrices(bundle.config).items()
+        if not config.targets or name.rpartition(".")[2] in config.targets
+    )
+    return sum(sum(shape) for shape in adapted) * config.rank * np.dtype(config.precision).itemsize
+
+
+def _examine_model(bundle: Bundle, machine: Machine) -> ModelSpeed:
+    engine = open_engine(bundle)
+    is_native = isinstance(engine, NativeEngine)
+    moved = bytes_per_token(bundle) if is_native else None
+    return ModelSpeed(
+        model=str(bundle.path),
+        engine="native" if is_native else "torch",
+        why_not_native=None if is_native else _why_not(bundle, machine),
+        bytes_per_token=moved,
+        expected_tokens_s=None if moved is None else machine.stream_gb_s * 1e9 / moved,
+        measured_tokens_s=_decoding_speed(engine),
+    )
+
+
+def _why_not(bundle: Bundle, machine: Machine) -> str:
+    return unsupported(bundle) or machine.problem or "OPENAFM_ENGINE is torch"
+
+
+def _decoding_speed(engine: Engine) -> float:
+    sequence = engine.new_sequence()
+    room = engine.context_length - 1
+    prompt = [token % engine.vocab_size for token in range(min(_PROMPT_TOKENS, room))]
+    (logits_V,) = engine.step([(sequence, prompt)])
+    seconds: list[float] = []
+    while len(seconds) < min(_MOST_TOKENS, room - len(prompt)) and sum(seconds) < _MOST_SECONDS:
+        start = time.perf_counter()
+        (logits_V,) = engine.step([(sequence, [int(logits_V.argmax())])])
+        seconds.append(time.perf_counter() - start)
+    return 1 / float(np.median(seconds)) if seconds else 0.0
+
+
+def _compiler() -> str | None:
+    try:
+        return find_compiler()
+    except OpenAFMError:
+        return None
+
+
+def _num_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*") if file.is_file())
+
+
+def _cpuinfo() -> dict[str, str]:
+    """The first processor, as Linux describes it; empty elsewhere."""
+    file = Path("/proc/cpuinfo")
+    text = file.read_text(encoding="utf-8").split("\n\n")[0] if file.exists() else ""
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def _flags() -> set[str]:
+    about = _cpuinfo()
+    return set((about.get("flags") or about.get("Features") or "").split())
+
+
+def _processor() -> str:
+    name = _cpuinfo().get("model name") or platform.processor() or platform.machine()
+    return f"{name}, {os.cpu_count()} processors"

@@ -1,0 +1,88 @@
+"""What a wheel and a source distribution carry of the native runtime, and that no compiler can stop an install."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[3]
+NATIVE = "openafm/runtime/native"
+COMPILER = """#!/bin/sh
+if [ -n "$FAILS" ]; then echo "no such header" >&2; exit 1; fi
+for last; do :; done
+echo compiled > "$last"
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A small part of the repository, with a compiler that is a script."""
+    pytest.importorskip("setuptools", minversion="77", reason="builds a wheel")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    package = tmp_path / "src" / "openafm"
+    for name in ("core", "runtime", "runtime/native", "runtime/native/source"):
+        (package / name).mkdir(parents=True)
+        for file in (REPOSITORY / "src" / "openafm" / name).iterdir():
+            if file.suffix in (".py", ".cpp", ".h"):
+                shutil.copy(file, package / name)
+    for name in ("__init__.py", "py.typed"):
+        shutil.copy(REPOSITORY / "src" / "openafm" / name, package)
+    (tmp_path / "compiler").write_text(COMPILER)
+    (tmp_path / "compiler").chmod(0o755)
+    return tmp_path
+
+
+def made(checkout: Path, what: str, **environment: str) -> Path:
+    program = f"from setuptools import build_meta; print(build_meta.build_{what}('dist'))"
+    variables = {**os.environ, "CXX": str(checkout / "compiler"), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=checkout, capture_output=True, text=True, check=False, env=variables
+    )
+    assert done.returncode == 0, done.stderr
+    return checkout / "dist" / done.stdout.splitlines()[-1]
+
+
+def sources() -> set[str]:
+    return {f"{NATIVE}/source/{file.name}" for file in (REPOSITORY / "src" / NATIVE / "source").glob("*.*")}
+
+
+def test_a_wheel_carries_the_library_and_its_source_and_is_for_this_platform(checkout: Path) -> None:
+    wheel = made(checkout, "wheel")
+    assert wheel.name.split("-")[2:4] == ["py3", "none"]
+    assert not wheel.name.endswith("any.whl")
+    with zipfile.ZipFile(wheel) as files:
+        names = set(files.namelist())
+        assert sources() | {f"{NATIVE}/libopenafm.so", f"{NATIVE}/libopenafm.stamp"} <= names
+        installed = checkout / "installed"
+        files.extractall(installed)
+    ask = (
+        f"from openafm.runtime.native.build import *; print(is_whole(BUILT_IN), BUILT_IN.is_relative_to({str(installed)!r}))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "True True\n"
+
+
+@pytest.mark.parametrize("environment", [{"FAILS": "1"}, {"CXX": "no-such-compiler"}], ids=["fails", "absent"])
+def test_a_compiler_that_fails_makes_a_wheel_for_every_platform(checkout: Path, environment: dict[str, str]) -> None:
+    wheel = made(checkout, "wheel", **environment)
+    assert wheel.name.endswith("py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as files:
+        names = set(files.namelist())
+    assert sources() <= names
+    assert f"{NATIVE}/libopenafm.so" not in names
+
+
+def test_a_source_distribution_carries_the_source_and_no_library(checkout: Path) -> None:
+    with tarfile.open(made(checkout, "sdist")) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    assert {f"src/{name}" for name in sources()} | {"setup.py"} <= names
+    assert not [name for name in names if name.endswith(".so")]

@@ -1,0 +1,89 @@
+"""`openafm doctor`: what it says about a machine and a model, with a compiler and without."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from native_bundles import LORA, compressed_bundle, random_adapter_weights, write_compressed
+
+from openafm.bundle import RecoveryAdapter
+from openafm.cli.main import run
+from openafm.runtime import doctor
+from openafm.runtime.native import build
+from openafm.runtime.native.weights import weights_file
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_STREAM_BYTES", 1 << 22)
+    monkeypatch.setattr(doctor, "_STREAM_SECONDS", 0.01)
+    monkeypatch.setattr(doctor, "_MOST_SECONDS", 0.05)
+    monkeypatch.delenv("OPENAFM_ENGINE", raising=False)
+
+
+def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, object]]:
+    assert run(["doctor", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_it_tells_the_engine_and_what_memory_allows(capsys: pytest.CaptureFixture[str]) -> None:
+    said = report(capsys, str(compressed_bundle().path))
+    machine, model = said["machine"], said["model"]
+    assert machine["kernels"][-1] == "portable"
+    assert Path(machine["library"]).is_file()
+    assert machine["problem"] is None
+    assert machine["stream_gb_s"] > 0
+    assert (model["engine"], model["why_not_native"]) == ("native", None)
+    assert model["expected_tokens_s"] == pytest.approx(machine["stream_gb_s"] * 1e9 / model["bytes_per_token"])
+    assert model["measured_tokens_s"] > 0
+
+
+def test_bytes_of_a_token_are_those_of_the_file_and_of_the_adapter(tmp_path: Path) -> None:
+    plain = compressed_bundle()
+    library = sys.modules["openafm.runtime.native.library"].native_library()
+    file = weights_file(plain, library)
+    assert 0 <= file.stat().st_size - doctor.bytes_per_token(plain) < 16_384  # its header and what aligns its parts
+    lora = random_adapter_weights(1)
+    adapted = write_compressed(tmp_path / "b", recovery=RecoveryAdapter(config=LORA, weights=lora))
+    expected = sum(2 * weight.size for weight in lora.values())  # 16 bits each
+    assert doctor.bytes_per_token(adapted) - doctor.bytes_per_token(plain) == expected
+
+
+def test_the_other_engine_is_explained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENAFM_ENGINE", "torch")
+    said = report(capsys, str(compressed_bundle().path))
+    assert (said["model"]["engine"], said["model"]["why_not_native"]) == ("torch", "OPENAFM_ENGINE is torch")
+    monkeypatch.delenv("OPENAFM_ENGINE")
+    monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
+    monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    sys.modules["openafm.runtime.native.library"].native_library.cache_clear()
+    said = report(capsys, str(compressed_bundle().path))
+    assert said["model"]["engine"] == "torch"
+    assert "no-such-compiler" in said["model"]["why_not_native"]
+    assert said["machine"]["kernels"] == []
+    assert said["machine"]["compiler"] is None
+    sys.modules["openafm.runtime.native.library"].native_library.cache_clear()
+
+
+def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", str(compressed_bundle().path)]) == 0
+    said = capsys.readouterr().out
+    for word in ("processor", "kernels", "build log", "memory allows", "measured"):
+        assert word in said
+    assert run(["doctor", "no-such-bundle"]) == 2
+
+
+def test_without_any_model_the_machine_is_told(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", tmp_path / "stripped")
+    assert report(capsys)["model"] is None
+    assert run(["doctor"]) == 0
+    assert "quickstart" in capsys.readouterr().out
