@@ -3,12 +3,13 @@
 Each case is a process of its own on one thread. It trains the model for a few steps, throws everything away and gives free
 memory back: libraries have then compiled and cached their kernels, which is their memory and not the model's
 (`libraries_mib`, beyond the imports). From there it builds the same run again and trains the same steps; measured is the
-highest resident memory above that base. Predicted is `Plan.memory.peak`, from arithmetic on the config alone: no constant of
-it was fitted to a measurement.
+highest resident memory above that base. Predicted is `Plan.memory.peak`, from arithmetic on the config, and one number that
+was taken from these very cases, their median: the share of what comes and goes in a step that the system's allocator keeps,
+in pieces too small for what comes next (`Chip.allocator_share`).
 
-Every case is measured twice. `relative_error` is against the process as it is: the system's allocator keeps a share of what
-was freed, in pieces too small for what comes next. `relative_error_held` is against the same steps under an allocator that
-hands freed blocks of 1 MiB and more back at once (MALLOC_MMAP_THRESHOLD_): what is really held, at the price of page faults.
+Every case is measured twice. `relative_error` is against the process as it is. `relative_error_held` is of the arithmetic
+alone, against the same steps under an allocator that hands freed blocks of 1 MiB and more back at once
+(MALLOC_MMAP_THRESHOLD_): what is really held, at the price of page faults. `kept` is the share that the allocator kept.
 
     python benchmarks/memory_plan.py [--quick] [--json]
 
@@ -28,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -39,6 +41,7 @@ import numpy as np
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.sizes import named_size
+from openafm.training.chips import CHIPS, Precision
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
@@ -49,26 +52,40 @@ from openafm.training.config import (
     StepBudget,
     TrainerConfig,
 )
-from openafm.training.plan import CHIPS, Axes, Workload, make_plan
+from openafm.training.device_memory import Memory
+from openafm.training.plan import Axes, Workload, make_plan
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "memory_plan.json"
 STEPS, SEED, MIB = 3, 0, 1 << 20
 
-# size, rows of a step, tokens of a row and of a document, rows of a microbatch, precision, optimizer, with an average
-Case = tuple[str, int, int, int, int, str, str, bool]
-CASES: tuple[Case, ...] = (
-    ("on_device.nano", 4, 512, 256, 4, "float32", "adamw", False),
-    ("on_device.nano", 8, 512, 128, 2, "float32", "muon", True),
-    ("on_device.nano", 4, 512, 512, 4, "bfloat16", "adamw", False),
-    ("on_device.nano", 2, 2048, 1024, 2, "bfloat16", "muon", False),
-    ("on_device.nano", 1, 64, 32, 1, "float32", "adamw", False),
-    ("server.nano", 4, 512, 256, 4, "float32", "adamw", False),
-    ("server.nano", 8, 512, 512, 2, "float32", "adamw", True),
-    ("server.nano", 4, 512, 256, 4, "bfloat16", "adamw", False),
-    ("server.nano", 1, 2048, 2048, 1, "bfloat16", "adamw", False),
-    ("server.nano", 1, 64, 32, 1, "float32", "adamw", False),
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: rows of a step, full of documents; `average` keeps a moving average of the weights."""
+
+    size: str
+    rows: int
+    row_tokens: int
+    document_tokens: int
+    microbatch_rows: int
+    precision: Precision = "float32"
+    optimizer: str = "adamw"
+    average: bool = False
+
+
+CASES = (
+    Case("on_device.nano", 4, 512, 256, 4),
+    Case("on_device.nano", 8, 512, 128, 2, optimizer="muon", average=True),
+    Case("on_device.nano", 4, 512, 512, 4, precision="bfloat16"),
+    Case("on_device.nano", 2, 2048, 1024, 2, precision="bfloat16", optimizer="muon"),
+    Case("on_device.nano", 1, 64, 32, 1),
+    Case("server.nano", 4, 512, 256, 4),
+    Case("server.nano", 8, 512, 512, 2, average=True),
+    Case("server.nano", 4, 512, 256, 4, precision="bfloat16"),
+    Case("server.nano", 1, 2048, 2048, 1, precision="bfloat16"),
+    Case("server.nano", 1, 64, 32, 1),
 )
-QUICK: tuple[Case, ...] = (("on_device.nano", 1, 512, 256, 1, "float32", "adamw", False),)
+QUICK = (Case("on_device.nano", 1, 512, 256, 1),)
 OPTIMIZERS: dict[str, OptimizerConfig] = {"adamw": AdamWConfig(), "muon": MuonConfig()}
 
 
@@ -79,7 +96,7 @@ def main() -> None:
     parser.add_argument("--child", metavar="CASE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        print(json.dumps(measure(json.loads(options.child))))
+        print(json.dumps(measure(Case(**json.loads(options.child)))))
         return
     rows = [compare(case) for case in (QUICK if options.quick else CASES)]
     import torch
@@ -111,24 +128,31 @@ def main() -> None:
 
 def compare(case: Case) -> dict[str, object]:
     """One case: predicted and measured, in MiB."""
-    names = ("size", "rows", "row_tokens", "document_tokens", "microbatch_rows", "precision", "optimizer", "average")
     measured, held = in_child(case, {}), in_child(case, {"MALLOC_MMAP_THRESHOLD_": str(MIB)})
-    predicted = predict(case)
+    memory = predict(case)
+    without_allocator = memory.peak - memory.allocator
+    comes_and_goes = without_allocator - memory.parameters - memory.optimizer - memory.average
     return {
-        **dict(zip(names, case, strict=True)),
-        "predicted_mib": round(predicted / MIB, 1),
+        **asdict(case),
+        "predicted_mib": round(memory.peak / MIB, 1),
         "measured_mib": round(measured["peak"] / MIB, 1),
+        "relative_error": relative_error(memory.peak, measured["peak"]),
+        "predicted_held_mib": round(without_allocator / MIB, 1),
         "held_mib": round(held["peak"] / MIB, 1),
-        "relative_error": round(abs(predicted - measured["peak"]) / measured["peak"], 4),
-        "relative_error_held": round(abs(predicted - held["peak"]) / held["peak"], 4),
+        "relative_error_held": relative_error(without_allocator, held["peak"]),
+        "kept": round((measured["peak"] - without_allocator) / comes_and_goes, 3),
         "libraries_mib": round(measured["libraries"] / MIB, 1),
     }
+
+
+def relative_error(predicted: int, measured: int) -> float:
+    return round(abs(predicted - measured) / measured, 4)
 
 
 def in_child(case: Case, environment: dict[str, str]) -> dict[str, int]:
     """What `measure` says in a process of its own."""
     done = subprocess.run(
-        [sys.executable, __file__, "--child", json.dumps(case)],
+        [sys.executable, __file__, "--child", json.dumps(asdict(case))],
         capture_output=True,
         text=True,
         check=False,
@@ -140,19 +164,18 @@ def in_child(case: Case, environment: dict[str, str]) -> dict[str, int]:
     return measured
 
 
-def predict(case: Case) -> int:
-    size, rows, row_tokens, document_tokens, microbatch_rows, precision, optimizer, has_average = case
+def predict(case: Case) -> Memory:
     workload = Workload(
-        rows_per_step=rows,
-        row_tokens=row_tokens,
-        document_tokens=document_tokens,
-        microbatch_rows=microbatch_rows,
-        precision=precision,  # type: ignore[arg-type]
-        optimizer=OPTIMIZERS[optimizer],
-        ema=EMAConfig() if has_average else None,
+        rows_per_step=case.rows,
+        row_tokens=case.row_tokens,
+        document_tokens=case.document_tokens,
+        microbatch_rows=case.microbatch_rows,
+        precision=case.precision,
+        optimizer=OPTIMIZERS[case.optimizer],
+        ema=EMAConfig() if case.average else None,
     )
     axes = Axes(shard=1, expert=1, track=1)
-    return make_plan(named_size(size), num_devices=1, chip=CHIPS["cpu-core"], workload=workload, axes=axes).memory.peak
+    return make_plan(named_size(case.size), num_devices=1, chip=CHIPS["cpu-core"], workload=workload, axes=axes).memory
 
 
 def measure(case: Case) -> dict[str, int]:
@@ -174,20 +197,19 @@ def measure(case: Case) -> dict[str, int]:
 
 
 def run_config(case: Case, shards: Path) -> TrainerConfig:
-    size, rows, row_tokens, document_tokens, microbatch_rows, precision, optimizer, has_average = case
-    model, generator = named_size(size), np.random.default_rng(SEED)
+    model, generator = named_size(case.size), np.random.default_rng(SEED)
     with write_shards(shards, tokenizer_digest="0" * 64, vocab_size=model.vocab_size, tokens_per_shard=1 << 20) as writer:
-        for _ in range((STEPS + 1) * rows * row_tokens // document_tokens):
-            writer.add(generator.integers(1, model.vocab_size, document_tokens).tolist())
+        for _ in range((STEPS + 1) * case.rows * case.row_tokens // case.document_tokens):
+            writer.add(generator.integers(1, model.vocab_size, case.document_tokens).tolist())
     source = SourceConfig(name="random", path=str(shards))
     return TrainerConfig(
         model=model,
-        data=LoaderConfig(sources=(source,), rows_per_step=rows, row_tokens=row_tokens),
+        data=LoaderConfig(sources=(source,), rows_per_step=case.rows, row_tokens=case.row_tokens),
         budget=StepBudget(num_steps=STEPS),
-        optimizer=OPTIMIZERS[optimizer],
-        ema=EMAConfig() if has_average else None,
-        precision=Float32Config() if precision == "float32" else BFloat16Config(),
-        microbatch_rows=microbatch_rows,
+        optimizer=OPTIMIZERS[case.optimizer],
+        ema=EMAConfig() if case.average else None,
+        precision=Float32Config() if case.precision == "float32" else BFloat16Config(),
+        microbatch_rows=case.microbatch_rows,
         seed=SEED,
     )
 

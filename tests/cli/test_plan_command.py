@@ -22,6 +22,7 @@ def test_the_table_says_what_a_person_asks(capsys: pytest.CaptureFixture[str]) -
         "15,834,122,240",
         "replicate 128 x shard 1 x expert 8 x track 8",
         "activations for the backward pass",
+        "kept by the allocator",
         "all-to-all",
         "tpu-v5p: 459 TFLOP/s, 600 GB/s in a slice, 6.25 GB/s across",
         "model FLOPs utilisation implied",
@@ -38,6 +39,14 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan["fits"] is True
     assert plan["memory_per_device"]["peak"] < 95 << 30
     assert {c["axis"] for c in plan["collectives"]} == {"replicate", "shard+expert", "expert", "track"}
+
+
+def test_a_core_of_a_cpu_has_an_allocator_that_keeps_some(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--chip", "cpu-core", "--precision", "float32", "--rows-per-step", "4", "--row-tokens", "512", "--json"]
+    assert run(["plan", "server.nano", *options]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory_per_device"]
+    held = memory["parameters"] + memory["optimizer"]
+    assert 0 < memory["allocator"] < memory["peak"] - held
 
 
 def test_rates_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:

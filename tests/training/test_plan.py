@@ -12,21 +12,11 @@ from hypothesis import strategies as st
 from openafm.core.errors import UsageError
 from openafm.models.accounting import num_parameters, training_flops
 from openafm.models.sizes import named_size
+from openafm.training.chips import CHIPS, GIB, Chip, UnknownChipError, named_chip
 from openafm.training.collectives import Collective
+from openafm.training.device_memory import Memory
 from openafm.training.parallel_config import MeshError
-from openafm.training.plan import (
-    CHIPS,
-    GIB,
-    Axes,
-    Chip,
-    DoesNotFitError,
-    Plan,
-    RowsNotDivisibleError,
-    UnknownChipError,
-    Workload,
-    make_plan,
-    named_chip,
-)
+from openafm.training.plan import Axes, DoesNotFitError, Plan, RowsNotDivisibleError, Workload, make_plan
 
 V5P = CHIPS["tpu-v5p"]
 FULL = named_size("server.full")
@@ -193,6 +183,19 @@ def test_one_device_is_silent_and_computes_what_the_model_asks_for() -> None:
     assert plan.model_flops_utilization == pytest.approx(1)
     assert plan.flops_per_step == pytest.approx(4 * training_flops(model, [512], 512))
     assert plan.step_seconds == plan.flops_per_step / chip.flops["float32"]
+
+
+def test_what_the_allocator_keeps_is_counted_apart() -> None:
+    def memory(share: float) -> Memory:
+        chip = replace(CHIPS["cpu-core"], allocator_share=share)
+        workload = Workload(rows_per_step=4, row_tokens=512, precision="float32")
+        return make_plan(named_size("server.nano"), num_devices=1, chip=chip, workload=workload, axes=Axes()).memory
+
+    bare, kept = memory(0.0), memory(0.1)
+    assert (bare.allocator, CHIPS["tpu-v5p"].allocator_share) == (0, 0)
+    moving = bare.peak - bare.parameters - bare.optimizer
+    assert kept.allocator == round(0.1 * moving)
+    assert kept == replace(bare, allocator=kept.allocator, peak=bare.peak + kept.allocator)
 
 
 def test_tracks_share_layers_and_repeat_the_head() -> None:

@@ -12,7 +12,8 @@ from openafm.cli.output import JsonOption, print_json, print_table
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from openafm.training.plan import Chip, Plan
+    from openafm.training.chips import Chip
+    from openafm.training.plan import Plan
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -53,7 +54,8 @@ def plan(
 ) -> None:
     """Say what training a named size would need on many devices, and how long a step would take at peak rates."""
     from openafm.models.sizes import named_size
-    from openafm.training.plan import NUMBER_BYTES, Axes, Workload, make_plan, named_chip
+    from openafm.training.chips import NUMBER_BYTES, named_chip
+    from openafm.training.plan import Axes, Workload, make_plan
 
     if precision not in NUMBER_BYTES:
         raise UsageError(f"--precision {precision} is neither float32 nor bfloat16")
@@ -128,6 +130,7 @@ def _print(size: str, plan: Plan) -> None:
         ("activations for the backward pass", memory.activations),
         ("  of these keys and values", memory.keys_values),
         ("working memory", memory.working),
+        ("kept by the allocator", memory.allocator),
         ("peak, not all of it at once", memory.peak),
         ("of the device", chip.memory),
         ("host memory of a checkpoint", memory.checkpoint),

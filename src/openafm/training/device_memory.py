@@ -21,7 +21,8 @@ class Memory:
 
     `activations` is what a microbatch leaves to the backward pass, `keys_values` those among it that layers put into the
     context. `working` is what is held beside for moments: the logits of a chunk or a layer's backward pass, and weights
-    that FSDP has gathered. `checkpoint` is host memory, for the copy of which a checkpoint is written.
+    that FSDP has gathered. `allocator` is an allowance for what the allocator keeps of blocks that were freed.
+    `checkpoint` is host memory, for the copy of which a checkpoint is written.
     """
 
     parameters: int
@@ -31,6 +32,7 @@ class Memory:
     activations: int
     keys_values: int
     working: int
+    allocator: int
     peak: int
     checkpoint: int
 
@@ -79,8 +81,10 @@ def device_memory(
     has_average: bool,
     has_several_microbatches: bool,
     recompute: bool = False,
+    allocator_share: float = 0.0,
 ) -> Memory:
-    """
+    """The allocator keeps `allocator_share` of what comes and goes in a step: activations, gradients, working memory.
+
     Raises:
         UnknownOptimizerError: neither AdamW nor Muon.
     """
@@ -104,6 +108,7 @@ def device_memory(
         moving = max(during_loss, local + kept + computing if recompute else backward, local)
     average = local if has_average else 0
     held = local + state + average
+    allocator = round(allocator_share * moving)
     return Memory(
         parameters=local,
         gradients=local,
@@ -112,7 +117,8 @@ def device_memory(
         activations=kept,
         keys_values=footprint.keys_values,
         working=working,
-        peak=held + moving,
+        allocator=allocator,
+        peak=held + moving + allocator,
         checkpoint=held,
     )
 

@@ -6,26 +6,23 @@ in it, so a real step takes longer. Experts are taken to be evenly loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from math import gcd, isqrt
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-from openafm.core.config import nearest
 from openafm.core.errors import UsageError
 from openafm.models.accounting import flops_per_token, training_flops
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
+from openafm.training.chips import GIB, NUMBER_BYTES, Chip, Precision, UnknownChipError
 from openafm.training.collectives import Collective, collectives
 from openafm.training.config import AdamWConfig, EMAConfig, OptimizerConfig
 from openafm.training.device_memory import Memory, device_memory
 from openafm.training.footprint import DecoderFootprint, Microbatch, Part, decoder_footprint, decoder_weights
 from openafm.training.parallel_config import MeshError, MeshShape, ParallelConfig
 
-Precision: TypeAlias = Literal["float32", "bfloat16"]
-NUMBER_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2}
-GIB = 1 << 30
 MOST_DEVICES = 1 << 20  # that are looked at for a layout that fits
 
 
@@ -35,50 +32,6 @@ class DoesNotFitError(UsageError):
 
 class RowsNotDivisibleError(UsageError):
     """Rows of a step that the data ranks cannot share evenly."""
-
-
-class UnknownChipError(UsageError):
-    """No chip of this name, or none with a rate in this precision."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chip:
-    """A device: memory in bytes, peak operations per second by precision, bytes per second that it sends at most.
-
-    `inside` is its bandwidth within a slice, `across` between slices. A CPU attends in fp32 whatever the precision.
-    """
-
-    name: str
-    memory: int
-    flops: Mapping[Precision, float]
-    inside: float
-    across: float
-    attends_in_fp32: bool = False
-
-
-CHIPS: dict[str, Chip] = {
-    # As its maker states it: 459 TFLOP/s, 1,200 GB/s of links in both directions together, 50 Gbit/s out of the slice.
-    "tpu-v5p": Chip(name="tpu-v5p", memory=95 * GIB, flops={"bfloat16": 459e12}, inside=600e9, across=6.25e9),
-    # One core of the machine of docs/benchmarks.md, products of 1024 x 1024 matrices; processes exchange through memory.
-    "cpu-core": Chip(
-        name="cpu-core",
-        memory=4 * GIB,
-        flops={"float32": 82e9, "bfloat16": 207e9},
-        inside=5e9,
-        across=1.25e9,
-        attends_in_fp32=True,
-    ),
-}
-
-
-def named_chip(name: str) -> Chip:
-    """
-    Raises:
-        UnknownChipError: no such chip.
-    """
-    if name not in CHIPS:
-        raise UnknownChipError(f"unknown chip '{name}'{nearest(name, list(CHIPS))}; its rates can be given one by one")
-    return CHIPS[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +133,7 @@ class Plan:
             has_average=self.workload.ema is not None,
             has_several_microbatches=self.num_microbatches > 1,
             recompute=self.workload.recompute,
+            allocator_share=self.chip.allocator_share,
         )
 
     @cached_property
