@@ -34,7 +34,7 @@ from compressing.post_training_rows import KV_BITS, with_kv_bits
 from compressing.trained import FULL, QUICK, Base, Data, Size, loss, micro, prepare_data, train_base
 
 from openafm.compression.keys_values import keep_in
-from openafm.models.accounting import kv_bytes
+from openafm.models.accounting import all_global, kv_bytes
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
 from openafm.runtime.kv_cache import TorchCache
@@ -108,14 +108,6 @@ def windows() -> dict[str, Any]:
         figures[f"{name}_window_saving"] = round(1 - bytes_kept / bytes_all, 4)
         figures[f"{name}_window_saving_without_slack"] = round(1 - kv_bytes(config, "bfloat16", NUM_TOKENS) / bytes_all, 4)
     return figures | {"window_saving": figures["server_window_saving"]}
-
-
-def all_global(config: DecoderConfig) -> DecoderConfig:
-    """The same decoder without windows."""
-    layers = (
-        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=None)) for layer in config.layers
-    )
-    return dataclasses.replace(config, layers=tuple(layers))
 
 
 def cache_bytes(config: DecoderConfig, device: torch.device) -> int:

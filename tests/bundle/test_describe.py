@@ -9,7 +9,7 @@ import pytest
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.package import AdapterMismatchError, AdapterTamperedError, write_adapter
-from openafm.bundle import Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
+from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.describe import describe_bundle, describe_size
 from openafm.models.accounting import num_parameters
 from openafm.models.sizes import shared_kv_decoder
@@ -27,6 +27,7 @@ CONFIG = shared_kv_decoder(
     hidden_dim=24,
     context_length=64,
 )
+EIGHT_BITS = Numerics(kv="int8_per_token_head")
 RECOVERY = RecoveryAdapter(
     config=LoRAConfig(rank=2, targets=("query",)),
     weights={
@@ -36,10 +37,9 @@ RECOVERY = RecoveryAdapter(
 )
 
 
-def write(path: Path, recovery: RecoveryAdapter | None) -> Path:
+def write(path: Path, recovery: RecoveryAdapter | None, numerics: Numerics = EIGHT_BITS) -> Path:
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=330), ["the cat sat on the mat " * 30])
     weights = {name: tensor.numpy() for name, tensor in CONFIG.build().state_dict().items()}
-    numerics = Numerics(kv="int8_per_token_head")
     write_bundle(
         path,
         config=CONFIG,
@@ -85,6 +85,12 @@ def test_what_keys_and_values_save(tmp_path: Path) -> None:
     assert described.kv_bytes_at_4096_in_16_bits == 4096 * 2 * 2 * 8 * 2
     assert described.kv_bytes_at_4096_in_16_bits_unshared == 4096 * 4 * 2 * 8 * 2
     assert (described.kv_saving, described.kv_saving_to_unshared) == (1 - 10 / 16, 1 - 10 / 32)
+
+
+def test_keys_and_values_in_fp32_save_nothing(tmp_path: Path) -> None:
+    described = describe_bundle(open_bundle(write(tmp_path / "b", None, FULL_PRECISION)))
+    assert described.kv_bytes_at_4096 == 2 * described.kv_bytes_at_4096_in_16_bits
+    assert (described.kv_saving, described.kv_saving_to_unshared) == (0, 0)
 
 
 def test_the_savings_of_the_report() -> None:

@@ -9,7 +9,7 @@ from openafm.adapters.package import WEIGHTS as ADAPTER_WEIGHTS
 from openafm.bundle.bundle import Bundle
 from openafm.bundle.tensor_file import read_tensors
 from openafm.compression.numerics import Numerics
-from openafm.models.accounting import active_parameters, flops_per_token, kv_bytes, num_parameters
+from openafm.models.accounting import active_parameters, all_global, flops_per_token, kv_bytes, num_parameters
 from openafm.models.config import DecoderConfig, OwnKeysValuesConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.models.sizes import named_size
@@ -53,8 +53,8 @@ class Description:
     A token passes `active_parameters` of the `parameters`: experts that it is not sent to are idle. `bits_per_weight` is
     all that is stored for each weight of the model, the share of the recovery adapter included. The KV bytes in 16 bits
     are what the same tokens take without 8-bit keys and values, and, unshared, in a model in which no layer reads
-    another's (report 2.1, 6); the savings are shares of these, from 0 to 1. All global means without the windows of
-    `local_layers`, of which the widest is `window`. Tracks meet after every `block_depth` layers; each of the
+    another's (report 2.1, 6); the savings are shares of these, from 0 (fp32 saves nothing) to 1. All global means without
+    the windows of `local_layers`, of which the widest is `window`. Tracks meet after every `block_depth` layers; each of the
     `expert_layers` has so many experts in each track and sends a token to some of them. Operations are those of a token's
     forward pass with half of 4,096 or 65,536 tokens before it, a multiplication and its addition counting as two.
     """
@@ -145,7 +145,7 @@ def _describe(
     kv_4096 = kv_bytes(config, numerics.kv, num_tokens=4096)
     experts = [layer.feed_forward for layer in config.layers if isinstance(layer.feed_forward, ExpertsConfig)]
     windows = [layer.attention.window for layer in config.layers if layer.attention.window is not None]
-    all_global = _all_global(config)
+    without_windows = all_global(config)
     plain, unshared = (kv_bytes(model, "bfloat16", num_tokens=4096) for model in (config, _unshared(config)))
     return Description(
         name=name,
@@ -158,11 +158,11 @@ def _describe(
         kv_bytes_at_4096=kv_4096,
         kv_bytes_at_4096_in_16_bits=plain,
         kv_bytes_at_4096_in_16_bits_unshared=unshared,
-        kv_saving=1 - kv_4096 / plain,
-        kv_saving_to_unshared=1 - kv_4096 / unshared,
-        kv_bytes_at_4096_all_global=kv_bytes(all_global, numerics.kv, num_tokens=4096),
+        kv_saving=max(0.0, 1 - kv_4096 / plain),
+        kv_saving_to_unshared=max(0.0, 1 - kv_4096 / unshared),
+        kv_bytes_at_4096_all_global=kv_bytes(without_windows, numerics.kv, num_tokens=4096),
         kv_bytes_at_65536=kv_bytes(config, numerics.kv, num_tokens=65_536),
-        kv_bytes_at_65536_all_global=kv_bytes(all_global, numerics.kv, num_tokens=65_536),
+        kv_bytes_at_65536_all_global=kv_bytes(without_windows, numerics.kv, num_tokens=65_536),
         flops_per_token_at_4096=round(flops_per_token(config, 4096 / 2)),
         flops_per_token_at_65536=round(flops_per_token(config, 65_536 / 2)),
         signature=signature,
@@ -183,12 +183,6 @@ def _describe(
         activations=numerics.activations,
         kv=numerics.kv,
     )
-
-
-def _all_global(config: DecoderConfig) -> DecoderConfig:
-    """The same model whose layers all see everything."""
-    layers = (replace(layer, attention=replace(layer.attention, window=None)) for layer in config.layers)
-    return replace(config, layers=tuple(layers))
 
 
 def _unshared(config: DecoderConfig) -> DecoderConfig:

@@ -6,7 +6,7 @@ A multiplication with its addition counts as two floating-point operations. Norm
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from openafm.models.config import DecoderConfig, LayerConfig
@@ -89,6 +89,12 @@ def kv_bytes(config: DecoderConfig, numerics: KVNumerics, num_tokens: int) -> in
         vector_bytes = attention.head_dim * _PAYLOAD_BYTES[numerics] + _SCALE_BYTES[numerics]
         total += kept * 2 * config.kv_heads(index) * vector_bytes
     return total
+
+
+def all_global(config: DecoderConfig) -> DecoderConfig:
+    """The same model whose layers all see everything: what windows are compared with."""
+    layers = (replace(layer, attention=replace(layer.attention, window=None)) for layer in config.layers)
+    return replace(config, layers=tuple(layers))
 
 
 def _read_flops(layer: LayerConfig, dim: int) -> int:
