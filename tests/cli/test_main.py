@@ -97,9 +97,13 @@ def test_recipes_show_is_the_resolved_config(capsys: pytest.CaptureFixture[str])
 
 def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "list", "--json"]) == 0
-    names = [recipe["name"] for recipe in json.loads(capsys.readouterr().out)]
-    stages = ["pretrain", "sft", "qat", "recovery_adapter", "draft"]
-    assert names == [f"on_device.{stage}" for stage in stages]
+    recipes = {recipe["name"]: recipe for recipe in json.loads(capsys.readouterr().out)}
+    economy, continued = ["trunk", "upcycle_teacher", "distill"], ["text_continued", "long_context"]
+    on_device = ["pretrain", *economy, *continued, "sft", "qat", "recovery_adapter", "draft"]
+    server = ["pretrain", *continued, "sft"]
+    assert list(recipes) == [f"on_device.{stage}" for stage in on_device] + [f"server.{stage}" for stage in server]
+    distill = recipes["on_device.distill"]
+    assert (distill["starts_from"], distill["taught_by"]) == ("on_device.trunk", "on_device.upcycle_teacher")
 
 
 def test_tokenizer_train_extend_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

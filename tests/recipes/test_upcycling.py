@@ -139,6 +139,7 @@ def test_wrong_teachers_are_refused(tmp_path: Path) -> None:
     trunk = pretrained(tmp_path, "on_device.trunk")
     with pytest.raises(TeacherError, match=r"on_device\.upcycle_teacher first"):
         run_recipe(distilling(), tmp_path / "student", "student")
+    assert not (tmp_path / "student" / "run.json").exists(), "told before anything is packed"
     foreign = write_bundle(
         tmp_path / "foreign",
         config=trunk.config,

@@ -87,7 +87,14 @@ def list_recipes(json: JsonOption = False) -> None:
     from openafm.recipes.config import all_recipes
 
     listing = [
-        {"name": r.name, "sizes": list(r.sizes), "starts_from": r.starts_from, "summary": r.summary} for r in all_recipes()
+        {
+            "name": r.name,
+            "sizes": list(r.sizes),
+            "starts_from": r.starts_from,
+            "taught_by": r.taught_by,
+            "summary": r.summary,
+        }
+        for r in all_recipes()
     ]
     if json:
         print_json(listing)

@@ -28,8 +28,9 @@ from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shards import open_shards
 from openafm.models.accounting import num_parameters
 from openafm.recipes.config import FolderCorpusConfig
+from openafm.recipes.corpora import pack_corpus
 from openafm.recipes.drafting import draft_run
-from openafm.recipes.run import RunInterruptedError, RunResult, pack_corpus, run_recipe
+from openafm.recipes.run import RunInterruptedError, RunResult, run_recipe
 from openafm.runtime.speculation import DraftMismatchError
 from openafm.tokenizer.conversation import AssistantTurn
 from openafm.training.config import (

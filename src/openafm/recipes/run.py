@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,24 +23,10 @@ from openafm.compression.errors import AlreadyCompressedError
 from openafm.core.config import dump, from_dict, override
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file, folder_lock
-from openafm.data.copies import pack_copies
-from openafm.data.documents import ChatDocument, DocumentFiles, texts_of
 from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.needles import pack_needles
-from openafm.data.pack import PackConfig, pack_path, pack_synthetic
-from openafm.data.shards import ShardError, read_manifest
-from openafm.data.synthetic import generate
 from openafm.recipes.card import model_card
-from openafm.recipes.config import (
-    CopiesCorpusConfig,
-    CorpusConfig,
-    FolderCorpusConfig,
-    NeedlesCorpusConfig,
-    RunConfig,
-    SyntheticCorpusConfig,
-    build_run,
-    find_recipe,
-)
+from openafm.recipes.config import FolderCorpusConfig, RunConfig, build_run, find_recipe
+from openafm.recipes.corpora import TOKENIZER_EXAMPLES, pack_corpus, texts_of_corpus
 from openafm.recipes.drafting import DraftReport, held_out_conversations, measure_draft, taught_by
 from openafm.recipes.teaching import settled
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
@@ -53,7 +39,6 @@ if TYPE_CHECKING:
     from openafm.models.decoder import Decoder
     from openafm.training.run import TrainingResult
 
-TOKENIZER_EXAMPLES = 20_000
 DRAFTED_CONVERSATIONS = 16  # by which a draft model is judged when its run ends
 
 
@@ -212,11 +197,14 @@ def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
     opened.enter_context(folder_lock(folder / "data"))
     _check_same_run(config, folder)
     tokenizer, template = _tokenizer(config, folder)
+    objective = config.trainer.objective
+    if isinstance(objective, CachedDistillationConfig):
+        objective.open()  # a teacher that is missing is told before the minutes that packing may take
     with atomic_file(folder / "run.json", "w") as file:
         file.write(dump(config))
     for corpus in config.corpora_read:
         pack_corpus(corpus, folder / "data" / corpus.name, tokenizer, template)
-    if isinstance(config.trainer.objective, CachedDistillationConfig):
+    if isinstance(objective, CachedDistillationConfig):
         write_teacher_logits(_located_trainer(config.trainer, folder))
 
 
@@ -293,62 +281,16 @@ def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, BaseChatTemp
         bundle = open_bundle(start)
         return bundle.tokenizer, bundle.template
     if config.tokenizer is None:
-        raise StartBundleError(f"{config.recipe} starts from a bundle of {needed}: give one with --from BUNDLE")
+        raise StartBundleError(
+            f"{config.recipe} starts from a bundle of {needed}: give one with --from BUNDLE, or train {needed} first"
+        )
     file = folder / "tokenizer.json"
     if file.is_file() and (tokenizer := Tokenizer.load(file)).vocab_size == config.tokenizer.vocab_size:
         return tokenizer, ChatTemplate()
-    texts = itertools.islice(itertools.chain.from_iterable(map(_texts, config.corpora)), 4 * TOKENIZER_EXAMPLES)
+    texts = itertools.islice(itertools.chain.from_iterable(map(texts_of_corpus, config.corpora)), 4 * TOKENIZER_EXAMPLES)
     tokenizer = train_tokenizer(config.tokenizer, texts)
     tokenizer.save(file)
     return tokenizer, ChatTemplate()
-
-
-def _texts(corpus: CorpusConfig) -> Iterator[str]:
-    """The texts of a corpus, or of its beginning where it is generated; copies and needles have none of their own."""
-    match corpus:
-        case SyntheticCorpusConfig():
-            for conversation in generate(corpus.synthetic, min(corpus.num_examples, TOKENIZER_EXAMPLES)):
-                yield from texts_of(ChatDocument(conversation=conversation))
-        case FolderCorpusConfig():
-            for document in DocumentFiles(Path(corpus.path)):
-                yield from texts_of(document)
-
-
-def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
-    """Pack a corpus unless the same one, with the same tokenizer, already stands at `out`."""
-    wanted = dump(corpus) + _stamps(corpus) + tokenizer.digest
-    record = out.with_suffix(".packed")
-    if record.is_file() and record.read_text(encoding="utf-8") == wanted and _is_whole(out, tokenizer):
-        return
-    record.unlink(missing_ok=True)
-    match corpus:
-        case SyntheticCorpusConfig(synthetic=synthetic, num_examples=num_examples):
-            config = PackConfig(source=corpus.name, learn=corpus.learn)
-            pack_synthetic(synthetic, num_examples, out, tokenizer, template, config)
-        case CopiesCorpusConfig(copies=copies, num_examples=num_examples):
-            pack_copies(copies, num_examples, out, tokenizer)
-        case NeedlesCorpusConfig(needles=needles, num_examples=num_examples):
-            pack_needles(needles, num_examples, out, tokenizer)
-        case FolderCorpusConfig(path=path, language=language):
-            config = PackConfig(source=corpus.name, language=language, learn=corpus.learn)
-            pack_path(Path(path), out, tokenizer, template, config)
-    with atomic_file(record, "w") as file:
-        file.write(wanted)
-
-
-def _stamps(corpus: CorpusConfig) -> str:
-    """Paths, sizes and times of the user's own files: what has changed is packed anew."""
-    if not isinstance(corpus, FolderCorpusConfig):
-        return ""
-    stats = {str(file): file.stat() for file in DocumentFiles(Path(corpus.path)).files}
-    return json.dumps({file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()})
-
-
-def _is_whole(folder: Path, tokenizer: Tokenizer) -> bool:
-    try:
-        return read_manifest(folder).tokenizer_digest == tokenizer.digest
-    except ShardError:
-        return False
 
 
 def _within(loader: LoaderConfig, context_length: int) -> LoaderConfig:

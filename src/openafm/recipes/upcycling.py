@@ -19,7 +19,7 @@ from openafm.training.schedules import Constant, WarmupStableDecay
 
 TRUNK_SHARE = 0.9
 TEACHER_SHARE = 1 / 14  # 1T tokens of high quality after 14T
-# The 64 experts of the report make 173 M weights of nano, 3 GB with gradients and moments. Of micro they would make 26 M and
+# The 64 experts of the report make 172 M weights of nano, 3 GB with gradients and moments. Of micro they would make 26 M and
 # send 32 tokens of a step to each expert, too few to learn from: it gets 8.
 NUM_EXPERTS = {"micro": 8, "nano": 64}
 
