@@ -190,9 +190,7 @@ def tracks() -> DecoderConfig:
 def tracks_experts() -> DecoderConfig:
     dense = DenseFeedForwardConfig(hidden_dim=HIDDEN_DIM // NUM_TRACKS)
     experts = ExpertsConfig(num_experts=NUM_EXPERTS, hidden_dim=HIDDEN_DIM // NUM_TRACKS // NUM_CHOSEN)
-    return replace(
-        tracks(), layers=decoder(NUM_HEADS // NUM_TRACKS, [dense, experts], TracksConfig(num_tracks=1, block_depth=1)).layers
-    )
+    return decoder(NUM_HEADS // NUM_TRACKS, [dense, experts], TracksConfig(num_tracks=NUM_TRACKS, block_depth=BLOCK_DEPTH))
 
 
 def decoder(num_heads: int, feed_forwards: list[FeedForwardConfig], tracks: TracksConfig | None) -> DecoderConfig:
