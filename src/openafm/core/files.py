@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -106,6 +107,12 @@ def write_json(path: Path, value: Any) -> None:
     with atomic_file(path, "w") as file:
         json.dump(value, file, indent=2, ensure_ascii=False)
         file.write("\n")
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def data_home() -> Path:

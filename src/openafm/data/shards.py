@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from openafm.core.config import Config, ConfigError, dump, from_dict
 from openafm.core.errors import OpenAFMError
+from openafm.core.files import file_digest
 
 MANIFEST = "manifest.json"
 FORMAT = "openafm.token_shards"
@@ -222,8 +223,7 @@ def verify_shards(path: Path, manifest: Manifest | None = None) -> None:
     for shard in (manifest or read_manifest(path)).shards:
         for file in shard.files:
             _check_size(path, file)
-            with (path / file.name).open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
+            found = file_digest(path / file.name)
             if found != file.sha256:
                 raise ShardDigestError(
                     f"{path / file.name} was changed after it was written: its SHA-256 is {found[:12]}, "

@@ -6,7 +6,6 @@ $OPENAFM_HOME/downloads/IDENTIFIER/SHA256.FILE.part  until all of it is there
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
 import os
 import shutil
@@ -31,7 +30,7 @@ from openafm.adapters.metadata import check_name
 from openafm.adapters.package import Adapter, open_adapter
 from openafm.adapters.store import adapter_place
 from openafm.core.config import nearest
-from openafm.core.files import OutOfSpaceError, atomic_folder, data_home, folder_lock, room_for
+from openafm.core.files import OutOfSpaceError, atomic_folder, data_home, file_digest, folder_lock, room_for
 from openafm.core.progress import Progress, progress
 
 MAX_BYTES = 8 << 30
@@ -127,7 +126,7 @@ def _choose(manifest: Manifest, name: str, base_signature: str, url: str) -> Off
 
 def _is_installed(place: Path, offered: OfferedAdapter) -> bool:
     """Whether this very version stands there, whole."""
-    return all((place / file.path).is_file() and _sha256(place / file.path) == file.sha256 for file in offered.files)
+    return all((place / file.path).is_file() and file_digest(place / file.path) == file.sha256 for file in offered.files)
 
 
 def _fetch_all(url: str, offered: OfferedAdapter, downloads: Path, timeout_s: float) -> int:
@@ -158,7 +157,7 @@ def _fetch(url: str, file: OfferedFile, part: Path, timeout_s: float, bar: Progr
         raise TruncatedDownloadError(
             f"{url} ended after {_size(part):,} of {file.bytes:,} bytes; run the same command again, it goes on from there"
         )
-    if _sha256(part) != file.sha256:
+    if file_digest(part) != file.sha256:
         part.unlink()
         raise DigestError(
             f"{url} is not the file that the manifest lists; it was thrown away, pull again or tell the author"
@@ -228,8 +227,3 @@ def _part(downloads: Path, file: OfferedFile) -> Path:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

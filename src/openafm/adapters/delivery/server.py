@@ -5,7 +5,6 @@ Nothing but the files that the manifest lists can be asked for: a path is looked
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 from openafm.adapters.delivery.errors import ServerAddressError
 from openafm.adapters.delivery.manifest import Manifest, OfferedAdapter, OfferedFile, sign_manifest
 from openafm.adapters.package import METADATA, WEIGHTS, Adapter, AdapterNotFoundError, open_adapter
+from openafm.core.files import file_digest
 
 MANIFEST_PATH = "/manifest.json"
 _CHUNK_BYTES = 1 << 18
@@ -76,7 +76,7 @@ def _offered(adapter: Adapter) -> OfferedAdapter:
     if adapter.draft is not None:
         paths += sorted(path for path in adapter.draft.rglob("[!.]*") if path.is_file())
     files = [
-        OfferedFile(path=path.relative_to(adapter.path).as_posix(), bytes=path.stat().st_size, sha256=_sha256(path))
+        OfferedFile(path=path.relative_to(adapter.path).as_posix(), bytes=path.stat().st_size, sha256=file_digest(path))
         for path in paths
     ]
     return OfferedAdapter(name=adapter.name, baseModelSignature=adapter.base_signature, files=tuple(files))
@@ -84,11 +84,6 @@ def _offered(adapter: Adapter) -> OfferedAdapter:
 
 def _content_range(wanted: range, size: int) -> str:
     return f"bytes {wanted.start}-{wanted.stop - 1}/{size}"
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Server(ThreadingHTTPServer):
