@@ -13,7 +13,8 @@ from parallel_runs import Combination
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from openafm.training.checkpoint import checkpoint_writer, newest_checkpoint, newest_whole
+from openafm.training.checkpoint import newest_checkpoint, newest_whole
+from openafm.training.checkpoint_writer import checkpoint_writer
 from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.parallel import Parallelism
 from openafm.training.processes import Processes

@@ -18,13 +18,12 @@ from openafm.training.checkpoint import (
     CheckpointError,
     DamagedCheckpointError,
     checkpoint_paths,
-    checkpoint_writer,
     newest_checkpoint,
     open_checkpoint,
     remove_leftovers,
     set_aside_newer,
-    write_checkpoint,
 )
+from openafm.training.checkpoint_writer import checkpoint_writer, write_checkpoint
 from openafm.training.config import AdamWConfig, CheckpointConfig, EMAConfig, TrainerConfig
 from openafm.training.state import Snapshot, fresh_state
 

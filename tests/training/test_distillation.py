@@ -86,15 +86,17 @@ def test_chunks_change_nothing_and_spare_rows_do_not_count(tmp_path: Path, monke
     torch.testing.assert_close(cut.total, whole.total, rtol=1e-5, atol=1e-5)
 
 
+TOKENIZER = train_tokenizer(TokenizerConfig(vocab_size=320), ["a b c"] * 10)
+
+
 def bundle(path: Path) -> Bundle:
     made = replace(tiny_model(), vocab_size=330).build(seed=7)
-    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=320), ["a b c"] * 10)
     tensors = {name: tensor.numpy() for name, tensor in made.state_dict().items()}
-    return write_bundle(path, config=made.config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors)
+    return write_bundle(path, config=made.config, tokenizer=TOKENIZER, template=ChatTemplate(), tensors=tensors)
 
 
 def test_a_student_learns_what_its_teacher_says_and_the_run_resumes_to_the_bit(tmp_path: Path) -> None:
-    target, data = bundle(tmp_path / "target"), write_corpus(tmp_path / "corpus")
+    target, data = bundle(tmp_path / "target"), write_corpus(tmp_path / "corpus", digest=TOKENIZER.digest)
     objective = DistillationConfig(teacher=str(target.path), identity=target.identity, hard_weight=0.0)
     changes = {"model": replace(tiny_model(), vocab_size=330), "objective": objective, "seed": 3}
     config = tiny_run(data, num_steps=30, **changes, evaluation=EvaluationConfig(data=data, every_steps=10, num_batches=2))
@@ -118,3 +120,12 @@ def test_no_teacher_and_another_teacher_are_refused(tmp_path: Path) -> None:
         DistillationConfig().build()
     with pytest.raises(TeacherError, match="began with"):
         DistillationConfig(teacher=str(target.path), identity="0" * 40).build()
+
+
+def test_a_teacher_with_another_vocabulary_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    target, data = bundle(tmp_path / "target"), write_corpus(tmp_path / "corpus")
+    objective = DistillationConfig(teacher=str(target.path))
+    config = tiny_run(data, model=replace(tiny_model(), vocab_size=330), objective=objective)
+    with pytest.raises(TeacherError, match="another vocabulary"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -35,9 +35,9 @@ from openafm.training.checkpoint import (
     newest_checkpoint,
     open_checkpoint,
     remove_leftovers,
-    write_checkpoint,
 )
 from openafm.training.checkpoint_index import Part, StoredTensor, read_index, write_index
+from openafm.training.checkpoint_writer import write_checkpoint
 from openafm.training.config import CheckpointConfig, EMAConfig, TrainerConfig
 from openafm.training.metrics import read_metrics
 from openafm.training.parallel_config import ParallelConfig

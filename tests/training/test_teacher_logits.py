@@ -29,6 +29,7 @@ from openafm.training.cached_distillation import CachedDistillation
 from openafm.training.config import AdamWConfig, EvaluationConfig, StepBudget, TimeBudget, TrainerConfig
 from openafm.training.metrics import read_metrics
 from openafm.training.objective_config import CachedDistillationConfig, TeacherError
+from openafm.training.parallel import stand_in
 from openafm.training.run import train
 from openafm.training.teacher_logits import TeacherLogits, TeacherLogitsError, open_teacher_logits, write_teacher_logits
 
@@ -142,6 +143,16 @@ def test_losses_and_gradients_equal_the_plain_computation(
     monkeypatch.setattr(cached_distillation, "CHUNK_ELEMENTS", 1)
     monkeypatch.setattr(cached_distillation, "LEAST_CHUNK", 7)
     torch.testing.assert_close(CachedDistillation(cache, hard_weight)(student, batch).total, losses.total)
+
+
+def test_a_process_without_rows_of_its_own_goes_through_the_motions(tmp_path: Path) -> None:
+    """Others wait for it in a run over processes, whichever objective it has."""
+    config = run(tmp_path, num_steps=1)
+    student = replace(tiny_model(), vocab_size=VOCAB_SIZE).build(seed=1)
+    losses = CachedDistillation(write_teacher_logits(config), 1.0)(student, stand_in(config.data.build().batch(0)))
+    losses.total.backward()
+    assert losses.total.isfinite()
+    assert losses.parts.keys() == {"kl", "cross_entropy", "agreement"}
 
 
 def test_a_student_of_experts_is_told_to_use_them_all(tmp_path: Path) -> None:

@@ -78,6 +78,21 @@ class Teacher:
 
         return load_decoder(self.bundle, adapter=self.adapter or self.bundle.recovery_adapter)
 
+    def check_vocabulary(self, trainer: TrainerConfig) -> None:
+        """Refuse to teach a run whose data was made with another tokenizer.
+
+        Raises:
+            TeacherError: it was.
+        """
+        from openafm.data.shards import read_manifest
+
+        for source in trainer.data.sources:
+            if read_manifest(Path(source.path)).tokenizer_digest != self.bundle.tokenizer.digest:
+                raise TeacherError(
+                    f"the teacher {self.bundle.path} reads another vocabulary than {source.path} was made with; "
+                    "choose a teacher with the student's tokenizer"
+                )
+
 
 def teacher_identity(bundle: Bundle, adapter: Adapter | None) -> str:
     """What tells two teachers apart by what they teach."""
@@ -139,6 +154,14 @@ class DistillationConfig(BaseDistillationConfig):
         from openafm.training.distillation import Distillation
 
         return Distillation(self.open().load(), self.hard_weight, self.num_tokens, self.routing)
+
+    def check(self, trainer: TrainerConfig) -> None:
+        """See that there is a teacher, and that it reads the run's vocabulary.
+
+        Raises:
+            TeacherError: there is none, it has changed, or it reads another one.
+        """
+        self.open().check_vocabulary(trainer)
 
     @property
     def without_teacher(self) -> str:

@@ -11,15 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch import Tensor
 from torch.nn import Parameter
 
 from openafm.core.errors import UsageError
@@ -33,6 +30,11 @@ from openafm.models.track_parallel import is_of_tracks, share_tracks
 from openafm.training.objectives import Losses, Objective
 from openafm.training.parallel_config import MeshShape, ParallelConfig
 from openafm.training.processes import Processes
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor, Placement
 
 BUCKET_BYTES = 64 << 20  # of gradients that are summed in one call
 
@@ -77,6 +79,8 @@ class Parallelism:
 
     def _build_meshes(self, device: str) -> None:
         """The mesh, and others over the same processes in which neighbouring axes are one."""
+        from torch.distributed.device_mesh import init_device_mesh
+
         shape = self.shape
 
         def mesh_of(where: str, **axes: int) -> DeviceMesh:
@@ -103,14 +107,14 @@ class Parallelism:
             share_experts(model, self.mesh.get_group("expert"))
         model.to(device)
         self._parts = self._partition(model)
-        if any(part.shard_dim is not None for part in self._parts.values()):
+        if self._is_cut:
             self._shard(model, self.mesh)
         learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         for name, parameter in learning.items():
-            if isinstance(parameter, DTensor):
-                self._cut[name] = (parameter, Parameter(parameter.to_local().detach()))
-            else:
+            if self._parts[name].shard_dim is None:
                 self._whole[name] = parameter
+            else:
+                self._cut[name] = (parameter, Parameter(cast("DTensor", parameter).to_local().detach()))
         return {name: self._cut[name][1] if name in self._cut else parameter for name, parameter in learning.items()}
 
     def _partition(self, model: Decoder) -> dict[str, Part]:
@@ -134,48 +138,34 @@ class Parallelism:
         return parts
 
     def _shard(self, model: Decoder, mesh: DeviceMesh) -> None:
-        """FSDP of layer after layer, and of the rest with the model itself.
+        """Cut what is cut along `shard`, and along `expert` what is not of experts."""
+        from openafm.training.fully_sharded import shard
 
-        The layer at which the prompt bypass begins goes with the rest: its two halves run apart, and the first has no output
-        through which FSDP would learn that its backward pass begins.
-        """
         parts = {parameter: self._parts[name] for name, parameter in model.named_parameters()}
-        whole = {parameter for parameter, part in parts.items() if part.shard_dim is None}
+        axes = ("replicate", "shard") if self.shape.replicate > 1 else ("shard",)
+        shard(
+            model,
+            {parameter: part.shard_dim for parameter, part in parts.items() if part.shard_dim is not None},
+            self._dense_mesh[axes],
+            {parameter for parameter, part in parts.items() if part.of_experts},
+            mesh[axes],
+        )
 
-        def cut(module: nn.Module, along: DeviceMesh, *, free_after_forward: bool, kept: set[Parameter]) -> None:
-            fully_shard(
-                module,
-                mesh=along["replicate", "shard"] if self.shape.replicate > 1 else along["shard"],
-                reshard_after_forward=free_after_forward,
-                shard_placement_fn=lambda parameter: Shard(cast(int, parts[parameter].shard_dim)),
-                ignored_params=kept,
-            )
-            cast(FSDPModule, module).set_gradient_divide_factor(1.0)
-            cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)
-
-        for index, layer in enumerate(model.layers):
-            boundary = index == model.config.num_prefill_layers - 1
-            experts = {p for p in layer.parameters() if parts[p].of_experts} - whole
-            if experts:
-                others = set(layer.parameters()) - experts
-                cut(cast(nn.Module, layer.feed_forward), mesh, free_after_forward=True, kept=whole | others)
-            if not boundary:
-                cut(layer, self._dense_mesh, free_after_forward=True, kept=whole)
-                register_fsdp_forward_method(layer, "read")
-        cut(model, self._dense_mesh, free_after_forward=False, kept=whole)
-        for method in ("hidden", "hidden_at", "last_hidden"):
-            register_fsdp_forward_method(model, method)
+    @property
+    def _is_cut(self) -> bool:
+        """Whether FSDP has a part in this run."""
+        return any(part.shard_dim is not None for part in self._parts.values())
 
     def before_backward(self, model: Decoder, *, is_last: bool) -> None:
         """Let FSDP sum gradients over `replicate` in the last backward pass of a step only."""
-        if isinstance(model, FSDPModule):
-            model.set_requires_all_reduce(is_last)
+        if self._is_cut:
+            cast("FSDPModule", model).set_requires_all_reduce(is_last)
 
     def losses(self, objective: Objective, model: Decoder, batch: Batch) -> Losses:
         """The losses of a batch; a process without anything to learn goes through the motions, since others wait for it."""
         if self.mesh is None or batch.num_targets:
             return objective(model, batch)
-        losses = objective(model, _something_to_learn(batch))
+        losses = objective(model, stand_in(batch))
         return Losses(
             total=losses.total * 0,
             count=0,
@@ -188,7 +178,7 @@ class Parallelism:
         if self.mesh is None:
             return
         for sharded, local in self._cut.values():
-            local.grad = None if sharded.grad is None else cast(DTensor, sharded.grad).to_local()
+            local.grad = None if sharded.grad is None else cast("DTensor", sharded.grad).to_local()
             sharded.grad = None
         by_group: dict[dist.ProcessGroup, list[Tensor]] = {}
         for name, parameter in self._whole.items():
@@ -244,12 +234,20 @@ class Parallelism:
         Raises:
             UnknownParameterError: no parameter has this name.
         """
+        from torch.distributed.tensor import DTensor
+
         if self._host_mesh is None or name not in self._parts:
             raise UnknownParameterError(f"no parameter '{name}' was shared out")
         return DTensor.from_local(local_tensor, self._host_mesh, self.placements(name, local_tensor.ndim), run_check=False)
 
+    def local(self, tensor: Tensor) -> Tensor:
+        """What this process holds of a tensor that `global_view` gave; alone, all of it."""
+        return tensor if self.mesh is None else cast("DTensor", tensor).to_local()
+
     def placements(self, name: str, ndim: int) -> tuple[Placement, ...]:
         """How a parameter lies along `replicate`, `shard`, `expert`, `track`; what has no dims is the same everywhere."""
+        from torch.distributed.tensor import Replicate, Shard
+
         part = self._parts[name]
         cut: Placement = Replicate() if part.shard_dim is None or not ndim else Shard(part.shard_dim)
         of_experts: Placement = Shard(int(part.of_tracks)) if part.of_experts and ndim else cut
@@ -259,8 +257,8 @@ class Parallelism:
 
     def forget_gathered(self, model: Decoder) -> None:
         """Free what FSDP has gathered: it is read anew from the weights, which have been changed."""
-        if isinstance(model, FSDPModule):
-            model.reshard()
+        if self._is_cut:
+            cast("FSDPModule", model).reshard()
 
 
 def _sum_in_buckets(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
@@ -278,8 +276,8 @@ def _sum_in_buckets(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
             bucket = []
 
 
-def _something_to_learn(batch: Batch) -> Batch:
-    """A batch with rows as long, of a single token that carries loss."""
+def stand_in(batch: Batch) -> Batch:
+    """A batch with rows as long, of a single token that carries loss and is stored nowhere: it has no origin."""
     tokens_BS = np.zeros((1, batch.tokens_BS.shape[1]), dtype=np.int64)
     loss_mask_BS = np.zeros_like(tokens_BS, dtype=np.bool_)
     loss_mask_BS[0, 0] = True

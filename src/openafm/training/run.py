@@ -27,13 +27,12 @@ from openafm.training.checkpoint import (
     Checkpoint,
     CheckpointError,
     CheckpointRecord,
-    checkpoint_writer,
     newest_checkpoint,
     newest_whole,
     remove_leftovers,
     set_aside_newer,
-    write_checkpoint,
 )
+from openafm.training.checkpoint_writer import checkpoint_writer, write_checkpoint
 from openafm.training.config import TimeBudget, TrainerConfig
 from openafm.training.evaluation import Evaluator
 from openafm.training.goodput import FILE as GOODPUT

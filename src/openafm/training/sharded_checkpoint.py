@@ -8,7 +8,6 @@ a copy on the host already, so that training goes on meanwhile.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,7 +28,7 @@ from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, W
 from torch.futures import Future
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import room_for
+from openafm.core.files import file_digest, room_for
 from openafm.training.checkpoint_index import INDEX, Index, Part, StoredTensor, write_index
 from openafm.training.processes import Processes
 
@@ -73,12 +72,6 @@ def load(folder: Path, index: Index, targets: Mapping[str, Tensor], processes: P
             )
         except CheckpointException as error:
             _raise_first(error)
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True)

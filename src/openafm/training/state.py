@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from openafm.adapters.lora import install as install_adapter
 from openafm.adapters.lora import load_smaller_adapter
@@ -120,9 +119,9 @@ class TrainingState:
         """Go back to a snapshot of the same config: from here on every bit is as it was from there on."""
         self.step, self.num_steps = snapshot.step, snapshot.num_steps
         self.num_tokens, self.seconds = snapshot.num_tokens, snapshot.seconds
-        _copy_all(snapshot.tensors["model"], self.parameters)
+        self._copy_all(snapshot.tensors["model"], self.parameters)
         if self.ema is not None:
-            _copy_all(snapshot.tensors["ema"], self.ema)
+            self._copy_all(snapshot.tensors["ema"], self.ema)
         self.parallelism.forget_gathered(self.model)
         self._restore_optimizers(snapshot.tensors.get("optimizer", {}))  # none before the first step
         _restore_random_state(snapshot.tensors["random"])
@@ -153,6 +152,10 @@ class TrainingState:
         per_parameter = [item for optimizer in self.optimizers for item in optimizer.state.items()]
         return {f"{names[p]}/{key}": tensor for p, values in per_parameter for key, tensor in values.items()}
 
+    def _copy_all(self, source: Tensors, target: Tensors) -> None:
+        for name, tensor in target.items():
+            tensor.copy_(self.parallelism.local(source[name]))
+
     def _restore_optimizers(self, tensors: Tensors) -> None:
         for optimizer in self.optimizers:
             numbers = {p: number for number, p in enumerate(p for group in optimizer.param_groups for p in group["params"])}
@@ -160,7 +163,7 @@ class TrainingState:
             for key, tensor in tensors.items():
                 name, _, slot = key.rpartition("/")
                 if self.parameters[name] in numbers:
-                    state.setdefault(numbers[self.parameters[name]], {})[slot] = _local(tensor).clone()
+                    state.setdefault(numbers[self.parameters[name]], {})[slot] = self.parallelism.local(tensor).clone()
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
@@ -194,9 +197,14 @@ def resumed_state(
     Raises:
         LayoutMismatchError: it holds the tensors of another model.
     """
-    state = _state(config, skeleton(config), device, parallelism)
-    checkpoint.check_layout(state.shapes())
-    processes = state.parallelism.processes
+
+    def prepared() -> TrainingState:
+        state = _state(config, skeleton(config), device, parallelism)
+        checkpoint.check_layout(state.shapes())
+        return state
+
+    processes = Processes() if parallelism is None else parallelism.processes
+    state = processes.together(prepared)
     alone = processes.control is None
     state.restore(checkpoint.read() if alone else checkpoint.read_into(state.targets(checkpoint.index), processes))
     return state
@@ -249,16 +257,6 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
 
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _copy_all(source: Tensors, target: Tensors) -> None:
-    for name, tensor in target.items():
-        tensor.copy_(_local(source[name]))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor of a snapshot."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _parameter_name(group: str, name: str) -> str:

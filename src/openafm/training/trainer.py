@@ -17,7 +17,7 @@ from torch import Tensor
 from openafm.core.errors import OpenAFMError
 from openafm.core.progress import Progress
 from openafm.data.loader import Batch, Loader, Origin, prefetch
-from openafm.training.checkpoint import CheckpointWriter
+from openafm.training.checkpoint_writer import CheckpointWriter
 from openafm.training.config import TrainerConfig
 from openafm.training.evaluation import Evaluator
 from openafm.training.goodput import Ledger
