@@ -190,6 +190,16 @@ def test_a_document_without_a_language_is_one_of_its_own(tmp_path: Path) -> None
     assert loader.weights == {"untagged/und": 1.0}
 
 
+def test_no_language_and_an_undetermined_one_are_the_same(tmp_path: Path) -> None:
+    with write_shards(tmp_path / "both", tokenizer_digest="d", vocab_size=VOCAB, tokens_per_shard=100) as writer:
+        for language in ("", "und", "de"):
+            writer.add(np.arange(1, 9), language=language)
+    source = LanguagesConfig(name="both", path=str(tmp_path / "both"), temperature=1.0)
+    loader = LoaderConfig(sources=(source,), rows_per_step=3, row_tokens=8).build()
+    assert loader.weights == {"both/de": pytest.approx(1 / 3), "both/und": pytest.approx(2 / 3)}
+    assert [origin.source for origin in loader.batch(0).origins].count("both/und") == 2
+
+
 def test_temperature_changes_the_digest_and_below_one_is_refused(tmp_path: Path) -> None:
     def digest(source: SourceConfig) -> str:
         return LoaderConfig(sources=(source,), rows_per_step=1, row_tokens=16).build().digest

@@ -257,9 +257,12 @@ def _parts(source: SourceConfig, shards: Shards) -> list[tuple[Documents, float]
     if not isinstance(source, LanguagesConfig):
         return [(everything, 1.0)]
     language_D = np.concatenate([shards.languages(shard) for shard in range(len(shards.offsets))])
-    found = {shards.manifest.languages[tag]: language_D == tag for tag in np.unique(language_D)}
-    names = {language: f"{source.name}/{language or UNDETERMINED}" for language in sorted(found)}
-    parts = [everything.where(name, found[language]) for language, name in names.items()]
+    languages = shards.manifest.languages
+    found: dict[str, npt.NDArray[np.bool_]] = {}
+    for tag in sorted(np.unique(language_D), key=lambda tag: languages[tag]):
+        name = f"{source.name}/{languages[tag] or UNDETERMINED}"
+        found[name] = found.get(name, np.False_) | (language_D == tag)  # no language and `und` are the same
+    parts = [everything.where(name, chosen_D) for name, chosen_D in found.items()]
     shares = tempered_shares({part.name: part.num_tokens for part in parts}, source.temperature)
     return [(part, shares[part.name]) for part in parts]
 
