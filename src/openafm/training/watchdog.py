@@ -5,12 +5,12 @@ A collective waits for a rank that never comes, a read for a file server that is
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,16 +67,21 @@ class Watchdog:
             elif waited_s >= self._limit_s:
                 self._end(waited_s)
             elif waited_s >= self._limit_s / 2:
-                self._on_wait()
+                self._write_down()
 
     def close(self) -> None:
         """The work is done."""
         self._closed.set()
 
+    def _write_down(self) -> None:
+        """Tell of the wait. A full disk, where it cannot be told, must not end the watch."""
+        with contextlib.suppress(Exception):
+            self._on_wait()
+
     def _end(self, waited_s: float) -> None:
         """Dump the stacks of all threads and exit at once: what hangs could not be cleaned up."""
         try:
-            self._on_wait()
+            self._write_down()
             heading = f"process {os.getpid()} did nothing for {waited_s:.0f} s ({time.ctime()}); it hangs here:\n".encode()
             os.write(2, b"openafm: " + heading)
             faulthandler.dump_traceback(2)
@@ -87,7 +92,7 @@ class Watchdog:
             os._exit(EXIT_CODE)
 
 
-@contextmanager
+@contextlib.contextmanager
 def watchdog(config: WatchdogConfig | None, report: Path, on_wait: Callable[[], None]) -> Iterator[Watchdog]:
     """Watch over the block; the first sign of life may take `start_seconds`. None watches over nothing.
 
