@@ -34,7 +34,9 @@ def share_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
     for experts in (module for module in model.modules() if isinstance(module, Experts)):
         num_experts = experts.gate.shape[-3]
         if num_experts % group.size():
-            raise ExpertsNotDivisibleError(f"{num_experts} experts cannot be shared by {group.size()} processes")
+            raise ExpertsNotDivisibleError(
+                f"{num_experts} experts cannot be shared by {group.size()} processes; start as many as divide the experts"
+            )
         num_local = num_experts // group.size()
         for weight in (experts.gate, experts.up, experts.down):
             weight.data = weight.data.narrow(-3, group.rank() * num_local, num_local).clone()

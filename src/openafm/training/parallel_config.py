@@ -101,6 +101,8 @@ class ParallelConfig(Config):
         Raises:
             MeshError: tracks or experts do not divide, or there are none.
         """
+        if self.track > 1 and model.tracks is None:
+            raise MeshError(f"trainer.parallel.track is {self.track}, but the model has no tracks; leave it at 1")
         if model.num_tracks % self.track:
             raise MeshError(
                 f"{model.num_tracks} tracks do not divide over {self.track} processes; "
