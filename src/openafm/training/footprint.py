@@ -352,9 +352,8 @@ def _saved_by_feed_forward(feed_forward: FeedForwardConfig, dim: int, batch: Mic
             chosen = router.num_chosen
             # Logits, probabilities and their logarithm's sum, for the choice and for the losses of the routing.
             routed = MASTER_BYTES * (dim + 4 * experts + 2) + chosen * (3 * INDEX_BYTES + MASTER_BYTES + number)
-            rows = (
-                chosen * number * (3 * dim + 4 * hidden)
-            )  # sorted input, as a dense one inside, output before and after weights
+            # Sorted input, as a dense one inside, output before and after weights.
+            rows = chosen * number * (3 * dim + 4 * hidden)
             return _PerPosition(saved=routed + rows, working=number * (dim + chosen * max(2 * dim, 2 * hidden - dim)))
     raise _unknown(feed_forward)
 

@@ -22,6 +22,12 @@ from openafm.core.files import atomic_file, room_for
 FILE = "goodput.jsonl"
 PRODUCTIVE = "productive"
 
+FLUSH_SECONDS = 0.5
+"""At most what a killed process loses of its account; that time then counts as lost to the next start."""
+
+TIDY_LINES = 10_000
+"""After so many, those that later ones have replaced are thrown away: once a process, and each hour and a half of it."""
+
 Cause = Literal["start", "checkpoint", "rework", "data_wait", "hang", "evaluation", "other"]
 CAUSES: tuple[Cause, ...] = ("start", "checkpoint", "rework", "data_wait", "hang", "evaluation", "other")
 
@@ -164,13 +170,6 @@ class Ledger:
                 with self._path.open("ab", buffering=0) as file:
                     file.write(line)
         self._num_lines += 1
-
-
-FLUSH_SECONDS = 0.5
-"""At most what a killed process loses of its account; that time then counts as lost to the next start."""
-
-TIDY_LINES = 10_000
-"""After so many, those that later ones have replaced are thrown away: once a process, and each hour and a half of it."""
 
 
 def goodput(accounts: Sequence[Account]) -> Goodput:

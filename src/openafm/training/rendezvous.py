@@ -23,9 +23,8 @@ def fresh_store(store: Store, rank: int, world: int) -> Store:
         while waiting:
             waiting -= {other for other in waiting if _read(store, f"heard/{other}") == mine}
             for other in waiting:
-                asked = _read(
-                    store, f"asked/{other}"
-                )  # perhaps by a process long gone: asked again until the live one heard
+                # Perhaps by a process long gone: asked again until the live one has heard.
+                asked = _read(store, f"asked/{other}")
                 store.set(f"told/{other}", f"{asked} {mine}")
             time.sleep(POLL_SECONDS)
         return PrefixStore(mine, store)
