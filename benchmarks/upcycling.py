@@ -170,7 +170,8 @@ def measured(size: Size, seed: int, data: Corpus, folder: Path) -> Seed:
         flops[name] = training_cost(last)
 
     begun = kept(trunk.state.model, "trunk")
-    further = run_config(TEACHER, last.data, round(EXTRA * size.steps), seed)
+    unseen = replace(data.train, seed=1_000 + seed)  # other rows than those it is to teach
+    further = run_config(TEACHER, unseen, round(EXTRA * size.steps), seed)
     further = replace(further, from_bundle=str(begun.path), upcycle=UPCYCLING, **UPCYCLED)
     kept(trained("upcycled_teacher", further), "upcycled_teacher")
     kept(trained("scratch_teacher", replace(whole, model=TEACHER)), "scratch_teacher")
