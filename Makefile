@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all test-apple-sdk check format golden bench nano clean
+.PHONY: run test test-all test-apple-sdk sanitize check format golden bench nano clean
 .DEFAULT_GOAL := run
 
 run: .venv/installed-run
@@ -19,6 +19,22 @@ test-all: .venv/installed-test
 # openafm in place of the SDK. The last line counts.
 test-apple-sdk: .venv/installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m openafm.apple_sdk.suite $(if $(SUITE),--suite "$(SUITE)") $(if $(SWAPPED),--swapped)
+
+# The native runtime under the compiler's sanitizers: memory and undefined behaviour, then threads. Each is compiled first.
+NATIVE_TESTS := tests/runtime/native/test_kernels.py tests/runtime/native/test_native_sequences.py
+sanitize: export OMP_NUM_THREADS = 1
+sanitize: .venv/installed-test
+	$(call sanitized,address$(comma)undefined,libasan,ASAN_OPTIONS=detect_leaks=0,$(NATIVE_TESTS))
+	$(call sanitized,thread,libtsan,TSAN_OPTIONS=halt_on_error=1,$(NATIVE_TESTS) -k "beside or sequence")
+
+comma := ,
+# $(1) what to look for, $(2) the sanitizer's library, $(3) its options, $(4) the tests.
+define sanitized
+	export OPENAFM_CACHE=build/sanitize CXX="$(CXX) -g -fsanitize=$(1) -fno-sanitize-recover=all"; \
+	$(BIN)/python -c 'from openafm.runtime.native.build import built_library; built_library()' && \
+	env $(3) LD_PRELOAD="$$($(CXX) -print-file-name=$(2).so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		$(BIN)/pytest -q -p no:cacheprovider $(4)
+endef
 
 check: .venv/installed-test
 	$(BIN)/ruff format --check src tests benchmarks examples

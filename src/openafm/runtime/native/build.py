@@ -34,10 +34,12 @@ FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno",
 _X86 = {
     "kernels_avx512.cpp": (
         *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx2", "-mfma", "-mf16c"),
-        "-Wno-maybe-uninitialized",
+        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
     ),
     "kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
 }
+_ARM = {"kernels_neon_dot.cpp": ("-march=armv8.2-a+dotprod",)}
+_SPECIAL: dict[str, dict[str, tuple[str, ...]]] = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 BUILT_IN = Path(__file__).parent / "libopenafm.so"
 MOST_KEPT = 8  # libraries in the cache; each version of the sources and each compiler has its own
 _SAID_AFTER_S, _POLL_S = 1.0, 0.05
@@ -120,7 +122,7 @@ def compile_library(path: Path, compiler: str, extra_flags: Sequence[str] = ()) 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     command = [*shlex.split(compiler), *extra_flags]
-    special = _X86 if platform.machine().lower() in ("x86_64", "amd64") else {}
+    special = _SPECIAL.get(platform.machine().lower(), {})
     sources = sorted(SOURCE.glob("*.cpp"))
     with TemporaryDirectory(dir=path.parent, prefix=".build-") as temporary:
         objects = [f"{temporary}/{source.stem}.o" for source in sources]
@@ -154,7 +156,7 @@ def is_whole(library: Path) -> bool:
 @cache
 def source_digest() -> str:
     """What changes with any of the sources."""
-    digest = hashlib.sha256(repr((FLAGS, _X86)).encode())
+    digest = hashlib.sha256(repr((FLAGS, _SPECIAL)).encode())
     for source in sorted(SOURCE.iterdir()):
         if source.suffix in (".h", ".cpp"):
             digest.update(source.name.encode() + source.read_bytes())

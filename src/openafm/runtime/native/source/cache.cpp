@@ -1,12 +1,11 @@
 #include "cache.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <new>
 
-#include "half.h"
+#include "numbers.h"
 
 namespace {
 
@@ -26,14 +25,14 @@ void release(Page *page) {
 }
 
 // Symmetric 8 bits with a scale in fp16, as the bundle's numerics have it.
-float rounded(const float *x, int n, int8_t *integers, uint16_t *scale) {
-    float largest = 0;
-    for (int i = 0; i < n; i++) largest = fmaxf(largest, fabsf(x[i]));
-    const float exact = fminf(fmaxf(largest / 127.0f, 0x1p-24f), 65504.0f);
-    *scale = float_to_half(exact);
+void round_to_8_bits(const float *x, int n, int8_t *integers, uint16_t *scale) {
+    const float exact = largest_of(x, n) / 127.0f;
+    *scale = float_to_half(exact < 0x1p-24f ? 0x1p-24f : exact > 65504.0f ? 65504.0f : exact);
     const float s = half_to_float(*scale);
-    for (int i = 0; i < n; i++) integers[i] = (int8_t)fminf(fmaxf(rintf(x[i] / s), -127.0f), 127.0f);
-    return s;
+    for (int i = 0; i < n; i++) {
+        const float ratio = x[i] / s, rounded = nearest(ratio < -127.0f ? -127.0f : ratio > 127.0f ? 127.0f : ratio);
+        integers[i] = (int8_t)(int32_t)rounded;
+    }
 }
 
 }  // namespace
@@ -69,13 +68,14 @@ KeysValuesPage OaCache::at(int64_t page, int layer, int head) const {
 void OaCache::store(int64_t position, int layer, int head, const float *key, const float *value) {
     const KeysValuesPage page = at(position / PAGE, layer, head);
     const int place = (int)(position % PAGE), dim = shape.head_dim;
-    int8_t integers[1024];
-    rounded(key, dim, integers, (uint16_t *)page.key_scales + place);
-    for (int c = 0; c < dim; c++)
-        ((uint8_t *)page.keys)[(size_t)(c / 4) * PAGE * 4 + place * 4 + c % 4] = (uint8_t)(integers[c] + 128);
-    rounded(value, dim, integers, (uint16_t *)page.value_scales + place);
-    for (int c = 0; c < dim; c++)
-        ((int8_t *)page.values)[(size_t)(place / 4) * dim * 4 + c * 4 + place % 4] = integers[c];
+    int8_t integers[LARGEST_HEAD_DIM];
+    round_to_8_bits(key, dim, integers, (uint16_t *)page.key_scales + place);
+    uint8_t *keys = (uint8_t *)page.keys + place * 4;
+    for (int c = 0; c < dim; c += 4)
+        for (int i = 0; i < 4; i++) keys[(size_t)c * PAGE + i] = (uint8_t)(integers[c + i] + 128);
+    round_to_8_bits(value, dim, integers, (uint16_t *)page.value_scales + place);
+    int8_t *values = (int8_t *)page.values + (size_t)(place / 4) * dim * 4 + place % 4;
+    for (int c = 0; c < dim; c++) values[c * 4] = integers[c];
 }
 
 OaCache *oa_cache_fork(OaCache *cache, int64_t length) {

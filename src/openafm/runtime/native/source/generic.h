@@ -1,20 +1,13 @@
 // Kernels written once for every instruction set: kernels_*.cpp include this under their own compiler flags, so that loops
 // become that set's vectors. Everything is in an anonymous namespace: no two of these may be taken for one another.
-//
-// What is added up goes into LANES sums first: a compiler may not change the order of additions, and so makes no vectors of one.
 #pragma once
 #include <math.h>
 #include <string.h>
 
-#include "half.h"
 #include "kernels.h"
+#include "numbers.h"
 
 namespace {
-
-enum { LANES = 16 };
-
-// To the nearest integer, ties to even, of less than 2^22: what is added has no bits below 1.
-inline float nearest(float x) { return x + 12582912.0f - 12582912.0f; }
 
 // exp of what is at most 88, to about one unit in the last place; 1e-38 below -87.
 inline float exp_of(float x) {
@@ -30,24 +23,6 @@ inline float exp_of(float x) {
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.0f);
     return p * float_of_bits((uint32_t)((int32_t)n + 127) << 23);
-}
-
-// The largest magnitude. Those of floats are ordered as their bits are.
-inline float largest_of(const float *x, int n) {
-    uint32_t parts[LANES] = {};
-    int i = 0;
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++) {
-            const uint32_t bits = bits_of(x[i + j]) & 0x7fffffff;
-            parts[j] = bits > parts[j] ? bits : parts[j];
-        }
-    for (; i < n; i++) {
-        const uint32_t bits = bits_of(x[i]) & 0x7fffffff;
-        parts[0] = bits > parts[0] ? bits : parts[0];
-    }
-    for (int width = LANES / 2; width; width /= 2)
-        for (int j = 0; j < width; j++) parts[j] = parts[j + width] > parts[j] ? parts[j + width] : parts[j];
-    return float_of_bits(parts[0]);
 }
 
 void round_row(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums) {

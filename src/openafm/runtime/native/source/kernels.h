@@ -9,7 +9,16 @@
 
 #include "abi.h"
 
-enum { PANEL_ROWS = 64, TILE_ROWS = 16, GROUP = 32, BLOCK_ROWS = 12, FEW_ROWS = 8, TILE_GROUP_BYTES = 4 * 64 + 2 * 32, PAGE = 64 };
+enum {
+    PANEL_ROWS = 64,
+    TILE_ROWS = 16,
+    GROUP = 32,
+    BLOCK_ROWS = 12,
+    FEW_ROWS = 8,
+    TILE_GROUP_BYTES = 4 * 64 + 2 * 32,
+    PAGE = 64,
+    LARGEST_HEAD_DIM = 1024
+};
 
 // Rows of activations in 8 bits: integers [N, stride], a scale and a sum for each row, sums of groups of 32 [N, stride / 32].
 // Of more than FEW_ROWS, `packed` holds the integers again, in blocks of BLOCK_ROWS rows (the last one smaller), four inputs
@@ -57,4 +66,4 @@ struct Kernels {
 
 inline int prepared_bytes(int head_dim) { return (4 * head_dim + 64 + 63) / 64 * 64; }
 
-extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, neon_kernels;
+extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, neon_kernels, neon_dot_kernels;

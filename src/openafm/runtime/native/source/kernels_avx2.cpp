@@ -6,15 +6,16 @@
 #include <immintrin.h>
 
 #include "generic.h"
-#include "workspace.h"
 
 namespace {
 
 enum {
-    WIDE_STEPS = 4,   // steps of a panel whose sums fit 16 bits: 4 * 2 * 2 * (4 * 3) * 128 < 2^15
-    WIDE_QUADS = 32,  // unpacked quads of inputs whose sums fit: 32 * 2 * 3 * 128 < 2^15
-    ROWS_BESIDE = 6,  // rows of activations whose sums fit the registers
-    KEYS_BESIDE = 16, // keys, and channels of values, that are widened to floats at once
+    WIDE_STEPS = 4,       // steps of a panel whose sums fit 16 bits: 4 * 2 * 2 * (4 * 3) * 128 < 2^15
+    WIDE_QUADS = 32,      // unpacked quads of inputs whose sums fit: 32 * 2 * 3 * 128 < 2^15
+    ROWS_BESIDE = 6,      // rows of activations whose sums fit the registers
+    MANY_ROWS = 10 * BLOCK_ROWS,  // rows whose sums stay in the second cache
+    KEYS_BESIDE = 16,     // keys, and channels of values, that are widened to floats at once
+    QUERIES_BESIDE = 16,  // queries for which they are
 };
 
 bool is_supported() {
@@ -107,73 +108,76 @@ void stream(const OaMatrix &matrix, float zero, const Rounded &x, int row, int p
         }
 }
 
-// An unpacked tile of 16 rows by N rows of activations, of `beside` that lie beside each other.
+// Some quads of an unpacked tile of 16 rows by N rows of activations, of `beside` that lie beside each other.
 template <int N>
-void multiply(const uint8_t *tile, const int8_t *a, int beside, int num_quads, __m256i *sums) {
-    for (int n = 0; n < 2 * N; n++) sums[n] = _mm256_setzero_si256();
-    for (int begin = 0; begin < num_quads; begin += WIDE_QUADS) {
-        const int end = num_quads < begin + WIDE_QUADS ? num_quads : begin + WIDE_QUADS;
-        __m256i acc[N][2];
+void multiply(const uint8_t *tile, const int8_t *a, int beside, int num_quads, __m256i (*sums)[2]) {
+    __m256i acc[N][2];
 #pragma GCC unroll 6
-        for (int n = 0; n < N; n++) acc[n][0] = acc[n][1] = _mm256_setzero_si256();
-        for (int quad = begin; quad < end; quad++) {
-            const __m256i w0 = load(tile + quad * 64), w1 = load(tile + quad * 64 + 32);
-            const int8_t *four = a + (int64_t)quad * beside * 4;
+    for (int n = 0; n < N; n++) acc[n][0] = acc[n][1] = _mm256_setzero_si256();
+    for (int quad = 0; quad < num_quads; quad++) {
+        const __m256i w0 = load(tile + quad * 64), w1 = load(tile + quad * 64 + 32);
+        const int8_t *four = a + quad * beside * 4;
 #pragma GCC unroll 6
-            for (int n = 0; n < N; n++) {
-                const __m256i x = broadcast(four + n * 4);
-                acc[n][0] = _mm256_add_epi16(acc[n][0], _mm256_maddubs_epi16(w0, x));
-                acc[n][1] = _mm256_add_epi16(acc[n][1], _mm256_maddubs_epi16(w1, x));
-            }
+        for (int n = 0; n < N; n++) {
+            const __m256i x = broadcast(four + n * 4);
+            acc[n][0] = _mm256_add_epi16(acc[n][0], _mm256_maddubs_epi16(w0, x));
+            acc[n][1] = _mm256_add_epi16(acc[n][1], _mm256_maddubs_epi16(w1, x));
         }
-#pragma GCC unroll 6
-        for (int n = 0; n < N; n++)
-            for (int t = 0; t < 2; t++) sums[2 * n + t] = _mm256_add_epi32(sums[2 * n + t], widened(acc[n][t]));
     }
+#pragma GCC unroll 6
+    for (int n = 0; n < N; n++)
+        for (int t = 0; t < 2; t++) sums[n][t] = _mm256_add_epi32(sums[n][t], widened(acc[n][t]));
 }
 
-typedef void (*Multiply)(const uint8_t *, const int8_t *, int, int, __m256i *);
+typedef void (*Multiply)(const uint8_t *, const int8_t *, int, int, __m256i (*)[2]);
 const Multiply multiply_rows[ROWS_BESIDE + 1] = {0,           multiply<1>, multiply<2>, multiply<3>,
                                                  multiply<4>, multiply<5>, multiply<6>};
 
-// A tile of a panel as bytes 0 to 3, four inputs of 16 rows after the other.
-inline void unpack(const uint8_t *codes, int num_steps, uint8_t *tile) {
+// Some steps of a panel as bytes 0 to 3: tile after tile, four inputs of 16 rows after the other.
+inline void unpack(const uint8_t *codes, int num_steps, uint8_t (*tiles)[WIDE_QUADS * 64]) {
     const __m256i mask = _mm256_set1_epi8(3);
     for (int step = 0; step < num_steps; step++)
-        for (int t = 0; t < 2; t++) {
+        for (int t = 0; t < 8; t++) {
             __m256i w = load(codes + step * 256 + t * 32);
             for (int p = 0; p < 4; p++) {
-                _mm256_store_si256((__m256i *)(tile + (step * 4 + p) * 64 + t * 32), _mm256_and_si256(w, mask));
+                _mm256_store_si256((__m256i *)(tiles[t / 2] + (step * 4 + p) * 64 + t % 2 * 32), _mm256_and_si256(w, mask));
                 w = _mm256_srli_epi16(w, 2);
             }
         }
 }
 
-thread_local Workspace workspace;  // a tile unpacked, or keys and values as floats
-
-void blocks(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
-    const int num_steps = (matrix.num_inputs + 15) / 16, num_quads = num_steps * 4;
-    uint8_t *unpacked = workspace.take((size_t)num_quads * 64);
-    for (int tile = first * 4; tile < last * 4; tile++) {
-        const int r = tile * 16;
-        if (r >= matrix.num_outputs) break;
-        unpack(matrix.codes + (int64_t)(tile / 4) * num_steps * 256 + tile % 4 * 64, num_steps, unpacked);
-        for (int row = 0, beside, count; row < x.num_rows; row += count) {
+// Many rows, from `first_row` on, by a panel: weights are read and unpacked once, a stretch at a time.
+void multiply_panel(const OaMatrix &matrix, float zero, const Rounded &x, int panel, int first_row, int num_rows, float *y,
+                    int64_t stride) {
+    const int num_steps = (matrix.num_inputs + 15) / 16;
+    const uint8_t *codes = matrix.codes + (int64_t)panel * num_steps * 256;
+    alignas(32) uint8_t unpacked[4][WIDE_QUADS * 64];
+    __m256i sums[4][MANY_ROWS][2];
+    for (int t = 0; t < 4; t++) memset(sums[t], 0, num_rows * sizeof sums[t][0]);
+    for (int begin = 0; begin < num_steps; begin += WIDE_QUADS / 4) {
+        const int count = num_steps - begin < WIDE_QUADS / 4 ? num_steps - begin : WIDE_QUADS / 4;
+        unpack(codes + begin * 256, count, unpacked);
+        for (int row = 0, rows; row < num_rows; row += rows) {
             const int place = row % BLOCK_ROWS, block = row - place;
-            beside = x.num_rows - block < BLOCK_ROWS ? x.num_rows - block : BLOCK_ROWS;
-            count = beside - place < ROWS_BESIDE ? beside - place : ROWS_BESIDE;
-            __m256i sums[2 * ROWS_BESIDE];
-            multiply_rows[count](unpacked, x.packed + block * x.stride + place * 4, beside, num_quads, sums);
-            for (int n = 0; n < count; n++)
-                for (int t = 0; t < 2; t++)
-                    store(sums[2 * n + t], zero, x.sums[row + n], x.scales[row + n], matrix.scales + r + t * 8,
-                          matrix.num_outputs - r - t * 8, y + (row + n) * stride + r + t * 8);
+            const int beside = num_rows - block < BLOCK_ROWS ? num_rows - block : BLOCK_ROWS;
+            rows = beside - place < ROWS_BESIDE ? beside - place : ROWS_BESIDE;
+            const int8_t *packed = x.packed + (first_row + block) * x.stride + (begin * 16 * beside + place * 4);
+            for (int t = 0; t < 4; t++) multiply_rows[rows](unpacked[t], packed, beside, count * 4, sums[t] + row);
         }
     }
+    for (int n = 0; n < num_rows; n++)
+        for (int t = 0; t < 8; t++) {
+            const int row = first_row + n, r = panel * PANEL_ROWS + t * 8;
+            store(sums[t / 2][n][t % 2], zero, x.sums[row], x.scales[row], matrix.scales + r, matrix.num_outputs - r,
+                  y + row * stride + r);
+        }
 }
 
 void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
-    if (x.num_rows > FEW_ROWS) return blocks(matrix, zero, x, first, last, y, stride);
+    for (int panel = first; x.num_rows > FEW_ROWS && panel < last; panel++)
+        for (int row = 0; row < x.num_rows; row += MANY_ROWS)
+            multiply_panel(matrix, zero, x, panel, row, x.num_rows - row < MANY_ROWS ? x.num_rows - row : MANY_ROWS, y, stride);
+    if (x.num_rows > FEW_ROWS) return;
     for (int panel = first; panel < last; panel++) {
         int row = 0;
         for (; row + 2 <= x.num_rows; row += 2) stream<2>(matrix, zero, x, row, panel, y + row * stride, stride);
@@ -259,40 +263,43 @@ inline void widen(const uint8_t *bytes, int64_t stride, int num_quads, uint8_t f
         }
 }
 
-// Keys and values become floats once for all queries, 16 keys or 16 channels at a time.
-void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, float *state) {
-    const int stride = prepared_bytes(head_dim), widest = head_dim > PAGE ? head_dim : PAGE;
-    float *columns = (float *)workspace.take(((size_t)widest * KEYS_BESIDE + (size_t)num_queries * (PAGE + 1)) * sizeof(float));
-    float *weights = columns + widest * KEYS_BESIDE, *shrinks = weights + num_queries * PAGE;
-    float key_scales[PAGE], value_scales[PAGE];
-    widen_scales(page.key_scales, key_scales);
-    widen_scales(page.value_scales, value_scales);
+// Keys and values become floats once for some queries, 16 keys or 16 channels at a time.
+void attend_some(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, const float *key_scales,
+                 const float *value_scales, int num_keys, float *state) {
+    alignas(32) float columns[KEYS_BESIDE * (LARGEST_HEAD_DIM > PAGE ? LARGEST_HEAD_DIM : PAGE)];
+    float weights[QUERIES_BESIDE][PAGE] = {}, shrinks[QUERIES_BESIDE];
     for (int l = 0; l < num_keys; l += KEYS_BESIDE) {
         widen(page.keys + l * 4, PAGE * 4, head_dim / 4, 128, columns);
         for (int n = 0; n < num_queries; n++)
-            multiply_quads((const float *)(prepared + n * stride), columns, head_dim / 4, weights + n * PAGE + l);
+            multiply_quads((const float *)(prepared + n * prepared_bytes(head_dim)), columns, head_dim / 4, weights[n] + l);
     }
     for (int n = 0; n < num_queries; n++) {
-        float *scores = weights + n * PAGE, *top = state + (int64_t)n * (head_dim + 2);
-        for (int l = 0; l < PAGE; l++) scores[l] = l < num_keys ? scores[l] * key_scales[l] : 0;
-        shrinks[n] = soften(scores, value_scales, num_keys, top, top + 1);
+        float *top = state + (int64_t)n * (head_dim + 2);
+        for (int l = 0; l < PAGE; l++) weights[n][l] *= key_scales[l];
+        shrinks[n] = soften(weights[n], value_scales, num_keys, top, top + 1);
     }
     for (int c = 0; c < head_dim; c += KEYS_BESIDE) {
         widen((const uint8_t *)page.values + c * 4, head_dim * 4, (num_keys + 3) / 4, 0, columns);
         for (int n = 0; n < num_queries; n++) {
             float *out = state + (int64_t)n * (head_dim + 2) + 2 + c, added[KEYS_BESIDE];
-            multiply_quads(weights + n * PAGE, columns, (num_keys + 3) / 4, added);
+            multiply_quads(weights[n], columns, (num_keys + 3) / 4, added);
             for (int i = 0; i < KEYS_BESIDE; i++) out[i] = out[i] * shrinks[n] + added[i];
         }
     }
 }
 
-void attend_any(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, float *state) {
-    (head_dim % KEYS_BESIDE ? attend_page : attend)(prepared, num_queries, head_dim, page, num_keys, state);
+void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, float *state) {
+    if (head_dim % KEYS_BESIDE) return attend_page(prepared, num_queries, head_dim, page, num_keys, state);
+    float key_scales[PAGE], value_scales[PAGE];
+    widen_scales(page.key_scales, key_scales);
+    widen_scales(page.value_scales, value_scales);
+    for (int n = 0; n < num_queries; n += QUERIES_BESIDE)
+        attend_some(prepared + n * prepared_bytes(head_dim), num_queries - n < QUERIES_BESIDE ? num_queries - n : QUERIES_BESIDE,
+                    head_dim, page, key_scales, value_scales, num_keys, state + (int64_t)n * (head_dim + 2));
 }
 
 }  // namespace
 
-const Kernels avx2_kernels = {"avx2", is_supported,  low_bit,    head,       round_row,  rms_norm,
-                              swiglu, prepare_query, attend_any, adapter_in, adapter_out};
+const Kernels avx2_kernels = {"avx2", is_supported,  low_bit, head,       round_row,  rms_norm,
+                              swiglu, prepare_query, attend,  adapter_in, adapter_out};
 #endif

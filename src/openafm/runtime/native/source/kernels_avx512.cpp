@@ -1,18 +1,21 @@
 // AVX-512 with VNNI: sums of four products of bytes in one instruction.
 //
-// A code is taken out of its byte by a mask alone: plane p is worth 4^p times the code, has accumulators of its own, and one
-// shift at the very end undoes it. For one row of activations the weights are read once, in order, and nothing else matters; for
-// many, a panel is unpacked to bytes once and multiplied by twelve rows at a time.
+// Of the four codes in a byte two are taken out by a mask alone and two after one shift, worth 1 or 4 times the code: those have
+// accumulators of their own, and one shift at the very end undoes it. For few rows of activations the weights are read once, in
+// order, and nothing else matters; for many, a panel is unpacked to bytes once and multiplied by twelve rows at a time.
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 #include <immintrin.h>
 
 #include "attention_avx512.h"
 #include "generic.h"
-#include "workspace.h"
 
 namespace {
 
-enum { STRETCH = 48 };  // steps of a panel that are multiplied by a few rows before the next
+enum {
+    STRETCH = 48,                // steps of a panel that are multiplied by a few rows before the next
+    UNPACKED_STEPS = 24,         // steps of a panel that lie unpacked in the first cache
+    MANY_ROWS = 20 * BLOCK_ROWS  // rows whose sums stay in the second cache
+};
 
 bool is_supported() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
@@ -26,80 +29,57 @@ inline void store(__m512i sums, float zero, int32_t x_sum, float x_scale, const 
     _mm512_mask_storeu_ps(y, rows >= 16 ? 0xffff : (__mmask16)((1u << (rows < 0 ? 0 : rows)) - 1), scaled);
 }
 
-// Some steps of TILES tiles of a panel with N rows of activations: 4 * N * TILES accumulators.
-template <int N, int TILES>
-inline void stream_steps(const uint8_t *codes, int num_steps, const int8_t *const *a, __m512i (*sums)[TILES]) {
-    const __m512i masks[4] = {_mm512_set1_epi8(3), _mm512_set1_epi8(12), _mm512_set1_epi8(48), _mm512_set1_epi8((char)192)};
-    __m512i acc[N][TILES][4];
+// Some steps of a panel with N rows of activations, in one linear stream, from which `ahead` bytes on are fetched.
+template <int N>
+inline void stream_steps(const uint8_t *codes, int num_steps, const int8_t *const *a, int ahead, __m512i (*sums)[4]) {
+    const __m512i mask0 = _mm512_set1_epi8(3), mask1 = _mm512_set1_epi8(12);
+    __m512i once[N][4], fourfold[N][4];
     for (int n = 0; n < N; n++)
-        for (int t = 0; t < TILES; t++)
-            for (int p = 0; p < 4; p++) acc[n][t][p] = _mm512_setzero_si512();
-    for (int step = 0; step < num_steps; step++) {
+        for (int t = 0; t < 4; t++) once[n][t] = fourfold[n][t] = _mm512_setzero_si512();
+    for (int step = 0; step < num_steps; step++)
 #pragma GCC unroll 4
-        for (int t = 0; t < TILES; t++) {
+        for (int t = 0; t < 4; t++) {
             const uint8_t *from = codes + step * 256 + t * 64;
-            if (N > 1) _mm_prefetch((const char *)(from + STRETCH * 256), _MM_HINT_T0);
-            const __m512i w = _mm512_loadu_si512(from);
-#pragma GCC unroll 4
-            for (int p = 0; p < 4; p++) {
-                const __m512i plane = _mm512_and_si512(w, masks[p]);
-#pragma GCC unroll 4
-                for (int n = 0; n < N; n++)
-                    acc[n][t][p] = _mm512_dpbusd_epi32(acc[n][t][p], plane, broadcast(a[n] + step * 16 + 4 * p));
+            if (N > 1) _mm_prefetch((const char *)(from + ahead), _MM_HINT_T0);
+            const __m512i w = _mm512_loadu_si512(from), shifted = _mm512_srli_epi16(w, 4);
+            const __m512i w0 = _mm512_and_si512(w, mask0), w1 = _mm512_and_si512(w, mask1),
+                          w2 = _mm512_and_si512(shifted, mask0), w3 = _mm512_and_si512(shifted, mask1);
+#pragma GCC unroll 2
+            for (int n = 0; n < N; n++) {
+                const int8_t *x = a[n] + step * 16;
+                once[n][t] = _mm512_dpbusd_epi32(once[n][t], w0, broadcast(x));
+                fourfold[n][t] = _mm512_dpbusd_epi32(fourfold[n][t], w1, broadcast(x + 4));
+                once[n][t] = _mm512_dpbusd_epi32(once[n][t], w2, broadcast(x + 8));
+                fourfold[n][t] = _mm512_dpbusd_epi32(fourfold[n][t], w3, broadcast(x + 12));
             }
         }
-    }
     for (int n = 0; n < N; n++)
-        for (int t = 0; t < TILES; t++)
-            sums[n][t] = _mm512_add_epi32(
-                _mm512_add_epi32(acc[n][t][0], _mm512_srai_epi32(acc[n][t][1], 2)),
-                _mm512_add_epi32(_mm512_srai_epi32(acc[n][t][2], 4), _mm512_srai_epi32(acc[n][t][3], 6)));
+        for (int t = 0; t < 4; t++) sums[n][t] = _mm512_add_epi32(once[n][t], _mm512_srai_epi32(fourfold[n][t], 2));
 }
 
-// One row: weights in one linear stream.
-void stream_one(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y) {
-    const int num_steps = (matrix.num_inputs + 15) / 16;
-    for (int panel = first; panel < last; panel++) {
-        __m512i sums[1][4];
-        stream_steps<1, 4>(matrix.codes + (int64_t)panel * num_steps * 256, num_steps, &x.integers, sums);
-        for (int t = 0; t < 4; t++) {
-            const int r = panel * PANEL_ROWS + t * 16;
-            store(sums[0][t], zero, x.sums[0], x.scales[0], matrix.scales + r, matrix.num_outputs - r, y + r);
-        }
-    }
-}
-
-// The tiles of a stretch with N rows of activations.
+// A few rows from `row` on: a stretch of a panel stays in the first cache until all have been multiplied with it.
 template <int N>
-void stream_stretch(const uint8_t *codes, int num_steps, const int8_t *first_row, int64_t stride, __m512i (*totals)[4]) {
+inline void stream_stretch(const uint8_t *codes, int num_steps, const Rounded &x, int row, int begin, __m512i (*totals)[4]) {
     const int8_t *a[N];
-    for (int n = 0; n < N; n++) a[n] = first_row + n * stride;
-    for (int t = 0; t < 4; t++) {
-        __m512i sums[N][1];
-        stream_steps<N, 1>(codes + t * 64, num_steps, a, sums);
-        for (int n = 0; n < N; n++) totals[n][t] = _mm512_add_epi32(totals[n][t], sums[n][0]);
-    }
+    for (int n = 0; n < N; n++) a[n] = x.integers + (row + n) * x.stride + begin * 16;
+    __m512i sums[N][4];
+    stream_steps<N>(codes + begin * 256, num_steps, a, STRETCH * 256, sums);
+    for (int n = 0; n < N; n++)
+        for (int t = 0; t < 4; t++) totals[row + n][t] = _mm512_add_epi32(totals[row + n][t], sums[n][t]);
 }
 
-// A few rows, up to four at once: a stretch of a panel stays in the first cache while the next is fetched.
-void stream_few(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
-    const int num_steps = (matrix.num_inputs + 15) / 16;
+void stream(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
+    const int num_steps = (matrix.num_inputs + 15) / 16, stretch = x.num_rows == 1 ? num_steps : STRETCH;
     for (int panel = first; panel < last; panel++) {
         const uint8_t *codes = matrix.codes + (int64_t)panel * num_steps * 256;
         __m512i totals[FEW_ROWS][4];
         for (int n = 0; n < x.num_rows; n++)
             for (int t = 0; t < 4; t++) totals[n][t] = _mm512_setzero_si512();
-        for (int begin = 0; begin < num_steps; begin += STRETCH) {
-            const int count = num_steps - begin < STRETCH ? num_steps - begin : STRETCH;
-            for (int row = 0, rows; row < x.num_rows; row += rows) {
-                const int left = x.num_rows - row;
-                rows = left == 5 ? 3 : left < 4 ? left : 4;
-                const auto multiply = rows == 4   ? stream_stretch<4>
-                                      : rows == 3 ? stream_stretch<3>
-                                      : rows == 2 ? stream_stretch<2>
-                                                  : stream_stretch<1>;
-                multiply(codes + begin * 256, count, x.integers + row * x.stride + begin * 16, x.stride, totals + row);
-            }
+        for (int begin = 0; begin < num_steps; begin += stretch) {
+            const int count = num_steps - begin < stretch ? num_steps - begin : stretch;
+            int row = 0;
+            for (; row + 2 <= x.num_rows; row += 2) stream_stretch<2>(codes, count, x, row, begin, totals);
+            if (row < x.num_rows) stream_stretch<1>(codes, count, x, row, begin, totals);
         }
         for (int n = 0; n < x.num_rows; n++)
             for (int t = 0; t < 4; t++) {
@@ -110,12 +90,12 @@ void stream_few(const OaMatrix &matrix, float zero, const Rounded &x, int first,
     }
 }
 
-// Two unpacked tiles by N rows of activations, all sums in registers. `a` holds four inputs of each row beside each other.
+// Two unpacked tiles by N rows of activations, added to `sums`. `a` holds four inputs of each row beside each other.
 template <int N>
-inline void multiply(const uint8_t *tiles, const int8_t *a, int num_quads, __m512i *sums) {
+void multiply(const uint8_t *tiles, const int8_t *a, int num_quads, __m512i *sums) {
     __m512i acc[N][2];
 #pragma GCC unroll 12
-    for (int n = 0; n < N; n++) acc[n][0] = acc[n][1] = _mm512_setzero_si512();
+    for (int n = 0; n < N; n++) acc[n][0] = sums[2 * n], acc[n][1] = sums[2 * n + 1];
     for (int quad = 0; quad < num_quads; quad++) {
         const __m512i w0 = _mm512_load_si512(tiles + quad * 128), w1 = _mm512_load_si512(tiles + quad * 128 + 64);
 #pragma GCC unroll 12
@@ -134,48 +114,49 @@ const Multiply multiply_rows[BLOCK_ROWS + 1] = {0,           multiply<1>, multip
                                                 multiply<5>, multiply<6>, multiply<7>,  multiply<8>,  multiply<9>,
                                                 multiply<10>, multiply<11>, multiply<12>};
 
-// Two tiles of a panel as bytes 0 to 3, in the order in which `multiply` reads them.
-inline void unpack(const uint8_t *codes, int num_steps, uint8_t *tiles) {
+// Some steps of a panel as bytes 0 to 3, its halves after each other, each in the order in which `multiply` reads it.
+inline void unpack(const uint8_t *codes, int num_steps, uint8_t (*halves)[UNPACKED_STEPS * 512]) {
     const __m512i mask = _mm512_set1_epi8(3);
     for (int step = 0; step < num_steps; step++)
-        for (int t = 0; t < 2; t++) {
+        for (int t = 0; t < 4; t++) {
             __m512i w = _mm512_loadu_si512(codes + step * 256 + t * 64);
             for (int p = 0; p < 4; p++) {
-                _mm512_store_si512(tiles + (step * 4 + p) * 128 + t * 64, _mm512_and_si512(w, mask));
+                _mm512_store_si512(halves[t / 2] + (step * 4 + p) * 128 + t % 2 * 64, _mm512_and_si512(w, mask));
                 w = _mm512_srli_epi16(w, 2);
             }
         }
 }
 
-thread_local Workspace workspace;  // a panel half unpacked
-
-void blocks(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
-    const int num_steps = (matrix.num_inputs + 15) / 16, num_quads = num_steps * 4;
-    uint8_t *tiles = workspace.take((size_t)num_quads * 128);
-    for (int panel = first; panel < last; panel++)
-        for (int half = 0; half < 2; half++) {
-            unpack(matrix.codes + (int64_t)panel * num_steps * 256 + half * 128, num_steps, tiles);
-            for (int row = 0; row < x.num_rows; row += BLOCK_ROWS) {
-                const int count = x.num_rows - row < BLOCK_ROWS ? x.num_rows - row : BLOCK_ROWS;
-                __m512i sums[2 * BLOCK_ROWS];
-                multiply_rows[count](tiles, x.packed + row * x.stride, num_quads, sums);
-                for (int n = 0; n < count; n++)
-                    for (int t = 0; t < 2; t++) {
-                        const int r = panel * PANEL_ROWS + half * 32 + t * 16;
-                        store(sums[2 * n + t], zero, x.sums[row + n], x.scales[row + n], matrix.scales + r,
-                              matrix.num_outputs - r, y + (row + n) * stride + r);
-                    }
-            }
+// Many rows, from `first_row` on, by a panel: weights are read and unpacked once, a stretch at a time.
+void multiply_panel(const OaMatrix &matrix, float zero, const Rounded &x, int panel, int first_row, int num_rows, float *y,
+                    int64_t stride) {
+    const int num_steps = (matrix.num_inputs + 15) / 16;
+    const uint8_t *codes = matrix.codes + (int64_t)panel * num_steps * 256;
+    alignas(64) uint8_t unpacked[2][UNPACKED_STEPS * 512];
+    __m512i sums[2][MANY_ROWS][2];
+    for (int half = 0; half < 2; half++) memset(sums[half], 0, num_rows * sizeof sums[half][0]);
+    for (int begin = 0; begin < num_steps; begin += UNPACKED_STEPS) {
+        const int count = num_steps - begin < UNPACKED_STEPS ? num_steps - begin : UNPACKED_STEPS;
+        unpack(codes + begin * 256, count, unpacked);
+        for (int row = 0; row < num_rows; row += BLOCK_ROWS) {
+            const int rows = num_rows - row < BLOCK_ROWS ? num_rows - row : BLOCK_ROWS;
+            const int8_t *packed = x.packed + (first_row + row) * x.stride + begin * 16 * rows;
+            for (int half = 0; half < 2; half++) multiply_rows[rows](unpacked[half], packed, count * 4, sums[half][row]);
+        }
+    }
+    for (int n = 0; n < num_rows; n++)
+        for (int t = 0; t < 4; t++) {
+            const int row = first_row + n, r = panel * PANEL_ROWS + t * 16;
+            store(sums[t / 2][n][t % 2], zero, x.sums[row], x.scales[row], matrix.scales + r, matrix.num_outputs - r,
+                  y + row * stride + r);
         }
 }
 
 void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
-    if (x.num_rows == 1)
-        stream_one(matrix, zero, x, first, last, y);
-    else if (x.num_rows <= FEW_ROWS)
-        stream_few(matrix, zero, x, first, last, y, stride);
-    else
-        blocks(matrix, zero, x, first, last, y, stride);
+    if (x.num_rows <= FEW_ROWS) return stream(matrix, zero, x, first, last, y, stride);
+    for (int panel = first; panel < last; panel++)
+        for (int row = 0; row < x.num_rows; row += MANY_ROWS)
+            multiply_panel(matrix, zero, x, panel, row, x.num_rows - row < MANY_ROWS ? x.num_rows - row : MANY_ROWS, y, stride);
 }
 
 // N rows of activations by one tile of the embedding: sums of a group are integers, then scaled by the group.

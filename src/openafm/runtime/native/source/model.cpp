@@ -12,6 +12,7 @@ const Kernels *const all_kernels[] = {
     &avx512_kernels,
     &avx2_kernels,
 #elif defined(__aarch64__)
+    &neon_dot_kernels,
     &neon_kernels,
 #endif
     &portable_kernels,
@@ -83,7 +84,7 @@ void OaModel::reserve(int num_rows) {
 }
 
 void OaModel::normalise(const float *weight, int num_rows) {
-    pool.parallel(num_rows, [&](int first, int last) {
+    for_rows(num_rows, [&](int first, int last) {
         for (int64_t n = first; n < last; n++)
             kernels.rms_norm(&states[n * config.dim], weight, config.dim, config.norm_eps, &normed[n * config.dim]);
     });
@@ -100,15 +101,35 @@ void OaModel::multiply(const std::vector<Product> &products, const float *x, int
         for (const Product &product : products) {
             const OaMatrix &matrix = *product.matrix;
             const int end = begin + panels_of(matrix), from = first > begin ? first : begin, to = last < end ? last : end;
-            if (from < to) {
-                kernels.low_bit(matrix, config.level_zero, rounded.view(), from - begin, to - begin, product.y, matrix.num_outputs);
-                for (int panel = from - begin; matrix.rank && panel < to - begin; panel++)
-                    for (int n = 0; n < num_rows; n++)
-                        kernels.adapter_out(matrix, &low_rank[sums + (size_t)n * matrix.rank], panel,
-                                            product.y + (int64_t)n * matrix.num_outputs);
-            }
+            if (from < to) multiply_panels(product, from - begin, to - begin, low_rank.data() + sums, num_rows);
             begin = end;
             sums += (size_t)num_rows * matrix.rank;
+        }
+    });
+}
+
+// Panels of outputs of a product, with what an adapter adds to them, of its sums low [N, rank].
+void OaModel::multiply_panels(const Product &product, int first, int last, const float *low, int num_rows) {
+    const OaMatrix &matrix = *product.matrix;
+    kernels.low_bit(matrix, config.level_zero, rounded.view(), first, last, product.y, matrix.num_outputs);
+    for (int panel = first; matrix.rank && panel < last; panel++)
+        for (int64_t n = 0; n < num_rows; n++)
+            kernels.adapter_out(matrix, low + n * matrix.rank, panel, product.y + n * matrix.num_outputs);
+}
+
+// Of both products and what becomes of them, a panel after the other: no thread waits between.
+void OaModel::open_gates(const OaLayer &layer, int num_rows) {
+    const Product gates = {&layer.gate, gate.data()}, ups = {&layer.up, up.data()};
+    add_up_adapters({gates, ups}, normed.data(), num_rows);
+    const float *low_gates = low_rank.data(), *low_ups = low_gates + (size_t)num_rows * layer.gate.rank;
+    const int hidden_dim = layer.gate.num_outputs;
+    pool.parallel(panels_of(layer.gate), [&](int first, int last) {
+        for (int panel = first; panel < last; panel++) {
+            multiply_panels(gates, panel, panel + 1, low_gates, num_rows);
+            multiply_panels(ups, panel, panel + 1, low_ups, num_rows);
+            const int r = panel * PANEL_ROWS, left = hidden_dim - r;
+            for (int64_t n = 0; n < num_rows; n++)
+                kernels.swiglu(&gate[n * hidden_dim + r], &up[n * hidden_dim + r], left < PANEL_ROWS ? left : PANEL_ROWS);
         }
     });
 }

@@ -44,6 +44,18 @@ struct OaModel {
     void embed(const int32_t *tokens, int num_rows);
     // Rows of `states` through the norm into `normed`, rounded.
     void normalise(const float *weight, int num_rows);
+    // Call work(first, last) on rows; of few, this thread does them all.
+    template <class Work>
+    void for_rows(int num_rows, const Work &work) {
+        if (num_rows <= FEW_ROWS)
+            work(0, num_rows);
+        else
+            pool.parallel(num_rows, work);
+    }
+    // Add rows of `normed`, an output of half a layer, to `states`.
+    void add_to_states(int num_rows);
+    // gate = silu(gate) * up of rows whose norm stands in `normed` and `rounded`.
+    void open_gates(const OaLayer &layer, int num_rows);
     // Products of x [N, num_inputs], which `rounded` holds in 8 bits; their adapters' outputs added.
     void multiply(const std::vector<Product> &products, const float *x, int num_rows);
     void store_keys_values(int layer, const std::vector<Row> &rows);
@@ -64,5 +76,6 @@ struct OaModel {
 
 private:
     void turn(float *x, const float *turns, const float *norm) const;
+    void multiply_panels(const Product &product, int first, int last, const float *low, int num_rows);
     void add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows);
 };

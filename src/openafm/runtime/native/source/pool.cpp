@@ -43,33 +43,38 @@ void Pool::run(int count, Call call, const void *work) {
     }
     call_ = call, work_ = work, count_ = count;
     piece_ = (count + num_threads_ * PIECES_EACH - 1) / (num_threads_ * PIECES_EACH);
-    next_.store(0);
-    working_.store(num_threads_ - 1);
-    task_.fetch_add(1);
+    const uint32_t num_pieces = (uint32_t)((count + piece_ - 1) / piece_);
+    unfinished_.store((int)num_pieces);
+    state_.store(((state_.load() >> 32) + 1) << 32 | num_pieces);
     if (sleeping_.load() > 0) {
         { std::lock_guard<std::mutex> lock(mutex_); }
         wake_.notify_all();
     }
     take_pieces();
-    while (!spin_until([this] { return working_.load() == 0; })) std::this_thread::yield();
+    while (!spin_until([this] { return unfinished_.load() == 0; })) std::this_thread::yield();
 }
 
+// Who takes a piece holds the task: it is not over, and so stays as it is, until the piece is finished.
 void Pool::take_pieces() {
-    for (int first; (first = next_.fetch_add(piece_)) < count_;)
-        call_(work_, first, first + piece_ < count_ ? first + piece_ : count_);
+    uint64_t state = state_.load();
+    while ((uint32_t)state) {
+        if (!state_.compare_exchange_weak(state, state - 1)) continue;
+        const int first = ((int)(uint32_t)state - 1) * piece_, last = first + piece_;
+        call_(work_, first, last < count_ ? last : count_);
+        unfinished_.fetch_sub(1);
+        state = state_.load();
+    }
 }
 
 void Pool::serve() {
-    for (uint64_t seen = 0;; seen++) {
-        const auto is_new = [&] { return task_.load() != seen || ending_.load(); };
-        if (!spin_until(is_new)) {
+    const auto is_wanted = [this] { return is_work() || ending_.load(); };
+    while (!ending_.load()) {
+        if (!spin_until(is_wanted)) {
             std::unique_lock<std::mutex> lock(mutex_);
             sleeping_++;
-            wake_.wait(lock, is_new);
+            wake_.wait(lock, is_wanted);
             sleeping_--;
         }
-        if (ending_.load()) return;
         take_pieces();
-        working_.fetch_sub(1);
     }
 }

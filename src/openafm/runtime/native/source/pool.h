@@ -1,4 +1,6 @@
 // Threads that share out the panels of a product. They spin for the next task a short while, then sleep.
+//
+// A task is over when its pieces are: nobody waits for a thread that took none, as one whose processor is busy elsewhere.
 #pragma once
 #include <stdint.h>
 
@@ -27,18 +29,19 @@ private:
     void run(int count, Call call, const void *work);
     void take_pieces();
     void serve();
+    bool is_work() const { return (uint32_t)state_.load() != 0; }
 
     const int num_threads_;
     std::vector<std::thread> threads_;
-    // The task, written before `task_` counts up and read after.
+    // The task: written while no piece is left, read by who has taken one.
     Call call_ = nullptr;
     const void *work_ = nullptr;
     int count_ = 0, piece_ = 1;
-    alignas(64) std::atomic<int> next_{0};
-    alignas(64) std::atomic<int> working_{0};
-    alignas(64) std::atomic<uint64_t> task_{0};
-    alignas(64) std::atomic<bool> ending_{false};
-    std::atomic<int> sleeping_{0};
+    // The number of the task, and in the low half how many of its pieces nobody has taken.
+    alignas(64) std::atomic<uint64_t> state_{0};
+    alignas(64) std::atomic<int> unfinished_{0};
+    alignas(64) std::atomic<int> sleeping_{0};
+    std::atomic<bool> ending_{false};
     std::mutex mutex_;
     std::condition_variable wake_;
 };

@@ -4,8 +4,8 @@
 
 #include <new>
 
-#include "half.h"
 #include "model.h"
+#include "numbers.h"
 
 namespace {
 
@@ -24,10 +24,6 @@ std::vector<AttentionPiece> attention_pieces(const std::vector<Row> &rows, int n
         for (int head = 0; head < num_kv_heads; head++) pieces.push_back({first, stop - first, head});
     }
     return pieces;
-}
-
-void add(float *to, const float *what, int64_t n) {
-    for (int64_t i = 0; i < n; i++) to[i] += what[i];
 }
 
 }  // namespace
@@ -70,12 +66,20 @@ void OaModel::store_keys_values(int layer, const std::vector<Row> &rows) {
     const OaLayer &l = layers[layer];
     const int num_rows = (int)rows.size(), dim = config.head_dim;
     multiply({{&l.key, keys.data()}, {&l.value, values.data()}}, normed.data(), num_rows);
-    for (int n = 0; n < num_rows; n++)
-        for (int head = 0; head < config.num_kv_heads; head++) {
-            const int64_t at = ((int64_t)n * config.num_kv_heads + head) * dim;
-            turn(&keys[at], &turns[(int64_t)n * dim], l.key_norm);
-            rows[n].cache->store(rows[n].position, own_layers[layer], head, &keys[at], &values[at]);
-        }
+    for_rows(num_rows, [&](int first, int last) {
+        for (int64_t n = first; n < last; n++)
+            for (int head = 0; head < config.num_kv_heads; head++) {
+                const int64_t at = (n * config.num_kv_heads + head) * dim;
+                turn(&keys[at], &turns[n * dim], l.key_norm);
+                rows[n].cache->store(rows[n].position, own_layers[layer], head, &keys[at], &values[at]);
+            }
+    });
+}
+
+void OaModel::add_to_states(int num_rows) {
+    for_rows(num_rows, [&](int first, int last) {
+        for (int64_t i = (int64_t)first * config.dim; i < (int64_t)last * config.dim; i++) states[i] += normed[i];
+    });
 }
 
 // Attention and feed-forward of rows whose norm and rounding stand in `normed` and `rounded`.
@@ -132,15 +136,12 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
     });
     rounded.round(kernels, pool, attended.data(), inner, num_rows, inner);
     multiply({{&l.output, normed.data()}}, attended.data(), num_rows);
-    add(states.data(), normed.data(), (int64_t)num_rows * config.dim);
+    add_to_states(num_rows);
     normalise(l.feed_forward_norm, num_rows);
-    multiply({{&l.gate, gate.data()}, {&l.up, up.data()}}, normed.data(), num_rows);
-    pool.parallel(num_rows, [&](int first, int last) {
-        for (int64_t n = first; n < last; n++) kernels.swiglu(&gate[n * config.hidden_dim], &up[n * config.hidden_dim], config.hidden_dim);
-    });
+    open_gates(l, num_rows);
     rounded.round(kernels, pool, gate.data(), config.hidden_dim, num_rows, config.hidden_dim);
     multiply({{&l.down, normed.data()}}, gate.data(), num_rows);
-    add(states.data(), normed.data(), (int64_t)num_rows * config.dim);
+    add_to_states(num_rows);
 }
 
 int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts, const int32_t *counts,

@@ -1,0 +1,9 @@
+// NEON as every 64-bit ARM processor has it.
+#if defined(__aarch64__)
+#include "neon.h"
+
+static bool always() { return true; }
+
+const Kernels neon_kernels = {"neon", always,        low_bit,     head,       round_row,  rms_norm,
+                              swiglu, prepare_query, attend_page, adapter_in, adapter_out};
+#endif

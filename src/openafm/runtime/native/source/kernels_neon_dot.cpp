@@ -1,0 +1,15 @@
+// NEON with sums of four products in one instruction: ARMv8.2 with dotprod, as Apple's and most servers' processors have it.
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#include "neon.h"
+
+#if defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+static bool is_supported() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+#else
+static bool is_supported() { return true; }
+#endif
+
+const Kernels neon_dot_kernels = {"neon-dot", is_supported,  low_bit,     head,       round_row,  rms_norm,
+                                  swiglu,     prepare_query, attend_page, adapter_in, adapter_out};
+#endif
