@@ -40,7 +40,7 @@ def upcycle_teacher(size: str) -> RunConfig:
         run.trainer,
         model=upcycled_config(run.trainer.model, upcycling),
         upcycle=upcycling,
-        data=_other_rows(run.trainer.data),
+        data=_in_order(run.trainer.data, 1),
         budget=StepBudget(num_steps=round(TEACHER_SHARE * _num_steps(run.trainer))),
         optimizer=AdamWConfig(learning_rate=1e-3, weight_decay=0.0),
         schedule=WarmupStableDecay(warmup_fraction=0.1, decay_fraction=0.5),
@@ -61,7 +61,7 @@ def distill(size: str) -> RunConfig:
     num_steps = _num_steps(run.trainer)
     trainer = replace(
         run.trainer,
-        data=_other_rows(run.trainer.data),
+        data=_in_order(run.trainer.data, 2),
         budget=StepBudget(num_steps=num_steps - round(TRUNK_SHARE * num_steps)),
         objective=CachedDistillationConfig(),
         schedule=WarmupStableDecay(warmup_fraction=0.1, decay_fraction=1.0),
@@ -88,6 +88,6 @@ def _num_steps(trainer: TrainerConfig) -> int:
     return trainer.budget.num_steps  # type: ignore[attr-defined,no-any-return]
 
 
-def _other_rows(data: LoaderConfig) -> LoaderConfig:
-    """The same data in another order: a run from a bundle reads from the first row on."""
-    return replace(data, seed=data.seed + 1)
+def _in_order(data: LoaderConfig, number: int) -> LoaderConfig:
+    """The same data in another order, one for each run: one from a bundle reads from the first row on."""
+    return replace(data, seed=data.seed + number)
