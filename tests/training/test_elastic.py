@@ -49,7 +49,7 @@ def start(place: Path, name: str, torchrun: bool) -> subprocess.Popen[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENAFM_HOME": str(place / "home")}
     with (place / f"{name}.log").open("w") as log:
         line = command(place, name, torchrun)
-        return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
+        return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
 
 
 def finish(process: subprocess.Popen[str], place: Path, name: str) -> dict[str, object]:
@@ -123,15 +123,20 @@ def test_what_can_never_succeed_is_told_once_and_not_started_again(place: Path) 
     assert "track" in told[0]
 
 
-def test_asked_to_stop_all_processes_save_and_the_same_command_goes_on(place: Path, undisturbed: dict[str, object]) -> None:
-    process = start(place, "stopped", torchrun=False)
-    wait_for(process, place / "stopped", starts=1, step=12)
-    process.terminate()
+@pytest.mark.parametrize("reached", ["agent", "everybody"])
+def test_asked_to_stop_all_processes_save_and_the_same_command_goes_on(
+    place: Path, undisturbed: dict[str, object], reached: str
+) -> None:
+    name = f"stopped-{reached}"
+    process = start(place, name, torchrun=False)
+    wait_for(process, place / name, starts=1, step=12)
+    (os.killpg if reached == "everybody" else os.kill)(process.pid, signal.SIGTERM)
     process.communicate()
-    assert process.returncode == 0
-    accounts = read_accounts(place / "stopped" / FILE)
+    assert process.returncode == 0, (place / f"{name}.log").read_text()[-3000:]
+    accounts = read_accounts(place / name / FILE)
     assert accounts[-1].ended
-    assert (place / "stopped" / "checkpoints" / f"step-{accounts[-1].step:08}").is_dir()
-    result = finish(start(place, "stopped", torchrun=False), place, "stopped")
+    assert len(accounts) == 1
+    assert (place / name / "checkpoints" / f"step-{accounts[-1].step:08}").is_dir()
+    result = finish(start(place, name, torchrun=False), place, name)
     assert result["signature"] == undisturbed["signature"]
-    assert goodput(read_accounts(place / "stopped" / FILE)).lost["rework"] == 0
+    assert goodput(read_accounts(place / name / FILE)).lost["rework"] == 0

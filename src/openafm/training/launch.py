@@ -47,7 +47,7 @@ def launch(
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
-    multiprocessing.set_forkserver_preload([*LIBRARIES, *modules])
+    multiprocessing.set_forkserver_preload(["openafm.training.fork_server", *LIBRARIES, *modules])
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -66,7 +66,7 @@ def launch(
     threading.Thread(target=importlib.import_module, args=("torch._dynamo",), daemon=True).start()
     try:
         with _passing_on_signals():
-            codes: dict[int, int] = elastic_launch(config, work)(arguments)
+            codes: dict[int, int] = elastic_launch(config, _work)(work, arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise RestartsExhaustedError(
@@ -74,6 +74,12 @@ def launch(
             " stands, the same command goes on"
         ) from error
     return max(codes.values())
+
+
+def _work(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """In a process of the run, which SIGTERM reaches again: it was forked from one that ignores it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return work(arguments)
 
 
 @contextmanager
