@@ -17,19 +17,25 @@ class Recipe:
     ingredients: list[str] = fm.guide(count=3, element=fm.GenerationGuide.regex("[a-z]{3,12}"))
 
 
-async def tick(every_seconds: float) -> None:
+class Ticker:
     """Something else that the event loop does meanwhile."""
-    while True:
-        await asyncio.sleep(every_seconds)
-        print("  tick")
+
+    ticks = 0
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(0.001)
+            self.ticks += 1
 
 
 async def main() -> None:
     session = fm.LanguageModelSession("You write recipes.")
-    ticker = asyncio.create_task(tick(0.05))
+    ticker = Ticker()
+    ticking = asyncio.create_task(ticker.run())
     async for snapshot in session.stream_response("A soup for autumn", generating=Recipe):
         print(snapshot.content)
-    ticker.cancel()
+    ticking.cancel()
+    print("the event loop went on:", ticker.ticks > 0)
 
     num_entries = len(session.transcript)
     async with session.stream_response("And a dessert", generating=Recipe) as stream:

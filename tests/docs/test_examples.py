@@ -36,7 +36,11 @@ SHOWS = {
     "mcp_server": ("the server has: opening_hours", "the server said: [", "the model says: "),
     "openai_endpoint": ("Red is warm.", "Colour(name='red', warm=True)"),
     "speculation": (" 0 of 0 drafted tokens taken: Contact(", "steps for"),
-    "streaming": ("Recipe.PartiallyGenerated(title=", "  tick", "the session is as before, with 3 entries"),
+    "streaming": (
+        "Recipe.PartiallyGenerated(title=",
+        "the event loop went on: True",
+        "the session is as before, with 3 entries",
+    ),
     "tools": ("calls ", " gave ", "Advice(umbrella="),
     "transcripts": ("birds.json has", "InstructionsEntry", "ResponseEntry", " tokens"),
 }
