@@ -67,6 +67,7 @@ def test_rates_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
         ("server.full --devices 8192 --slices 4 --track 8 --shard 512 --expert 1", "would cross slices"),
         ("server.full --devices 96 --track 3 --shard 1 --expert 1", "8 tracks do not divide over 3"),
         ("server.full --devices 64 --memory 95lb", "write 95GiB"),
+        ("server.full --devices 64 --memory 95", "write 95GiB"),
         ("server.full --devices 64 --memory 0GiB", "must be above 0"),
         ("server.full --devices 64 --precision float16", "neither float32 nor bfloat16"),
         ("server.full --devices 64 --precision float32", "--peak-flops"),
@@ -82,12 +83,12 @@ def test_refusals_are_one_line(options: str, text: str, capsys: pytest.CaptureFi
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize(("text", "expected"), [("95GiB", 95 << 30), ("80 GB", 80 * 10**9), ("1.5tib", 3 << 39), ("7", 7)])
+@pytest.mark.parametrize(("text", "expected"), [("95GiB", 95 << 30), ("80 GB", 80 * 10**9), ("1.5tib", 3 << 39), ("7B", 7)])
 def test_sizes_in_memory(text: str, expected: int) -> None:
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "95 lb", "1e3"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "95 lb", "1e3", "95"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(SizeError):
         parse_bytes(text)

@@ -10,14 +10,15 @@ Shapes: T tracks held here, B batch, S sequence, D model dim, H heads and K key/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from openafm.models.attention_context import AttentionContext, LastPositions
 from openafm.models.config import PositionConfig, TracksConfig
-from openafm.models.layers import RMSNorm
+from openafm.models.layers import RMSNorm, spread_over_tracks
 from openafm.models.rotary import PositionEmbedding
 
 
@@ -41,8 +42,7 @@ class Tracks(nn.Module):
         self.norms: nn.ModuleList | None = None
         if config.norm is not None:
             self.norms = nn.ModuleList(RMSNorm(dim, config.norm.eps) for _ in range(num_layers // config.block_depth))
-            for norm in self.norms:
-                norm.spread(config.num_tracks)  # type: ignore[operator]
+            spread_over_tracks(self.norms, config.num_tracks)
 
     def enter(self, layer: int, x: Tensor) -> Tensor:
         """The input of layer number `layer`: at the start of a block, x_BSD as x_TBSD, one view of it for each track."""
@@ -60,8 +60,8 @@ class Tracks(nn.Module):
         return self.gather(x_TBSD.sum(dim=0) / self._divisor)
 
     def initialise(self) -> None:
-        for norm in self.norms or ():
-            norm.initialise()  # type: ignore[operator]
+        for norm in cast("Iterable[RMSNorm]", self.norms or ()):
+            norm.initialise()
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from openafm.core.config import ConfigError
 from openafm.data.loader import LoaderConfig
 from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.recipes.config import RunConfig, recipe
@@ -84,8 +85,9 @@ def first_part(trainer: TrainerConfig, share: float) -> TrainerConfig:
 
 
 def _num_steps(trainer: TrainerConfig) -> int:
-    trainer.require(isinstance(trainer.budget, StepBudget), "shares of a run need a StepBudget")
-    return trainer.budget.num_steps  # type: ignore[attr-defined,no-any-return]
+    if not isinstance(trainer.budget, StepBudget):
+        raise ConfigError("shares of a run need a StepBudget")
+    return trainer.budget.num_steps
 
 
 def _in_order(data: LoaderConfig, number: int) -> LoaderConfig:

@@ -232,7 +232,8 @@ def _attention_weights(attention: BaseAttentionConfig, dim: int) -> int:
     if not isinstance(attention, AttentionConfig):
         raise _unknown(attention)
     inner = attention.num_heads * attention.head_dim
-    own = attention.keys_values.num_heads * attention.head_dim if _owns(attention) else 0  # type: ignore[union-attr]
+    keys_values = attention.keys_values
+    own = keys_values.num_heads * attention.head_dim if isinstance(keys_values, OwnKeysValuesConfig) else 0
     norms = 0 if attention.qk_norm is None else attention.head_dim * (2 if own else 1)
     biases = attention.input_bias * (inner + 2 * own) + attention.output_bias * dim
     return 2 * dim * (inner + own) + norms + biases
