@@ -24,7 +24,7 @@ from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingConfig
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.training import cached_distillation, teacher_logits
+from openafm.training import distillation, teacher_logits
 from openafm.training.cached_distillation import CachedDistillation
 from openafm.training.config import AdamWConfig, EvaluationConfig, StepBudget, TimeBudget, TrainerConfig
 from openafm.training.metrics import read_metrics
@@ -140,8 +140,8 @@ def test_losses_and_gradients_equal_the_plain_computation(
     for f, e in zip(found, expected, strict=True):
         torch.testing.assert_close(f, e, rtol=5e-3, atol=5e-3 * e.abs().max().item())
     assert found[0][320:].abs().max() == 0
-    monkeypatch.setattr(cached_distillation, "CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(cached_distillation, "LEAST_CHUNK", 7)
+    monkeypatch.setattr(distillation, "CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(distillation, "LEAST_CHUNK", 7)
     torch.testing.assert_close(CachedDistillation(cache, hard_weight)(student, batch).total, losses.total)
 
 

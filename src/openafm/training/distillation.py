@@ -7,8 +7,9 @@ Shapes: N positions that carry loss, C positions of a chunk, D and E dims of stu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -50,10 +51,21 @@ class Distillation:
         teacher = Head(told.x_ND, told.head_weight_VD[: self._num_tokens])
         states = target_states(model, batch, self._routing)
         sums = Agreement(0.0, 0.0, 0)
-        total: Tensor = _DistillationSum.apply(
+        total: Tensor = DistillationSum.apply(
             states.x_ND, states.head_weight_VD[: self._num_tokens], teacher, states.targets_N, self._hard_weight, sums
         )
         return states.losses(total, sums.parts, teacher_flops=told.flops // 3)
+
+
+class TeacherLaw(Protocol):
+    """What a teacher says of the positions that carry loss."""
+
+    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: Agreement) -> Callable[[], Tensor]:
+        """Add the divergence of the student's law from the teacher's, and where both agree, to `sums`.
+
+        Returns what gives the gradient [C, V] to the student's logits, of the divergence and of `hard_weight` times the part
+        of cross entropy that all targets have in common; it may change `log_q_CV`.
+        """
 
 
 @dataclass(frozen=True)
@@ -63,10 +75,14 @@ class Head:
     x_NE: Tensor
     weight_VE: Tensor
 
-    def log_law(self, rows: slice) -> Tensor:
-        """log softmax(x W^T) of some rows, in fp32."""
+    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: Agreement) -> Callable[[], Tensor]:
+        """As in `TeacherLaw`, over the whole vocabulary; the gradient is (1 + hard_weight) q - p."""
         x_CE = self.x_NE[rows]
-        return F.linear(x_CE, self.weight_VE.to(x_CE.dtype)).float().log_softmax(-1)
+        log_p_CV = F.linear(x_CE, self.weight_VE.to(x_CE.dtype)).float().log_softmax(-1)
+        p_CV = log_p_CV.exp()
+        sums.kl += float((p_CV * (log_p_CV - log_q_CV)).sum())
+        sums.num_equal += int((log_p_CV.argmax(1) == log_q_CV.argmax(1)).sum())
+        return lambda: log_q_CV.exp_().mul_(1 + hard_weight).sub_(p_CV)
 
 
 @dataclass
@@ -84,13 +100,19 @@ class Agreement:
         return {name: torch.tensor(value) for name, value in values.items()}
 
 
-class _DistillationSum(torch.autograd.Function):
-    """sum of KL(p || q) + hard_weight * -log q[target] over positions, a chunk of logits at a time; its gradient is made on
-    the way: (1 + hard_weight) q - p - hard_weight onehot(target)."""
+class DistillationSum(torch.autograd.Function):
+    """sum of KL(p || q) + hard_weight * -log q[target] over positions, a chunk of logits at a time; the gradient is made on
+    the way: the teacher's, less hard_weight at the target."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, teacher: Head, targets_N: Tensor, hard_weight: float, sums: Agreement
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        teacher: TeacherLaw,
+        targets_N: Tensor,
+        hard_weight: float,
+        sums: Agreement,
     ) -> Tensor:
         with_gradient = any(ctx.needs_input_grad)
         cast_VD = weight_VD.to(x_ND.dtype)
@@ -98,13 +120,12 @@ class _DistillationSum(torch.autograd.Function):
         chunk = max(LEAST_CHUNK, CHUNK_ELEMENTS // len(weight_VD))
         for start in range(0, len(x_ND), chunk):
             rows = slice(start, start + chunk)
-            log_p_CV, log_q_CV = teacher.log_law(rows), Head(x_ND[rows], cast_VD).log_law(rows=slice(None))
-            targets_C1, p_CV = targets_N[rows, None], log_p_CV.exp()
-            sums.kl += float((p_CV * (log_p_CV - log_q_CV)).sum())
+            targets_C1 = targets_N[rows, None]
+            log_q_CV = F.linear(x_ND[rows], cast_VD).float().log_softmax(-1)
+            gradient = teacher.compare(rows, log_q_CV, hard_weight, sums)
             sums.cross_entropy -= float(log_q_CV.gather(1, targets_C1).sum())
-            sums.num_equal += int((log_p_CV.argmax(1) == log_q_CV.argmax(1)).sum())
             if with_gradient:
-                dlogits_CV = log_q_CV.exp_().mul_(1 + hard_weight).sub_(p_CV)
+                dlogits_CV = gradient()
                 dlogits_CV.scatter_add_(1, targets_C1, dlogits_CV.new_full((), -hard_weight).expand_as(targets_C1))
                 dlogits_CV = dlogits_CV.to(x_ND.dtype)
                 dx_ND[rows] = dlogits_CV @ cast_VD
