@@ -10,6 +10,7 @@ Shapes: N tokens of one sequence in a step, V vocabulary.
 from __future__ import annotations
 
 import threading
+import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.runtime.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, write_snapshot
+from openafm.runtime.step_costs import MOST_COUNTED, StepCosts
 
 LogitsOf: TypeAlias = Literal["last", "all"]
 PREFILL_CHUNK = 512
@@ -110,10 +112,14 @@ class Engine(ABC):
         vocab_size: ids run from 0 to `vocab_size - 1`; may exceed the tokenizer's.
         context_length: the most tokens a sequence can hold.
         signature: what snapshots are bound to: equal only for engines that compute the same and keep it alike.
+
+    Attributes:
+        costs: what its steps have taken.
     """
 
     def __init__(self, *, vocab_size: int, context_length: int, signature: str) -> None:
         self.vocab_size, self.context_length, self.signature = vocab_size, context_length, signature
+        self.costs = StepCosts()
         self._lock = threading.RLock()
 
     @abstractmethod
@@ -149,7 +155,9 @@ class Engine(ABC):
                 return []
             for cache, (sequence, _) in zip(caches, batch, strict=True):
                 self._catch_up(cache, sequence)
+            started = time.perf_counter()
             outputs = self._forward([(cache, tokens) for cache, (_, tokens) in zip(caches, batch, strict=True)], logits)
+            self._note_cost([len(tokens) for _, tokens in batch], logits, time.perf_counter() - started)
             for cache, (sequence, tokens) in zip(caches, batch, strict=True):
                 cache.length += len(tokens)
                 sequence._tokens.extend(tokens)
@@ -249,6 +257,12 @@ class Engine(ABC):
             tokens = sequence.tokens[cache.length : cache.length + PREFILL_CHUNK]
             self._forward([(cache, tokens)], "last")
             cache.length += len(tokens)
+
+    def _note_cost(self, counts: List[int], logits: LogitsOf, seconds: float) -> None:
+        # A row that gives no logits is cheaper, so a short prefill would spoil the estimate of a verification.
+        num_rows = sum(counts)
+        if logits == "all" or num_rows == len(counts) or num_rows > MOST_COUNTED:
+            self.costs.record(num_rows, seconds)
 
     def _check_tokens(self, sequence: Sequence, tokens: List[int]) -> None:
         if not tokens:
