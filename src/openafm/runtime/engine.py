@@ -15,13 +15,15 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as List
-from typing import Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.runtime.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, write_snapshot
+from openafm.core.files import atomic_file
+from openafm.runtime.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, snapshot_parts, write_snapshot
 from openafm.runtime.step_costs import MOST_COUNTED, StepCosts
 
 LogitsOf: TypeAlias = Literal["last", "all"]
@@ -45,7 +47,7 @@ class SequenceError(UsageError):
 
 
 class RollbackError(UsageError):
-    """More tokens to take back than the sequence holds."""
+    """A length beyond what the sequence holds, to go back to or to fork at."""
 
 
 class TokenError(UsageError):
@@ -66,8 +68,12 @@ class Cache(ABC):
         self.length = length
 
     @abstractmethod
-    def copy(self) -> Cache:
-        """An independent copy of the first `length` tokens."""
+    def copy(self, length: int) -> Cache:
+        """An independent copy of the first `length` tokens; of fewer where `truncate` would drop more."""
+
+    @abstractmethod
+    def memory(self) -> dict[int, int]:
+        """Bytes of the memory it stands on, by address; caches that share some name the same addresses."""
 
     @abstractmethod
     def arrays(self) -> dict[str, NDArray[Any]]:
@@ -101,6 +107,11 @@ class Sequence:
         return self._tokens
 
     @property
+    def num_computed(self) -> int:
+        """Tokens whose keys and values it has. A cache that forgets may lack some, which the next step computes again."""
+        return 0 if self._cache is None else self._cache.length
+
+    @property
     def is_closed(self) -> bool:
         return self._cache is None
 
@@ -116,6 +127,9 @@ class Engine(ABC):
     Attributes:
         costs: what its steps have taken.
     """
+
+    forks_share_memory: ClassVar[bool] = False
+    """Whether a fork costs next to nothing: it stands on the same memory until one of the two writes to it."""
 
     def __init__(self, *, vocab_size: int, context_length: int, signature: str) -> None:
         self.vocab_size, self.context_length, self.signature = vocab_size, context_length, signature
@@ -182,14 +196,30 @@ class Engine(ABC):
                 cache.truncate(length)
             del sequence._tokens[length:]
 
-    def fork(self, sequence: Sequence) -> Sequence:
-        """A second sequence with the same tokens; each goes its own way. Copies the keys and values.
+    def fork(self, sequence: Sequence, length: int | None = None) -> Sequence:
+        """A second sequence with the same tokens, the first `length` of them if that is given; each goes its own way.
+
+        Copies the keys and values, unless `forks_share_memory`.
+
+        Raises:
+            RollbackError: the sequence holds fewer.
+            SequenceError: the sequence is closed or of another engine.
+        """
+        with self._lock:
+            cache = self._cache_of(sequence)
+            length = sequence.length if length is None else length
+            if not 0 <= length <= sequence.length:
+                raise RollbackError(f"cannot fork {length} tokens of a sequence of {sequence.length}")
+            return Sequence(self, cache.copy(min(length, cache.length)), sequence._tokens[:length])
+
+    def memory(self, sequence: Sequence) -> dict[int, int]:
+        """Bytes of the memory that the sequence stands on, by address; forks that share some name the same addresses.
 
         Raises:
             SequenceError: the sequence is closed or of another engine.
         """
         with self._lock:
-            return Sequence(self, self._cache_of(sequence).copy(), sequence._tokens[:])
+            return self._cache_of(sequence).memory()
 
     def snapshot(self, sequence: Sequence) -> bytes:
         """The sequence as bytes, for `restore` of an engine of the same model, in this process or a later one.
@@ -197,13 +227,30 @@ class Engine(ABC):
         Raises:
             SequenceError: the sequence is closed or of another engine.
         """
-        with self._lock:
-            cache = self._cache_of(sequence)
-            self._catch_up(cache, sequence)
-            arrays = cache.arrays() | {"tokens": np.array(sequence._tokens, np.int32)}
-            return write_snapshot(Snapshot(signature=self.signature, length=cache.length, arrays=arrays))
+        return write_snapshot(self._taken(sequence))
 
-    def restore(self, data: bytes) -> Sequence:
+    def save(self, sequence: Sequence, path: Path) -> None:
+        """Write `snapshot` to a file, atomically: a process killed meanwhile leaves what stood there before.
+
+        Raises:
+            SequenceError: the sequence is closed or of another engine.
+            OutOfSpaceError: the disk is full.
+            OSError: the file cannot be written.
+        """
+        taken = self._taken(sequence)
+        with atomic_file(path) as file:
+            file.writelines(snapshot_parts(taken))
+
+    def load(self, path: Path) -> Sequence:
+        """The sequence that `save` wrote, without computing anything.
+
+        Raises:
+            SnapshotCorruptedError, SnapshotMismatchError: as `restore`.
+            OSError: the file cannot be read.
+        """
+        return self.restore(path.read_bytes())
+
+    def restore(self, data: bytes | memoryview) -> Sequence:
         """The sequence that `snapshot` wrote, without computing anything.
 
         Raises:
@@ -243,6 +290,13 @@ class Engine(ABC):
             if not sequence.is_closed:
                 self._cache_of(sequence)
             sequence._cache, sequence._tokens = None, array(_TOKEN)
+
+    def _taken(self, sequence: Sequence) -> Snapshot:
+        with self._lock:
+            cache = self._cache_of(sequence)
+            self._catch_up(cache, sequence)
+            arrays = cache.arrays() | {"tokens": np.array(sequence._tokens, np.int32)}
+            return Snapshot(signature=self.signature, length=cache.length, arrays=arrays)
 
     def _cache_of(self, sequence: Sequence) -> Cache:
         if sequence._engine is not self:

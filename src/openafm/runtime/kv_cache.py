@@ -57,10 +57,14 @@ class TorchCache(Cache):
                 stored.start = 0
         self.length = length
 
-    def copy(self) -> TorchCache:
+    def copy(self, length: int) -> TorchCache:
         copied = copy.copy(self)
-        copied.layers = {layer: stored.copy(self.length) for layer, stored in self.layers.items()}
+        copied.length = length if all(stored.can_go_on_from(length) for stored in self.layers.values()) else 0
+        copied.layers = {layer: stored.copy(copied.length) for layer, stored in self.layers.items()}
         return copied
+
+    def memory(self) -> dict[int, int]:
+        return {tensor.data_ptr(): tensor.nbytes for stored in self.layers.values() for _, tensor in stored.named()}
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         return {
@@ -128,7 +132,7 @@ class LayerCache:
 
     def copy(self, length: int) -> LayerCache:
         """An independent copy of what is kept of the first `length` positions, with nothing free."""
-        copied, first = copy.copy(self), self._first_kept(length)
+        copied, first = copy.copy(self), min(self._first_kept(length), length)
         copied._move(first, length, length - first)
         return copied
 

@@ -42,17 +42,22 @@ class Snapshot:
 
 def write_snapshot(snapshot: Snapshot) -> bytes:
     """The bytes that `read_snapshot` reads back."""
+    return b"".join(snapshot_parts(snapshot))
+
+
+def snapshot_parts(snapshot: Snapshot) -> list[bytes | memoryview]:
+    """`write_snapshot` in pieces that follow each other; those of arrays are not copied."""
     entries = [{"name": name, "dtype": str(array.dtype), "shape": array.shape} for name, array in snapshot.arrays.items()]
     header = json.dumps({"signature": snapshot.signature, "length": snapshot.length, "arrays": entries}).encode()
-    parts = [struct.pack("<I", len(header)), header]
-    parts += [array.tobytes() for array in snapshot.arrays.values()]
+    parts: list[bytes | memoryview] = [struct.pack("<I", len(header)), header]
+    parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in snapshot.arrays.values()]
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
-    return b"".join([_MAGIC, digest.digest(), *parts])
+    return [_MAGIC, digest.digest(), *parts]
 
 
-def read_snapshot(data: bytes) -> Snapshot:
+def read_snapshot(data: bytes | memoryview) -> Snapshot:
     """Read what `write_snapshot` wrote; the arrays are read-only views of `data`.
 
     Raises:
@@ -60,7 +65,7 @@ def read_snapshot(data: bytes) -> Snapshot:
         SnapshotMismatchError: another version of the format.
     """
     if data[: len(_MAGIC)] != _MAGIC:
-        if data.startswith(b"OPENAFM-SEQUENCE-"):
+        if bytes(data[: len(_MAGIC)]).startswith(b"OPENAFM-SEQUENCE-"):
             raise SnapshotMismatchError("the snapshot was written by another version of openafm; prefill the tokens again")
         raise SnapshotCorruptedError("these bytes are no snapshot of a sequence")
     body = memoryview(data)[_START:]

@@ -18,7 +18,7 @@ from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
 from openafm.runtime.engine import Cache, Engine, LogitsOf
-from openafm.runtime.native.library import native_library
+from openafm.runtime.native.library import VERSION, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.weights import open_weights
 
@@ -36,13 +36,19 @@ class NativeCache(Cache):
         self.handle, self._model = handle, model
         weakref.finalize(self, model.library.oa_cache_free, handle)
 
-    def copy(self) -> NativeCache:
-        handle = self._model.library.oa_cache_fork(self.handle, self.length)
+    def copy(self, length: int) -> NativeCache:
+        handle = self._model.library.oa_cache_fork(self.handle, length)
         if not handle:
             raise OutOfMemoryError("no memory to fork a sequence; close others")
         copied = NativeCache(self._model, handle)
-        copied.length = self.length
+        copied.length = length
         return copied
+
+    def memory(self) -> dict[int, int]:
+        library = self._model.library
+        addresses = np.empty(library.oa_cache_pages(self.handle, None), np.uint64)
+        library.oa_cache_pages(self.handle, addresses.ctypes.data)
+        return dict.fromkeys(addresses.tolist(), library.oa_cache_bytes(self.handle, 1))
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         pages = np.zeros(self._model.library.oa_cache_bytes(self.handle, self.length), np.uint8)
@@ -74,6 +80,8 @@ class NativeEngine(Engine):
         BundleError: the weights cannot be read or do not fit the config.
     """
 
+    forks_share_memory = True
+
     def __init__(
         self, bundle: Bundle, adapter: Adapter | None = None, *, num_threads: int | None = None, kernels: str | None = None
     ) -> None:
@@ -83,7 +91,7 @@ class NativeEngine(Engine):
         super().__init__(
             vocab_size=bundle.config.vocab_size,
             context_length=bundle.config.context_length,
-            signature=f"native {bundle.signature}{'' if adapter is None else f' {adapter.digest}'}",
+            signature=f"native {VERSION} {bundle.signature}{'' if adapter is None else f' {adapter.digest}'}",
         )
         library = native_library()
         self.num_threads = chosen_threads() if num_threads is None else num_threads

@@ -74,6 +74,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_cache_bytes": (c_int64, (c_void_p, c_int64)),
     "oa_cache_save": (None, (c_void_p, c_int64, c_void_p)),
     "oa_cache_load": (c_int32, (c_void_p, c_int64, c_void_p)),
+    "oa_cache_pages": (c_int64, (c_void_p, c_void_p)),
     "oa_step": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p)),
     "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_pack_tiles": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p)),

@@ -66,6 +66,9 @@ OA_EXPORT int64_t oa_cache_bytes(const OaCache *cache, int64_t length);
 OA_EXPORT void oa_cache_save(const OaCache *cache, int64_t length, uint8_t *bytes);
 OA_EXPORT int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *bytes);
 
+// How many pages it stands on, and their addresses unless `addresses` is null; forks that share a page name the same.
+OA_EXPORT int64_t oa_cache_pages(const OaCache *cache, uint64_t *addresses);
+
 // Compute counts[i] tokens of sequence i, from position starts[i] on; `tokens` holds them one sequence after the other.
 // `all` asks for logits after every token, else only after each sequence's last: [rows, V]. Returns 0, or 1: no memory.
 OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts,

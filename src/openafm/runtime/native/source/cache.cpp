@@ -105,3 +105,9 @@ int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *bytes) {
         memcpy(cache->pages[number]->bytes, bytes + number * cache->shape.bytes(), cache->shape.bytes());
     return 0;
 }
+
+int64_t oa_cache_pages(const OaCache *cache, uint64_t *addresses) {
+    if (addresses)
+        for (const Page *page : cache->pages) *addresses++ = (uint64_t)(uintptr_t)page->bytes;
+    return (int64_t)cache->pages.size();
+}
