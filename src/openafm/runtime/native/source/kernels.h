@@ -13,7 +13,6 @@ enum {
     PANEL_ROWS = 64,
     TILE_ROWS = 16,
     GROUP = 32,
-    BLOCK_ROWS = 12,
     FEW_ROWS = 8,
     TILE_GROUP_BYTES = 4 * 64 + 2 * 32,
     PAGE = 64,
@@ -21,11 +20,8 @@ enum {
 };
 
 // Rows of activations in 8 bits: integers [N, stride], a scale and a sum for each row, sums of groups of 32 [N, stride / 32].
-// Of more than FEW_ROWS, `packed` holds the integers again, in blocks of BLOCK_ROWS rows (the last one smaller), four inputs
-// of each row of a block beside each other: [stride / 4][rows of the block][4].
 struct Rounded {
     const int8_t *integers;
-    const int8_t *packed;
     const float *scales;
     const int32_t *sums;
     const int32_t *group_sums;

@@ -13,7 +13,7 @@ enum {
     WIDE_STEPS = 4,       // steps of a panel whose sums fit 16 bits: 4 * 2 * 2 * (4 * 3) * 128 < 2^15
     WIDE_QUADS = 32,      // unpacked quads of inputs whose sums fit: 32 * 2 * 3 * 128 < 2^15
     ROWS_BESIDE = 6,      // rows of activations whose sums fit the registers
-    MANY_ROWS = 10 * BLOCK_ROWS,  // rows whose sums stay in the second cache
+    MANY_ROWS = 20 * ROWS_BESIDE,  // rows whose sums stay in the second cache
     KEYS_BESIDE = 16,     // keys, and channels of values, that are widened to floats at once
     QUERIES_BESIDE = 16,  // queries for which they are
 };
@@ -108,18 +108,17 @@ void stream(const OaMatrix &matrix, float zero, const Rounded &x, int row, int p
         }
 }
 
-// Some quads of an unpacked tile of 16 rows by N rows of activations, of `beside` that lie beside each other.
+// Some quads of an unpacked tile of 16 rows by N rows of activations.
 template <int N>
-void multiply(const uint8_t *tile, const int8_t *a, int beside, int num_quads, __m256i (*sums)[2]) {
+void multiply(const uint8_t *tile, const int8_t *a, int64_t stride, int num_quads, __m256i (*sums)[2]) {
     __m256i acc[N][2];
 #pragma GCC unroll 6
     for (int n = 0; n < N; n++) acc[n][0] = acc[n][1] = _mm256_setzero_si256();
     for (int quad = 0; quad < num_quads; quad++) {
         const __m256i w0 = load(tile + quad * 64), w1 = load(tile + quad * 64 + 32);
-        const int8_t *four = a + quad * beside * 4;
 #pragma GCC unroll 6
         for (int n = 0; n < N; n++) {
-            const __m256i x = broadcast(four + n * 4);
+            const __m256i x = broadcast(a + n * stride + quad * 4);
             acc[n][0] = _mm256_add_epi16(acc[n][0], _mm256_maddubs_epi16(w0, x));
             acc[n][1] = _mm256_add_epi16(acc[n][1], _mm256_maddubs_epi16(w1, x));
         }
@@ -129,7 +128,7 @@ void multiply(const uint8_t *tile, const int8_t *a, int beside, int num_quads, _
         for (int t = 0; t < 2; t++) sums[n][t] = _mm256_add_epi32(sums[n][t], widened(acc[n][t]));
 }
 
-typedef void (*Multiply)(const uint8_t *, const int8_t *, int, int, __m256i (*)[2]);
+typedef void (*Multiply)(const uint8_t *, const int8_t *, int64_t, int, __m256i (*)[2]);
 const Multiply multiply_rows[ROWS_BESIDE + 1] = {0,           multiply<1>, multiply<2>, multiply<3>,
                                                  multiply<4>, multiply<5>, multiply<6>};
 
@@ -158,11 +157,9 @@ void multiply_panel(const OaMatrix &matrix, float zero, const Rounded &x, int pa
         const int count = num_steps - begin < WIDE_QUADS / 4 ? num_steps - begin : WIDE_QUADS / 4;
         unpack(codes + begin * 256, count, unpacked);
         for (int row = 0, rows; row < num_rows; row += rows) {
-            const int place = row % BLOCK_ROWS, block = row - place;
-            const int beside = num_rows - block < BLOCK_ROWS ? num_rows - block : BLOCK_ROWS;
-            rows = beside - place < ROWS_BESIDE ? beside - place : ROWS_BESIDE;
-            const int8_t *packed = x.packed + (first_row + block) * x.stride + (begin * 16 * beside + place * 4);
-            for (int t = 0; t < 4; t++) multiply_rows[rows](unpacked[t], packed, beside, count * 4, sums[t] + row);
+            rows = num_rows - row < ROWS_BESIDE ? num_rows - row : ROWS_BESIDE;
+            const int8_t *a = x.integers + (first_row + row) * x.stride + begin * 16;
+            for (int t = 0; t < 4; t++) multiply_rows[rows](unpacked[t], a, x.stride, count * 4, sums[t] + row);
         }
     }
     for (int n = 0; n < num_rows; n++)

@@ -1,8 +1,8 @@
 // AVX-512 with VNNI: sums of four products of bytes in one instruction.
 //
 // Of the four codes in a byte two are taken out by a mask alone and two after one shift, worth 1 or 4 times the code: those have
-// accumulators of their own, and one shift at the very end undoes it. For few rows of activations the weights are read once, in
-// order, and nothing else matters; for many, a panel is unpacked to bytes once and multiplied by twelve rows at a time.
+// accumulators of their own, and one shift at the very end undoes it. Weights are read in order. What is taken out of them
+// serves one to four rows of activations at a time: that is little beside the products, so nothing is kept unpacked.
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 #include <immintrin.h>
 
@@ -12,9 +12,10 @@
 namespace {
 
 enum {
-    STRETCH = 48,                // steps of a panel that are multiplied by a few rows before the next
-    UNPACKED_STEPS = 24,         // steps of a panel that lie unpacked in the first cache
-    MANY_ROWS = 20 * BLOCK_ROWS  // rows whose sums stay in the second cache
+    STRETCH = 48,          // steps of a panel that are multiplied by all rows before the next
+    MANY_ROWS = 128,       // rows whose sums stay in the caches
+    ONE_ROW_AHEAD = 5120,  // bytes that are fetched ahead, where memory sets the pace
+    ROWS_AHEAD = 16384     // and where it does not
 };
 
 bool is_supported() {
@@ -29,131 +30,103 @@ inline void store(__m512i sums, float zero, int32_t x_sum, float x_scale, const 
     _mm512_mask_storeu_ps(y, rows >= 16 ? 0xffff : (__mmask16)((1u << (rows < 0 ? 0 : rows)) - 1), scaled);
 }
 
-// Some steps of a panel with N rows of activations, in one linear stream, from which `ahead` bytes on are fetched.
+// What is fetched ahead of a multiplication. One row of activations waits for memory, and what it reads is not read again;
+// more of them have so much to compute that memory must be asked early, and the stretch comes from the second cache.
 template <int N>
-inline void stream_steps(const uint8_t *codes, int num_steps, const int8_t *const *a, int ahead, __m512i (*sums)[4]) {
+inline void fetch(const uint8_t *codes) {
+    if (N == 1)
+        _mm_prefetch((const char *)codes + ONE_ROW_AHEAD, _MM_HINT_NTA);
+    else
+        _mm_prefetch((const char *)codes + ROWS_AHEAD, _MM_HINT_T1);
+}
+
+// Some steps of T of the four tiles of a panel with N rows of activations: N * T pairs of sums, which fill the registers.
+template <int N, int T, bool FETCHES>
+inline void multiply_tiles(const uint8_t *codes, int num_steps, const int8_t *const *a, int tile, __m512i (*totals)[4]) {
     const __m512i mask0 = _mm512_set1_epi8(3), mask1 = _mm512_set1_epi8(12);
-    __m512i once[N][4], fourfold[N][4];
-    for (int n = 0; n < N; n++)
-        for (int t = 0; t < 4; t++) once[n][t] = fourfold[n][t] = _mm512_setzero_si512();
-    for (int step = 0; step < num_steps; step++)
+    __m512i once[N][T], fourfold[N][T];
 #pragma GCC unroll 4
-        for (int t = 0; t < 4; t++) {
-            const uint8_t *from = codes + step * 256 + t * 64;
-            if (N > 1) _mm_prefetch((const char *)(from + ahead), _MM_HINT_T0);
-            const __m512i w = _mm512_loadu_si512(from), shifted = _mm512_srli_epi16(w, 4);
-            const __m512i w0 = _mm512_and_si512(w, mask0), w1 = _mm512_and_si512(w, mask1),
-                          w2 = _mm512_and_si512(shifted, mask0), w3 = _mm512_and_si512(shifted, mask1);
-#pragma GCC unroll 2
+    for (int n = 0; n < N; n++)
+#pragma GCC unroll 4
+        for (int t = 0; t < T; t++) once[n][t] = fourfold[n][t] = _mm512_setzero_si512();
+    for (int step = 0; step < num_steps; step++) {
+        __m512i w[T];
+#pragma GCC unroll 4
+        for (int t = 0; t < T; t++) {
+            const uint8_t *from = codes + step * 256 + (tile + t) * 64;
+            w[t] = _mm512_loadu_si512(from);
+            if (FETCHES) fetch<N>(from);
+        }
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++) {
+            __m512i plane[T];
+#pragma GCC unroll 4
+            for (int t = 0; t < T; t++) {
+                if (p == 2) w[t] = _mm512_srli_epi16(w[t], 4);
+                plane[t] = _mm512_and_si512(w[t], p % 2 ? mask1 : mask0);
+            }
+#pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
-                const int8_t *x = a[n] + step * 16;
-                once[n][t] = _mm512_dpbusd_epi32(once[n][t], w0, broadcast(x));
-                fourfold[n][t] = _mm512_dpbusd_epi32(fourfold[n][t], w1, broadcast(x + 4));
-                once[n][t] = _mm512_dpbusd_epi32(once[n][t], w2, broadcast(x + 8));
-                fourfold[n][t] = _mm512_dpbusd_epi32(fourfold[n][t], w3, broadcast(x + 12));
+                const __m512i x = broadcast(a[n] + step * 16 + p * 4);
+#pragma GCC unroll 4
+                for (int t = 0; t < T; t++) {
+                    __m512i &sum = p % 2 ? fourfold[n][t] : once[n][t];
+                    sum = _mm512_dpbusd_epi32(sum, plane[t], x);
+                }
             }
         }
+    }
+#pragma GCC unroll 4
     for (int n = 0; n < N; n++)
-        for (int t = 0; t < 4; t++) sums[n][t] = _mm512_add_epi32(once[n][t], _mm512_srai_epi32(fourfold[n][t], 2));
+#pragma GCC unroll 4
+        for (int t = 0; t < T; t++) {
+            const __m512i sum = _mm512_add_epi32(once[n][t], _mm512_srai_epi32(fourfold[n][t], 2));
+            totals[n][tile + t] = _mm512_add_epi32(totals[n][tile + t], sum);
+        }
 }
 
-// A few rows from `row` on: a stretch of a panel stays in the first cache until all have been multiplied with it.
-template <int N>
-inline void stream_stretch(const uint8_t *codes, int num_steps, const Rounded &x, int row, int begin, __m512i (*totals)[4]) {
+// Some steps of a panel with N rows of activations.
+template <int N, bool FETCHES>
+inline void multiply_rows(const uint8_t *codes, int num_steps, const int8_t *x, int64_t stride, __m512i (*totals)[4]) {
+    enum { T = N <= 2 ? 4 : 2 };
     const int8_t *a[N];
-    for (int n = 0; n < N; n++) a[n] = x.integers + (row + n) * x.stride + begin * 16;
-    __m512i sums[N][4];
-    stream_steps<N>(codes + begin * 256, num_steps, a, STRETCH * 256, sums);
-    for (int n = 0; n < N; n++)
-        for (int t = 0; t < 4; t++) totals[row + n][t] = _mm512_add_epi32(totals[row + n][t], sums[n][t]);
+    for (int n = 0; n < N; n++) a[n] = x + n * stride;
+    for (int tile = 0; tile < 4; tile += T) multiply_tiles<N, T, FETCHES>(codes, num_steps, a, tile, totals);
 }
 
-void stream(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
-    const int num_steps = (matrix.num_inputs + 15) / 16, stretch = x.num_rows == 1 ? num_steps : STRETCH;
-    for (int panel = first; panel < last; panel++) {
-        const uint8_t *codes = matrix.codes + (int64_t)panel * num_steps * 256;
-        __m512i totals[FEW_ROWS][4];
-        for (int n = 0; n < x.num_rows; n++)
-            for (int t = 0; t < 4; t++) totals[n][t] = _mm512_setzero_si512();
-        for (int begin = 0; begin < num_steps; begin += stretch) {
-            const int count = num_steps - begin < stretch ? num_steps - begin : stretch;
-            int row = 0;
-            for (; row + 2 <= x.num_rows; row += 2) stream_stretch<2>(codes, count, x, row, begin, totals);
-            if (row < x.num_rows) stream_stretch<1>(codes, count, x, row, begin, totals);
-        }
-        for (int n = 0; n < x.num_rows; n++)
-            for (int t = 0; t < 4; t++) {
-                const int r = panel * PANEL_ROWS + t * 16;
-                store(totals[n][t], zero, x.sums[n], x.scales[n], matrix.scales + r, matrix.num_outputs - r,
-                      y + n * stride + r);
-            }
-    }
+template <bool FETCHES>
+void multiply_some(int count, const uint8_t *codes, int num_steps, const int8_t *x, int64_t stride, __m512i (*totals)[4]) {
+    if (count == 1) return multiply_rows<1, FETCHES>(codes, num_steps, x, stride, totals);
+    if (count == 2) return multiply_rows<2, FETCHES>(codes, num_steps, x, stride, totals);
+    if (count == 3) return multiply_rows<3, FETCHES>(codes, num_steps, x, stride, totals);
+    multiply_rows<4, FETCHES>(codes, num_steps, x, stride, totals);
 }
 
-// Two unpacked tiles by N rows of activations, added to `sums`. `a` holds four inputs of each row beside each other.
-template <int N>
-void multiply(const uint8_t *tiles, const int8_t *a, int num_quads, __m512i *sums) {
-    __m512i acc[N][2];
-#pragma GCC unroll 12
-    for (int n = 0; n < N; n++) acc[n][0] = sums[2 * n], acc[n][1] = sums[2 * n + 1];
-    for (int quad = 0; quad < num_quads; quad++) {
-        const __m512i w0 = _mm512_load_si512(tiles + quad * 128), w1 = _mm512_load_si512(tiles + quad * 128 + 64);
-#pragma GCC unroll 12
-        for (int n = 0; n < N; n++) {
-            const __m512i x = broadcast(a + (quad * N + n) * 4);
-            acc[n][0] = _mm512_dpbusd_epi32(acc[n][0], w0, x);
-            acc[n][1] = _mm512_dpbusd_epi32(acc[n][1], w1, x);
-        }
-    }
-#pragma GCC unroll 12
-    for (int n = 0; n < N; n++) sums[2 * n] = acc[n][0], sums[2 * n + 1] = acc[n][1];
-}
-
-typedef void (*Multiply)(const uint8_t *, const int8_t *, int, __m512i *);
-const Multiply multiply_rows[BLOCK_ROWS + 1] = {0,           multiply<1>, multiply<2>,  multiply<3>,  multiply<4>,
-                                                multiply<5>, multiply<6>, multiply<7>,  multiply<8>,  multiply<9>,
-                                                multiply<10>, multiply<11>, multiply<12>};
-
-// Some steps of a panel as bytes 0 to 3, its halves after each other, each in the order in which `multiply` reads it.
-inline void unpack(const uint8_t *codes, int num_steps, uint8_t (*halves)[UNPACKED_STEPS * 512]) {
-    const __m512i mask = _mm512_set1_epi8(3);
-    for (int step = 0; step < num_steps; step++)
-        for (int t = 0; t < 4; t++) {
-            __m512i w = _mm512_loadu_si512(codes + step * 256 + t * 64);
-            for (int p = 0; p < 4; p++) {
-                _mm512_store_si512(halves[t / 2] + (step * 4 + p) * 128 + t % 2 * 64, _mm512_and_si512(w, mask));
-                w = _mm512_srli_epi16(w, 2);
-            }
-        }
-}
-
-// Many rows, from `first_row` on, by a panel: weights are read and unpacked once, a stretch at a time.
-void multiply_panel(const OaMatrix &matrix, float zero, const Rounded &x, int panel, int first_row, int num_rows, float *y,
-                    int64_t stride) {
-    const int num_steps = (matrix.num_inputs + 15) / 16;
+// A panel with rows of activations from `first` on. Of more rows than a multiplication takes, a stretch of the panel stays in
+// the first cache until all have been multiplied with it.
+void multiply_panel(const OaMatrix &matrix, float zero, const Rounded &x, int panel, int first, int num_rows, float *y,
+                    int64_t y_stride) {
+    const int num_steps = (matrix.num_inputs + 15) / 16, stretch = num_rows <= 2 ? num_steps : STRETCH;
     const uint8_t *codes = matrix.codes + (int64_t)panel * num_steps * 256;
-    alignas(64) uint8_t unpacked[2][UNPACKED_STEPS * 512];
-    __m512i sums[2][MANY_ROWS][2];
-    for (int half = 0; half < 2; half++) memset(sums[half], 0, num_rows * sizeof sums[half][0]);
-    for (int begin = 0; begin < num_steps; begin += UNPACKED_STEPS) {
-        const int count = num_steps - begin < UNPACKED_STEPS ? num_steps - begin : UNPACKED_STEPS;
-        unpack(codes + begin * 256, count, unpacked);
-        for (int row = 0; row < num_rows; row += BLOCK_ROWS) {
-            const int rows = num_rows - row < BLOCK_ROWS ? num_rows - row : BLOCK_ROWS;
-            const int8_t *packed = x.packed + (first_row + row) * x.stride + begin * 16 * rows;
-            for (int half = 0; half < 2; half++) multiply_rows[rows](unpacked[half], packed, count * 4, sums[half][row]);
+    __m512i totals[MANY_ROWS][4];
+    memset(totals, 0, num_rows * sizeof totals[0]);
+    for (int begin = 0; begin < num_steps; begin += stretch) {
+        const int steps = num_steps - begin < stretch ? num_steps - begin : stretch;
+        for (int row = 0, count; row < num_rows; row += count) {
+            count = num_rows - row < 4 ? num_rows - row : 4;
+            const auto multiply = row == 0 ? multiply_some<true> : multiply_some<false>;
+            multiply(count, codes + begin * 256, steps, x.integers + (first + row) * x.stride + begin * 16, x.stride, totals + row);
         }
     }
     for (int n = 0; n < num_rows; n++)
         for (int t = 0; t < 4; t++) {
-            const int row = first_row + n, r = panel * PANEL_ROWS + t * 16;
-            store(sums[t / 2][n][t % 2], zero, x.sums[row], x.scales[row], matrix.scales + r, matrix.num_outputs - r,
-                  y + row * stride + r);
+            const int r = panel * PANEL_ROWS + t * 16;
+            store(totals[n][t], zero, x.sums[first + n], x.scales[first + n], matrix.scales + r, matrix.num_outputs - r,
+                  y + (first + n) * y_stride + r);
         }
 }
 
 void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
-    if (x.num_rows <= FEW_ROWS) return stream(matrix, zero, x, first, last, y, stride);
     for (int panel = first; panel < last; panel++)
         for (int row = 0; row < x.num_rows; row += MANY_ROWS)
             multiply_panel(matrix, zero, x, panel, row, x.num_rows - row < MANY_ROWS ? x.num_rows - row : MANY_ROWS, y, stride);

@@ -34,7 +34,6 @@ void RoundedRows::reserve(int num_rows, int num_inputs) {
     const size_t stride = padded(num_inputs), rows = num_rows;
     if (integers_.size() < rows * stride) {
         integers_.resize(rows * stride);
-        packed_.resize(rows * stride);
         group_sums_.resize(rows * stride / GROUP);
     }
     if (scales_.size() < rows) scales_.resize(rows), sums_.resize(rows);
@@ -43,20 +42,11 @@ void RoundedRows::reserve(int num_rows, int num_inputs) {
 void RoundedRows::round(const Kernels &kernels, Pool &pool, const float *x, int64_t x_stride, int num_rows, int num_inputs) {
     reserve(num_rows, num_inputs);
     const int stride = padded(num_inputs);
-    view_ = {integers_.data(), packed_.data(), scales_.data(), sums_.data(), group_sums_.data(), stride, num_rows, num_inputs};
-    const int num_blocks = (num_rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-    pool.parallel(num_blocks, [&](int first, int last) {
-        for (int block = first; block < last; block++) {
-            const int begin = block * BLOCK_ROWS, end = num_rows < begin + BLOCK_ROWS ? num_rows : begin + BLOCK_ROWS;
-            for (int n = begin; n < end; n++)
-                kernels.round(x + n * x_stride, num_inputs, integers_.data() + (int64_t)n * stride, &scales_[n], &sums_[n],
-                              group_sums_.data() + (int64_t)n * stride / GROUP);
-            if (num_rows <= FEW_ROWS) continue;
-            for (int n = begin; n < end; n++)
-                for (int quad = 0; quad < stride / 4; quad++)
-                    memcpy(packed_.data() + (int64_t)begin * stride + ((int64_t)quad * (end - begin) + n - begin) * 4,
-                           integers_.data() + (int64_t)n * stride + quad * 4, 4);
-        }
+    view_ = {integers_.data(), scales_.data(), sums_.data(), group_sums_.data(), stride, num_rows, num_inputs};
+    pool.parallel(num_rows, [&](int first, int last) {
+        for (int64_t n = first; n < last; n++)
+            kernels.round(x + n * x_stride, num_inputs, integers_.data() + n * stride, &scales_[n], &sums_[n],
+                          group_sums_.data() + n * stride / GROUP);
     });
 }
 

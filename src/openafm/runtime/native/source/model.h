@@ -16,7 +16,7 @@ public:
     void round(const Kernels &kernels, Pool &pool, const float *x, int64_t x_stride, int num_rows, int num_inputs);
 
 private:
-    std::vector<int8_t> integers_, packed_;
+    std::vector<int8_t> integers_;
     std::vector<float> scales_;
     std::vector<int32_t> sums_, group_sums_;
     Rounded view_ = {};
