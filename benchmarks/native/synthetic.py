@@ -15,7 +15,6 @@ import argparse
 import random
 import string
 from collections.abc import Iterator
-from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -44,16 +43,19 @@ _EMBEDDING_STD, _CODE_STD = 0.05, sqrt((16**2 - 1) / 12)
 _LONGEST_WORD = 12
 
 
-def synthetic_bundle(folder: Path, *, num_layers: int = NUM_LAYERS) -> Bundle:
+def synthetic_bundle(folder: Path, *, num_layers: int = NUM_LAYERS, own_share: float = OWN_SHARE) -> Bundle:
     """The bundle of so many layers in `folder`, made if it is not there: 876 MB and some seconds at 56 layers.
+
+    Args:
+        own_share: how many of the layers have keys and values of their own; with 1 prefill has nothing to leave out.
 
     Raises:
         OutOfSpaceError: the disk is full.
     """
-    path = folder / f"synthetic_{num_layers}_layers_{_VERSION}"
+    config = synthetic_config(num_layers, own_share)
+    path = folder / f"synthetic_{num_layers}_layers_{len(config.own_layers)}_own_{_VERSION}"
     if (path / "signature.json").is_file():
         return open_bundle(path)
-    config = synthetic_config(num_layers)
     return write_bundle(
         path,
         config=config,
@@ -65,14 +67,12 @@ def synthetic_bundle(folder: Path, *, num_layers: int = NUM_LAYERS) -> Bundle:
     )
 
 
-def synthetic_config(num_layers: int = NUM_LAYERS) -> DecoderConfig:
-    """`on_device.base` with another number of layers, of which the same share has keys and values of its own."""
+def synthetic_config(num_layers: int = NUM_LAYERS, own_share: float = OWN_SHARE) -> DecoderConfig:
+    """`on_device.base` with another number of layers, or another share of them with keys and values of their own."""
     base = named_size("on_device.base")
-    if num_layers == len(base.layers):
-        return base
-    num_own = max(1, round(OWN_SHARE * num_layers))
+    num_own = max(1, round(own_share * num_layers))
     attention, feed_forward = base.layers[0].attention, base.layers[0].feed_forward
-    decoder = shared_kv_decoder(
+    return shared_kv_decoder(
         vocab_size=base.vocab_size,
         dim=base.dim,
         num_own_layers=num_own,
@@ -83,7 +83,6 @@ def synthetic_config(num_layers: int = NUM_LAYERS) -> DecoderConfig:
         hidden_dim=feed_forward.hidden_dim,
         context_length=base.context_length,
     )
-    return replace(decoder, norm_eps=base.norm_eps)
 
 
 def synthetic_folder() -> Path:
