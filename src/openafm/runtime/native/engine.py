@@ -106,11 +106,11 @@ class NativeEngine(Engine):
     def _forward(self, batch: Sequence[tuple[Cache, Sequence[int]]], logits: LogitsOf) -> list[NDArray[np.float32]]:
         counts = [len(tokens) for _, tokens in batch]
         is_all = logits == "all"
-        num_rows = sum(counts) if is_all else len(batch)
-        logits_NV = np.empty((num_rows, self.vocab_size), np.float32)
+        wanted = counts if is_all else [1] * len(batch)
+        logits_NV = np.empty((sum(wanted), self.vocab_size), np.float32)
         handles = np.array([cast(NativeCache, cache).handle for cache, _ in batch], np.uint64)
         starts = np.array([cache.length for cache, _ in batch], np.int64)
-        counts_D = np.array(counts, np.int32)
+        counts_D, wanted_D = np.array(counts, np.int32), np.array(wanted, np.int32)
         tokens_N = np.array([token for _, tokens in batch for token in tokens], np.int32)
         failed = self._model.library.oa_step(
             self._model.handle,
@@ -118,8 +118,8 @@ class NativeEngine(Engine):
             handles.ctypes.data,
             starts.ctypes.data,
             counts_D.ctypes.data,
+            wanted_D.ctypes.data,
             tokens_N.ctypes.data,
-            is_all,
             logits_NV.ctypes.data,
         )
         if failed:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 2
+VERSION = 3
 
 
 class Matrix(Structure):
@@ -63,6 +63,8 @@ class ModelConfig(Structure):
     ]
 
 
+_STEP = (c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_version": (c_int32, ()),
     "oa_kernels": (c_char_p, (c_int32,)),
@@ -75,7 +77,11 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_cache_save": (None, (c_void_p, c_int64, c_void_p)),
     "oa_cache_load": (c_int32, (c_void_p, c_int64, c_void_p)),
     "oa_cache_pages": (c_int64, (c_void_p, c_void_p)),
-    "oa_step": (c_int32, (c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_int32, c_void_p)),
+    "oa_step": (c_int32, (c_void_p, *_STEP)),
+    "oa_driver_new": (c_void_p, (c_void_p,)),
+    "oa_driver_free": (None, (c_void_p,)),
+    "oa_step_begin": (None, (c_void_p, *_STEP)),
+    "oa_step_wait": (c_int32, (c_void_p, POINTER(c_double))),
     "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_pack_tiles": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
     "oa_product": (None, (c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p)),

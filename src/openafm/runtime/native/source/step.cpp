@@ -145,7 +145,7 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
 }
 
 int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts, const int32_t *counts,
-                const int32_t *tokens, int32_t all, float *logits) try {
+                const int32_t *wanted_counts, const int32_t *tokens, float *logits) try {
     OaModel &m = *model;
     const OaConfig &config = m.config;
     std::vector<Row> rows;
@@ -153,7 +153,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
     for (int i = 0; i < num_sequences; i++) {
         if (!caches[i]->prepare(starts[i], starts[i] + counts[i])) return 1;
         for (int n = 0; n < counts[i]; n++) {
-            if (all || n == counts[i] - 1) wanted.push_back((int)rows.size());
+            if (n >= counts[i] - wanted_counts[i]) wanted.push_back((int)rows.size());
             rows.push_back({caches[i], starts[i] + n});
         }
     }
@@ -172,6 +172,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
         if (stores) m.store_keys_values(layer, rows);
         if (layer == config.num_prefill_layers - 1 && wanted.size() < rows.size()) {
             // Nobody reads the others' output, and no layer from here on stores anything of theirs.
+            if (wanted.empty()) return 0;
             for (size_t i = 0; i < wanted.size(); i++) {
                 const size_t from = wanted[i];
                 rows[i] = rows[from];
