@@ -113,3 +113,15 @@ def test_an_engine_records_the_steps_that_compute_logits_for_every_row(name: str
     assert 0 < two <= three
     engine.step([(sequence, random_tokens(40))])
     assert engine.costs.seconds(40) is not None
+
+
+def test_what_did_not_come_for_long_is_forgotten_and_learnt_anew() -> None:
+    costs = costs_of({1: 1.0, 2: 9.0, 100: 50.0})
+    for _ in range(300):
+        costs.record(1, 1.0)
+    between = costs.seconds(2)
+    assert between is not None
+    assert 1 < between < 2  # between one row and the many, of which no count was taken
+    costs.record(2, 1.2)
+    assert costs.seconds(2) == pytest.approx(1.2)
+    assert costs.latest_rows == 2
