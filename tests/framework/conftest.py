@@ -8,6 +8,7 @@ import pytest
 from tiny_bundles import SlowEngine, write_tiny_bundle
 
 import openafm as fm
+from openafm.runtime.prefix_cache import PrefixCache
 from openafm.runtime.torch_engine import TorchEngine
 
 
@@ -25,5 +26,7 @@ def model(bundle_path: Path) -> fm.SystemLanguageModel:
 def slow_model(model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch) -> fm.SystemLanguageModel:
     loaded = model.load()
     assert isinstance(loaded.engine, TorchEngine)
-    monkeypatch.setattr(loaded, "engine", SlowEngine(loaded.engine.decoder))
+    engine = SlowEngine(loaded.engine.decoder)
+    monkeypatch.setattr(loaded, "engine", engine)
+    monkeypatch.setattr(loaded, "prefixes", PrefixCache(engine, 0))
     return model

@@ -21,9 +21,11 @@ from tiny_bundles import tiny_recovery, write_tiny_bundle
 import openafm as fm
 from openafm.adapters.package import AdapterAbout, write_adapter
 from openafm.bundle import open_bundle
+from openafm.framework import loaded_model
 from openafm.framework.local_executor import LocalExecutor
 from openafm.runtime.engine import Sequence
 from openafm.runtime.kv_cache import TorchCache
+from openafm.runtime.prefix_cache import PrefixCache, prefix_cache_bytes
 from openafm.tokenizer.chat_template import opened
 
 SHORT = fm.GenerationOptions(maximum_response_tokens=12)
@@ -50,6 +52,8 @@ def _nothing_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = threading.active_count()
     yield
     wait_until(lambda: threading.active_count() <= threads)
+    for loaded in loaded_model._loaded.values():  # what it keeps for other sessions is no leak
+        loaded.prefixes = PrefixCache(loaded.engine, prefix_cache_bytes())
     wait_until(lambda: all_gone(made))
 
 

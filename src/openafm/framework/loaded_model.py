@@ -1,4 +1,4 @@
-"""A bundle in memory: its engine and the compiler of its grammars, shared by all sessions of the process."""
+"""A bundle in memory: its engine, what prompts begin with and the compiler of its grammars, shared by all sessions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from openafm.bundle import Bundle
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.runtime.engines import open_engine
 from openafm.runtime.grammar import Grammar, GrammarCompiler
+from openafm.runtime.prefix_cache import PrefixCache, prefix_cache_bytes
 from openafm.runtime.schema_rewrite import UnsupportedSchemaError
 from openafm.runtime.speculation import Drafter, DraftMismatchError
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
@@ -21,11 +22,16 @@ MOST_CALLS = 16  # of one answer: a small model that repeats itself must come to
 
 
 class LoadedModel:
-    """A bundle, the engine that runs it, what drafts for it and its grammars; safe to share between threads."""
+    """A bundle, the engine that runs it, what drafts for it and its grammars; safe to share between threads.
+
+    Raises:
+        OpenAFMError: as `load`.
+    """
 
     def __init__(self, bundle: Bundle, adapter: Adapter | None, draft: Bundle | None) -> None:
         self.bundle, self.tokenizer, self.template = bundle, bundle.tokenizer, bundle.template
         self.engine = open_engine(bundle, adapter)
+        self.prefixes = PrefixCache(self.engine, prefix_cache_bytes())
         self.drafter = None if draft is None else _drafter(bundle, draft, adapter)
         self._grammars = GrammarCompiler(self.tokenizer, self.template)
 

@@ -1,7 +1,8 @@
 """A local bundle's side of a session: a KV cache of exactly the transcript, so that a request prefills only what is new.
 
 A response may be sampled in other tokens than its text encodes to, or end inside a character. What differs is taken back,
-and the next request prefills the tokens of the text in its place.
+and the next request prefills the tokens of the text in its place. What another session of the process began with, or a saved
+session brought along, is not prefilled at all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Sequence as List
 
 from openafm.framework.errors import DecodingFailureError, GenerationCancelledError
 from openafm.framework.language_model import (
@@ -22,8 +24,11 @@ from openafm.framework.language_model import (
 )
 from openafm.framework.loaded_model import LoadedModel
 from openafm.framework.options import GenerationOptions, SamplingModeType
+from openafm.runtime.engine import Sequence
 from openafm.runtime.generation import Summary, generate, prefill
+from openafm.runtime.prefix_cache import Kind
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.runtime.snapshot import SnapshotCorruptedError, SnapshotMismatchError
 from openafm.tokenizer.chat_template import MalformedAnswerError, opened
 from openafm.tokenizer.conversation import AssistantTurn, Turn, UserTurn
 from openafm.tokenizer.detokenizer import Detokenizer
@@ -31,12 +36,23 @@ from openafm.tokenizer.schema_text import compact_json
 
 
 class LocalExecutor(LanguageModelExecutor):
-    """A sequence of the engine, and the tokens of the transcript that are still to be fed to it."""
+    """A sequence of the engine, and the tokens of the transcript that are still to be fed to it.
 
-    def __init__(self, model: LoadedModel, turns: Iterable[Turn]) -> None:
+    Args:
+        snapshot: what `snapshot` of an executor gave, of the same conversation; used as far as it fits.
+    """
+
+    def __init__(self, model: LoadedModel, turns: Iterable[Turn], snapshot: bytes | memoryview | None = None) -> None:
         self._model = model
-        self._sequence = model.engine.new_sequence()  # its memory goes with it
-        self._pending = model.template.encode(model.tokenizer, opened(turns)).tokens
+        turns = opened(turns)
+        tokens = model.template.encode(model.tokenizer, turns).tokens
+        self._sequence = _begun(model, tokens, snapshot)  # its memory goes with it
+        self._pending = tokens[self._sequence.length :]
+        # What others may begin with as well, told once it is prefilled: instructions and tools, and all of the conversation.
+        self._unshared: list[tuple[int, Kind]] = [(len(tokens), "opening")]
+        if len(turns) > 1:
+            opening = model.template.encode_turn(model.tokenizer, turns[0])
+            self._unshared = [(len(opening), "opening"), (len(tokens), "conversation")]
         self._ahead: list[int] = []  # the last tokens of the sequence: the beginning of a prompt that may come
 
     @contextlib.contextmanager
@@ -54,6 +70,8 @@ class LocalExecutor(LanguageModelExecutor):
         self._take_back_ahead([])
         if self._pending and prefill(model.engine, self._sequence, self._pending, cancelled) is not None:
             self._pending = []
+        if not self._pending:
+            self._share()
         if prompt_prefix and not self._pending:
             opening = model.template.encode_turn(model.tokenizer, UserTurn(text=prompt_prefix)).tokens[:-1]
             if prefill(model.engine, self._sequence, opening, cancelled) is not None:
@@ -81,6 +99,7 @@ class LocalExecutor(LanguageModelExecutor):
             for event in generation:
                 if piece := spoken.push(event.token):
                     yield TextPiece(piece)
+                self._share()
         if generation.summary.finish == "cancelled":
             raise GenerationCancelledError("the request was cancelled; the session is as it was before")
         if piece := spoken.finish():
@@ -89,7 +108,18 @@ class LocalExecutor(LanguageModelExecutor):
         for index, call in enumerate(turn.tool_calls):
             yield ToolCallPiece(index=index, name=call.name, arguments=compact_json(call.arguments))
         self._settle(spoken.tokens, turn)
+        if model.engine.forks_share_memory:
+            model.prefixes.keep(self._sequence, self._sequence.length, "conversation")
         return Answer(turn=turn, usage=_usage(generation.summary, num_cached))
+
+    def snapshot(self) -> bytes:
+        return self._model.engine.snapshot(self._sequence)
+
+    def _share(self) -> None:
+        """Let other sessions begin with what this one began with, now that it is prefilled."""
+        for length, kind in self._unshared:
+            self._model.prefixes.keep(self._sequence, length, kind)
+        self._unshared = []
 
     def _take_back_ahead(self, prompt: list[int]) -> int:
         """Keep what was prefilled ahead as far as it begins `prompt`; how many tokens that is."""
@@ -106,6 +136,20 @@ class LocalExecutor(LanguageModelExecutor):
         num_equal = _num_equal(sampled, encoded)
         model.engine.rollback(self._sequence, len(sampled) - num_equal)
         self._pending = encoded[num_equal:]
+
+
+def _begun(model: LoadedModel, tokens: list[int], snapshot: bytes | memoryview | None) -> Sequence:
+    """A sequence that holds as many of the first of `tokens` as need not be computed."""
+    shared = model.prefixes.begin(tokens)
+    if snapshot is None:
+        return shared
+    try:
+        restored = model.engine.restore(snapshot)
+    except (SnapshotCorruptedError, SnapshotMismatchError):
+        return shared  # it would have saved time, no more
+    num_equal = _num_equal(restored.tokens, tokens)
+    model.engine.rollback(restored, restored.length - num_equal)
+    return restored if restored.num_computed > shared.length else shared
 
 
 class _Spoken:
@@ -153,7 +197,7 @@ class _Spoken:
         return shown
 
 
-def _num_equal(some: list[int], others: list[int]) -> int:
+def _num_equal(some: List[int], others: List[int]) -> int:
     """How many tokens both begin with."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
 
