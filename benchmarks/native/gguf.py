@@ -1,7 +1,7 @@
 """GGUF files of random weights, for the speed of llama.cpp on a shape: nothing is trained or converted.
 
 The llama architecture without a vocabulary, a tied head, and a body of one type. Blocks hold random codes of that type's own
-kind, with scales that keep the states finite. All layers have the same bytes, each at its own place in the file: what is read
+kind, with scales that keep the states finite. All layers have the same bytes, each at its own place: what is read
 does not change with what it says, and a file of gigabytes is made in seconds.
 
 Layout: "GGUF", version, counts, typed keys and values, tensor entries, then the tensors, each at a multiple of 32 bytes.

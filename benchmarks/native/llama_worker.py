@@ -49,7 +49,7 @@ class Model:
         batch = self.batch
         batch.n_tokens = count
         for i in range(count):
-            batch.token[i], batch.pos[i] = 100 + (self.length + i) * 7919 % 100_000, self.length + i
+            batch.token[i], batch.pos[i] = 100 + (self.length + i) * 7919 % 16_000, self.length + i
             batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, i == count - 1
         wall, cpu = perf_counter(), process_time()
         failed = llama_cpp.llama_decode(self.context, batch)
