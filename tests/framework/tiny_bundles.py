@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from openafm.adapters.config import LoRAConfig
 from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
+from openafm.compression.config import QATConfig
+from openafm.compression.deploy import packed_tensors
 from openafm.models.sizes import shared_kv_decoder
+from openafm.runtime.engine import Engine
 from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -45,6 +49,36 @@ def write_tiny_bundle(
     )
 
 
+def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) -> Bundle:
+    """A 2-bit bundle that the native engine runs."""
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
+    config = shared_kv_decoder(
+        vocab_size=tokenizer.vocab_size,
+        dim=64,
+        num_own_layers=2,
+        num_shared_layers=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        hidden_dim=96,
+        context_length=context_length,
+    )
+    decoder = config.build(seed=seed)
+    with torch.no_grad():
+        decoder.embedding.normal_(std=0.1, generator=torch.Generator().manual_seed(seed))
+    qat = QATConfig()
+    qat.install(decoder)
+    return write_bundle(
+        path,
+        config=config,
+        tokenizer=tokenizer,
+        template=ChatTemplate(),
+        tensors=packed_tensors(decoder),
+        numerics=qat.numerics,
+    )
+
+
 def tiny_recovery() -> RecoveryAdapter:
     """An adapter beside one matrix of each layer of the tiny model."""
     shapes = {"a": (2, 32), "b": (32, 2)}
@@ -58,7 +92,24 @@ class SlowEngine(TorchEngine):
 
     num_steps = 0
 
-    def _forward(self, batch: Sequence[Any], logits: Any) -> Any:
+    def _forward(self, pieces: Sequence[Any]) -> Any:
         self.num_steps += 1
         time.sleep(0.02)
-        return super()._forward(batch, logits)
+        return super()._forward(pieces)
+
+
+def computed_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on grows by the number of tokens of every step that is asked of the engine."""
+    counts: list[int] = []
+
+    def counting(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(batch: Sequence[tuple[Any, Sequence[int]]], *rest: Any, **keywords: Any) -> Any:
+            counts.append(sum(len(tokens) for _, tokens in batch))
+            return compute(batch, *rest, **keywords)
+
+        return counted
+
+    for name in ("step", "begin"):
+        if hasattr(engine, name):
+            monkeypatch.setattr(engine, name, counting(getattr(engine, name)))
+    return counts
