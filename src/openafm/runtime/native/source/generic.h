@@ -1,6 +1,9 @@
 // Kernels written once for every instruction set: kernels_*.cpp include this under their own compiler flags, so that loops
 // become that set's vectors. Everything is in an anonymous namespace: no two of these may be taken for one another.
 #pragma once
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <string.h>
 
@@ -9,20 +12,17 @@
 
 namespace {
 
-// exp of what is at most 88, to about one unit in the last place; 1e-38 below -87.
-inline float exp_of(float x) {
-    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float n = nearest(x * 1.44269504088896341f);
-    float r = n * -0.693359375f + x;
-    r = n * 2.12194440e-4f + r;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * (r * r) + (r + 1.0f);
-    return p * float_of_bits((uint32_t)((int32_t)n + 127) << 23);
+constexpr double LOG2_OF_E = 1.44269504088896341;
+// The polynomial nearest to 2^r from -1/2 to 1/2.
+constexpr double EXP2[] = {0x1.ffffffffabbd0p-1, 0x1.62e42ff116289p-1,  0x1.ebfbe0a4be81bp-3,  0x1.c6b08aaf2eee4p-5,
+                           0x1.3b29dc40d6fbep-7, 0x1.5d8a70884c0fdp-10, 0x1.446a1fda1858cp-13, 0x1.fe1783e109957p-17};
+
+// 2^x of what is from -1000 to 1000, to 4 parts in 10^11: rounded to fp32, it is the exact number's but for one in a thousand.
+inline double exp2_of(double x) {
+    const double shifted = x + 0x1.8p52, r = x - (shifted - 0x1.8p52);  // the nearest integer in the lowest bits
+    double p = EXP2[7];
+    for (int i = 6; i >= 0; i--) p = p * r + EXP2[i];
+    return double_of_bits(bits_of(p) + (bits_of(shifted) << 52));
 }
 
 void round_row(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums) {
@@ -54,32 +54,41 @@ void rms_norm(const float *x, const float *weight, int n, float eps, float *y) {
 }
 
 void swiglu(float *gate, const float *up, int n) {
-    for (int i = 0; i < n; i++) gate[i] = gate[i] / (1.0f + exp_of(-gate[i])) * up[i];
+    for (int i = 0; i < n; i++) {
+        double x = -LOG2_OF_E * (double)gate[i];
+        x = x < -1000.0 ? -1000.0 : x > 1000.0 ? 1000.0 : x;
+        gate[i] = (float)((double)gate[i] / (1.0 + exp2_of(x)) * (double)up[i]);
+    }
 }
 
 void prepare_query(const float *query, int head_dim, int64_t, uint8_t *prepared) {
     memcpy(prepared, query, head_dim * sizeof(float));
 }
 
-// Scores of a page's keys to the weights of its values, each times its scale; 0 behind the first `num_keys`. Brings the
-// maximum and the sum of what came before up to date, and returns by what its outputs shrink.
-inline float soften(float *scores, const float *value_scales, int num_keys, float *top, float *sum) {
-    float highest[LANES], totals[LANES] = {};
+// By what sums shrink when the highest score, to base 2, rises.
+inline double shrink_of(double difference) {
+    return exp2_of(difference < -1000.0 ? -1000.0 : difference > 0 ? 0 : difference);
+}
+
+// Scores of a page's keys, to base 2, to the weights of its values, each times its scale; 0 behind the first `num_keys`.
+// Brings the maximum and the sum of what came before up to date, and returns by what its outputs shrink.
+inline double soften(double *scores, const float *value_scales, int num_keys, double *top, double *sum) {
+    double highest[LANES], totals[LANES] = {};
     for (int j = 0; j < LANES; j++) highest[j] = *top;
     for (int l = 0; l < PAGE; l += LANES)
         for (int j = 0; j < LANES; j++) {
-            const float score = l + j < num_keys ? scores[l + j] : -INFINITY;
+            const double score = l + j < num_keys ? scores[l + j] : -INFINITY;
             highest[j] = score > highest[j] ? score : highest[j];
         }
     for (int width = LANES / 2; width; width /= 2)
         for (int j = 0; j < width; j++) highest[j] = highest[j + width] > highest[j] ? highest[j + width] : highest[j];
-    const float shrink = exp_of(*top - highest[0]);
+    const double shrink = shrink_of(*top - highest[0]);
     *top = highest[0];
     for (int l = 0; l < PAGE; l += LANES)
         for (int j = 0; j < LANES; j++) {
-            const float weight = exp_of(scores[l + j] - *top), p = l + j < num_keys ? weight : 0;
+            const double weight = shrink_of(scores[l + j] - *top), p = l + j < num_keys ? weight : 0;
             totals[j] += p;
-            scores[l + j] = p * value_scales[l + j];
+            scores[l + j] = p * (double)value_scales[l + j];
         }
     for (int width = LANES / 2; width; width /= 2)
         for (int j = 0; j < width; j++) totals[j] += totals[j + width];
@@ -92,47 +101,86 @@ inline void widen_scales(const uint16_t *halves, float *scales) {
     for (int l = 0; l < PAGE; l++) scales[l] = half_to_float(halves[l]);
 }
 
-// Of an adapter's a and b, in half or single precision.
-inline float widened(uint16_t half) { return half_to_float(half); }
-inline float widened(float single) { return single; }
+typedef float Floats __attribute__((vector_size(32)));
+typedef double Doubles __attribute__((vector_size(64)));
+enum { NUMBERS = 8 };
 
-// A row of activations by rows [first, last) of a [rank, I]: short sums in fp32, theirs in double precision.
-template <class Number>
-void adapter_sums(const Number *a, const float *x, int num_inputs, int first, int last, float *low) {
-    enum { SHORT = 512 };
-    for (int r = first; r < last; r++) {
-        const Number *row = a + (int64_t)r * num_inputs;
-        double total = 0;
-        for (int begin = 0; begin < num_inputs; begin += SHORT) {
-            const int end = num_inputs < begin + SHORT ? num_inputs : begin + SHORT;
-            float parts[2 * LANES] = {};
-            int i = begin;
-            for (; i + 2 * LANES <= end; i += 2 * LANES)
-                for (int j = 0; j < 2 * LANES; j++) parts[j] += x[i + j] * widened(row[i + j]);
-            for (; i < end; i++) parts[0] += x[i] * widened(row[i]);
-            for (int j = 0; j < 2 * LANES; j++) total += (double)parts[j];
+// Numbers of an adapter's a and b, in half or single precision.
+inline void load(const float *singles, Doubles &numbers) {
+    Floats x;
+    memcpy(&x, singles, sizeof x);
+    numbers = __builtin_convertvector(x, Doubles);
+}
+
+inline void load(const uint16_t *halves, Doubles &numbers) {
+#if defined(__F16C__)
+    numbers = __builtin_convertvector((Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves)), Doubles);
+#else
+    for (int j = 0; j < NUMBERS; j++) numbers[j] = (double)half_to_float(halves[j]);
+#endif
+}
+
+// Sums of a row of activations with ROWS rows of a [rank, I].
+template <int ROWS, class Number>
+inline void adapter_sums(const Number *a, const float *x, int num_inputs, double *low) {
+    Doubles sums[ROWS] = {}, number, input;
+    int i = 0;
+    for (; i + NUMBERS <= num_inputs; i += NUMBERS) {
+        load(x + i, input);
+#pragma GCC unroll 4
+        for (int r = 0; r < ROWS; r++) {
+            load(a + (int64_t)r * num_inputs + i, number);
+            sums[r] += input * number;
         }
-        low[r] = (float)total;
     }
+    Number rest[ROWS][NUMBERS] = {};
+    float inputs[NUMBERS] = {};
+    memcpy(inputs, x + i, (num_inputs - i) * sizeof(float));
+    load(inputs, input);
+    for (int r = 0; r < ROWS; r++) {
+        memcpy(rest[r], a + (int64_t)r * num_inputs + i, (num_inputs - i) * sizeof(Number));
+        load(rest[r], number);
+        sums[r] += input * number;
+        low[r] = 0;
+        for (int j = 0; j < NUMBERS; j++) low[r] += sums[r][j];
+    }
+}
+
+// The same for rows [first, last).
+template <class Number>
+void adapter_sums(const Number *a, const float *x, int num_inputs, int first, int last, double *low) {
+    int r = first;
+    for (; r + 4 <= last; r += 4) adapter_sums<4>(a + (int64_t)r * num_inputs, x, num_inputs, low + r);
+    for (; r + 2 <= last; r += 2) adapter_sums<2>(a + (int64_t)r * num_inputs, x, num_inputs, low + r);
+    if (r < last) adapter_sums<1>(a + (int64_t)r * num_inputs, x, num_inputs, low + r);
 }
 
 // y[r] += scale * sum of low * b for the rows of a panel of b [rank, 64].
 template <class Number>
-void adapter_adds(const Number *b, const float *low, int rank, float scale, int num_rows, float *y) {
-    float sums[PANEL_ROWS] = {};
+void adapter_adds(const Number *b, const double *low, int rank, float scale, int num_rows, float *y) {
+    Doubles sums[PANEL_ROWS / NUMBERS] = {}, number;
     for (int i = 0; i < rank; i++)
-        for (int r = 0; r < PANEL_ROWS; r++) sums[r] += low[i] * widened(b[i * PANEL_ROWS + r]);
-    for (int r = 0; r < num_rows; r++) y[r] += scale * sums[r];
+#pragma GCC unroll 8
+        for (int v = 0; v < PANEL_ROWS / NUMBERS; v++) {
+            load(b + i * PANEL_ROWS + v * NUMBERS, number);
+            sums[v] += low[i] * number;
+        }
+    float added[PANEL_ROWS];
+    for (int v = 0; v < PANEL_ROWS / NUMBERS; v++) {
+        const Floats singles = __builtin_convertvector((double)scale * sums[v], Floats);
+        memcpy(added + v * NUMBERS, &singles, sizeof singles);
+    }
+    for (int r = 0; r < num_rows; r++) y[r] += added[r];
 }
 
-void adapter_in(const OaMatrix &matrix, const float *x, int first, int last, float *low) {
+void adapter_in(const OaMatrix &matrix, const float *x, int first, int last, double *low) {
     if (matrix.lora_bits == 16)
         adapter_sums((const uint16_t *)matrix.lora_a, x, matrix.num_inputs, first, last, low);
     else
         adapter_sums((const float *)matrix.lora_a, x, matrix.num_inputs, first, last, low);
 }
 
-void adapter_out(const OaMatrix &matrix, const float *low, int panel, float *y) {
+void adapter_out(const OaMatrix &matrix, const double *low, int panel, float *y) {
     const int r = panel * PANEL_ROWS, left = matrix.num_outputs - r, num_rows = left < PANEL_ROWS ? left : PANEL_ROWS;
     const int64_t at = (int64_t)r * matrix.rank;
     if (matrix.lora_bits == 16)
@@ -142,28 +190,27 @@ void adapter_out(const OaMatrix &matrix, const float *low, int panel, float *y) 
 }
 
 // One page for one query after the other; scores first, then the weighted values.
-void attend_page(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, float *state) {
+void attend_page(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, double *state) {
     float key_scales[PAGE], value_scales[PAGE];
     widen_scales(page.key_scales, key_scales);
     widen_scales(page.value_scales, value_scales);
     for (int i = 0; i < num_queries; i++) {
         const float *q = (const float *)(prepared + (int64_t)i * prepared_bytes(head_dim));
-        float *top = state + (int64_t)i * (head_dim + 2), *sum = top + 1, *out = top + 2;
-        float scores[PAGE] = {};
+        double *top = state + (int64_t)i * (head_dim + 2), *sum = top + 1, *out = top + 2;
+        double scores[PAGE] = {};
         for (int c = 0; c < head_dim; c += 4)
             for (int l = 0; l < PAGE; l++) {
                 const uint8_t *k = page.keys + (int64_t)c * PAGE + l * 4;
-                scores[l] += q[c] * (float)(k[0] - 128) + q[c + 1] * (float)(k[1] - 128) +
-                             q[c + 2] * (float)(k[2] - 128) + q[c + 3] * (float)(k[3] - 128);
+                scores[l] += (double)q[c] * (k[0] - 128) + (double)q[c + 1] * (k[1] - 128) +
+                             (double)q[c + 2] * (k[2] - 128) + (double)q[c + 3] * (k[3] - 128);
             }
-        for (int l = 0; l < PAGE; l++) scores[l] *= key_scales[l];
-        const float shrink = soften(scores, value_scales, num_keys, top, sum);
+        for (int l = 0; l < PAGE; l++) scores[l] *= LOG2_OF_E * (double)key_scales[l];
+        const double shrink = soften(scores, value_scales, num_keys, top, sum);
         for (int c = 0; c < head_dim; c++) out[c] *= shrink;
         for (int l = 0; l < num_keys; l += 4)
             for (int c = 0; c < head_dim; c++) {
                 const int8_t *v = page.values + (int64_t)l * head_dim + c * 4;
-                out[c] += scores[l] * (float)v[0] + scores[l + 1] * (float)v[1] + scores[l + 2] * (float)v[2] +
-                          scores[l + 3] * (float)v[3];
+                out[c] += scores[l] * v[0] + scores[l + 1] * v[1] + scores[l + 2] * v[2] + scores[l + 3] * v[3];
             }
     }
 }

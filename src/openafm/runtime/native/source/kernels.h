@@ -51,13 +51,14 @@ struct Kernels {
     // A query [C], already scaled, that sees `num_keys` keys in all, as `attend` wants it: prepared_bytes(C), aligned to 64.
     void (*prepare)(const float *query, int head_dim, int64_t num_keys, uint8_t *prepared);
     // Online softmax of prepared queries, one after the other, over the first `num_keys` keys of a page. `state` holds for
-    // each query its maximum, its sum, and C partial outputs. What a query gets does not depend on those beside it.
+    // each query its maximum (to base 2), its sum, and C partial outputs, all in double precision: the outcome is that of exact
+    // numbers, rounded once. What a query gets does not depend on those beside it.
     void (*attend)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys,
-                   float *state);
-    // Sums of a row x [I] with rows [first, last) of an adapter's a.
-    void (*adapter_in)(const OaMatrix &matrix, const float *x, int first, int last, float *low);
+                   double *state);
+    // Sums of a row x [I], in double precision, with rows [first, last) of an adapter's a.
+    void (*adapter_in)(const OaMatrix &matrix, const float *x, int first, int last, double *low);
     // y [R] += what an adapter adds to a panel of outputs, of its sums low [rank].
-    void (*adapter_out)(const OaMatrix &matrix, const float *low, int panel, float *y);
+    void (*adapter_out)(const OaMatrix &matrix, const double *low, int panel, float *y);
 };
 
 inline int prepared_bytes(int head_dim) { return (4 * head_dim + 64 + 63) / 64 * 64; }

@@ -14,7 +14,7 @@ enum {
     WIDE_QUADS = 32,      // unpacked quads of inputs whose sums fit: 32 * 2 * 3 * 128 < 2^15
     ROWS_BESIDE = 6,      // rows of activations whose sums fit the registers
     MANY_ROWS = 20 * ROWS_BESIDE,  // rows whose sums stay in the second cache
-    KEYS_BESIDE = 16,     // keys, and channels of values, that are widened to floats at once
+    KEYS_BESIDE = 8,      // keys, and channels of values, that are widened at once
     QUERIES_BESIDE = 16,  // queries for which they are
 };
 
@@ -227,69 +227,71 @@ void head(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab
         }
 }
 
-// Sums of the halves of eight vectors, in order.
-inline void add_quads(const __m256 *sums, float *y) {
-    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int i = 0; i < 2; i++) {
-        const __m256 *s = sums + 4 * i;
-        const __m256 added = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
-        _mm256_storeu_ps(y + 8 * i, _mm256_permutevar8x32_ps(added, order));
-    }
-}
+inline __m256d load_quad(const float *numbers) { return _mm256_cvtps_pd(_mm_loadu_ps(numbers)); }
+inline __m256d load_quad(const double *numbers) { return _mm256_loadu_pd(numbers); }
 
-// Sums over quads of four numbers by 16 columns of widened bytes [quad][16][4].
-inline void multiply_quads(const float *numbers, const float *columns, int num_quads, float *y) {
-    __m256 sums[8];
+// Sums over quads of four numbers by 8 columns of widened bytes [quad][8][4].
+template <class Number>
+inline void multiply_quads(const Number *numbers, const double *columns, int num_quads, double *y) {
+    __m256d sums[8];
 #pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) sums[v] = _mm256_setzero_ps();
+    for (int v = 0; v < 8; v++) sums[v] = _mm256_setzero_pd();
     for (int quad = 0; quad < num_quads; quad++) {
-        const __m256 x = _mm256_broadcast_ps((const __m128 *)(numbers + quad * 4));
+        const __m256d x = load_quad(numbers + quad * 4);
 #pragma GCC unroll 8
-        for (int v = 0; v < 8; v++) sums[v] = _mm256_fmadd_ps(x, _mm256_load_ps(columns + quad * 64 + v * 8), sums[v]);
+        for (int v = 0; v < 8; v++) sums[v] = _mm256_fmadd_pd(x, _mm256_load_pd(columns + quad * 32 + v * 4), sums[v]);
     }
-    add_quads(sums, y);
+    for (int i = 0; i < 2; i++) {
+        const __m256d a = _mm256_hadd_pd(sums[4 * i], sums[4 * i + 1]), b = _mm256_hadd_pd(sums[4 * i + 2], sums[4 * i + 3]);
+        _mm256_storeu_pd(y + 4 * i, _mm256_add_pd(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31)));
+    }
 }
 
-// 16 columns of quads of bytes, `stride` bytes from quad to quad, as floats; `flip` makes keys signed.
-inline void widen(const uint8_t *bytes, int64_t stride, int num_quads, uint8_t flip, float *columns) {
+// 8 columns of quads of bytes, `stride` bytes from quad to quad, in double precision; `flip` makes keys signed.
+inline void widen(const uint8_t *bytes, int64_t stride, int num_quads, uint8_t flip, double *columns) {
     const __m128i flips = _mm_set1_epi8((char)flip);
     for (int quad = 0; quad < num_quads; quad++)
-        for (int v = 0; v < 8; v++) {
-            const __m128i eight = _mm_xor_si128(_mm_loadl_epi64((const __m128i *)(bytes + quad * stride + v * 8)), flips);
-            _mm256_store_ps(columns + quad * 64 + v * 8, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)));
+        for (int v = 0; v < 8; v += 4) {
+            const __m128i bytes_16 = _mm_loadu_si128((const __m128i *)(bytes + quad * stride + v * 4));
+            __m128i rest = _mm_xor_si128(bytes_16, flips);
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; i++, rest = _mm_srli_si128(rest, 4))
+                _mm256_store_pd(columns + quad * 32 + (v + i) * 4, _mm256_cvtepi32_pd(_mm_cvtepi8_epi32(rest)));
         }
 }
 
-// Keys and values become floats once for some queries, 16 keys or 16 channels at a time.
-void attend_some(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, const float *key_scales,
-                 const float *value_scales, int num_keys, float *state) {
-    alignas(32) float columns[KEYS_BESIDE * (LARGEST_HEAD_DIM > PAGE ? LARGEST_HEAD_DIM : PAGE)];
-    float weights[QUERIES_BESIDE][PAGE] = {}, shrinks[QUERIES_BESIDE];
+// Keys and values are widened once for some queries, 8 keys or 8 channels at a time.
+void attend_some(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, const double *key_scales,
+                 const float *value_scales, int num_keys, double *state) {
+    alignas(32) double columns[KEYS_BESIDE * (LARGEST_HEAD_DIM > PAGE ? LARGEST_HEAD_DIM : PAGE)];
+    double weights[QUERIES_BESIDE][PAGE] = {}, shrinks[QUERIES_BESIDE];
     for (int l = 0; l < num_keys; l += KEYS_BESIDE) {
         widen(page.keys + l * 4, PAGE * 4, head_dim / 4, 128, columns);
         for (int n = 0; n < num_queries; n++)
             multiply_quads((const float *)(prepared + n * prepared_bytes(head_dim)), columns, head_dim / 4, weights[n] + l);
     }
     for (int n = 0; n < num_queries; n++) {
-        float *top = state + (int64_t)n * (head_dim + 2);
+        double *top = state + (int64_t)n * (head_dim + 2);
         for (int l = 0; l < PAGE; l++) weights[n][l] *= key_scales[l];
         shrinks[n] = soften(weights[n], value_scales, num_keys, top, top + 1);
     }
     for (int c = 0; c < head_dim; c += KEYS_BESIDE) {
         widen((const uint8_t *)page.values + c * 4, head_dim * 4, (num_keys + 3) / 4, 0, columns);
         for (int n = 0; n < num_queries; n++) {
-            float *out = state + (int64_t)n * (head_dim + 2) + 2 + c, added[KEYS_BESIDE];
+            double *out = state + (int64_t)n * (head_dim + 2) + 2 + c, added[KEYS_BESIDE];
             multiply_quads(weights[n], columns, (num_keys + 3) / 4, added);
             for (int i = 0; i < KEYS_BESIDE; i++) out[i] = out[i] * shrinks[n] + added[i];
         }
     }
 }
 
-void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, float *state) {
+void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, double *state) {
     if (head_dim % KEYS_BESIDE) return attend_page(prepared, num_queries, head_dim, page, num_keys, state);
-    float key_scales[PAGE], value_scales[PAGE];
-    widen_scales(page.key_scales, key_scales);
+    float scales[PAGE], value_scales[PAGE];
+    double key_scales[PAGE];
+    widen_scales(page.key_scales, scales);
     widen_scales(page.value_scales, value_scales);
+    for (int l = 0; l < PAGE; l++) key_scales[l] = LOG2_OF_E * (double)scales[l];
     for (int n = 0; n < num_queries; n += QUERIES_BESIDE)
         attend_some(prepared + n * prepared_bytes(head_dim), num_queries - n < QUERIES_BESIDE ? num_queries - n : QUERIES_BESIDE,
                     head_dim, page, key_scales, value_scales, num_keys, state + (int64_t)n * (head_dim + 2));

@@ -99,7 +99,7 @@ void OaModel::multiply(const std::vector<Product> &products, const float *x, int
 }
 
 // Panels of outputs of a product, with what an adapter adds to them, of its sums low [N, rank].
-void OaModel::multiply_panels(const Product &product, int first, int last, const float *low, int num_rows) {
+void OaModel::multiply_panels(const Product &product, int first, int last, const double *low, int num_rows) {
     const OaMatrix &matrix = *product.matrix;
     kernels.low_bit(matrix, config.level_zero, rounded.view(), first, last, product.y, matrix.num_outputs);
     for (int panel = first; matrix.rank && panel < last; panel++)
@@ -111,7 +111,7 @@ void OaModel::multiply_panels(const Product &product, int first, int last, const
 void OaModel::open_gates(const OaLayer &layer, int num_rows) {
     const Product gates = {&layer.gate, gate.data()}, ups = {&layer.up, up.data()};
     add_up_adapters({gates, ups}, normed.data(), num_rows);
-    const float *low_gates = low_rank.data(), *low_ups = low_gates + (size_t)num_rows * layer.gate.rank;
+    const double *low_gates = low_rank.data(), *low_ups = low_gates + (size_t)num_rows * layer.gate.rank;
     const int hidden_dim = layer.gate.num_outputs;
     pool.parallel(panels_of(layer.gate), [&](int first, int last) {
         for (int panel = first; panel < last; panel++) {
@@ -130,7 +130,7 @@ void OaModel::add_up_adapters(const std::vector<Product> &products, const float 
     for (const Product &product : products) num_sums += (size_t)num_rows * product.matrix->rank;
     if (!num_sums) return;
     if (low_rank.size() < num_sums) low_rank.resize(num_sums);
-    float *low = low_rank.data();
+    double *low = low_rank.data();
     for (const Product &product : products) {
         const OaMatrix &matrix = *product.matrix;
         pool.parallel(matrix.rank, [&](int first, int last) {

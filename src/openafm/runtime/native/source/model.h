@@ -71,11 +71,11 @@ struct OaModel {
     // Of N rows: hidden states and their norm [N, D], queries and what attention makes of them [N, H, C], keys and values
     // [N, K, C], both halves of the feed-forward [N, F], cosines and sines [N, C].
     std::vector<float> states, normed, queries, attended, keys, values, gate, up, turns;
-    std::vector<float> low_rank;
+    std::vector<double> low_rank;
     RoundedRows rounded;
 
 private:
     void turn(float *x, const float *turns, const float *norm) const;
-    void multiply_panels(const Product &product, int first, int last, const float *low, int num_rows);
+    void multiply_panels(const Product &product, int first, int last, const double *low, int num_rows);
     void add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows);
 };

@@ -22,6 +22,18 @@ inline uint32_t bits_of(float value) {
     return bits;
 }
 
+inline double double_of_bits(uint64_t bits) {
+    double value;
+    memcpy(&value, &bits, 8);
+    return value;
+}
+
+inline uint64_t bits_of(double value) {
+    uint64_t bits;
+    memcpy(&bits, &value, 8);
+    return bits;
+}
+
 // Of finite numbers.
 inline float half_to_float(uint16_t half) {
     const float magnitude = float_of_bits((uint32_t)(half & 0x7fff) << 13) * 0x1p112f;

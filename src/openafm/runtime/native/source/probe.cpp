@@ -36,7 +36,7 @@ int32_t oa_attend(OaModel *model, const float *queries, int32_t num_queries, int
     const int query_bytes = prepared_bytes(head_dim), state_size = head_dim + 2;
     std::vector<uint8_t> room((size_t)num_queries * query_bytes + 64);
     uint8_t *prepared = room.data() + (64 - (uintptr_t)room.data() % 64) % 64;
-    std::vector<float> state((size_t)num_queries * state_size);
+    std::vector<double> state((size_t)num_queries * state_size);
     for (int n = 0; n < num_queries; n++) {
         model->kernels.prepare(queries + (int64_t)n * head_dim, head_dim, num_keys, prepared + (int64_t)n * query_bytes);
         state[(size_t)n * state_size] = -INFINITY;
@@ -46,8 +46,8 @@ int32_t oa_attend(OaModel *model, const float *queries, int32_t num_queries, int
                               num_keys - l < PAGE ? num_keys - l : PAGE, state.data());
     for (int n = 0; n < num_queries; n++)
         for (int c = 0; c < head_dim; c++) {
-            const float *s = &state[(size_t)n * state_size];
-            y[(int64_t)n * head_dim + c] = s[2 + c] / s[1];
+            const double *s = &state[(size_t)n * state_size];
+            y[(int64_t)n * head_dim + c] = (float)(s[2 + c] / s[1]);
         }
     return 0;
 }

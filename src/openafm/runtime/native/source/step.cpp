@@ -89,13 +89,13 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
     const int queries_each = config.num_heads / config.num_kv_heads;
     multiply({{&l.query, queries.data()}}, normed.data(), num_rows);
     const auto pieces = attention_pieces(rows, config.num_kv_heads);
-    const float scale = 1.0f / sqrtf((float)dim);
+    const float scale = (float)(1.0 / sqrt((double)dim));
     pool.parallel((int)pieces.size(), [&](int first, int last) {
         const int query_bytes = prepared_bytes(dim);
         std::vector<uint8_t> room((size_t)ROWS_AT_ONCE * queries_each * query_bytes + 64);
         uint8_t *q = room.data() + (64 - (uintptr_t)room.data() % 64) % 64;
         std::vector<float> turned(dim);
-        std::vector<float> state((size_t)ROWS_AT_ONCE * queries_each * (dim + 2));
+        std::vector<double> state((size_t)ROWS_AT_ONCE * queries_each * (dim + 2));
         for (int i = first; i < last; i++) {
             const AttentionPiece &piece = pieces[i];
             const int num_queries = piece.num_rows * queries_each;
@@ -107,8 +107,8 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
                 turn(x, &turns[n * dim], l.query_norm);
                 for (int c = 0; c < dim; c++) x[c] *= scale;
                 kernels.prepare(x, dim, rows[n].position + 1, q + query * query_bytes);
-                float *s = &state[(size_t)query * (dim + 2)];
-                memset(s, 0, (dim + 2) * sizeof(float));
+                double *s = &state[(size_t)query * (dim + 2)];
+                memset(s, 0, (dim + 2) * sizeof(double));
                 s[0] = -INFINITY;
             }
             const Row &begin = rows[piece.first_row], &end = rows[piece.first_row + piece.num_rows - 1];
@@ -129,8 +129,8 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
             for (int query = 0; query < num_queries; query++) {
                 const int64_t n = piece.first_row + query / queries_each;
                 const int head = piece.head * queries_each + query % queries_each;
-                const float *s = &state[(size_t)query * (dim + 2)];
-                for (int c = 0; c < dim; c++) attended[n * inner + head * dim + c] = s[2 + c] / s[1];
+                const double *s = &state[(size_t)query * (dim + 2)];
+                for (int c = 0; c < dim; c++) attended[n * inner + head * dim + c] = (float)(s[2 + c] / s[1]);
             }
         }
     });
