@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from openafm.adapters.config import LoRAConfig
+from openafm.adapters.lora import adapter_weights, install
+from openafm.adapters.package import Adapter, write_adapter
 from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
 from openafm.compression.config import QATConfig
 from openafm.compression.deploy import packed_tensors
@@ -77,6 +79,15 @@ def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) ->
         tensors=packed_tensors(decoder),
         numerics=qat.numerics,
     )
+
+
+def write_random_adapter(path: Path, bundle: Bundle, seed: int = 0) -> Adapter:
+    """An adapter that changes what a bundle says."""
+    decoder, lora = bundle.config.build(seed=0), LoRAConfig(rank=4)
+    install(decoder, lora)
+    generator = torch.Generator().manual_seed(seed)
+    weights = {name: torch.randn(w.shape, generator=generator).numpy() for name, w in adapter_weights(decoder).items()}
+    return write_adapter(path, weights=weights, config=lora, base_signature=bundle.signature, name="random")
 
 
 def tiny_recovery() -> RecoveryAdapter:

@@ -150,6 +150,10 @@ class LanguageModelExecutor(ABC):
     def undone_on_error(self) -> contextlib.AbstractContextManager[None]:
         """Put the executor back to what it was before the block when the block does not come to its end."""
 
+    def snapshot(self) -> bytes | None:
+        """What makes an executor of the same conversation come sooner, here or in a later process; by default nothing."""
+        return None
+
 
 class LanguageModel(ABC):
     """A description of a model; cheap to make, shared by sessions."""
@@ -173,6 +177,13 @@ class LanguageModel(ABC):
         Raises:
             AssetsUnavailableError: the model cannot answer now.
         """
+
+    def restored_executor(self, turns: Sequence[Turn], snapshot: bytes | memoryview) -> LanguageModelExecutor:
+        """`executor`, with the snapshot of one that was told these turns or the first of them.
+
+        It saves time and changes nothing: one that is damaged, or of another model, is not used.
+        """
+        return self.executor(turns)
 
     def guardrail(self, *, is_guided: bool) -> Guardrail | None:
         """What checks prompts and responses of a request; none by default."""

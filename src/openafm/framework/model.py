@@ -180,6 +180,11 @@ class SystemLanguageModel(LanguageModel):
 
         return LocalExecutor(self.load(), self._with_use_case(turns))
 
+    def restored_executor(self, turns: Sequence[Turn], snapshot: bytes | memoryview) -> LanguageModelExecutor:
+        from openafm.framework.local_executor import LocalExecutor
+
+        return LocalExecutor(self.load(), self._with_use_case(turns), snapshot)
+
     def guardrail(self, *, is_guided: bool) -> Guardrail | None:
         """What checks a request. Guided responses are always checked: a schema transforms no text."""
         match self.guardrails:

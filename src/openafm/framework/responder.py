@@ -50,16 +50,26 @@ _EXPLAIN = "Say in one sentence why you will not help with this."
 
 
 class Responder:
-    """A model, the transcript of its session and the tools it may call. Answers one request at a time."""
+    """A model, the transcript of its session and the tools it may call. Answers one request at a time.
+
+    Args:
+        snapshot: what `snapshot` gave of a session with this transcript, for the first request.
+    """
 
     def __init__(
-        self, model: LanguageModel, transcript: Transcript, tools: Sequence[Tool] = (), limits: ToolLimits | None = None
+        self,
+        model: LanguageModel,
+        transcript: Transcript,
+        tools: Sequence[Tool] = (),
+        limits: ToolLimits | None = None,
+        snapshot: bytes | memoryview | None = None,
     ) -> None:
         self.model, self.transcript = model, transcript
         named = by_name(tools)
         self._definitions = tuple(tool.definition() for tool in named.values())
         self._limits = limits or ToolLimits()
         self._runner = ToolRunner(tools=named, limits=self._limits)
+        self._snapshot = snapshot
         self._executor: LanguageModelExecutor | None = None
         self._num_told = 0  # entries of the transcript that the executor knows
 
@@ -82,6 +92,11 @@ class Responder:
         """Load the model and prefill what the next prompt will follow, and its beginning."""
         with _framework_errors():
             self._told().prefill(prompt_prefix, cancelled)
+
+    def snapshot(self) -> bytes | memoryview | None:
+        """What the model has computed of the transcript; None if that is nothing."""
+        with _framework_errors():
+            return self._snapshot if self._executor is None else self._executor.snapshot()
 
     def _answers(self, exchange: _Exchange) -> Generator[Snapshot[Any], None, None]:
         request = exchange.request
@@ -171,7 +186,12 @@ class Responder:
         """The executor, knowing the transcript as it is; told anew when it grew by other means than this session's."""
         if self._executor is None or self._num_told != len(self.transcript):
             turns = self.transcript.turns
-            self._executor = self.model.executor(self._with_tools(turns))
+            told = self._with_tools(turns)
+            if self._snapshot is None:
+                self._executor = self.model.executor(told)
+            else:
+                self._executor = self.model.restored_executor(told, self._snapshot)
+                self._snapshot = None  # it may be large
             self._num_told = len(turns)
         return self._executor
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from openafm.framework.daemon import in_daemon_thread
@@ -21,6 +23,7 @@ from openafm.framework.request_queue import RequestQueue, Turnstile, WhenBusy
 from openafm.framework.responder import Responder
 from openafm.framework.response_stream import ResponseStream
 from openafm.framework.schema import GenerationSchema
+from openafm.framework.session_file import SavedSession, read_session, write_session
 from openafm.framework.tool import Tool, ToolLimits, by_name
 from openafm.framework.transcript import InstructionsEntry, Transcript
 from openafm.tokenizer.conversation import Instructions, JsonSchema
@@ -102,6 +105,30 @@ class LanguageModelSession:
         session._begin(transcript, model, tools, when_busy, tool_limits)
         return session
 
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        model: LanguageModel | None = None,
+        tools: Sequence[Tool] | None = None,
+        *,
+        when_busy: WhenBusy = "raise",
+        tool_limits: ToolLimits | None = None,
+    ) -> Self:
+        """A session that goes on where a saved one was. With the same model and tools, what that had read is not read again.
+
+        With others, or when that part of the file is damaged, the first request prefills the transcript, as it does after
+        `from_transcript`; nothing else differs.
+
+        Raises:
+            TranscriptError: the file is no saved session, or its transcript is damaged.
+            OSError: the file cannot be read.
+        """
+        saved = read_session(Path(path))
+        session = cls.__new__(cls)
+        session._begin(saved.transcript, model, tools, when_busy, tool_limits, saved.snapshot)
+        return session
+
     def _begin(
         self,
         transcript: Transcript,
@@ -109,10 +136,11 @@ class LanguageModelSession:
         tools: Sequence[Tool] | None,
         when_busy: WhenBusy,
         tool_limits: ToolLimits | None,
+        snapshot: bytes | memoryview | None = None,
     ) -> None:
         if not isinstance(model, LanguageModel | None):
             raise TypeError(f"a model is a LanguageModel, such as SystemLanguageModel(bundle='nano'), not {model!r}")
-        self._responder = Responder(model or SystemLanguageModel(), transcript, tools or (), tool_limits)
+        self._responder = Responder(model or SystemLanguageModel(), transcript, tools or (), tool_limits, snapshot)
         self._queue = RequestQueue(when_busy)
         self._usage = self._total_usage = Usage()
 
@@ -167,6 +195,27 @@ class LanguageModelSession:
         except BaseException:
             self._queue.give_up(turnstile, previous)
             raise
+
+    async def save(self, path: str | Path) -> None:
+        """Write the session to a file from which `load` goes on, in a later process as well.
+
+        It holds what was said, readable as JSON, and what the model has computed of it, which can be a hundred megabytes.
+
+        Raises:
+            ConcurrentRequestsError: a request is under way, and requests do not wait.
+            OutOfSpaceError: the disk is full. A session that stood in the file is as it was.
+            OSError: the file cannot be written.
+        """
+        await asyncio.to_thread(self.save_blocking, path)
+
+    def save_blocking(self, path: str | Path) -> None:
+        """`save` for code without an event loop."""
+        turnstile = Turnstile(is_background=True)
+        self._queue.enter_blocking(turnstile)
+        try:
+            write_session(Path(path), SavedSession(transcript=self.transcript, snapshot=self._responder.snapshot()))
+        finally:
+            self._queue.leave(turnstile)
 
     @overload
     async def respond(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> str: ...
