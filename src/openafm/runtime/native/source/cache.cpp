@@ -9,18 +9,21 @@
 
 namespace {
 
+// So that no vector of a page lies across two lines of the processor's caches.
+const std::align_val_t PAGE_ALIGNMENT{64};
+
 Page *new_page(const PageShape &shape) {
     Page *page = new (std::nothrow) Page;
     if (!page) return nullptr;
-    page->bytes = (uint8_t *)calloc(shape.bytes(), 1);
-    if (page->bytes) return page;
+    page->bytes = (uint8_t *)operator new(shape.bytes(), PAGE_ALIGNMENT, std::nothrow);
+    if (page->bytes) return (Page *)memset(page->bytes, 0, shape.bytes()), page;
     delete page;
     return nullptr;
 }
 
 void release(Page *page) {
     if (page->num_owners.fetch_sub(1) > 1) return;
-    free(page->bytes);
+    operator delete(page->bytes, PAGE_ALIGNMENT);
     delete page;
 }
 

@@ -8,6 +8,7 @@
 
 #include "attention_avx512.h"
 #include "generic.h"
+#include "vnni.h"
 
 namespace {
 
@@ -69,10 +70,7 @@ inline void multiply_tiles(const uint8_t *codes, int num_steps, const int8_t *co
             for (int n = 0; n < N; n++) {
                 const __m512i x = broadcast(a[n] + step * 16 + p * 4);
 #pragma GCC unroll 4
-                for (int t = 0; t < T; t++) {
-                    __m512i &sum = p % 2 ? fourfold[n][t] : once[n][t];
-                    sum = _mm512_dpbusd_epi32(sum, plane[t], x);
-                }
+                for (int t = 0; t < T; t++) add_products(p % 2 ? fourfold[n][t] : once[n][t], plane[t], x);
             }
         }
     }
@@ -148,8 +146,8 @@ inline void head_tile(const uint8_t *tile, const Rounded &x, int row, int num_gr
 #pragma GCC unroll 4
             for (int n = 0; n < N; n++) {
                 const int8_t *a = x.integers + (row + n) * x.stride + g * GROUP + v * 8;
-                acc[n][0] = _mm512_dpbusd_epi32(acc[n][0], low, broadcast(a));
-                acc[n][1] = _mm512_dpbusd_epi32(acc[n][1], high, broadcast(a + 4));
+                add_products(acc[n][0], low, broadcast(a));
+                add_products(acc[n][1], high, broadcast(a + 4));
             }
         }
         const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(tile + 256)));

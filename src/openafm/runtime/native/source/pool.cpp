@@ -9,7 +9,7 @@ static inline void relax() { std::this_thread::yield(); }
 
 namespace {
 
-enum { SPINS = 4000, PIECES_EACH = 4 };
+enum { SPINS = 4000 };
 
 // Until `done`: spin a while, then let others have the processor.
 template <class Done>
@@ -42,10 +42,8 @@ void Pool::run(int count, Call call, const void *work) {
         return;
     }
     call_ = call, work_ = work, count_ = count;
-    piece_ = (count + num_threads_ * PIECES_EACH - 1) / (num_threads_ * PIECES_EACH);
-    const uint32_t num_pieces = (uint32_t)((count + piece_ - 1) / piece_);
-    unfinished_.store((int)num_pieces);
-    state_.store(((state_.load() >> 32) + 1) << 32 | num_pieces);
+    unfinished_.store(count);
+    state_.store(((state_.load() >> 32) + 1) << 32 | (uint32_t)count);
     if (sleeping_.load() > 0) {
         { std::lock_guard<std::mutex> lock(mutex_); }
         wake_.notify_all();
@@ -54,14 +52,16 @@ void Pool::run(int count, Call call, const void *work) {
     while (!spin_until([this] { return unfinished_.load() == 0; })) std::this_thread::yield();
 }
 
-// Who takes a piece holds the task: it is not over, and so stays as it is, until the piece is finished.
+// Half of a fair share of what is left: long pieces first, which are read in order, and short ones at the end, so that nobody
+// waits long for the last. Who takes a piece holds the task: it is not over, and so stays as it is, until the piece is finished.
 void Pool::take_pieces() {
     uint64_t state = state_.load();
-    while ((uint32_t)state) {
-        if (!state_.compare_exchange_weak(state, state - 1)) continue;
-        const int first = ((int)(uint32_t)state - 1) * piece_, last = first + piece_;
-        call_(work_, first, last < count_ ? last : count_);
-        unfinished_.fetch_sub(1);
+    while (const int left = (int)(uint32_t)state) {
+        const int share = left / (2 * num_threads_), size = share < 1 ? 1 : share;
+        if (!state_.compare_exchange_weak(state, state - (uint64_t)size)) continue;
+        const int first = count_ - left;
+        call_(work_, first, first + size);
+        unfinished_.fetch_sub(size);
         state = state_.load();
     }
 }

@@ -36,8 +36,8 @@ private:
     // The task: written while no piece is left, read by who has taken one.
     Call call_ = nullptr;
     const void *work_ = nullptr;
-    int count_ = 0, piece_ = 1;
-    // The number of the task, and in the low half how many of its pieces nobody has taken.
+    int count_ = 0;
+    // The number of the task, and in the low half how much of it nobody has taken.
     alignas(64) std::atomic<uint64_t> state_{0};
     alignas(64) std::atomic<int> unfinished_{0};
     alignas(64) std::atomic<int> sleeping_{0};
