@@ -16,8 +16,9 @@ from tiny_engines import CONFIGS, CONTEXT_LENGTH, VOCAB_SIZE, assert_close, engi
 
 from openafm.models.config import DecoderConfig
 from openafm.runtime import kv_cache
-from openafm.runtime.engine import Cache, Engine, LogitsOf, Sequence
+from openafm.runtime.engine import Engine, Sequence
 from openafm.runtime.generation import generate
+from openafm.runtime.pending import Piece
 from openafm.runtime.sampling import GreedyConfig
 from openafm.runtime.speculation import Drafter
 from openafm.runtime.torch_engine import TorchEngine
@@ -108,9 +109,9 @@ class Counting(TorchEngine):
         self.num_computed = 0
         self.fails_at: int | None = None
 
-    def _forward(self, batch: list[tuple[Cache, list[int]]], logits: LogitsOf) -> list[NDArray[np.float32]]:
-        outputs = super()._forward(batch, logits)
-        self.num_computed += sum(len(tokens) for _, tokens in batch)
+    def _forward(self, pieces: list[Piece]) -> list[NDArray[np.float32]]:
+        outputs = super()._forward(pieces)
+        self.num_computed += sum(len(piece.tokens) for piece in pieces)
         if self.fails_at is not None and self.num_computed > self.fails_at:
             raise MemoryError
         return outputs

@@ -18,9 +18,10 @@ from tiny_engines import CONFIGS
 from tiny_tokenizer import TOKENIZER
 
 from openafm.models.decoder import Decoder
-from openafm.runtime.engine import Cache, ContextWindowError, Engine, LogitsOf, Sequence
+from openafm.runtime.engine import Cache, ContextWindowError, Engine, Sequence
 from openafm.runtime.generation import Finish, Summary, generate
 from openafm.runtime.grammar import Grammar, GrammarCompiler
+from openafm.runtime.pending import Piece
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.speculation import Drafter, DraftMismatchError, Pace
 from openafm.runtime.torch_engine import TorchEngine
@@ -57,12 +58,12 @@ class FaultyEngine(TorchEngine):
     num_steps = num_tokens = 0
     fails_at = -1
 
-    def step(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> list[NDArray[np.float32]]:
+    def _forward(self, pieces: List[Piece]) -> list[NDArray[np.float32]]:
         if self.num_steps == self.fails_at:
             raise MemoryError
         self.num_steps += 1
-        self.num_tokens += sum(len(tokens) for _, tokens in batch)
-        return super().step(batch, logits)
+        self.num_tokens += sum(len(piece.tokens) for piece in pieces)
+        return super()._forward(pieces)
 
 
 class BigramEngine(Engine):
@@ -89,9 +90,8 @@ class BigramEngine(Engine):
     def _new_cache(self) -> Cache:
         return self._Nothing()
 
-    def _forward(self, batch: List[tuple[Cache, List[int]]], logits: LogitsOf) -> list[NDArray[np.float32]]:
-        rows = [self.table_VV[list(tokens)] for _, tokens in batch]
-        return [row[-1] for row in rows] if logits == "last" else rows
+    def _forward(self, pieces: List[Piece]) -> list[NDArray[np.float32]]:
+        return [self.table_VV[list(piece.tokens)][len(piece.tokens) - piece.num_wanted :] for piece in pieces]
 
 
 @functools.cache

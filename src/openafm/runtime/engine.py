@@ -1,7 +1,8 @@
 """What generation asks of an engine, whatever computes it: feed tokens to sequences, get logits back.
 
 Prefill, decoding and the verification of drafts are the same call, `Engine.step`. Sampling, grammars and stopping live
-outside. An implementation gives a `Cache` and `_forward`; checks, locking and the all-or-nothing rule are here, once.
+outside. An implementation gives a `Cache` and `_forward`; checks and the all-or-nothing rule are here, once, and what many
+threads ask for comes together in scheduler.py.
 Imports no tensor library.
 
 Shapes: N tokens of one sequence in a step, V vocabulary.
@@ -9,11 +10,10 @@ Shapes: N tokens of one sequence in a step, V vocabulary.
 
 from __future__ import annotations
 
-import threading
-import time
+import contextlib
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as List
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file
+from openafm.runtime.admission import PREFILL_CHUNK as PREFILL_CHUNK
+from openafm.runtime.pending import Job, Pending, Piece, Request
+from openafm.runtime.scheduler import Computed, Scheduler
 from openafm.runtime.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, snapshot_parts, write_snapshot
-from openafm.runtime.step_costs import MOST_COUNTED, StepCosts
+from openafm.runtime.step_costs import StepCosts
 
 LogitsOf: TypeAlias = Literal["last", "all"]
-PREFILL_CHUNK = 512
 _TOKEN = "i"  # the array type of token ids: 4 bytes each
 
 
@@ -95,6 +97,7 @@ class Sequence:
         self._engine = engine
         self._cache: Cache | None = cache
         self._tokens = tokens
+        self._holder: Request | None = None  # whose own it is until that is over
 
     @property
     def length(self) -> int:
@@ -117,7 +120,7 @@ class Sequence:
 
 
 class Engine(ABC):
-    """A model that holds sequences of tokens. Calls from several threads are safe: one runs at a time.
+    """A model that holds sequences of tokens. Calls from several threads are safe: one step runs at a time (scheduler.py).
 
     Args:
         vocab_size: ids run from 0 to `vocab_size - 1`; may exceed the tokenizer's.
@@ -128,21 +131,34 @@ class Engine(ABC):
         costs: what its steps have taken.
     """
 
+    combines: ClassVar[bool] = False
+    """Whether what several threads ask for is computed at once: where a row's bits do not depend on those beside it."""
+
     forks_share_memory: ClassVar[bool] = False
     """Whether a fork costs next to nothing: it stands on the same memory until one of the two writes to it."""
 
     def __init__(self, *, vocab_size: int, context_length: int, signature: str) -> None:
         self.vocab_size, self.context_length, self.signature = vocab_size, context_length, signature
         self.costs = StepCosts()
-        self._lock = threading.RLock()
+        self._scheduler = Scheduler(combines=self.combines)
 
     @abstractmethod
     def _new_cache(self) -> Cache:
         """An empty cache."""
 
     @abstractmethod
-    def _forward(self, batch: List[tuple[Cache, List[int]]], logits: LogitsOf) -> list[NDArray[np.float32]]:
-        """Compute a checked, non-empty batch. Writes keys and values behind `cache.length`, which stays as it is."""
+    def _forward(self, pieces: List[Piece]) -> list[NDArray[np.float32]]:
+        """Compute pieces of different sequences, checked, one at least; one call at a time.
+
+        Returns the logits [num_wanted, V] of each. Writes keys and values behind `cache.length`, which stays as it is.
+        """
+
+    def _start(self, pieces: List[Piece]) -> Callable[[], Computed] | None:
+        """Begin `_forward` in another thread and return what waits for it; None where there is no such thread.
+
+        What is returned may be called again when it was interrupted.
+        """
+        return None
 
     def new_sequence(self) -> Sequence:
         """An empty sequence."""
@@ -156,26 +172,33 @@ class Engine(ABC):
 
         Raises:
             ContextWindowError: a sequence would outgrow the context window.
-            SequenceError: a sequence is closed, of another engine, or twice in the batch.
+            SequenceError: a sequence is closed, of another engine, twice in the batch, or in a step that has begun.
             TokenError: an entry without tokens, or a token outside the vocabulary.
         """
-        with self._lock:
-            caches = [self._cache_of(sequence) for sequence, _ in batch]
-            if len({id(cache) for cache in caches}) < len(caches):
-                raise SequenceError("a sequence stands twice in one step; give all its tokens in one entry")
-            for sequence, tokens in batch:
-                self._check_tokens(sequence, tokens)
-            if not batch:
-                return []
-            for cache, (sequence, _) in zip(caches, batch, strict=True):
-                self._catch_up(cache, sequence)
-            started = time.perf_counter()
-            outputs = self._forward([(cache, tokens) for cache, (_, tokens) in zip(caches, batch, strict=True)], logits)
-            self._note_cost([len(tokens) for _, tokens in batch], logits, time.perf_counter() - started)
-            for cache, (sequence, tokens) in zip(caches, batch, strict=True):
-                cache.length += len(tokens)
-                sequence._tokens.extend(tokens)
-            return outputs
+        request = Request(self, is_awaited=True)
+        try:
+            self._enqueue(request, batch, logits, may_start=False)
+            self._scheduler.finish(request)
+            return [job.logits() for job in request.jobs]
+        except BaseException:
+            self._scheduler.drop(request)
+            raise
+
+    def begin(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> Pending:
+        """Begin a step, whose `Pending.result` is what `step` returns: there may be something to do meanwhile.
+
+        Until then its sequences are as they were, and no other call takes them.
+
+        Raises:
+            ContextWindowError, SequenceError, TokenError: as `step`, at once.
+        """
+        request = Request(self, is_awaited=False)
+        try:
+            self._enqueue(request, batch, logits, may_start=True)
+        except BaseException:
+            self._scheduler.drop(request)
+            raise
+        return Pending(request)
 
     def rollback(self, sequence: Sequence, num_tokens: int) -> None:
         """Take back the last `num_tokens`.
@@ -185,10 +208,9 @@ class Engine(ABC):
 
         Raises:
             RollbackError: the sequence holds fewer.
-            SequenceError: the sequence is closed or of another engine.
+            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
         """
-        with self._lock:
-            cache = self._cache_of(sequence)
+        with self._free(sequence) as (cache,):
             length = sequence.length - num_tokens
             if not 0 <= length <= sequence.length:
                 raise RollbackError(f"cannot take {num_tokens} tokens back from a sequence of {sequence.length}")
@@ -205,8 +227,7 @@ class Engine(ABC):
             RollbackError: the sequence holds fewer.
             SequenceError: the sequence is closed or of another engine.
         """
-        with self._lock:
-            cache = self._cache_of(sequence)
+        with self._held(sequence) as cache:
             length = sequence.length if length is None else length
             if not 0 <= length <= sequence.length:
                 raise RollbackError(f"cannot fork {length} tokens of a sequence of {sequence.length}")
@@ -218,8 +239,8 @@ class Engine(ABC):
         Raises:
             SequenceError: the sequence is closed or of another engine.
         """
-        with self._lock:
-            return self._cache_of(sequence).memory()
+        with self._free(sequence) as (cache,):
+            return cache.memory()
 
     def snapshot(self, sequence: Sequence) -> bytes:
         """The sequence as bytes, for `restore` of an engine of the same model, in this process or a later one.
@@ -284,17 +305,18 @@ class Engine(ABC):
         """Free the sequence's memory. Closing twice is no error.
 
         Raises:
-            SequenceError: the sequence is of another engine.
+            SequenceError: the sequence is of another engine, or in a step that has begun.
         """
-        with self._lock:
-            if not sequence.is_closed:
-                self._cache_of(sequence)
+        if sequence.is_closed and sequence._engine is self:
+            return
+        with self._free(sequence):
+            self._scheduler.forget(sequence)
             sequence._cache, sequence._tokens = None, array(_TOKEN)
 
     def _taken(self, sequence: Sequence) -> Snapshot:
-        with self._lock:
-            cache = self._cache_of(sequence)
-            self._catch_up(cache, sequence)
+        if sequence.num_computed < sequence.length:
+            self._catch_up(sequence)
+        with self._held(sequence) as cache:
             arrays = cache.arrays() | {"tokens": np.array(sequence._tokens, np.int32)}
             return Snapshot(signature=self.signature, length=cache.length, arrays=arrays)
 
@@ -305,18 +327,67 @@ class Engine(ABC):
             raise SequenceError("this sequence is closed; make another with new_sequence")
         return sequence._cache
 
-    def _catch_up(self, cache: Cache, sequence: Sequence) -> None:
-        """Compute those of a sequence's tokens again that its cache had to drop."""
-        while cache.length < sequence.length:
-            tokens = sequence.tokens[cache.length : cache.length + PREFILL_CHUNK]
-            self._forward([(cache, tokens)], "last")
-            cache.length += len(tokens)
+    @contextlib.contextmanager
+    def _free(self, *sequences: Sequence) -> Iterator[list[Cache]]:
+        """With the lock, once no other thread uses the sequences: their caches.
 
-    def _note_cost(self, counts: List[int], logits: LogitsOf, seconds: float) -> None:
-        # A row that gives no logits is cheaper, so a short prefill would spoil the estimate of a verification.
-        num_rows = sum(counts)
-        if logits == "all" or num_rows == len(counts) or num_rows > MOST_COUNTED:
-            self.costs.record(num_rows, seconds)
+        Raises:
+            SequenceError: one is closed, of another engine, or in a step that has begun.
+        """
+        while True:
+            with self._scheduler.lock:
+                caches = [self._cache_of(sequence) for sequence in sequences]
+                for sequence in sequences:
+                    holder = sequence._holder
+                    if holder is not None:
+                        break
+                else:
+                    yield caches
+                    return
+                if not holder.is_awaited and not holder.is_dropped:
+                    raise SequenceError("a step of this sequence has begun; take its result first, or abandon it")
+            self._scheduler.wait_for_release(holder)
+
+    @contextlib.contextmanager
+    def _held(self, sequence: Sequence) -> Iterator[Cache]:
+        """The cache of a sequence that nobody else may use meanwhile; others go on with theirs.
+
+        Raises:
+            SequenceError: it is closed, of another engine, or in a step that has begun.
+        """
+        holder = Request(self, is_awaited=True)
+        try:
+            with self._free(sequence) as (cache,):
+                holder.jobs = [Job(sequence, cache, array(_TOKEN), wants_all=False)]
+                self._scheduler.hold(holder)
+            yield cache
+        finally:
+            self._scheduler.drop(holder)
+
+    def _enqueue(
+        self, request: Request, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf, *, may_start: bool
+    ) -> None:
+        with self._free(*[sequence for sequence, _ in batch]) as caches:
+            if len(set(map(id, caches))) < len(caches):
+                raise SequenceError("a sequence stands twice in one step; give all its tokens in one entry")
+            for sequence, tokens in batch:
+                self._check_tokens(sequence, tokens)
+            request.jobs = [
+                Job(sequence, cache, array(_TOKEN, tokens), logits == "all")
+                for cache, (sequence, tokens) in zip(caches, batch, strict=True)
+            ]
+            self._scheduler.add(request, may_start=may_start)
+
+    def _catch_up(self, sequence: Sequence) -> None:
+        """Compute those of a sequence's tokens again that its cache had to drop."""
+        request = Request(self, is_awaited=True)
+        try:
+            with self._free(sequence) as (cache,):
+                request.jobs = [Job(sequence, cache, array(_TOKEN), wants_all=True)]
+                self._scheduler.add(request, may_start=False)
+            self._scheduler.finish(request)
+        finally:
+            self._scheduler.drop(request)
 
     def _check_tokens(self, sequence: Sequence, tokens: List[int]) -> None:
         if not tokens:

@@ -24,8 +24,9 @@ from openafm.models.decoder import FEW_TOKENS, Decoder
 from openafm.models.experts import Router
 from openafm.models.layers import RMSNorm
 from openafm.models.track_parallel import share_tracks
-from openafm.runtime.engine import Cache, Engine, LogitsOf
+from openafm.runtime.engine import Cache, Engine
 from openafm.runtime.kv_cache import CachedSequences, TorchCache
+from openafm.runtime.pending import Piece
 from openafm.runtime.shared_weights import base_decoder, sharing
 from openafm.runtime.track_group import track_group
 
@@ -88,17 +89,18 @@ class TorchEngine(Engine):
     def _new_cache(self) -> Cache:
         return TorchCache(self._cached, self.decoder.compute_dtype, self._device)
 
-    def _forward(self, batch: Sequence[tuple[Cache, Sequence[int]]], logits: LogitsOf) -> list[NDArray[np.float32]]:
-        caches = [cast(TorchCache, cache) for cache, _ in batch]
-        counts = [len(tokens) for _, tokens in batch]
+    def _forward(self, pieces: Sequence[Piece]) -> list[NDArray[np.float32]]:
+        caches = [cast(TorchCache, piece.cache) for piece in pieces]
+        counts = [len(piece.tokens) for piece in pieces]
+        wanted = [piece.num_wanted for piece in pieces]
+        is_last = max(wanted) <= 1
         with torch.inference_mode():
-            tokens_BS = torch.tensor([[token for _, tokens in batch for token in tokens]], device=self._device)
+            tokens_BS = torch.tensor([[token for piece in pieces for token in piece.tokens]], device=self._device)
             context = CachedSequences(caches, counts, self._device)
-            compute = self.decoder.last_hidden if logits == "last" else self.decoder.hidden
+            compute = self.decoder.last_hidden if is_last else self.decoder.hidden
             logits_NV = self._head(compute(tokens_BS, context)[0]).float().cpu().numpy()
-        if logits == "last":
-            return list(logits_NV)
-        return np.split(logits_NV, np.cumsum(counts)[:-1])
+        stops = np.cumsum([1] * len(counts) if is_last else counts)
+        return [logits_NV[stop - num_wanted : stop] for stop, num_wanted in zip(stops, wanted, strict=True)]
 
     def _head(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Logits, of few tokens one by one: as fast on a CPU, and the same bits however many there are."""

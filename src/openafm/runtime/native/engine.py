@@ -5,10 +5,14 @@ Shapes: N tokens of all sequences in a step, V vocabulary.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, cast
 
 import numpy as np
@@ -17,10 +21,12 @@ from numpy.typing import NDArray
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
-from openafm.runtime.engine import Cache, Engine, LogitsOf
+from openafm.runtime.engine import Cache, Engine
 from openafm.runtime.native.library import VERSION, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.weights import open_weights
+from openafm.runtime.pending import Piece
+from openafm.runtime.scheduler import Computed
 
 MOST_THREADS = 256
 
@@ -80,6 +86,7 @@ class NativeEngine(Engine):
         BundleError: the weights cannot be read or do not fit the config.
     """
 
+    combines = True
     forks_share_memory = True
 
     def __init__(
@@ -96,6 +103,7 @@ class NativeEngine(Engine):
         library = native_library()
         self.num_threads = chosen_threads() if num_threads is None else num_threads
         self._model = NativeModel(library, bundle, open_weights(bundle, library), adapter, self.num_threads, kernels)
+        self._driver: Driver | None = None
 
     def _new_cache(self) -> Cache:
         handle = self._model.library.oa_cache_new(self._model.handle)
@@ -103,28 +111,89 @@ class NativeEngine(Engine):
             raise OutOfMemoryError("no memory for another sequence; close others")
         return NativeCache(self._model, handle)
 
-    def _forward(self, batch: Sequence[tuple[Cache, Sequence[int]]], logits: LogitsOf) -> list[NDArray[np.float32]]:
-        counts = [len(tokens) for _, tokens in batch]
-        is_all = logits == "all"
-        wanted = counts if is_all else [1] * len(batch)
-        logits_NV = np.empty((sum(wanted), self.vocab_size), np.float32)
-        handles = np.array([cast(NativeCache, cache).handle for cache, _ in batch], np.uint64)
-        starts = np.array([cache.length for cache, _ in batch], np.int64)
-        counts_D, wanted_D = np.array(counts, np.int32), np.array(wanted, np.int32)
-        tokens_N = np.array([token for _, tokens in batch for token in tokens], np.int32)
-        failed = self._model.library.oa_step(
-            self._model.handle,
-            len(batch),
-            handles.ctypes.data,
-            starts.ctypes.data,
-            counts_D.ctypes.data,
-            wanted_D.ctypes.data,
-            tokens_N.ctypes.data,
-            logits_NV.ctypes.data,
+    def _forward(self, pieces: Sequence[Piece]) -> list[NDArray[np.float32]]:
+        call = _Call(pieces, self.vocab_size)
+        return call.outputs(self._model.library.oa_step(self._model.handle, *call.arguments))
+
+    def _start(self, pieces: Sequence[Piece]) -> Callable[[], Computed] | None:
+        if self._driver is None:
+            self._driver = Driver.of(self._model)
+        if self._driver is None:
+            return None
+        call = _Call(pieces, self.vocab_size)
+        self._driver.begin(call)
+        return partial(_wait, self._driver, call)
+
+
+class _Call:
+    """The arrays of one step in C."""
+
+    def __init__(self, pieces: Sequence[Piece], vocab_size: int) -> None:
+        tokens = array("i")
+        for piece in pieces:
+            tokens += piece.tokens
+        self._wanted = array("i", [piece.num_wanted for piece in pieces])
+        self._inputs = (
+            array("Q", [cast(NativeCache, piece.cache).handle for piece in pieces]),
+            array("q", [piece.start for piece in pieces]),
+            array("i", [len(piece.tokens) for piece in pieces]),
+            self._wanted,
+            tokens,
         )
+        self._logits_NV = np.empty((sum(self._wanted), vocab_size), np.float32)
+
+    @property
+    def arguments(self) -> tuple[int, ...]:
+        """What `oa_step` takes after the model; pointers, which hold as long as this does."""
+        addresses = (each.buffer_info()[0] for each in self._inputs)
+        return (len(self._wanted), *addresses, self._logits_NV.ctypes.data)
+
+    def outputs(self, failed: int) -> list[NDArray[np.float32]]:
+        """The logits [num_wanted, V] of each piece.
+
+        Raises:
+            OutOfMemoryError: it failed.
+        """
         if failed:
-            raise OutOfMemoryError(f"no memory for a step of {sum(counts)} tokens; close sequences or give fewer at once")
-        return np.split(logits_NV, np.cumsum(counts)[:-1]) if is_all else list(logits_NV)
+            num_tokens = len(self._inputs[-1])
+            raise OutOfMemoryError(f"no memory for a step of {num_tokens} tokens; close sequences or give fewer at once")
+        stops = accumulate(self._wanted)
+        return [self._logits_NV[stop - wanted : stop] for stop, wanted in zip(stops, self._wanted, strict=True)]
+
+
+class Driver:
+    """A thread of the C runtime that computes steps of a model beside this one; one at a time."""
+
+    def __init__(self, model: NativeModel, handle: int) -> None:
+        self._library, self._handle = model.library, handle
+        self._call: _Call | None = None  # its arrays must outlive the step: what frees the thread waits for that first
+        weakref.finalize(self, _free_driver, model, handle)
+
+    @staticmethod
+    def of(model: NativeModel) -> Driver | None:
+        """None where no thread is to be had."""
+        handle = model.library.oa_driver_new(model.handle)
+        return Driver(model, handle) if handle else None
+
+    def begin(self, call: _Call) -> None:
+        """Start a step, once the one before is over."""
+        self._call = call
+        self._library.oa_step_begin(self._handle, *call.arguments)
+
+    def wait(self) -> tuple[int, float]:
+        """What `oa_step` returns of the step that began last, and the seconds it took."""
+        seconds = ctypes.c_double()
+        failed: int = self._library.oa_step_wait(self._handle, seconds)
+        return failed, seconds.value
+
+
+def _free_driver(model: NativeModel, handle: int) -> None:
+    model.library.oa_driver_free(handle)  # and then perhaps the model, not before
+
+
+def _wait(driver: Driver, call: _Call) -> Computed:
+    failed, seconds = driver.wait()
+    return call.outputs(failed), seconds
 
 
 def chosen_threads() -> int:
