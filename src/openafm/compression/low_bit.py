@@ -63,11 +63,11 @@ class RoundedNorm(RMSNorm):
 
     def __init__(self, norm: RMSNorm, rounding: ActivationRounding) -> None:
         nn.Module.__init__(self)
-        self.eps, self.weight, self._rounding = norm.eps, norm.weight, rounding
+        self.eps, self.weight, self.rounding = norm.eps, norm.weight, rounding
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
-        if not self._rounding.active:
+        if not self.rounding.active:
             return y
         rounded = round_per_token(y)
         return (rounded.integers.float() * rounded.scale).to(x.dtype)

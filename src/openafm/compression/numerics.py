@@ -35,6 +35,11 @@ class Numerics(Config):
         )
 
     @property
+    def multiplies_integers(self) -> bool:
+        """Whether layers multiply integers, so that what they multiply is rounded to such before each product."""
+        return self.weights in ("int2_balanced", "int2_unbalanced") and self.activations == "int8_per_token"
+
+    @property
     def is_compressed(self) -> bool:
         """Whether weights or embedding have fewer than sixteen bits."""
         return self.weights not in ("float32", "bfloat16") or self.embedding == "int4_group32"

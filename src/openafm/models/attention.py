@@ -59,7 +59,10 @@ class BaseAttention(Sublayer):
 
 
 class Attention(BaseAttention):
-    """Attention of layer number `layer`; with shared keys/values it only has query and output projections."""
+    """Attention of layer number `layer`; with shared keys/values it only has query and output projections.
+
+    `slot` is where queries pass before they read, identity by default; what they read has the dtype that they leave it with.
+    """
 
     def __init__(self, config: AttentionConfig, dim: int, layer: int) -> None:
         super().__init__()
@@ -69,6 +72,7 @@ class Attention(BaseAttention):
         self.query = Linear(dim, inner_dim, config.input_bias)
         self.query_norm = None if config.qk_norm is None else RMSNorm(config.head_dim, config.qk_norm.eps)
         self.output = Linear(inner_dim, dim, config.output_bias)
+        self.slot: nn.Module = nn.Identity()
         match config.keys_values:
             case OwnKeysValuesConfig(num_heads=num_kv_heads):
                 self.keys_values: KeysValues | None = KeysValues(config, num_kv_heads, dim)
@@ -84,8 +88,8 @@ class Attention(BaseAttention):
     def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
         q_BSHC = self.query(x_BSD).unflatten(-1, (self.num_heads, self.head_dim))
         q_BSHC = _norm_and_position(q_BSHC, self.query_norm, self._config, context)
-        o_BSHC = context.attend(self._source, q_BSHC, self.window)
-        return self.output(o_BSHC.flatten(-2))
+        o_BSHC = context.attend(self._source, self.slot(q_BSHC), self.window)
+        return self.output(o_BSHC.flatten(-2).to(x_BSD.dtype))
 
     def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
         self.query.initialise(generator)

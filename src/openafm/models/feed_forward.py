@@ -22,10 +22,10 @@ class FeedForward(Sublayer):
         self.gate = Linear(dim, config.hidden_dim, config.bias)
         self.up = Linear(dim, config.hidden_dim, config.bias)
         self.down = Linear(config.hidden_dim, dim, config.bias)
-        self._activation = ACTIVATIONS[config.activation]
+        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_D: Tensor) -> Tensor:
-        return self.down(self._activation(self.gate(x_D)) * self.up(x_D))
+        return self.down(self.activation(self.gate(x_D)) * self.up(x_D))
 
     def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
         self.gate.initialise(generator)

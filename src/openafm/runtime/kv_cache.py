@@ -230,14 +230,14 @@ def _attend(stored: LayerCache, q_BQHC: Tensor, stop: int, window: int | None) -
         first = stop - num_queries + 1
         return torch.cat([_attend_one(stored, q, first + i, window) for i, q in enumerate(q_BQHC.split(1, dim=1))], dim=1)
     start = 0 if window is None else max(0, stop - num_queries - window + 1)
-    k_KLC, v_KLC = stored.read(start, stop)
+    k_KLC, v_KLC = (x_KLC.to(q_BQHC.dtype) for x_KLC in stored.read(start, stop))
     return causal_attention(q_BQHC, k_KLC.transpose(0, 1)[None], v_KLC.transpose(0, 1)[None], window)
 
 
 def _attend_one(stored: LayerCache, q_B1HC: Tensor, stop: int, window: int | None) -> Tensor:
     """Attention of the query at position `stop - 1`. Returns o_B1HC."""
     start = 0 if window is None else max(0, stop - window)
-    k_KLC, v_KLC = stored.read(start, stop)
+    k_KLC, v_KLC = (x_KLC.to(q_B1HC.dtype) for x_KLC in stored.read(start, stop))
     # One token sees everything, so the query heads of a key/value head may stand as queries beside each other: up to three
     # times as fast as repeating keys and values for them.
     q_KGC = q_B1HC.reshape(len(k_KLC), -1, q_B1HC.shape[-1])

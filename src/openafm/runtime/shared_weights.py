@@ -12,6 +12,7 @@ import torch
 
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
+from openafm.compression.exact import compute_exactly
 from openafm.models.decoder import Decoder
 
 
@@ -26,6 +27,8 @@ def base_decoder(bundle: Bundle, device: torch.device | None, prepare: Callable[
         base = _bases.get(key)
         if base is None:
             base = load_decoder(bundle, device)
+            if bundle.numerics.multiplies_integers and base.device.type == "cpu":
+                compute_exactly(base)
             prepare(base)
             _bases[key] = base
     return base
