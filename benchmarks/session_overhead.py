@@ -35,7 +35,7 @@ from pathlib import Path
 from time import process_time, thread_time
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENAFM_PREFIX_CACHE_MB": "0"}  # what begins from scratch shall do so
 
 import torch
 
