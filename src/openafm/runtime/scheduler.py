@@ -95,8 +95,7 @@ class Scheduler:
         self._queue.append(request)
         if not self._combines:
             return
-        if self._gate is not None and not self._is_anybody_missing():
-            self._open_gate()
+        self._open_gate()
         if may_start and not self._is_led and self._run is None and not self._is_anybody_missing():
             self._start(request.engine)
 
@@ -150,6 +149,7 @@ class Scheduler:
     def forget(self, sequence: Sequence) -> None:
         """It takes part in no step any more; with the lock held."""
         self._companions.pop(id(sequence), None)
+        self._open_gate()
 
     def _wait(self, request: Request) -> None:
         """Until the request is over: sleep while another thread leads, else lead."""
@@ -307,8 +307,8 @@ class Scheduler:
             self._gate = None
 
     def _open_gate(self) -> None:
-        gate, self._gate = self._gate, None
-        if gate is not None:
+        if self._gate is not None and not self._is_anybody_missing():
+            gate, self._gate = self._gate, None
             gate.release()
 
 
