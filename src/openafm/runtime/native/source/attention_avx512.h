@@ -8,6 +8,7 @@
 #include <immintrin.h>
 
 #include "generic.h"
+#include "vnni.h"
 
 namespace {
 
@@ -75,118 +76,180 @@ void prepare(const float *query, int head_dim, int64_t num_keys, uint8_t *prepar
         prepare_digits(query, head_dim, num_keys <= FINE_KEYS ? 4 : 2, (PreparedQuery *)prepared);
 }
 
-// Half of 16 sums of products with each digit, added up.
-template <int DIGITS>
-inline __m512d total(__m512i (*sums)[4], int v, int half) {
-    const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(sums[0][v], 8), sums[1][v]);
-    if (DIGITS == 2) return wide(high, half);
-    const __m512i low = _mm512_add_epi32(_mm512_slli_epi32(sums[DIGITS - 2][v], 8), sums[DIGITS - 1][v]);
-    return _mm512_fmadd_pd(wide(high, half), _mm512_set1_pd(65536.0), wide(low, half));
+// How precisely scores and weights of a page are computed: of 16 keys there are two vectors in double precision, or one in single.
+struct Fine {
+    typedef double Number;
+    typedef __m512d Vector;
+    enum { DIGITS = 4, LANES_OF_KEYS = 8, VECTORS = PAGE / LANES_OF_KEYS };
+    static constexpr double MOST = 4294967295.0;
+};
+
+struct Coarse {
+    typedef float Number;
+    typedef __m512 Vector;
+    enum { DIGITS = 2, LANES_OF_KEYS = 16, VECTORS = PAGE / LANES_OF_KEYS };
+    static constexpr double MOST = 65535.0;
+};
+
+inline __m512d all(double number) { return _mm512_set1_pd(number); }
+inline __m512 all(float number) { return _mm512_set1_ps(number); }
+inline __m512d at(const double *numbers) { return _mm512_load_pd(numbers); }
+inline __m512 at(const float *numbers) { return _mm512_load_ps(numbers); }
+inline __m512d those(__mmask16 lanes, __m512d x) { return _mm512_maskz_mov_pd((__mmask8)lanes, x); }
+inline __m512 those(__mmask16 lanes, __m512 x) { return _mm512_maskz_mov_ps(lanes, x); }
+inline __m512d highest_of(__m512d highest, __mmask16 lanes, __m512d x) {
+    return _mm512_mask_max_pd(highest, (__mmask8)lanes, highest, x);
+}
+inline __m512 highest_of(__m512 highest, __mmask16 lanes, __m512 x) { return _mm512_mask_max_ps(highest, lanes, highest, x); }
+inline double highest_of(__m512d x) { return _mm512_reduce_max_pd(x); }
+inline double highest_of(__m512 x) { return (double)_mm512_reduce_max_ps(x); }
+inline double sum_of(__m512d x) { return _mm512_reduce_add_pd(x); }
+inline double sum_of(__m512 x) { return (double)_mm512_reduce_add_ps(x); }
+
+// 16 numbers times another.
+inline void put(double *to, __m512 x, double factor) {
+    for (int half = 0; half < 2; half++) _mm512_store_pd(to + half * 8, wide(x, half) * all(factor));
+}
+inline void put(float *to, __m512 x, double factor) { _mm512_store_ps(to, x * all((float)factor)); }
+
+// exp2_of, of vectors.
+inline __m512d exp2_of(__m512d x) {
+    const __m512d n = _mm512_roundscale_pd(x, 8), r = x - n;
+    __m512d p = all(EXP2[7]);
+#pragma GCC unroll 7
+    for (int i = 6; i >= 0; i--) p = _mm512_fmadd_pd(p, r, all(EXP2[i]));
+    return _mm512_scalef_pd(p, n);
 }
 
+inline __m512 exp2_of(__m512 x) {
+    const __m512 n = _mm512_roundscale_ps(x, 8), r = x - n;
+    __m512 p = all((float)EXP2[6]);
+#pragma GCC unroll 6
+    for (int i = 5; i >= 0; i--) p = _mm512_fmadd_ps(p, r, all((float)EXP2[i]));
+    return _mm512_scalef_ps(p, n);
+}
+
+// The i-th vector of sums of products with each digit, added up.
+inline __m512d total(const Fine &, const __m512i (*sums)[4], int i) {
+    const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(sums[0][i / 2], 8), sums[1][i / 2]);
+    const __m512i low = _mm512_add_epi32(_mm512_slli_epi32(sums[2][i / 2], 8), sums[3][i / 2]);
+    return _mm512_fmadd_pd(wide(high, i % 2), all(65536.0), wide(low, i % 2));
+}
+
+inline __m512 total(const Coarse &, const __m512i (*sums)[4], int i) {
+    return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(sums[0][i], 8), sums[1][i]));
+}
+
+// 16 weights, of the v-th 16 keys, as integers.
+inline __m512i integers(const Fine &, const __m512d *weights, int v) {
+    return joined(_mm512_cvtpd_epu32(weights[2 * v]), _mm512_cvtpd_epu32(weights[2 * v + 1]));
+}
+
+inline __m512i integers(const Coarse &, const __m512 *weights, int v) { return _mm512_cvtps_epu32(weights[v]); }
+
+// The scales of a page's keys, and those of its values in units that make a weight of 1 the largest integer.
+template <class Kind>
+struct PageScales {
+    alignas(64) typename Kind::Number keys[PAGE], values[PAGE];
+    double unit;
+
+    PageScales(const KeysValuesPage &page, int num_keys) {
+        __m512 largest = _mm512_setzero_ps(), wide_values[4];
+        for (int v = 0; v < 4; v++) {
+            wide_values[v] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)page.value_scales + v));
+            largest = highest_of(largest, first_of(num_keys, v * 16), wide_values[v]);
+            put(keys + v * 16, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)page.key_scales + v)), 1);
+        }
+        unit = highest_of(largest) / Kind::MOST;
+        for (int v = 0; v < 4; v++) put(values + v * 16, wide_values[v], 1 / unit);
+    }
+};
+
 // Scores of a query with the keys of a page, to base 2.
-template <int DIGITS>
-inline void score(const uint8_t *prepared, int head_dim, const uint8_t *keys, const double *key_scales, __m512d *scores) {
+template <class Kind>
+inline void score(const uint8_t *prepared, int head_dim, const uint8_t *keys, const typename Kind::Number *key_scales,
+                  typename Kind::Vector *scores) {
     const PreparedQuery *header = (const PreparedQuery *)prepared;
     const int8_t *digits = (const int8_t *)(header + 1);
-    __m512i sums[DIGITS][4];
-    for (int d = 0; d < DIGITS; d++)
+    __m512i sums[Kind::DIGITS][4];
+#pragma GCC unroll 4
+    for (int d = 0; d < Kind::DIGITS; d++)
+#pragma GCC unroll 4
         for (int v = 0; v < 4; v++) sums[d][v] = _mm512_set1_epi32(-128 * header->sums[d]);
     for (int c = 0; c < head_dim; c += 4) {
         __m512i k[4];
 #pragma GCC unroll 4
         for (int v = 0; v < 4; v++) k[v] = _mm512_loadu_si512(keys + (int64_t)c * PAGE + v * 64);
 #pragma GCC unroll 4
-        for (int d = 0; d < DIGITS; d++) {
+        for (int d = 0; d < Kind::DIGITS; d++) {
             const __m512i x = broadcast(digits + d * head_dim + c);
 #pragma GCC unroll 4
-            for (int v = 0; v < 4; v++) sums[d][v] = _mm512_dpbusd_epi32(sums[d][v], k[v], x);
+            for (int v = 0; v < 4; v++) add_products(sums[d][v], k[v], x);
         }
     }
-    const __m512d scale = _mm512_set1_pd(header->scale);
+    const typename Kind::Vector scale = all((typename Kind::Number)header->scale);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        const __m512d exact = total<DIGITS>(sums, i / 2, i % 2);
-        scores[i] = _mm512_mul_pd(_mm512_mul_pd(exact, scale), _mm512_load_pd(key_scales + i * 8));
-    }
+    for (int i = 0; i < Kind::VECTORS; i++) scores[i] = total(Kind(), sums, i) * scale * at(key_scales + i * Kind::LANES_OF_KEYS);
 }
 
-// exp2_of, of vectors.
-inline __m512d exp2_8(__m512d x) {
-    const __m512d n = _mm512_roundscale_pd(x, 8), r = _mm512_sub_pd(x, n);
-    __m512d p = _mm512_set1_pd(EXP2[7]);
-#pragma GCC unroll 7
-    for (int i = 6; i >= 0; i--) p = _mm512_fmadd_pd(p, r, _mm512_set1_pd(EXP2[i]));
-    return _mm512_scalef_pd(p, n);
-}
-
-// The scales of a page's keys, and those of its values in units that make a weight of 1 the largest of DIGITS digits.
-struct PageScales {
-    alignas(64) double keys[PAGE], values[PAGE];
-    double unit;
-};
-
-template <int DIGITS>
-inline void widen_page(const KeysValuesPage &page, int num_keys, PageScales &scales) {
-    const double most = DIGITS == 4 ? 4294967295.0 : 65535.0;
-    __m512 largest = _mm512_setzero_ps(), values[4];
-    for (int v = 0; v < 4; v++) {
-        const __m512 keys = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)page.key_scales + v));
-        values[v] = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)page.value_scales + v));
-        largest = _mm512_mask_max_ps(largest, first_of(num_keys, v * 16), largest, values[v]);
-        for (int half = 0; half < 2; half++) _mm512_store_pd(scales.keys + v * 16 + half * 8, wide(keys, half));
-    }
-    scales.unit = _mm512_reduce_max_ps(largest) / most;
-    const __m512d inverse = _mm512_set1_pd(1 / scales.unit);
-    for (int i = 0; i < 8; i++)
-        _mm512_store_pd(scales.values + i * 8, _mm512_mul_pd(wide(values[i / 2], i % 2), inverse));
-}
-
-// Digits of the weights of a page's values, and by what the outputs before it shrink.
-template <int DIGITS>
+// Digits of the weights of a page's values, as shares of the largest in the page: that is worth `grown` times the largest of
+// all pages so far, and what came before shrinks by `shrink`.
+template <class Kind>
 struct Weights {
-    alignas(64) uint8_t digits[DIGITS][PAGE];
-    double shrink;
+    alignas(64) uint8_t digits[Kind::DIGITS][PAGE];
+    double shrink, grown;
 };
 
 // Scores of a page to the weights of its values; `top` and `sum` as they are with this page.
-template <int DIGITS>
-inline void soften(__m512d *scores, const double *value_scales, int num_keys, double *top, double *sum,
-                   Weights<DIGITS> &weights) {
-    __mmask8 there[8];
-    __m512d highest = _mm512_set1_pd(*top), added = _mm512_setzero_pd();
-    for (int i = 0; i < 8; i++) {
-        there[i] = (__mmask8)first_of(num_keys, i * 8);
-        highest = _mm512_mask_max_pd(highest, there[i], highest, scores[i]);
+template <class Kind>
+inline void soften(typename Kind::Vector *scores, const typename Kind::Number *value_scales, int num_keys, double *top,
+                   double *sum, Weights<Kind> &weights) {
+    typedef typename Kind::Number Number;
+    __mmask16 there[Kind::VECTORS];
+    typename Kind::Vector highest = all((Number)-INFINITY), added = all((Number)0);
+#pragma GCC unroll 8
+    for (int i = 0; i < Kind::VECTORS; i++) {
+        there[i] = first_of(num_keys, i * Kind::LANES_OF_KEYS);
+        highest = highest_of(highest, there[i], scores[i]);
     }
-    const double new_top = _mm512_reduce_max_pd(highest);
-    for (int v = 0; v < 4; v++) {
-        __m256i w[2];
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            const int i = 2 * v + h;
-            const __m512d p = _mm512_maskz_mov_pd(there[i], exp2_8(_mm512_sub_pd(scores[i], _mm512_set1_pd(new_top))));
-            added = _mm512_add_pd(added, p);
-            w[h] = _mm512_cvtpd_epu32(_mm512_mul_pd(p, _mm512_load_pd(value_scales + i * 8)));
-        }
-        const __m512i both = joined(w[0], w[1]);
+    const double page_top = highest_of(highest), new_top = page_top > *top ? page_top : *top;
+#pragma GCC unroll 8
+    for (int i = 0; i < Kind::VECTORS; i++) {
+        const typename Kind::Vector p = those(there[i], exp2_of(scores[i] - all((Number)page_top)));
+        added += p;
+        scores[i] = p * at(value_scales + i * Kind::LANES_OF_KEYS);
+    }
 #pragma GCC unroll 4
-        for (int d = 0; d < DIGITS; d++)
+    for (int v = 0; v < 4; v++) {
+        const __m512i w = integers(Kind(), scores, v);
+#pragma GCC unroll 4
+        for (int d = 0; d < Kind::DIGITS; d++)
             _mm_store_si128((__m128i *)(weights.digits[d] + v * 16),
-                            _mm512_cvtepi32_epi8(_mm512_srli_epi32(both, 8 * (DIGITS - 1 - d))));
+                            _mm512_cvtepi32_epi8(_mm512_srli_epi32(w, 8 * (Kind::DIGITS - 1 - d))));
     }
     weights.shrink = shrink_of(*top - new_top);
+    weights.grown = shrink_of(page_top - new_top);
     *top = new_top;
-    *sum = *sum * weights.shrink + _mm512_reduce_add_pd(added);
+    *sum = *sum * weights.shrink + weights.grown * sum_of(added);
 }
 
-// 64 channels of the values of a page, weighted for N queries: out = out * shrink + unit * sum.
-template <int N, int DIGITS>
-inline void weigh(const Weights<DIGITS> *weights, double unit, const int8_t *values, int head_dim, int num_keys,
+// Sums in double precision, half of them at a time.
+inline __m512d half_of(const Fine &kind, const __m512i (*sums)[4], int i) { return total(kind, sums, i); }
+
+inline __m512d half_of(const Coarse &, const __m512i (*sums)[4], int i) {
+    return wide(_mm512_add_epi32(_mm512_slli_epi32(sums[0][i / 2], 8), sums[1][i / 2]), i % 2);
+}
+
+// 64 channels of the values of a page, weighted for N queries: out = out * shrink + unit * grown * sum.
+template <int N, class Kind>
+inline void weigh(const Weights<Kind> *weights, double unit, const int8_t *values, int head_dim, int num_keys,
                   double *const *out) {
-    __m512i sums[N][DIGITS][4];
+    __m512i sums[N][Kind::DIGITS][4];
+#pragma GCC unroll 2
     for (int n = 0; n < N; n++)
-        for (int d = 0; d < DIGITS; d++)
+#pragma GCC unroll 4
+        for (int d = 0; d < Kind::DIGITS; d++)
+#pragma GCC unroll 4
             for (int v = 0; v < 4; v++) sums[n][d][v] = _mm512_setzero_si512();
     for (int l = 0; l < num_keys; l += 4) {
         __m512i x[4];
@@ -195,34 +258,35 @@ inline void weigh(const Weights<DIGITS> *weights, double unit, const int8_t *val
 #pragma GCC unroll 2
         for (int n = 0; n < N; n++)
 #pragma GCC unroll 4
-            for (int d = 0; d < DIGITS; d++) {
+            for (int d = 0; d < Kind::DIGITS; d++) {
                 const __m512i digit = broadcast(weights[n].digits[d] + l);
 #pragma GCC unroll 4
-                for (int v = 0; v < 4; v++) sums[n][d][v] = _mm512_dpbusd_epi32(sums[n][d][v], digit, x[v]);
+                for (int v = 0; v < 4; v++) add_products(sums[n][d][v], digit, x[v]);
             }
     }
-    for (int n = 0; n < N; n++)
-        for (int i = 0; i < 8; i++) {
-            const __m512d old = _mm512_mul_pd(_mm512_loadu_pd(out[n] + i * 8), _mm512_set1_pd(weights[n].shrink));
-            const __m512d added = _mm512_mul_pd(total<DIGITS>(sums[n], i / 2, i % 2), _mm512_set1_pd(unit));
-            _mm512_storeu_pd(out[n] + i * 8, _mm512_add_pd(old, added));
-        }
+#pragma GCC unroll 2
+    for (int n = 0; n < N; n++) {
+        const __m512d worth = all(unit * weights[n].grown), shrink = all(weights[n].shrink);
+#pragma GCC unroll 8
+        for (int i = 0; i < 8; i++)
+            _mm512_storeu_pd(out[n] + i * 8, _mm512_loadu_pd(out[n] + i * 8) * shrink + half_of(Kind(), sums[n], i) * worth);
+    }
 }
 
-template <int N, int DIGITS>
-void attend_some(const uint8_t *prepared, int head_dim, const KeysValuesPage &page, const PageScales &scales, int num_keys,
-                 double *state) {
-    Weights<DIGITS> weights[N];
+template <int N, class Kind>
+void attend_some(const uint8_t *prepared, int head_dim, const KeysValuesPage &page, const PageScales<Kind> &scales,
+                 int num_keys, double *state) {
+    Weights<Kind> weights[N];
     double *out[N];
     for (int n = 0; n < N; n++) {
         double *top = state + (int64_t)n * (head_dim + 2);
-        __m512d scores[8];
-        score<DIGITS>(prepared + n * prepared_bytes(head_dim), head_dim, page.keys, scales.keys, scores);
-        soften(scores, scales.values, num_keys, top, top + 1, weights[n]);
+        typename Kind::Vector scores[Kind::VECTORS];
+        score<Kind>(prepared + n * prepared_bytes(head_dim), head_dim, page.keys, scales.keys, scores);
+        soften<Kind>(scores, scales.values, num_keys, top, top + 1, weights[n]);
         out[n] = top + 2;
     }
     for (int c = 0; c < head_dim; c += 64) {
-        weigh<N>(weights, scales.unit, page.values + c * 4, head_dim, num_keys, out);
+        weigh<N, Kind>(weights, scales.unit, page.values + c * 4, head_dim, num_keys, out);
         for (int n = 0; n < N; n++) out[n] += 64;
     }
 }
@@ -231,16 +295,27 @@ void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysVa
     if (head_dim % 64 || head_dim > LARGEST_DIGITS_DIM) return attend_page(prepared, num_queries, head_dim, page, num_keys, state);
     const int stride = prepared_bytes(head_dim);
     const auto digits_of = [&](int n) { return ((const PreparedQuery *)(prepared + n * stride))->num_digits; };
-    PageScales fine, coarse;
-    int num_fine = 0;
-    while (num_fine < num_queries && digits_of(num_fine) == 4) num_fine++;
-    if (num_fine) widen_page<4>(page, num_keys, fine);
-    if (num_fine < num_queries) widen_page<2>(page, num_keys, coarse);
-    for (int n = 0, count; n < num_queries; n += count) {
-        count = n + 1 < num_queries && n >= num_fine ? 2 : 1;
-        const auto some = n < num_fine ? attend_some<1, 4> : count == 2 ? attend_some<2, 2> : attend_some<1, 2>;
-        some(prepared + n * stride, head_dim, page, n < num_fine ? fine : coarse, num_keys, state + (int64_t)n * (head_dim + 2));
+    const auto state_of = [&](int n) { return state + (int64_t)n * (head_dim + 2); };
+    const int num_lines = PAGE * (2 * head_dim + 4) / 64;
+    const auto fetch_next = [&](int n, int count) {
+        for (int line = n * num_lines / num_queries; page.next && line < (n + count) * num_lines / num_queries; line++)
+            _mm_prefetch((const char *)page.next + line * 64, _MM_HINT_T1);
+    };
+    int n = 0;
+    if (digits_of(0) == Fine::DIGITS) {
+        const PageScales<Fine> scales(page, num_keys);
+        for (; n < num_queries && digits_of(n) == Fine::DIGITS; n++) {
+            fetch_next(n, 1);
+            attend_some<1, Fine>(prepared + n * stride, head_dim, page, scales, num_keys, state_of(n));
+        }
     }
+    if (n == num_queries) return;
+    const PageScales<Coarse> scales(page, num_keys);
+    for (; n + 1 < num_queries; n += 2) {
+        fetch_next(n, 2);
+        attend_some<2, Coarse>(prepared + n * stride, head_dim, page, scales, num_keys, state_of(n));
+    }
+    if (n < num_queries) attend_some<1, Coarse>(prepared + n * stride, head_dim, page, scales, num_keys, state_of(n));
 }
 
 }  // namespace

@@ -62,10 +62,11 @@ bool OaCache::prepare(int64_t start, int64_t stop) {
 }
 
 KeysValuesPage OaCache::at(int64_t page, int layer, int head) const {
-    const uint8_t *bytes = pages[page]->bytes + shape.head_bytes() * ((size_t)layer * shape.num_kv_heads + head);
-    const uint8_t *values = bytes + (size_t)PAGE * shape.head_dim;
+    const size_t place = shape.head_bytes() * ((size_t)layer * shape.num_kv_heads + head);
+    const uint8_t *bytes = pages[page]->bytes + place, *values = bytes + (size_t)PAGE * shape.head_dim;
     const uint16_t *scales = (const uint16_t *)(values + (size_t)PAGE * shape.head_dim);
-    return {bytes, (const int8_t *)values, scales, scales + PAGE};
+    const uint8_t *next = page + 1 < (int64_t)pages.size() ? pages[page + 1]->bytes + place : nullptr;
+    return {bytes, (const int8_t *)values, scales, scales + PAGE, next};
 }
 
 void OaCache::store(int64_t position, int layer, int head, const float *key, const float *value) {

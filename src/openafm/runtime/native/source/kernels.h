@@ -30,10 +30,12 @@ struct Rounded {
 };
 
 // Keys of one page and head, [C / 4][PAGE][4] as unsigned with 128 added, values [PAGE / 4][C][4] signed; one scale a token.
+// All lie behind each other, and so they do in the `next` page, if there is one, which will be wanted soon.
 struct KeysValuesPage {
     const uint8_t *keys;
     const int8_t *values;
     const uint16_t *key_scales, *value_scales;
+    const uint8_t *next;
 };
 
 struct Kernels {
