@@ -137,3 +137,39 @@ def test_broken_logits_are_refused(config: GreedyConfig | RandomConfig, value: f
 def test_impossible_configs_are_refused(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         RandomConfig(**values)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.3, 3.0, 20.0])
+@pytest.mark.parametrize(
+    "config",
+    [
+        RandomConfig(seed=5),
+        RandomConfig(seed=5, temperature=0.4, top_p=0.9),
+        RandomConfig(seed=5, top_k=3000),
+        RandomConfig(seed=5, top_k=40, top_p=0.5),
+        RandomConfig(seed=5, temperature=1e-30, top_p=0.7),
+    ],
+)
+def test_choices_among_many_are_those_of_fp64(config: RandomConfig, spread: float) -> None:
+    """Large vocabularies take shorter ways, which must lead to the same tokens."""
+    generator = np.random.default_rng(11)
+    for position in range(20):
+        logits_V = np.round(spread * generator.standard_normal(20_000), 2).astype(np.float32)
+        logits_V[generator.random(20_000) < 0.2] = -np.inf
+        assert config.build().sample(logits_V, position) == chosen_in_fp64(logits_V, position, config)
+
+
+def chosen_in_fp64(logits_V: NDArray[np.float32], position: int, config: RandomConfig) -> int:
+    """The definition, all in fp64 over the whole vocabulary."""
+    likeliest = sorted(np.flatnonzero(logits_V > -np.inf), key=lambda token: (-logits_V[token], token))[: config.top_k]
+    with np.errstate(over="ignore"):
+        weights = np.exp((logits_V[likeliest].astype(np.float64) - logits_V.max()) / config.temperature)
+    if config.top_p is not None:
+        before = weights.cumsum() - weights
+        likeliest = [token for token, less in zip(likeliest, before, strict=True) if less < config.top_p * weights.sum()]
+        weights = weights[: len(likeliest)]
+    key = np.random.SeedSequence(config.seed, spawn_key=(0,)).generate_state(2, np.uint64)
+    bits = np.random.Philox(key=key, counter=[0, position, 0, 0])
+    times_V = np.random.Generator(bits).standard_exponential(len(logits_V))
+    with np.errstate(divide="ignore"):
+        return min(zip(times_V[likeliest] / weights, likeliest, strict=True))[1]

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,9 @@ from openafm.core.errors import OpenAFMError
 # exp(-46) is 1e-20: all tokens of a vocabulary that far below the likeliest would not be drawn once in 1e14 draws.
 _NEGLIGIBLE = 46.0
 _LEAST_LOGIT = float(np.finfo(np.float32).min)
+_MANY, _ROUGHLY, _LARGEST_SCALE = 2048, 1e-4, 1e3  # candidates for which fp32 goes first; its error, amply; temperatures
+_GROUP = 64
+_Float = TypeVar("_Float", np.float32, np.float64)
 _draw_seed: Callable[[], int] = partial(secrets.randbits, 128)
 
 
@@ -102,17 +106,17 @@ class _Random(Sampler):
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
         greatest = float(logits_V.max())
         _check(greatest)
-        temperature = self._config.temperature
+        config, temperature = self._config, self._config.temperature
         least = max(greatest - _NEGLIGIBLE * temperature, _LEAST_LOGIT)
+        if config.top_k is not None:
+            least = max(least, _floor_of_largest(logits_V, config.top_k))
         candidates_C = np.flatnonzero(logits_V >= least)
-        if self._config.top_k is not None:
-            candidates_C = _largest(logits_V, candidates_C, self._config.top_k)
-        weights_C = np.exp((logits_V[candidates_C].astype(np.float64) - greatest) / temperature)
-        if self._config.top_p is not None:
-            kept_C = _nucleus(weights_C, self._config.top_p)
-            candidates_C, weights_C = candidates_C[kept_C], weights_C[kept_C]
-        arrivals_C = self._exponentials(position, int(candidates_C[-1]) + 1)[candidates_C] / weights_C
-        return int(candidates_C[arrivals_C.argmin()])
+        if config.top_k is not None:
+            candidates_C = _largest(logits_V, candidates_C, config.top_k)
+        law = _Law(logits_V, candidates_C, greatest, temperature)
+        if config.top_p is not None:
+            law = law.nucleus(config.top_p)
+        return law.first(self._exponentials(position, int(law.candidates_C[-1]) + 1))
 
     def _exponentials(self, position: int, count: int) -> NDArray[np.float64]:
         """Exponentially distributed numbers that belong to the seed, the position and the first `count` tokens, alone."""
@@ -126,6 +130,77 @@ def draw_seeds_from(source: Callable[[], int]) -> None:
     _draw_seed = source
 
 
+class _Law:
+    """The weights of some tokens, in order of id, of which the greatest logit's is 1.
+
+    Of many tokens few can be chosen. Fp32, which is some times faster, finds those; what is decided between them is decided
+    in fp64, so that a choice is the one that fp64 alone would make.
+    """
+
+    def __init__(
+        self, logits_V: NDArray[np.float32], candidates_C: NDArray[np.intp], greatest: float, temperature: float
+    ) -> None:
+        self._logits_V, self._greatest, self._temperature = logits_V, greatest, temperature
+        self.candidates_C = candidates_C
+
+    def first(self, exponentials_N: NDArray[np.float64]) -> int:
+        """Who arrives first, of equals the lowest id; each token's exponential time stands at its id."""
+        candidates_C = self.candidates_C
+        if self._is_worth_it:
+            rough_C = self._take(exponentials_N).astype(np.float32) / self._rough()
+            candidates_C = candidates_C[rough_C <= rough_C.min() * (1 + _ROUGHLY)]
+        arrivals_C = exponentials_N[candidates_C] / self._exact(candidates_C)
+        return int(candidates_C[arrivals_C.argmin()])
+
+    def nucleus(self, share: float) -> _Law:
+        """The tokens of the largest weights that together make up `share` of all; one at least."""
+        candidates_C = self.candidates_C
+        weights_C = self._rough() if self._is_worth_it else self._exact(candidates_C)
+        total = float(weights_C.sum(dtype=np.float64))
+        # Weights below this add up to less than 1 - share even if all were: sorting the others is enough, and they are few.
+        floor = min((1 - share) * total / len(candidates_C), float(weights_C.max()))
+        kept_C = candidates_C[weights_C >= floor * (1 - _ROUGHLY)]
+        weights_K = self._exact(kept_C)
+        order_K = np.argsort(-weights_K, kind="stable")
+        before_K = weights_K[order_K].cumsum() - weights_K[order_K]
+        if self._is_worth_it and _is_close(before_K, share * total):
+            total = float(self._exact(candidates_C).sum())
+        needed_K = before_K < share * total
+        needed_K[0] = True
+        return _Law(self._logits_V, np.sort(kept_C[order_K[needed_K]]), self._greatest, self._temperature)
+
+    @property
+    def _is_worth_it(self) -> bool:
+        return len(self.candidates_C) >= _MANY and 1 / _LARGEST_SCALE < self._temperature < _LARGEST_SCALE
+
+    def _exact(self, candidates_C: NDArray[np.intp]) -> NDArray[np.float64]:
+        return np.exp((self._logits_V[candidates_C].astype(np.float64) - self._greatest) / self._temperature)
+
+    def _rough(self) -> NDArray[np.float32]:
+        """The same to `_ROUGHLY`, where the temperature is no extreme."""
+        scaled_C = self._take(self._logits_V) - np.float32(self._greatest)
+        scaled_C *= np.float32(1 / self._temperature)
+        return np.exp(scaled_C, out=scaled_C)
+
+    def _take(self, values_V: NDArray[_Float]) -> NDArray[_Float]:
+        """The candidates' values; without looking each up where all are candidates."""
+        return values_V if len(self.candidates_C) == len(values_V) else values_V[self.candidates_C]
+
+
+def _is_close(values_K: NDArray[np.float64], limit: float) -> bool:
+    """Whether a value lies so near the limit that `_ROUGHLY` decides on which side."""
+    return bool((np.abs(values_K - limit) <= limit * _ROUGHLY).any())
+
+
+def _floor_of_largest(values_V: NDArray[np.float32], count: int) -> float:
+    """A number that at least `count` of the values reach, not far below them; -inf where that would take long to find."""
+    num_groups = len(values_V) // _GROUP
+    if count >= num_groups // 2:
+        return -np.inf
+    greatest_G = values_V[: num_groups * _GROUP].reshape(_GROUP, num_groups).max(axis=0)
+    return float(np.partition(greatest_G, -count)[-count])
+
+
 def _largest(values_V: NDArray[np.float32], candidates_C: NDArray[np.intp], count: int) -> NDArray[np.intp]:
     """The candidates with the `count` largest values, of equals the lowest ids, in order of id."""
     if count >= len(candidates_C):
@@ -136,18 +211,6 @@ def _largest(values_V: NDArray[np.float32], candidates_C: NDArray[np.intp], coun
     equal_C = np.flatnonzero(values_C == least)[: count - int(above_C.sum())]
     above_C[equal_C] = True
     return candidates_C[above_C]
-
-
-def _nucleus(weights_C: NDArray[np.float64], share: float) -> NDArray[np.intp]:
-    """Indices, ascending, of the largest weights that together make up `share` of all; one at least."""
-    total = weights_C.sum()
-    # Weights below this add up to less than 1 - share even if all were: sorting the others is enough, and they are few.
-    kept_C = np.flatnonzero(weights_C >= min((1 - share) * total / len(weights_C), weights_C.max()))
-    order_C = kept_C[np.argsort(-weights_C[kept_C], kind="stable")]
-    before_C = weights_C[order_C].cumsum() - weights_C[order_C]
-    needed_C = before_C < share * total
-    needed_C[0] = True
-    return np.sort(order_C[needed_C])
 
 
 def _check(greatest: float) -> None:
