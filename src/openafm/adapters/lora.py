@@ -48,9 +48,10 @@ class LoRA(nn.Module):
         self.hook = linear.register_forward_hook(_add_lora)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Of few tokens, sums are exact enough that a token's output does not depend on how many are computed beside it.
-        is_few = x.is_cpu and x.shape[:-1].numel() <= FEW_TOKENS and not torch.is_grad_enabled()
-        dtype = torch.float64 if is_few else x.dtype
+        # Sums are exact enough, of fp32 always, that a token's output does not depend on how many are computed beside it.
+        is_few = x.shape[:-1].numel() <= FEW_TOKENS
+        is_exact = x.is_cpu and not torch.is_grad_enabled() and (is_few or x.dtype is torch.float32)
+        dtype = torch.float64 if is_exact else x.dtype
         y = project(project(x.to(dtype), self.a.to(dtype)), self.b.to(dtype)) * self.scale
         return y.to(x.dtype)
 
