@@ -155,7 +155,7 @@ def test_a_sequence_that_decoded_lately_keeps_pieces_small_for_a_while() -> None
     engine = with_costs(CountingEngine())
     decoding, prompted = engine.new_sequence(), engine.new_sequence()
     engine.step([(prompted, [1])])
-    engine.step([(decoding, [1])])
+    in_threads(lambda: engine.step([(decoding, [1])]))
     engine.step([(prompted, list(range(60)) * 20)])
     pieces = [run[1] for run in engine.runs[2:]]
     assert pieces[0] <= 32

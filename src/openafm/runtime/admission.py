@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 
 from openafm.runtime.pending import Job, Piece, Request
 from openafm.runtime.step_costs import StepCosts
@@ -19,7 +20,7 @@ _LEAST_PIECE = 8  # tokens of a prompt in a step, however slow
 _SLOWDOWN = 3.0  # times as long as it would take without, that a step with a piece of a prompt may take
 
 
-def next_pieces(queue: deque[Request], costs: StepCosts, others_decode: bool) -> list[Piece]:
+def next_pieces(queue: deque[Request], costs: StepCosts, others_decode: Callable[[], bool]) -> list[Piece]:
     """What to compute at once of requests in the order of their coming, which lets prompts take turns by changing it.
 
     Args:
@@ -40,7 +41,7 @@ def next_pieces(queue: deque[Request], costs: StepCosts, others_decode: bool) ->
                 num_rows += num_left
     room = 0
     if prefilling:
-        room = _room(num_rows, costs) if pieces or others_decode else PREFILL_CHUNK
+        room = _room(num_rows, costs) if pieces or others_decode() else PREFILL_CHUNK
     for request, job in prefilling:
         if room <= 0:
             break

@@ -257,11 +257,11 @@ class Scheduler:
         if not self._combines:
             behind = [job for job in request.jobs if job.is_behind]
             return [job.piece(request, PREFILL_CHUNK if behind else job.num_left) for job in behind or request.jobs]
-        others_decode = False
-        if len(self._companions) > 1:
-            queued = {id(job.sequence) for waiting in self._queue for job in waiting.jobs}
-            others_decode = any(c.decodes and key not in queued for key, c in self._companions.items())
-        return next_pieces(self._queue, request.engine.costs, others_decode)
+        return next_pieces(self._queue, request.engine.costs, self._do_others_decode)
+
+    def _do_others_decode(self) -> bool:
+        """Whether some decoded not long ago that are not in the queue: other threads, with other sequences."""
+        return any(companion.decodes for companion in self._absent(self.num_runs - _REMEMBERED))
 
     def _start(self, engine: Engine) -> None:
         """Begin to compute in another thread, if that is worth it."""
@@ -288,12 +288,16 @@ class Scheduler:
                 del self._companions[key]
 
     def _is_anybody_missing(self) -> bool:
-        """Whether some who took part in the last step have not come back: other threads, with other sequences."""
-        missing = {key for key, companion in self._companions.items() if companion.last == self.num_runs}
+        """Whether some who took part in the last step have not come back."""
+        return bool(self._absent(self.num_runs))
+
+    def _absent(self, since: int) -> list[_Companion]:
+        """Who took part in a step since that number and has nothing in the queue, neither the sequence nor the thread."""
+        absent = {key: companion for key, companion in self._companions.items() if companion.last >= since}
         for request in self._queue:
             for job in request.jobs:
-                missing.discard(id(job.sequence))
-        return any(all(self._companions[key].thread != request.thread for request in self._queue) for key in missing)
+                absent.pop(id(job.sequence), None)
+        return [c for c in absent.values() if all(c.thread != request.thread for request in self._queue)]
 
     def _gather(self) -> None:
         """Wait a little for those who are missing, so that many who decode stay one batch."""
