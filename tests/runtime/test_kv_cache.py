@@ -18,6 +18,7 @@ from openafm.models.config import DecoderConfig
 from openafm.runtime import kv_cache
 from openafm.runtime.engine import Engine, Sequence
 from openafm.runtime.generation import generate
+from openafm.runtime.pace import GivenPaceConfig
 from openafm.runtime.pending import Piece
 from openafm.runtime.sampling import GreedyConfig
 from openafm.runtime.speculation import Drafter
@@ -238,7 +239,7 @@ def test_generation_with_drafts_never_computes_again() -> None:
         sampling=GreedyConfig(),
         stop_tokens=[],
         max_tokens=120,
-        drafter=Drafter(drafter, num_tokens=8, cost=1e-6),
+        drafter=Drafter(drafter, num_tokens=8, pace=GivenPaceConfig(cost=1e-6)),
     )
     answer = [event.token for event in generation]
     assert generation.summary.num_accepted < generation.summary.num_drafted

@@ -21,9 +21,11 @@ from openafm.models.decoder import Decoder
 from openafm.runtime.engine import Cache, ContextWindowError, Engine, Sequence
 from openafm.runtime.generation import Finish, Summary, generate
 from openafm.runtime.grammar import Grammar, GrammarCompiler
+from openafm.runtime.pace import GivenPace, GivenPaceConfig, Pace, PaceConfig, TimedPaceConfig
 from openafm.runtime.pending import Piece
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
-from openafm.runtime.speculation import Drafter, DraftMismatchError, Pace
+from openafm.runtime.speculation import Drafter, DraftMismatchError
+from openafm.runtime.step_costs import StepCosts
 from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import SPECIAL_TOKENS
 
@@ -50,6 +52,36 @@ GRAMMARS: List[Grammar | None] = [
     COMPILER.json_schema({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 4}),
     COMPILER.json_schema({"const": ["title", "celsius"]}),
 ]
+
+
+# Drafts from the first token on and however long steps take here, so that there is something to see.
+PACE = GivenPaceConfig(cost=0.2)
+
+
+class ErraticPace(GivenPace):
+    """Drafts and drops what it drafted at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(cost=0.2)
+        self._chance = np.random.default_rng(seed)
+
+    def aim(self, most: int, num_rows: int, num_waiting: int, position: int) -> int:
+        assert min(most, num_rows, num_waiting) >= 1
+        return int(self._chance.integers(0, most + 1))
+
+    def worth(self, num_rows: int, runs: List[int]) -> int:
+        return int(self._chance.integers(0, len(runs) + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErraticPaceConfig(PaceConfig):
+    seed: int
+
+    def build(self, target: StepCosts, draft: StepCosts) -> Pace:
+        return ErraticPace(self.seed)
+
+
+PACES = [PACE, TimedPaceConfig(), ErraticPaceConfig(seed=4)]
 
 
 class FaultyEngine(TorchEngine):
@@ -82,6 +114,9 @@ class BigramEngine(Engine):
         def load(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
             self.length = length
 
+        def memory(self) -> Mapping[int, int]:
+            return {}
+
     def __init__(self, seed: int, noise: float = 0.0, vocab_size: int = VOCAB_SIZE) -> None:
         super().__init__(vocab_size=vocab_size, context_length=CONTEXT_LENGTH, signature="bigrams")
         self.table_VV = np.random.default_rng(seed).normal(scale=2, size=(vocab_size, vocab_size)).astype(np.float32)
@@ -109,9 +144,9 @@ def models(is_decoder: bool) -> tuple[Engine, list[Drafter]]:
     """A target, and drafts that are the same model, alike, unlike and another one: decoders, or bigrams, which are quick."""
     if is_decoder:
         decoders = [decoder(5), decoder(5, 0.05), decoder(5, 0.2), decoder(6)]
-        return TorchEngine(decoder(5)), [Drafter(TorchEngine(model)) for model in decoders]
+        return TorchEngine(decoder(5)), [Drafter(TorchEngine(model), pace=pace) for model in decoders for pace in PACES]
     bigrams = [BigramEngine(0), BigramEngine(0, 0.5), BigramEngine(0, 3.0), BigramEngine(9)]
-    return bigrams[0], [Drafter(engine) for engine in bigrams]
+    return bigrams[0], [Drafter(engine, pace=pace) for engine in bigrams for pace in PACES]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +230,7 @@ def test_a_thousand_random_conversations_are_the_same_with_and_without_a_draft(b
 @pytest.mark.parametrize("grammar", GRAMMARS[:3], ids=["free", "text", "json"])
 def test_an_end_inside_a_draft_is_the_end(grammar: Grammar | None) -> None:
     """Every token limit, stop token, cancellation and room, with a draft that is always right and so goes beyond."""
-    engine, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(decoder(5)), num_tokens=8)
+    engine, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(decoder(5)), num_tokens=8, pace=PACE)
     options: dict[str, Any] = {"sampling": RandomConfig(seed=8), "grammar": grammar, "stop_tokens": {STOP}}
     whole, summary = outcome(engine, engine.new_sequence(), PROMPT, drafter, max_tokens=24, **options)
     assert summary is not None
@@ -238,7 +273,7 @@ def _noted(generation: Any, told: list[int]) -> Any:
 @pytest.mark.parametrize("failing", ["target", "draft"])
 def test_a_failure_in_the_middle_leaves_everything_as_it_was(failing: str) -> None:
     target, draft = FaultyEngine(decoder(5)), FaultyEngine(decoder(5, 0.2))
-    drafter, broken = Drafter(draft), {"target": target, "draft": draft}[failing]
+    drafter, broken = Drafter(draft, pace=PACE), {"target": target, "draft": draft}[failing]
     options: dict[str, Any] = {
         "sampling": RandomConfig(seed=2),
         "stop_tokens": {STOP},
@@ -260,7 +295,7 @@ def test_a_failure_in_the_middle_leaves_everything_as_it_was(failing: str) -> No
 
 
 def test_given_up_in_the_middle_of_a_draft_it_leaves_the_sequence_as_it_was() -> None:
-    engine, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(decoder(5)))
+    engine, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(decoder(5)), pace=PACE)
     sequence = engine.new_sequence()
     generation = generate(
         engine, sequence, PROMPT, drafter=drafter, sampling=RandomConfig(seed=1), stop_tokens=(), max_tokens=30
@@ -274,7 +309,7 @@ def test_given_up_in_the_middle_of_a_draft_it_leaves_the_sequence_as_it_was() ->
 
 def test_the_draft_model_follows_the_target_and_computes_no_token_twice() -> None:
     target, draft = TorchEngine(decoder(5)), FaultyEngine(decoder(5))
-    drafter, sequence = Drafter(draft), target.new_sequence()
+    drafter, sequence = Drafter(draft, pace=PACE), target.new_sequence()
     options: dict[str, Any] = {"sampling": RandomConfig(seed=1), "stop_tokens": (), "max_tokens": 10}
     target.step([(sequence, PROMPT)])  # by somebody else
     outcome(target, sequence, [70], drafter, **options)
@@ -292,7 +327,7 @@ def test_the_draft_model_follows_the_target_and_computes_no_token_twice() -> Non
 
 def test_a_sequence_costs_the_draft_model_nothing_before_and_after() -> None:
     target, draft = TorchEngine(decoder(5)), TorchEngine(decoder(5))
-    drafter, sequence = Drafter(draft), target.new_sequence()
+    drafter, sequence = Drafter(draft, pace=PACE), target.new_sequence()
     options: dict[str, Any] = {"sampling": GreedyConfig(), "stop_tokens": (), "max_tokens": 5}
     outcome(target, sequence, PROMPT, None, **options)
     assert len(drafter._followers) == 0
@@ -307,7 +342,7 @@ def test_a_context_window_smaller_than_the_targets_ends_the_drafting_and_not_the
     small = replace(CONFIGS["shared"], vocab_size=VOCAB_SIZE, context_length=len(PROMPT) + 12).build(seed=5)
     with torch.no_grad():
         small.load_state_dict(decoder(5).state_dict())
-    target, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(small))
+    target, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(small), pace=PACE)
     options: dict[str, Any] = {"sampling": RandomConfig(seed=3), "stop_tokens": (), "max_tokens": 40}
     expected, _ = outcome(target, target.new_sequence(), PROMPT, None, **options)
     actual, summary = outcome(target, target.new_sequence(), PROMPT, drafter, **options)
@@ -321,7 +356,7 @@ def test_a_draft_model_of_broken_weights_drafts_nothing_and_changes_nothing() ->
     for sampling in (GreedyConfig(), RandomConfig(seed=3)):
         options: dict[str, Any] = {"sampling": sampling, "stop_tokens": (), "max_tokens": 20}
         expected, _ = outcome(target, target.new_sequence(), PROMPT, None, **options)
-        actual, summary = outcome(target, target.new_sequence(), PROMPT, Drafter(broken), **options)
+        actual, summary = outcome(target, target.new_sequence(), PROMPT, Drafter(broken, pace=PACE), **options)
         assert actual == expected
         assert summary is not None
         assert summary.num_drafted == 0
@@ -329,26 +364,15 @@ def test_a_draft_model_of_broken_weights_drafts_nothing_and_changes_nothing() ->
 
 def test_another_vocabulary_and_no_drafts_at_all_are_refused() -> None:
     target = TorchEngine(decoder(5))
-    drafter = Drafter(BigramEngine(0, vocab_size=VOCAB_SIZE - 1))
+    drafter = Drafter(BigramEngine(0, vocab_size=VOCAB_SIZE - 1), pace=PACE)
     with pytest.raises(DraftMismatchError, match=f"{VOCAB_SIZE - 1}.*{VOCAB_SIZE}"):
         generate(target, target.new_sequence(), PROMPT, drafter=drafter, sampling=GreedyConfig(), stop_tokens=())
-    for values in ({"num_tokens": 0}, {"cost": 0.0}):
-        with pytest.raises(DraftMismatchError):
-            Drafter(target, **values)
-
-
-def test_a_poor_draft_model_is_asked_less_and_a_good_one_more() -> None:
-    pace = Pace(5, cost=0.2)
-    for _ in range(40):
-        pace.tell(accepted=False)
-    assert sum(pace.next() for _ in range(160)) == 10
-    for _ in range(40):
-        pace.tell(accepted=True)
-    assert {pace.next() for _ in range(20)} == {5}
+    with pytest.raises(DraftMismatchError):
+        Drafter(target, num_tokens=0)
 
 
 def test_a_poor_draft_costs_few_drafts() -> None:
-    engine, drafter = BigramEngine(0), Drafter(BigramEngine(50))
+    engine, drafter = BigramEngine(0), Drafter(BigramEngine(50), pace=PACE)
     _, summary = outcome(
         engine, engine.new_sequence(), [70], drafter, sampling=RandomConfig(seed=0), stop_tokens=(), max_tokens=90
     )
@@ -382,7 +406,7 @@ def answers(engine: Engine, drafter: Drafter | None, seeds: range, **options: An
 @pytest.mark.parametrize("pattern", ["[a-d]{2,3}"])
 def test_drafted_samples_follow_the_law_of_plain_ones(noise: float, law: dict[str, Any], pattern: str) -> None:
     """Chi-square of two samples of three-token answers under a mask, drawn with other seeds."""
-    engine, drafter = BigramEngine(0), Drafter(BigramEngine(0, noise))
+    engine, drafter = BigramEngine(0), Drafter(BigramEngine(0, noise), pace=PACE)
     options = {"law": law, "grammar": COMPILER.json_schema({"type": "string", "pattern": f"^{pattern}$"})}
     count = 1000
     plain, _ = answers(engine, None, range(count), **options)
@@ -402,4 +426,4 @@ def test_the_same_seed_gives_the_same_answer_whatever_drafts() -> None:
     options: dict[str, Any] = {"law": {"temperature": 1.2}, "grammar": None}
     plain, _ = answers(engine, None, range(200), **options)
     for noise in (0.0, 0.5, 3.0):
-        assert answers(engine, Drafter(BigramEngine(0, noise)), range(200), **options)[0] == plain
+        assert answers(engine, Drafter(BigramEngine(0, noise), pace=PACE), range(200), **options)[0] == plain

@@ -51,7 +51,10 @@ def test_beyond_the_counted_rows_each_costs_the_same() -> None:
     between = costs.seconds(20)
     assert between is not None
     assert 2 < between < 33 / 2
+    cheaper = costs_of({1: 1.0, 30: 20.0, 400: 40.0})  # rows of a prompt, which give no logits
+    assert [cheaper.seconds(n) for n in (30, 33, 100, 300)] == pytest.approx([20, 20, 20, 30])
     assert costs_of({4: 2.0}).seconds(40) == pytest.approx(20)
+    assert costs_of({1: 1.0, 2: 1.1}).seconds(4) == pytest.approx(1.3)
 
 
 @given(truth=st.floats(1e-4, 1), disturbed=st.lists(st.integers(1, 12), min_size=20, max_size=60))
@@ -117,7 +120,7 @@ def test_an_engine_records_the_steps_that_compute_logits_for_every_row(name: str
 
 def test_what_did_not_come_for_long_is_forgotten_and_learnt_anew() -> None:
     costs = costs_of({1: 1.0, 2: 9.0, 100: 50.0})
-    for _ in range(300):
+    for _ in range(600):
         costs.record(1, 1.0)
     between = costs.seconds(2)
     assert between is not None

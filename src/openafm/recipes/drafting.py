@@ -182,9 +182,11 @@ def measure_draft(
     """Have the target give every answer of the conversations itself, drafting `num_tokens` at a time, and count."""
     from openafm.runtime.engine import ContextWindowError
     from openafm.runtime.engines import open_engine
+    from openafm.runtime.pace import GivenPaceConfig
     from openafm.runtime.speculation import Drafter
 
-    answerer, drafter = Answerer(target, adapter), Drafter(open_engine(draft), num_tokens)
+    # By the clock it would draft now more and now less, and nothing where steps of this target are short.
+    answerer, drafter = Answerer(target, adapter), Drafter(open_engine(draft), num_tokens, GivenPaceConfig())
     summaries = []
     for question in itertools.chain.from_iterable(map(questions, conversations)):
         with contextlib.suppress(ContextWindowError):

@@ -208,6 +208,7 @@ class Generation(Iterator[TokenEvent]):
         request = self._request
         return Drafting(
             drafter,
+            request.engine,
             request.sequence,
             sampler=self._sampler,
             matcher=self._matcher,

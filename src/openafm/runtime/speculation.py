@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 from openafm.core.errors import UsageError
 from openafm.runtime.engine import Engine, Sequence
 from openafm.runtime.grammar import GrammarError, Matcher
+from openafm.runtime.pace import Pace, PaceConfig, TimedPaceConfig
 from openafm.runtime.prefill import prefill
 from openafm.runtime.sampling import BrokenLogitsError, Sampler
+from openafm.runtime.step_costs import StepCosts
 
 # The most tokens of one verification: of so many, an engine gives the bits that it would give one by one.
 _MOST_IN_A_STEP = 32
@@ -44,19 +46,32 @@ class Drafter:
     Args:
         engine: the draft model's.
         num_tokens: most tokens drafted for one verification, forced ones not counted.
-        cost: what a drafted token takes, as a share of a step of the target: a token is drafted if it is likelier than
-            that to be accepted.
+        pace: how many of them are.
+
+    Attributes:
+        costs: what it took to draft a token, by the tokens that the draft model had to see for it.
 
     Raises:
-        DraftMismatchError: `num_tokens` or `cost` is not positive.
+        DraftMismatchError: `num_tokens` is not positive.
     """
 
-    def __init__(self, engine: Engine, num_tokens: int = 5, cost: float = 0.2) -> None:
-        if num_tokens < 1 or not cost > 0:
-            raise DraftMismatchError(f"a drafter needs num_tokens and a cost above 0, got {num_tokens} and {cost}")
-        self.engine, self.num_tokens, self.cost = engine, num_tokens, cost
+    def __init__(self, engine: Engine, num_tokens: int = 5, pace: PaceConfig | None = None) -> None:
+        if num_tokens < 1:
+            raise DraftMismatchError(f"a drafter needs num_tokens above 0, got {num_tokens}")
+        self.engine, self.num_tokens = engine, num_tokens
+        self.costs = StepCosts()
+        self._pace = pace or TimedPaceConfig()
+        self._paces: WeakKeyDictionary[Engine, Pace] = WeakKeyDictionary()
         self._followers: WeakKeyDictionary[Sequence, Sequence] = WeakKeyDictionary()
         self._lock = threading.Lock()
+
+    def pace(self, target: Engine) -> Pace:
+        """What has been learnt beside this target, for all its answers."""
+        with self._lock:
+            pace = self._paces.get(target)
+            if pace is None:
+                pace = self._paces[target] = self._pace.build(target.costs, self.costs)
+            return pace
 
     def check_target(self, engine: Engine) -> None:
         """See that the target's tokens are the draft model's.
@@ -87,42 +102,13 @@ class Draft:
     is_forced: bool
 
 
-class Pace:
-    """How many tokens to draft next, by how many of the last were accepted.
-
-    The chance that the n-th token counts is the acceptance to the power of n: drafting goes on while that exceeds the cost.
-    When not even the first is worth it, one is tried now and then.
-    """
-
-    _WEIGHT = 1 / 8  # of the last draft in the running acceptance
-    _PAUSE = 16  # verifications without a draft before one is tried
-
-    def __init__(self, most: int, cost: float) -> None:
-        self._most, self._cost = most, cost
-        self._acceptance = 0.8
-        self._num_paused = 0
-
-    def next(self) -> int:
-        """How many tokens to draft for the next verification."""
-        chance, number = self._acceptance, 0
-        while number < self._most and chance > self._cost:
-            chance, number = chance * self._acceptance, number + 1
-        self._num_paused = 0 if number else self._num_paused + 1
-        if self._num_paused == self._PAUSE:
-            self._num_paused, number = 0, 1
-        return number
-
-    def tell(self, accepted: bool) -> None:
-        """A draft was accepted or refused."""
-        self._acceptance += self._WEIGHT * (accepted - self._acceptance)
-
-
 class Drafting:
     """Drafts for one answer, chosen as the answer's own tokens are."""
 
     def __init__(
         self,
         drafter: Drafter,
+        target: Engine,
         sequence: Sequence,
         *,
         sampler: Sampler,
@@ -133,7 +119,8 @@ class Drafting:
         self._engine, self._followed, self._sequence = drafter.engine, sequence, drafter.follower(sequence)
         self._sampler, self._matcher, self._stop_tokens = sampler, matcher, stop_tokens
         self._cancelled = cancelled
-        self.pace = Pace(drafter.num_tokens, drafter.cost)
+        self._most, self._pace, self._target_costs = drafter.num_tokens, drafter.pace(target), target.costs
+        self._pace.begin()
         self.num_drafted = self.num_accepted = 0
         self.seconds = 0.0
 
@@ -142,37 +129,48 @@ class Drafting:
 
         `position` is the number of the next token in the answer.
         """
+        num_waiting = max(self._followed.length + len(tokens) - self._sequence.length, 1)
+        aim = self._pace.aim(min(self._most, most), len(tokens), num_waiting, position)
+        if not aim or self._followed.length + len(tokens) + most > self._engine.context_length:
+            return []
         started = time.perf_counter()
-        drafts = self._drafts(tokens, position, most)
+        runs = self._runs(aim, tokens, position, most)
+        del runs[self._pace.worth(len(tokens), [len(run) for run in runs]) :]
         self.seconds += time.perf_counter() - started
+        drafts = [draft for run in runs for draft in run][:most]
         self.num_drafted += sum(not draft.is_forced for draft in drafts)
         return drafts
 
     def judge(self, accepted: bool) -> None:
         """The target's choice was the draft's or not."""
         self.num_accepted += accepted
-        self.pace.tell(accepted)
+        self._pace.judge(accepted)
 
-    def _drafts(self, tokens: List[int], position: int, most: int) -> list[Draft]:
-        drafts: list[Draft] = []
-        num_choices = self.pace.next()
-        if not num_choices or self._followed.length + len(tokens) + most > self._engine.context_length:
-            return drafts
-        waiting = self._caught_up(tokens)
+    def stepped(self, num_plain: int, num_rows: int) -> None:
+        """The target took `num_rows` where it would have taken `num_plain` without drafts; none where those came true."""
+        self._pace.stepped(num_plain, num_rows, self._target_costs.latest_rows)
+
+    def _runs(self, aim: int, tokens: List[int], position: int, most: int) -> list[list[Draft]]:
+        started = time.perf_counter()
+        runs: list[list[Draft]] = []
+        waiting, num_drafts = self._caught_up(tokens), 0
         matcher = None if self._matcher is None else self._matcher.fork()
-        while num_choices and len(drafts) < most:
+        while len(runs) < aim and num_drafts < most:
             logits_V = prefill(self._engine, self._sequence, waiting, self._cancelled)
             if logits_V is None:
                 break
-            try:
-                run = self._run(logits_V, position + len(drafts), matcher)
-            except (GrammarError, BrokenLogitsError):
-                break  # lost on this way, which may not be the answer's: a draft can only save steps
-            drafts += run
-            waiting, num_choices = [draft.token for draft in run], num_choices - 1
+            run = self._run(logits_V, position + num_drafts, matcher)
+            ended = time.perf_counter()
+            self._pace.drafted(len(waiting), ended - started)
+            if not run:
+                self._pace.judge(accepted=False)
+                break
+            runs.append(run)
+            num_drafts += len(run)
+            waiting, started = [draft.token for draft in run], ended
             if not self._stop_tokens.isdisjoint(waiting):
                 break
-        return drafts[:most]
+        return runs
 
     def _caught_up(self, tokens: List[int]) -> list[int]:
         """The tokens that the draft model has still to see, the last one at least; what it saw wrongly is taken back."""
@@ -186,15 +184,18 @@ class Drafting:
         return [int(token) for token in wanted[num_equal:]]
 
     def _run(self, logits_V: NDArray[np.float32], position: int, matcher: Matcher | None) -> list[Draft]:
-        """One choice, and what the grammar forces after it."""
-        if matcher is not None:
-            matcher.apply(logits_V)
-        run = [Draft(token=self._sampler.sample(logits_V, position), is_forced=False)]
-        if matcher is not None:
-            matcher.accept((run[0].token,))
-            while forced := matcher.forced():
-                matcher.accept(forced)
-                run += [Draft(token=token, is_forced=True) for token in forced]
+        """One choice, and what the grammar forces after it; nothing where the way is lost, which may not be the answer's."""
+        try:
+            if matcher is not None:
+                matcher.apply(logits_V)
+            run = [Draft(token=self._sampler.sample(logits_V, position), is_forced=False)]
+            if matcher is not None:
+                matcher.accept((run[0].token,))
+                while forced := matcher.forced():
+                    matcher.accept(forced)
+                    run += [Draft(token=token, is_forced=True) for token in forced]
+        except (GrammarError, BrokenLogitsError):
+            return []
         return run
 
 
@@ -219,12 +220,17 @@ class Lookahead:
             self._drafting.judge(tokens[0] == self._ahead[0].token)
         num_equal = self._num_come_true(tokens)
         if num_equal == len(tokens):
-            logits_V: NDArray[np.float32] = self._logits_AV[num_equal - 1]
+            if self._drafting is not None:
+                self._drafting.stepped(len(tokens), 0)
+            logits_V = self._logits_AV[num_equal - 1]
             self._ahead, self._logits_AV = self._ahead[num_equal:], self._logits_AV[num_equal:]
             return logits_V
         self._ahead = self._ahead[num_equal:]
         self.close()
-        return self._step(list(tokens[num_equal:]), position, most_ahead)
+        logits_V = self._step(list(tokens[num_equal:]), position, most_ahead)
+        if self._drafting is not None:
+            self._drafting.stepped(len(tokens), len(tokens) - num_equal + len(self._ahead))
+        return logits_V
 
     def close(self) -> None:
         """Take the drafts back."""
