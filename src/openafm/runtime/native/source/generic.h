@@ -120,73 +120,105 @@ inline void load(const uint16_t *halves, Doubles &numbers) {
 #endif
 }
 
-// Sums of a row of activations with ROWS rows of a [rank, I].
-template <int ROWS, class Number>
-inline void adapter_sums(const Number *a, const float *x, int num_inputs, double *low) {
-    Doubles sums[ROWS] = {}, number, input;
-    int i = 0;
-    for (; i + NUMBERS <= num_inputs; i += NUMBERS) {
-        load(x + i, input);
+// How many rows of activations, and of a, are taken together: as many sums as there are registers for.
+#if defined(__AVX512F__)
+enum { ADAPTER_ROWS = 4 };
+#else
+enum { ADAPTER_ROWS = 2 };
+#endif
+
+// Sums of N rows of activations with K rows of a [rank, I], in low [N, rank].
+template <int N, int K, class Number>
+inline void adapter_sums(const Number *a, const float *x, int num_inputs, int rank, double *low) {
+    Doubles sums[N][K] = {};
+    const auto add = [&](const auto *inputs, int64_t input_stride, const auto *numbers, int64_t number_stride) {
+        Doubles input[N], number;
 #pragma GCC unroll 4
-        for (int r = 0; r < ROWS; r++) {
-            load(a + (int64_t)r * num_inputs + i, number);
-            sums[r] += input * number;
+        for (int n = 0; n < N; n++) load(inputs + n * input_stride, input[n]);
+#pragma GCC unroll 4
+        for (int k = 0; k < K; k++) {
+            load(numbers + k * number_stride, number);
+#pragma GCC unroll 4
+            for (int n = 0; n < N; n++) sums[n][k] += input[n] * number;
+        }
+    };
+    int i = 0;
+    for (; i + NUMBERS <= num_inputs; i += NUMBERS) add(x + i, num_inputs, a + i, num_inputs);
+    if (i < num_inputs) {
+        float inputs[N][NUMBERS] = {};
+        Number numbers[K][NUMBERS] = {};
+        for (int n = 0; n < N; n++) memcpy(inputs[n], x + (int64_t)n * num_inputs + i, (num_inputs - i) * sizeof(float));
+        for (int k = 0; k < K; k++) memcpy(numbers[k], a + (int64_t)k * num_inputs + i, (num_inputs - i) * sizeof(Number));
+        add(inputs[0], NUMBERS, numbers[0], NUMBERS);
+    }
+    for (int n = 0; n < N; n++)
+        for (int k = 0; k < K; k++) {
+            double sum = 0;
+            for (int j = 0; j < NUMBERS; j++) sum += sums[n][k][j];
+            low[(int64_t)n * rank + k] = sum;
+        }
+}
+
+// The same for all rows of activations and rows [first, last) of a.
+template <class Number>
+void adapter_sums(const OaMatrix &matrix, const Number *a, const float *x, int num_rows, int first, int last, double *low) {
+    const int num_inputs = matrix.num_inputs, rank = matrix.rank;
+    for (int n = 0, rows; n < num_rows; n += rows) {
+        rows = n + ADAPTER_ROWS <= num_rows ? ADAPTER_ROWS : 1;
+        for (int k = first, count; k < last; k += count) {
+            count = k + ADAPTER_ROWS <= last ? ADAPTER_ROWS : 1;
+            const auto sum = rows == 1    ? count == 1 ? adapter_sums<1, 1, Number> : adapter_sums<1, ADAPTER_ROWS, Number>
+                             : count == 1 ? adapter_sums<ADAPTER_ROWS, 1, Number>
+                                          : adapter_sums<ADAPTER_ROWS, ADAPTER_ROWS, Number>;
+            sum(a + (int64_t)k * num_inputs, x + (int64_t)n * num_inputs, num_inputs, rank, low + (int64_t)n * rank + k);
         }
     }
-    Number rest[ROWS][NUMBERS] = {};
-    float inputs[NUMBERS] = {};
-    memcpy(inputs, x + i, (num_inputs - i) * sizeof(float));
-    load(inputs, input);
-    for (int r = 0; r < ROWS; r++) {
-        memcpy(rest[r], a + (int64_t)r * num_inputs + i, (num_inputs - i) * sizeof(Number));
-        load(rest[r], number);
-        sums[r] += input * number;
-        low[r] = 0;
-        for (int j = 0; j < NUMBERS; j++) low[r] += sums[r][j];
-    }
 }
 
-// The same for rows [first, last).
-template <class Number>
-void adapter_sums(const Number *a, const float *x, int num_inputs, int first, int last, double *low) {
-    int r = first;
-    for (; r + 4 <= last; r += 4) adapter_sums<4>(a + (int64_t)r * num_inputs, x, num_inputs, low + r);
-    for (; r + 2 <= last; r += 2) adapter_sums<2>(a + (int64_t)r * num_inputs, x, num_inputs, low + r);
-    if (r < last) adapter_sums<1>(a + (int64_t)r * num_inputs, x, num_inputs, low + r);
-}
-
-// y[r] += scale * sum of low * b for the rows of a panel of b [rank, 64].
-template <class Number>
-void adapter_adds(const Number *b, const double *low, int rank, float scale, int num_rows, float *y) {
-    Doubles sums[PANEL_ROWS / NUMBERS] = {}, number;
-    for (int i = 0; i < rank; i++)
+// y[n, r] += scale * sum of low * b for N rows of activations and the rows of a panel of b [rank, 64].
+template <int N, class Number>
+void adapter_adds(const OaMatrix &matrix, const Number *b, const double *low, int num_outputs, float *y) {
+    enum { VECTORS = PANEL_ROWS / NUMBERS };
+    Doubles sums[N][VECTORS] = {}, number;
+    for (int i = 0; i < matrix.rank; i++)
 #pragma GCC unroll 8
-        for (int v = 0; v < PANEL_ROWS / NUMBERS; v++) {
+        for (int v = 0; v < VECTORS; v++) {
             load(b + i * PANEL_ROWS + v * NUMBERS, number);
-            sums[v] += low[i] * number;
+#pragma GCC unroll 2
+            for (int n = 0; n < N; n++) sums[n][v] += low[(int64_t)n * matrix.rank + i] * number;
         }
-    float added[PANEL_ROWS];
-    for (int v = 0; v < PANEL_ROWS / NUMBERS; v++) {
-        const Floats singles = __builtin_convertvector((double)scale * sums[v], Floats);
-        memcpy(added + v * NUMBERS, &singles, sizeof singles);
+    for (int n = 0; n < N; n++) {
+        float added[PANEL_ROWS], *to = y + (int64_t)n * matrix.num_outputs;
+        for (int v = 0; v < VECTORS; v++) {
+            const Floats singles = __builtin_convertvector((double)matrix.lora_scale * sums[n][v], Floats);
+            memcpy(added + v * NUMBERS, &singles, sizeof singles);
+        }
+        for (int r = 0; r < num_outputs; r++) to[r] += added[r];
     }
-    for (int r = 0; r < num_rows; r++) y[r] += added[r];
 }
 
-void adapter_in(const OaMatrix &matrix, const float *x, int first, int last, double *low) {
-    if (matrix.lora_bits == 16)
-        adapter_sums((const uint16_t *)matrix.lora_a, x, matrix.num_inputs, first, last, low);
-    else
-        adapter_sums((const float *)matrix.lora_a, x, matrix.num_inputs, first, last, low);
+template <class Number>
+void adapter_adds(const OaMatrix &matrix, const Number *b, const double *low, int num_rows, int panel, float *y) {
+    const int r = panel * PANEL_ROWS, left = matrix.num_outputs - r, num_outputs = left < PANEL_ROWS ? left : PANEL_ROWS;
+    for (int64_t n = 0, rows; n < num_rows; n += rows) {
+        rows = n + 2 <= num_rows ? 2 : 1;
+        const auto add = rows == 2 ? adapter_adds<2, Number> : adapter_adds<1, Number>;
+        add(matrix, b + (int64_t)r * matrix.rank, low + n * matrix.rank, num_outputs, y + n * matrix.num_outputs + r);
+    }
 }
 
-void adapter_out(const OaMatrix &matrix, const double *low, int panel, float *y) {
-    const int r = panel * PANEL_ROWS, left = matrix.num_outputs - r, num_rows = left < PANEL_ROWS ? left : PANEL_ROWS;
-    const int64_t at = (int64_t)r * matrix.rank;
+void adapter_in(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, double *low) {
     if (matrix.lora_bits == 16)
-        adapter_adds((const uint16_t *)matrix.lora_b + at, low, matrix.rank, matrix.lora_scale, num_rows, y + r);
+        adapter_sums(matrix, (const uint16_t *)matrix.lora_a, x, num_rows, first, last, low);
     else
-        adapter_adds((const float *)matrix.lora_b + at, low, matrix.rank, matrix.lora_scale, num_rows, y + r);
+        adapter_sums(matrix, (const float *)matrix.lora_a, x, num_rows, first, last, low);
+}
+
+void adapter_out(const OaMatrix &matrix, const double *low, int num_rows, int panel, float *y) {
+    if (matrix.lora_bits == 16)
+        adapter_adds(matrix, (const uint16_t *)matrix.lora_b, low, num_rows, panel, y);
+    else
+        adapter_adds(matrix, (const float *)matrix.lora_b, low, num_rows, panel, y);
 }
 
 // One page for one query after the other; scores first, then the weighted values.

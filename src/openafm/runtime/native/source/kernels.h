@@ -57,10 +57,10 @@ struct Kernels {
     // numbers, rounded once. What a query gets does not depend on those beside it.
     void (*attend)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys,
                    double *state);
-    // Sums of a row x [I], in double precision, with rows [first, last) of an adapter's a.
-    void (*adapter_in)(const OaMatrix &matrix, const float *x, int first, int last, double *low);
-    // y [R] += what an adapter adds to a panel of outputs, of its sums low [rank].
-    void (*adapter_out)(const OaMatrix &matrix, const double *low, int panel, float *y);
+    // Sums of rows x [N, I] with rows [first, last) of an adapter's a, in low [N, rank].
+    void (*adapter_in)(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, double *low);
+    // y [N, R] += what an adapter adds to a panel of outputs, of its sums low [N, rank].
+    void (*adapter_out)(const OaMatrix &matrix, const double *low, int num_rows, int panel, float *y);
 };
 
 inline int prepared_bytes(int head_dim) { return (4 * head_dim + 64 + 63) / 64 * 64; }

@@ -102,9 +102,7 @@ void OaModel::multiply(const std::vector<Product> &products, const float *x, int
 void OaModel::multiply_panels(const Product &product, int first, int last, const double *low, int num_rows) {
     const OaMatrix &matrix = *product.matrix;
     kernels.low_bit(matrix, config.level_zero, rounded.view(), first, last, product.y, matrix.num_outputs);
-    for (int panel = first; matrix.rank && panel < last; panel++)
-        for (int64_t n = 0; n < num_rows; n++)
-            kernels.adapter_out(matrix, low + n * matrix.rank, panel, product.y + n * matrix.num_outputs);
+    for (int panel = first; matrix.rank && panel < last; panel++) kernels.adapter_out(matrix, low, num_rows, panel, product.y);
 }
 
 // Of both products and what becomes of them, a panel after the other: no thread waits between.
@@ -133,10 +131,7 @@ void OaModel::add_up_adapters(const std::vector<Product> &products, const float 
     double *low = low_rank.data();
     for (const Product &product : products) {
         const OaMatrix &matrix = *product.matrix;
-        pool.parallel(matrix.rank, [&](int first, int last) {
-            for (int n = 0; n < num_rows; n++)
-                kernels.adapter_in(matrix, x + (int64_t)n * matrix.num_inputs, first, last, low + (int64_t)n * matrix.rank);
-        });
+        pool.parallel(matrix.rank, [&](int first, int last) { kernels.adapter_in(matrix, x, num_rows, first, last, low); });
         low += (int64_t)num_rows * matrix.rank;
     }
 }
