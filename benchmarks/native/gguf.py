@@ -53,8 +53,8 @@ def _f32(generator: np.random.Generator, count: int, std: float) -> NDArray[np.u
 
 
 def _bf16(generator: np.random.Generator, count: int, std: float) -> NDArray[np.uint8]:
-    values = (generator.standard_normal(count, np.float32) * np.float32(std)).view(np.uint32)
-    return (values >> 16).astype(np.uint16)[:, None].view(np.uint8)
+    drawn = generator.standard_normal(min(count, 1 << 20), np.float32) * np.float32(std)
+    return np.resize((drawn.view(np.uint32) >> 16).astype(np.uint16), count)[:, None].view(np.uint8)
 
 
 def _tq2_0(generator: np.random.Generator, count: int, std: float) -> NDArray[np.uint8]:

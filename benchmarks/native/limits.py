@@ -88,20 +88,24 @@ class Product:
         self._engine = NativeEngine(bundle, num_threads=1)
         self._library = native_library()
         generator = np.random.default_rng(0)
-        self._kept: list[np.ndarray] = []
-        self._matrices = [self._matrix(generator) for _ in range(NUM_MATRICES)]
+        # One array of all, so that they lie in huge pages as the weights of a model do.
+        num_bytes = NUM_OUTPUTS * NUM_INPUTS // 4
+        room = np.zeros(NUM_MATRICES * num_bytes + 64, np.uint8)
+        self._panels = room[-room.ctypes.data % 64 :][: NUM_MATRICES * num_bytes].reshape(NUM_MATRICES, num_bytes)
+        self._scales = np.full(NUM_OUTPUTS, 0.02, np.float32)
+        self._matrices = [self._matrix(generator, panels) for panels in self._panels]
         self._x_NI = generator.standard_normal((512, NUM_INPUTS)).astype(np.float32)
         self._y_NR = np.zeros((512, NUM_OUTPUTS), np.float32)
 
-    def _matrix(self, generator: np.random.Generator) -> Matrix:
-        codes = np.frombuffer(generator.bytes(NUM_OUTPUTS * NUM_INPUTS // 4), np.uint8)
-        room = np.zeros(len(codes) + 64, np.uint8)
-        panels = room[-room.ctypes.data % 64 :][: len(codes)]
+    def _matrix(self, generator: np.random.Generator, panels: np.ndarray) -> Matrix:
+        codes = np.frombuffer(generator.bytes(len(panels)), np.uint8)
         self._library.oa_pack_panels(codes.ctypes.data, NUM_OUTPUTS, NUM_INPUTS, panels.ctypes.data)
-        scales = np.full(NUM_OUTPUTS, 0.02, np.float32)
-        self._kept += [room, scales]
         return Matrix(
-            codes=panels.ctypes.data, scales=scales.ctypes.data, num_outputs=NUM_OUTPUTS, num_inputs=NUM_INPUTS, rank=0
+            codes=panels.ctypes.data,
+            scales=self._scales.ctypes.data,
+            num_outputs=NUM_OUTPUTS,
+            num_inputs=NUM_INPUTS,
+            rank=0,
         )
 
     def multiply(self, num_tokens: int, num_matrices: int = 1) -> None:

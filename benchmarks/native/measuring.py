@@ -135,4 +135,5 @@ class Worker:
 
 def can_import(python: str, module: str) -> bool:
     """Whether this interpreter has a module."""
-    return subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
+    look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)"
+    return subprocess.run([python, "-c", look], capture_output=True, check=False).returncode == 0

@@ -1,7 +1,8 @@
 """A process that uses the synthetic bundle: how soon it answers, and what memory it takes.
 
 - `first_token_s`: from the start of the interpreter to the logits after a short prompt, by the clock, tokenizer and chat
-  template included, in a process that finds the weights repacked. Torch must not have been imported.
+  template included, in a process that finds the weights repacked. Torch must not have been imported. `session_first_s` is
+  the same up to the first piece of an answer that a session streams, which waits for a grammar as well.
 - `rss_gb`: most memory of a process that goes on to compile a JSON grammar and to generate under it, keys and values taken
   off, 10^9 bytes. `weights_gb` of it is the mapped file, which two such processes at once share: `weights_shared` is the
   share of it that the system counts as shared in both, `two_processes_gb` what both take together.
@@ -40,6 +41,13 @@ def figures(setting: Any, bundle: Any) -> dict[str, Any]:
         first_s.append(perf_counter() - start)
         assert not told["has_torch"], "torch was imported"
         process.close()
+    session_s: list[float] = []
+    for _ in range(setting.starts + 1):
+        start = perf_counter()
+        process = Worker(sys.executable, __file__, bundle.path, "session")
+        process.ask()
+        session_s.append(perf_counter() - start)
+        process.close()
     pair = [Worker(sys.executable, __file__, bundle.path) for _ in range(2)]
     for process in pair:
         process.ask()
@@ -50,6 +58,7 @@ def figures(setting: Any, bundle: Any) -> dict[str, Any]:
         process.close()
     return {
         "first_token_s": rounded(median(first_s[1:])),
+        "session_first_s": rounded(median(session_s[1:])),
         "rss_gb": rounded(max(each["peak"] - each["kv"] for each in used) / 1e9),
         "weights_gb": rounded(weights[0]["Rss"] / 1e9),
         "weights_shared": rounded(min(each["Shared_Clean"] / each["Rss"] for each in weights)),
@@ -70,13 +79,30 @@ def _memory(pid: int, name: str = "") -> dict[str, int]:
     return total
 
 
-def main() -> None:
+def stream(bundle: str) -> None:
+    """Wait for the first piece of an answer."""
+    import asyncio
+
+    import openafm as fm
+
+    async def first() -> None:
+        model = fm.SystemLanguageModel(bundle=bundle)
+        async for _ in fm.LanguageModelSession(model=model).stream_response(PROMPT):
+            break
+
+    asyncio.run(first())
+    sys.stdin.readline()
+    print("{}", flush=True)
+
+
+def generate_twice(path: str) -> None:
+    """Without a grammar up to the first token, then under one."""
     from openafm.bundle import open_bundle
     from openafm.runtime.engines import open_engine
     from openafm.runtime.prefill import prefill
     from openafm.tokenizer.conversation import UserTurn
 
-    bundle = open_bundle(sys.argv[1])
+    bundle = open_bundle(path)
     engine = open_engine(bundle)
     tokenizer, template = bundle.tokenizer, bundle.template
     prompt = [*template.encode(tokenizer, [UserTurn(text=PROMPT)]).tokens, *template.generation_prompt(tokenizer)]
@@ -111,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    (stream if sys.argv[2:] == ["session"] else generate_twice)(sys.argv[1])
