@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_bundles import computed_tokens, write_native_bundle, write_tiny_bundle
@@ -122,9 +123,6 @@ def test_a_failed_request_leaves_a_session_as_it_began(model: fm.SystemLanguageM
     stream = session.stream_blocking("the cat", options=SHORT)
     next(stream)
     stream.close()
-    executor = session._responder._executor
-    assert executor._sequence.length == num_opening(model)
-    assert not executor._pending
     assert session.respond_blocking("the cat", options=SHORT) == said(model, "the cat")[0][0]
     assert session.usage.cached_tokens == num_opening(model)
 
@@ -134,6 +132,77 @@ def test_what_was_never_prefilled_is_not_shared(model: fm.SystemLanguageModel) -
     with pytest.raises(fm.ExceededContextWindowSizeError):
         session.respond_blocking("the cat " * 600)
     assert model.load().prefixes.num_bytes == 0
+
+
+def test_sessions_that_begin_at_once_prefill_what_they_share_once(
+    model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = computed_tokens(model.load().engine, monkeypatch)
+    usages: list[fm.Usage] = []
+    start = threading.Barrier(6)
+
+    def work() -> None:
+        start.wait()
+        usages.append(said(model, "the cat")[1][0])
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    opening, prompt = num_opening(model), model.token_count_blocking("the cat")
+    assert sorted(usage.cached_tokens for usage in usages) == [0] + 5 * [opening]
+    assert {usage.prompt_tokens for usage in usages} == {opening + prompt}
+    assert sum(counts) == opening + 6 * prompt + sum(usage.generated_tokens for usage in usages)
+
+
+def test_who_waits_for_a_beginning_that_does_not_come_computes_it(
+    model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = said(model, "the cat")[0]
+    loaded = model.load()
+    loaded.prefixes = PrefixCache(loaded.engine, 2**28)
+    first, second = (fm.LanguageModelSession(INSTRUCTIONS, model) for _ in range(2))
+    answers: list[str] = []
+    waiting = threading.Thread(target=lambda: answers.append(second.respond_blocking("the cat", options=SHORT)))
+    step = loaded.engine.step
+
+    def failing(*arguments: Any, **keywords: Any) -> Any:
+        monkeypatch.setattr(loaded.engine, "step", step)
+        waiting.start()
+        raise MemoryError("no memory for a step")
+
+    monkeypatch.setattr(loaded.engine, "step", failing)
+    with pytest.raises(MemoryError):
+        first.respond_blocking("the cat", options=SHORT)
+    waiting.join(60)
+    assert answers == expected
+    assert first.respond_blocking("the cat", options=SHORT) == expected[0]
+    assert first.usage.cached_tokens == num_opening(model)
+
+
+def test_waiting_for_a_beginning_can_be_cancelled(model: fm.SystemLanguageModel) -> None:
+    loaded = model.load()
+    opening = fm.LanguageModelSession(INSTRUCTIONS, model)
+    tokens = loaded.template.encode(loaded.tokenizer, opening.transcript.turns).tokens
+    errors: list[type] = []
+    session = fm.LanguageModelSession(INSTRUCTIONS, model)
+
+    def work() -> None:
+        try:
+            session.respond_blocking("the cat", options=SHORT)
+        except fm.GenerationCancelledError as error:
+            errors.append(type(error))
+
+    with loaded.prefixes.alone(tokens, lambda: False):
+        waiting = threading.Thread(target=work)
+        waiting.start()
+        while not session.is_responding:
+            pass
+        session.cancel()
+        waiting.join(60)
+    assert errors == [fm.GenerationCancelledError]
+    assert session.respond_blocking("the cat", options=SHORT) == said(model, "the cat")[0][0]
 
 
 def test_sharing_begins_with_the_first_token(model: fm.SystemLanguageModel) -> None:

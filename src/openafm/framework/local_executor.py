@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as List
 
@@ -24,9 +25,9 @@ from openafm.framework.language_model import (
 )
 from openafm.framework.loaded_model import LoadedModel
 from openafm.framework.options import GenerationOptions, SamplingModeType
-from openafm.runtime.engine import Sequence
+from openafm.runtime.engine import Engine, Sequence
 from openafm.runtime.generation import Summary, generate, prefill
-from openafm.runtime.prefix_cache import Kind
+from openafm.runtime.prefill import check_fits, num_prefill_steps
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.snapshot import SnapshotCorruptedError, SnapshotMismatchError
 from openafm.tokenizer.chat_template import MalformedAnswerError, opened
@@ -46,13 +47,13 @@ class LocalExecutor(LanguageModelExecutor):
         self._model = model
         turns = opened(turns)
         tokens = model.template.encode(model.tokenizer, turns).tokens
-        self._sequence = _begun(model, tokens, snapshot)  # its memory goes with it
+        self._sequence = _restored(model.engine, tokens, snapshot)  # its memory goes with it
         self._pending = tokens[self._sequence.length :]
-        # What others may begin with as well, told once it is prefilled: instructions and tools, and all of the conversation.
-        self._unshared: list[tuple[int, Kind]] = [(len(tokens), "opening")]
+        # Instructions and tools, which other sessions may have as well; and the conversation that was taken up, if one was.
+        self._num_opening, self._num_taken_up = len(tokens), 0
         if len(turns) > 1:
-            opening = model.template.encode_turn(model.tokenizer, turns[0])
-            self._unshared = [(len(opening), "opening"), (len(tokens), "conversation")]
+            self._num_opening = len(model.template.encode_turn(model.tokenizer, turns[0]))
+            self._num_taken_up = len(tokens)
         self._ahead: list[int] = []  # the last tokens of the sequence: the beginning of a prompt that may come
 
     @contextlib.contextmanager
@@ -68,10 +69,10 @@ class LocalExecutor(LanguageModelExecutor):
     def prefill(self, prompt_prefix: str, cancelled: Callable[[], bool]) -> None:
         model = self._model
         self._take_back_ahead([])
+        self._begin(cancelled)
         if self._pending and prefill(model.engine, self._sequence, self._pending, cancelled) is not None:
             self._pending = []
-        if not self._pending:
-            self._share()
+            self._keep_conversation()
         if prompt_prefix and not self._pending:
             opening = model.template.encode_turn(model.tokenizer, UserTurn(text=prompt_prefix)).tokens[:-1]
             if prefill(model.engine, self._sequence, opening, cancelled) is not None:
@@ -80,9 +81,15 @@ class LocalExecutor(LanguageModelExecutor):
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
         model = self._model
         new = model.template.encode(model.tokenizer, request.turns).tokens
-        prompt = [*self._pending, *new, *model.template.generation_prompt(model.tokenizer)]
+        new = [*new, *model.template.generation_prompt(model.tokenizer)]
+        check_fits(model.engine, self._sequence.length - len(self._ahead) + len(self._pending) + len(new) + 1)
+        grammar = model.grammar(request.schema, request.tools, must_call=request.must_call)
+        started = time.perf_counter()
+        num_begun = self._begin(request.cancelled)
+        begun_s = time.perf_counter() - started
+        prompt = [*self._pending, *new]
         prompt = prompt[self._take_back_ahead(prompt[:-1]) :]
-        num_cached = self._sequence.length
+        num_cached = self._sequence.length - num_begun
         generation = generate(
             model.engine,
             self._sequence,
@@ -90,7 +97,7 @@ class LocalExecutor(LanguageModelExecutor):
             sampling=_sampling(request.options),
             stop_tokens=model.template.stop_tokens(model.tokenizer),
             max_tokens=request.options.maximum_response_tokens,
-            grammar=model.grammar(request.schema, request.tools, must_call=request.must_call),
+            grammar=grammar,
             cancelled=request.cancelled,
             drafter=model.drafter,
         )
@@ -99,7 +106,6 @@ class LocalExecutor(LanguageModelExecutor):
             for event in generation:
                 if piece := spoken.push(event.token):
                     yield TextPiece(piece)
-                self._share()
         if generation.summary.finish == "cancelled":
             raise GenerationCancelledError("the request was cancelled; the session is as it was before")
         if piece := spoken.finish():
@@ -108,18 +114,43 @@ class LocalExecutor(LanguageModelExecutor):
         for index, call in enumerate(turn.tool_calls):
             yield ToolCallPiece(index=index, name=call.name, arguments=compact_json(call.arguments))
         self._settle(spoken.tokens, turn)
-        if model.engine.forks_share_memory:
-            model.prefixes.keep(self._sequence, self._sequence.length, "conversation")
-        return Answer(turn=turn, usage=_usage(generation.summary, num_cached))
+        self._keep_conversation()
+        return Answer(turn=turn, usage=_usage(generation.summary, num_cached, num_begun, begun_s))
 
     def snapshot(self) -> bytes:
         return self._model.engine.snapshot(self._sequence)
 
-    def _share(self) -> None:
-        """Let other sessions begin with what this one began with, now that it is prefilled."""
-        for length, kind in self._unshared:
-            self._model.prefixes.keep(self._sequence, length, kind)
-        self._unshared = []
+    def _begin(self, cancelled: Callable[[], bool]) -> int:
+        """Begin with what another session has prefilled. Where none has, prefill instructions and tools: once for all.
+
+        Returns how many tokens that were; none when cancelled.
+        """
+        model = self._model
+        if self._sequence.length >= max(1, self._num_opening):
+            return 0
+        tokens = [*self._sequence.tokens, *self._pending]
+        if not model.prefixes.may_keep(self._num_opening):
+            self._take_over(model.prefixes.begin(tokens), tokens)
+            return 0
+        with model.prefixes.alone(tokens[: self._num_opening], cancelled):
+            self._take_over(model.prefixes.begin(tokens), tokens)
+            missing = tokens[self._sequence.length : self._num_opening]
+            if not missing or prefill(model.engine, self._sequence, missing, cancelled) is None:
+                return 0
+            self._pending = tokens[self._num_opening :]
+            model.prefixes.keep(self._sequence, self._num_opening, "opening")
+        return len(missing)
+
+    def _take_over(self, shared: Sequence, tokens: list[int]) -> None:
+        if shared.length > self._sequence.length:
+            self._sequence, self._pending = shared, tokens[shared.length :]
+
+    def _keep_conversation(self) -> None:
+        """Let who takes this conversation up find it computed; if that is a copy, only where it was taken up before."""
+        length = self._sequence.length if self._model.engine.forks_share_memory else self._num_taken_up
+        if length > self._num_opening:
+            self._model.prefixes.keep(self._sequence, length, "conversation")
+        self._num_taken_up = 0
 
     def _take_back_ahead(self, prompt: list[int]) -> int:
         """Keep what was prefilled ahead as far as it begins `prompt`; how many tokens that is."""
@@ -138,18 +169,16 @@ class LocalExecutor(LanguageModelExecutor):
         self._pending = encoded[num_equal:]
 
 
-def _begun(model: LoadedModel, tokens: list[int], snapshot: bytes | memoryview | None) -> Sequence:
-    """A sequence that holds as many of the first of `tokens` as need not be computed."""
-    shared = model.prefixes.begin(tokens)
+def _restored(engine: Engine, tokens: list[int], snapshot: bytes | memoryview | None) -> Sequence:
+    """A sequence that holds as many of the first of `tokens` as the snapshot has computed."""
     if snapshot is None:
-        return shared
+        return engine.new_sequence()
     try:
-        restored = model.engine.restore(snapshot)
+        restored = engine.restore(snapshot)
     except (SnapshotCorruptedError, SnapshotMismatchError):
-        return shared  # it would have saved time, no more
-    num_equal = _num_equal(restored.tokens, tokens)
-    model.engine.rollback(restored, restored.length - num_equal)
-    return restored if restored.num_computed > shared.length else shared
+        return engine.new_sequence()  # it would have saved time, no more
+    engine.rollback(restored, restored.length - _num_equal(restored.tokens, tokens))
+    return restored if restored.num_computed == restored.length else engine.new_sequence()
 
 
 class _Spoken:
@@ -213,17 +242,17 @@ def _sampling(options: GenerationOptions) -> SamplingConfig:
     return RandomConfig(temperature=temperature, top_k=mode.top, top_p=mode.probability_threshold, seed=mode.seed)
 
 
-def _usage(summary: Summary, num_cached: int) -> Usage:
+def _usage(summary: Summary, num_cached: int, num_begun: int, begun_s: float) -> Usage:
     first_s = summary.time_to_first_token_s or 0.0
     rest_s = summary.total_s - first_s
     return Usage(
-        prompt_tokens=num_cached + summary.num_prompt_tokens,
+        prompt_tokens=num_cached + num_begun + summary.num_prompt_tokens,
         cached_tokens=num_cached,
         generated_tokens=summary.num_tokens,
         forced_tokens=summary.num_forced_tokens,
-        model_steps=summary.num_target_steps,
+        model_steps=num_prefill_steps(num_begun) + summary.num_target_steps,
         drafted_tokens=summary.num_drafted,
         accepted_tokens=summary.num_accepted,
-        ttft_ms=1000 * first_s,
+        ttft_ms=1000 * (begun_s + first_s),
         tokens_per_second=(summary.num_tokens - 1) / rest_s if summary.num_tokens > 1 and rest_s > 0 else 0.0,
     )

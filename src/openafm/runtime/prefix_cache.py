@@ -7,10 +7,12 @@ have half of the memory each: so no conversation drives out an opening.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -26,6 +28,7 @@ LIMIT = "OPENAFM_PREFIX_CACHE_MB"
 DEFAULT_MB = 512  # at the size of on_device.base, openings of 14,000 tokens and as many of conversations
 LEAST_TOKENS = 16  # all prompts begin with some tokens of the template: no reason to keep or share memory
 _TOKEN_BYTES = 4
+_POLL_S = 0.05  # in which somebody who waits notices that he need not
 
 
 class PrefixCacheLimitError(UsageError):
@@ -45,12 +48,38 @@ class PrefixCache:
         self._engine, self._most_bytes = engine, most_bytes
         self._shelves: dict[Kind, _Shelf] = {kind: _Shelf(most_bytes // 2) for kind in ("opening", "conversation")}
         self._lock = threading.Lock()  # never held while the engine is asked for something
+        self._computing: set[bytes] = set()
+        self._computed = threading.Condition(self._lock)
 
     @property
     def num_bytes(self) -> int:
         """Memory of all entries, counted as the limit counts it."""
         with self._lock:
             return sum(shelf.num_bytes for shelf in self._shelves.values())
+
+    def may_keep(self, num_tokens: int) -> bool:
+        """Whether so many tokens are worth an entry."""
+        return self._most_bytes > 0 and num_tokens >= LEAST_TOKENS
+
+    @contextlib.contextmanager
+    def alone(self, tokens: List[int], cancelled: Callable[[], bool]) -> Iterator[None]:
+        """For a block that computes these tokens and keeps them: who comes with the same meanwhile waits, then finds them.
+
+        Waiting ends, and the block runs, when `cancelled` says so.
+        """
+        key = _key(tokens)
+        with self._computed:
+            while key in self._computing and not cancelled():
+                self._computed.wait(_POLL_S)
+            is_first = key not in self._computing
+            self._computing.add(key)
+        try:
+            yield
+        finally:
+            if is_first:
+                with self._computed:
+                    self._computing.discard(key)
+                    self._computed.notify_all()
 
     def begin(self, tokens: List[int]) -> Sequence:
         """A new sequence that holds as many of the first of `tokens` as are known here, down to none."""
@@ -73,7 +102,7 @@ class PrefixCache:
         Not kept: what is known, in part or whole, as the beginning of another entry; few tokens; what does not fit.
         """
         # A copy just to find that it does not fit could take the last memory of a device.
-        if length < LEAST_TOKENS or sum(self._engine.memory(sequence).values()) > self._most_bytes:
+        if not self.may_keep(length) or sum(self._engine.memory(sequence).values()) > self._most_bytes:
             return
         key, shelf = _key(sequence.tokens[:length]), self._shelves[kind]
         with self._lock:
