@@ -307,10 +307,10 @@ def test_swiglu(name: str) -> None:
 def _attention(q_NC: Float, k_LC: Float, v_LC: Float) -> tuple[Double, Double]:
     """Softmax over the keys as they are kept, and how far fp32 may be off."""
     q, k, v = q_NC.astype(np.float64), _rounded_keys(k_LC), _rounded_keys(v_LC)
-    scores_NL = q @ k.T
+    scores_NL = q @ k.T / np.sqrt(q.shape[-1])
     weights_NL = np.exp(scores_NL - scores_NL.max(-1, keepdims=True))
     weights_NL /= weights_NL.sum(-1, keepdims=True)
-    off_N1 = 1e-6 * (1 + (np.abs(q) @ np.abs(k).T).max(-1, keepdims=True))
+    off_N1 = 1e-6 * (1 + (np.abs(q) @ np.abs(k).T).max(-1, keepdims=True) / np.sqrt(q.shape[-1]))
     return weights_NL @ v, np.minimum(off_N1, 1) * (weights_NL @ np.abs(v) + 0.01 * np.abs(v).max())
 
 
@@ -329,7 +329,7 @@ def test_attention(
     name: str, num_keys: int, num_queries: int, head_dim: int, sharpness: float, size: float, seed: int
 ) -> None:
     draw = np.random.default_rng(seed)
-    q_NC = (draw.standard_normal((num_queries, head_dim)) * sharpness / np.sqrt(head_dim)).astype(np.float32)
+    q_NC = (draw.standard_normal((num_queries, head_dim)) * sharpness).astype(np.float32)
     k_LC, v_LC = (draw.standard_normal((num_keys, head_dim)).astype(np.float32) for _ in range(2))
     v_LC *= np.float32(size)
     k_LC[num_keys // 2] = 0

@@ -49,7 +49,7 @@ inline __mmask16 first_of(int count, int first) {
 void prepare_digits(const float *query, int head_dim, int num_digits, PreparedQuery *header) {
     int8_t *digits = (int8_t *)(header + 1);
     const double largest = largest_of(query, head_dim), top = num_digits == 4 ? 127.0 * (1 << 24) : 127.0 * (1 << 8);
-    header->scale = largest > 1e-30 ? LOG2_OF_E * largest / top : 1.0;
+    header->scale = largest > 1e-30 ? score_unit(head_dim) * largest / top : 0.0;
     header->num_digits = num_digits;
     const __m512d inverse = _mm512_set1_pd(largest > 1e-30 ? top / largest : 0.0);
     __m512i sums[4] = {};

@@ -13,6 +13,9 @@
 namespace {
 
 constexpr double LOG2_OF_E = 1.44269504088896341;
+// What products of a query with keys are worth as scores to base 2.
+inline double score_unit(int head_dim) { return LOG2_OF_E / sqrt((double)head_dim); }
+
 // The polynomial nearest to 2^r from -1/2 to 1/2.
 constexpr double EXP2[] = {0x1.ffffffffabbd0p-1, 0x1.62e42ff116289p-1,  0x1.ebfbe0a4be81bp-3,  0x1.c6b08aaf2eee4p-5,
                            0x1.3b29dc40d6fbep-7, 0x1.5d8a70884c0fdp-10, 0x1.446a1fda1858cp-13, 0x1.fe1783e109957p-17};
@@ -236,7 +239,7 @@ void attend_page(const uint8_t *prepared, int num_queries, int head_dim, const K
                 scores[l] += (double)q[c] * (k[0] - 128) + (double)q[c + 1] * (k[1] - 128) +
                              (double)q[c + 2] * (k[2] - 128) + (double)q[c + 3] * (k[3] - 128);
             }
-        for (int l = 0; l < PAGE; l++) scores[l] *= LOG2_OF_E * (double)key_scales[l];
+        for (int l = 0; l < PAGE; l++) scores[l] *= score_unit(head_dim) * (double)key_scales[l];
         const double shrink = soften(scores, value_scales, num_keys, top, sum);
         for (int c = 0; c < head_dim; c++) out[c] *= shrink;
         for (int l = 0; l < num_keys; l += 4)

@@ -50,11 +50,11 @@ struct Kernels {
     void (*rms_norm)(const float *x, const float *weight, int n, float eps, float *y);
     // gate = silu(gate) * up.
     void (*swiglu)(float *gate, const float *up, int n);
-    // A query [C], already scaled, that sees `num_keys` keys in all, as `attend` wants it: prepared_bytes(C), aligned to 64.
+    // A query [C] that sees `num_keys` keys in all, as `attend` wants it: prepared_bytes(C), aligned to 64.
     void (*prepare)(const float *query, int head_dim, int64_t num_keys, uint8_t *prepared);
-    // Online softmax of prepared queries, one after the other, over the first `num_keys` keys of a page. `state` holds for
-    // each query its maximum (to base 2), its sum, and C partial outputs, all in double precision: the outcome is that of exact
-    // numbers, rounded once. What a query gets does not depend on those beside it.
+    // Online softmax of q k / sqrt(C) for prepared queries, one after the other, over the first `num_keys` keys of a page.
+    // `state` holds for each query its maximum (to base 2), its sum, and C partial outputs, in double precision: the outcome
+    // is that of exact numbers, rounded once. What a query gets does not depend on those beside it.
     void (*attend)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys,
                    double *state);
     // Sums of rows x [N, I] with rows [first, last) of an adapter's a, in low [N, rank].

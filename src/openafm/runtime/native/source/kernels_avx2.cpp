@@ -291,7 +291,7 @@ void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysVa
     double key_scales[PAGE];
     widen_scales(page.key_scales, scales);
     widen_scales(page.value_scales, value_scales);
-    for (int l = 0; l < PAGE; l++) key_scales[l] = LOG2_OF_E * (double)scales[l];
+    for (int l = 0; l < PAGE; l++) key_scales[l] = score_unit(head_dim) * (double)scales[l];
     for (int n = 0; n < num_queries; n += QUERIES_BESIDE)
         attend_some(prepared + n * prepared_bytes(head_dim), num_queries - n < QUERIES_BESIDE ? num_queries - n : QUERIES_BESIDE,
                     head_dim, page, key_scales, value_scales, num_keys, state + (int64_t)n * (head_dim + 2));

@@ -89,7 +89,6 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
     const int queries_each = config.num_heads / config.num_kv_heads;
     multiply({{&l.query, queries.data()}}, normed.data(), num_rows);
     const auto pieces = attention_pieces(rows, config.num_kv_heads);
-    const float scale = (float)(1.0 / sqrt((double)dim));
     pool.parallel((int)pieces.size(), [&](int first, int last) {
         const int query_bytes = prepared_bytes(dim);
         std::vector<uint8_t> room((size_t)ROWS_AT_ONCE * queries_each * query_bytes + 64);
@@ -105,7 +104,6 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
                 float *x = turned.data();
                 memcpy(x, &queries[n * inner + head * dim], dim * sizeof(float));
                 turn(x, &turns[n * dim], l.query_norm);
-                for (int c = 0; c < dim; c++) x[c] *= scale;
                 kernels.prepare(x, dim, rows[n].position + 1, q + query * query_bytes);
                 double *s = &state[(size_t)query * (dim + 2)];
                 memset(s, 0, (dim + 2) * sizeof(double));
