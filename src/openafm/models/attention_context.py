@@ -201,7 +201,7 @@ def _visible(ages_QL: Tensor, window: int | None) -> Tensor:
 
 
 def _attention(q_BQHC: Tensor, k_BLKC: Tensor, v_BLKC: Tensor, mask_QL: Tensor | None, *, is_causal: bool) -> Tensor:
-    q, k, v = (x.transpose(1, 2) for x in (q_BQHC, k_BLKC, v_BLKC))
+    q, k, v = (x.to(q_BQHC.dtype).transpose(1, 2) for x in (q_BQHC, k_BLKC, v_BLKC))
     if q.is_cpu and q.requires_grad and q.dtype is torch.bfloat16:
         # The backward pass of a CPU's fused attention takes twice as long in bf16 as in fp32.
         q, k, v = q.float(), k.float(), v.float()

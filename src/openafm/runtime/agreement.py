@@ -9,11 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from openafm.runtime.engine import Engine
 
-_CHUNK = 32  # engines compute so few tokens as exactly as one
+_PIECE = 32  # engines compute so few tokens as exactly as one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A position behind which two engines chose differently.
+
+    Attributes:
+        sequence: number of the text, from 0.
+        position: of the token behind which they chose.
+        margin: by how much the first engine's logit of its own choice exceeds that of the other's.
+    """
+
+    sequence: int
+    position: int
+    margin: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,56 +34,58 @@ class Agreement:
     """How often two engines chose alike.
 
     Attributes:
-        num_sequences: texts that were given to both.
-        num_identical: those in which all choices were the same.
-        num_positions: tokens of all, each with a choice behind it.
-        num_equal: equal choices.
-        margins: for every unequal one, by how much the first engine's logit of its own choice exceeds that of the other's.
+        lengths: tokens of every text that was given to both, each with a choice behind it.
+        differences: unequal choices.
     """
 
-    num_sequences: int
-    num_identical: int
-    num_positions: int
-    num_equal: int
-    margins: tuple[float, ...]
+    lengths: tuple[int, ...]
+    differences: tuple[Difference, ...]
+
+    @property
+    def num_positions(self) -> int:
+        """Choices of each engine."""
+        return sum(self.lengths)
+
+    @property
+    def num_identical(self) -> int:
+        """Texts in which all choices were the same."""
+        return len(self.lengths) - len({difference.sequence for difference in self.differences})
 
     @property
     def share(self) -> float:
         """Equal choices among all; 1 where there are none."""
-        return self.num_equal / self.num_positions if self.num_positions else 1.0
+        return 1 - len(self.differences) / self.num_positions if self.num_positions else 1.0
 
     @property
     def largest_margin(self) -> float:
         """The clearest choice that differs; 0 if none does."""
-        return max(self.margins, default=0.0)
+        return max((difference.margin for difference in self.differences), default=0.0)
 
 
-def agreement(one: Engine, other: Engine, sequences: Iterable[Sequence[int]]) -> Agreement:
-    """Compare the choices of two engines behind every token of some texts.
+def agreement(one: Engine, other: Engine, sequences: Iterable[Sequence[int]], *, piece: int = _PIECE) -> Agreement:
+    """Compare the choices of two engines behind every token of some texts, which are given `piece` tokens at a time.
 
     Raises:
         ContextWindowError, TokenError: a text is none for these engines.
     """
-    num_sequences = num_identical = num_positions = 0
-    margins: list[float] = []
+    lengths: list[int] = []
+    differences: list[Difference] = []
     for tokens in sequences:
-        num_unequal = len(margins)
         held_one, held_other = one.new_sequence(), other.new_sequence()
-        for start in range(0, len(tokens), _CHUNK):
-            piece = tokens[start : start + _CHUNK]
-            (one_NV,), (other_NV,) = one.step([(held_one, piece)], "all"), other.step([(held_other, piece)], "all")
+        for start in range(0, len(tokens), piece):
+            given = tokens[start : start + piece]
+            (one_NV,), (other_NV,) = one.step([(held_one, given)], "all"), other.step([(held_other, given)], "all")
             mine_N, theirs_N = one_NV.argmax(1), other_NV.argmax(1)
-            rows = np.flatnonzero(mine_N != theirs_N)
-            margins += (one_NV[rows, mine_N[rows]] - one_NV[rows, theirs_N[rows]]).tolist()
+            differences += [
+                Difference(
+                    sequence=len(lengths),
+                    position=start + row,
+                    margin=float(logits_V[mine_N[row]] - logits_V[theirs_N[row]]),
+                )
+                for row, logits_V in enumerate(one_NV)
+                if mine_N[row] != theirs_N[row]
+            ]
         one.close(held_one)
         other.close(held_other)
-        num_sequences += 1
-        num_identical += num_unequal == len(margins)
-        num_positions += len(tokens)
-    return Agreement(
-        num_sequences=num_sequences,
-        num_identical=num_identical,
-        num_positions=num_positions,
-        num_equal=num_positions - len(margins),
-        margins=tuple(margins),
-    )
+        lengths.append(len(tokens))
+    return Agreement(lengths=tuple(lengths), differences=tuple(differences))

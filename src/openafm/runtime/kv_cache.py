@@ -234,7 +234,7 @@ def _attend(stored: LayerCache, q_BQHC: Tensor, stop: int, window: int | None) -
     if stop > _FINE_KEYS and q_BQHC.dtype is torch.float64:
         q_BQHC = q_BQHC.float()
     start = 0 if window is None else max(0, stop - num_queries - window + 1)
-    k_KLC, v_KLC = (x_KLC.to(q_BQHC.dtype) for x_KLC in stored.read(start, stop))
+    k_KLC, v_KLC = stored.read(start, stop)
     return causal_attention(q_BQHC, k_KLC.transpose(0, 1)[None], v_KLC.transpose(0, 1)[None], window)
 
 

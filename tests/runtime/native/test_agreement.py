@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -9,42 +11,68 @@ from native_bundles import compressed_bundle
 from numpy.typing import NDArray
 from tiny_engines import random_tokens
 
-from openafm.bundle import open_bundle, shipped_bundle
+from openafm.bundle import Bundle, open_bundle, shipped_bundle
+from openafm.data.synthetic.corpus import SyntheticConfig, example
 from openafm.runtime.agreement import agreement
+from openafm.runtime.engine import Engine
 from openafm.runtime.native.engine import NativeEngine
+from openafm.runtime.native.library import kernel_names, native_library
 from openafm.runtime.torch_engine import TorchEngine
-from openafm.tokenizer.conversation import AssistantTurn, Instructions, UserTurn
+from openafm.tokenizer.template import opened
 
 LARGEST_MARGIN = 0.25  # of two candidates that may be taken for one another, in logits
-TEXTS = (
-    ("What is the capital of Norway?", "The capital of Norway is Oslo."),
-    ("Write a short note to Ann about lunch on Friday at noon.", "Hi Ann, shall we have lunch on Friday at noon?"),
-    ("Fasse zusammen: Der Zug nach Bern hat heute zehn Minuten Verspätung.", "Der Zug nach Bern kommt zehn Minuten später."),
-)
+NUM_TEXTS, MOST_TOKENS = 10, 200
+
+
+@cache
+def shipped() -> Bundle:
+    path = shipped_bundle()
+    assert path is not None
+    return open_bundle(path)
+
+
+def texts(count: int = NUM_TEXTS) -> list[list[int]]:
+    bundle = shipped()
+    turns = (opened(example(SyntheticConfig(split="held_out"), index).turns) for index in range(count))
+    return [list(bundle.template.encode(bundle.tokenizer, turn).tokens[:MOST_TOKENS]) for turn in turns]
+
+
+def logits(engine: Engine, tokens: list[int], piece: int) -> NDArray[np.float32]:
+    sequence = engine.new_sequence()
+    pieces = [tokens[start : start + piece] for start in range(0, len(tokens), piece)]
+    found = np.concatenate([engine.step([(sequence, given)], "all")[0] for given in pieces])
+    engine.close(sequence)
+    return found
 
 
 def test_it_chooses_as_torch_does_on_the_shipped_model() -> None:
     torch.set_num_threads(1)
-    path = shipped_bundle()
-    assert path is not None
-    bundle = open_bundle(path)
-    sequences = [
-        bundle.template.encode(
-            bundle.tokenizer, (Instructions(text="Be brief."), UserTurn(text=asked), AssistantTurn(text=answered))
-        ).tokens
-        for asked, answered in TEXTS
-    ]
-    found = agreement(TorchEngine.open(bundle), NativeEngine(bundle, num_threads=1), sequences)
-    assert found.num_positions > 80
-    assert found.share > 0.97  # of so few
+    found = agreement(TorchEngine.open(shipped()), NativeEngine(shipped(), num_threads=1), texts())
+    assert found.num_positions > 1200
+    assert found.share > 0.998  # of so few; 0.99 where one of the two computes what lies between roundings in fp32
     assert found.largest_margin < LARGEST_MARGIN
+
+
+@pytest.mark.parametrize(("piece", "count"), [(1, 60), (32, 600), (MOST_TOKENS, 600)])
+def test_activations_are_rounded_to_the_same_integers(piece: int, count: int) -> None:
+    """One that is not moves logits by a hundredth and more, and those of all tokens to come."""
+    torch.set_num_threads(1)
+    given = [tokens[:count] for tokens in texts(1 + count // MOST_TOKENS)]
+    peer = TorchEngine.open(shipped())
+    expected = [logits(peer, tokens, piece) for tokens in given]
+    for kernels in kernel_names(native_library()):
+        engine = NativeEngine(shipped(), num_threads=1, kernels=kernels)
+        found = [logits(engine, tokens, piece) for tokens in given]
+        off_N = np.concatenate([np.abs(a - b).max(-1) for a, b in zip(expected, found, strict=True)])
+        assert len(off_N) >= count
+        assert (off_N < 1e-3).mean() > 0.9  # a half and less in fp32
 
 
 def test_choices_that_differ_are_counted_with_their_margins(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (NativeEngine(compressed_bundle(), num_threads=1) for _ in range(2))
     texts = [random_tokens(40, seed) for seed in range(3)]
     same = agreement(one, other, texts)
-    assert (same.num_sequences, same.num_identical, same.num_positions, same.share) == (3, 3, 120, 1.0)
+    assert (len(same.lengths), same.num_identical, same.num_positions, same.share) == (3, 3, 120, 1.0)
     assert same.largest_margin == 0
     forward = NativeEngine._forward
 
@@ -58,6 +86,11 @@ def test_choices_that_differ_are_counted_with_their_margins(monkeypatch: pytest.
 
     monkeypatch.setattr(NativeEngine, "_forward", swapped)
     found = agreement(one, other, texts)
-    assert (found.num_identical, found.num_positions - found.num_equal) == (0, 6)  # steps take 32 tokens
-    assert len(found.margins) == 6
-    assert min(found.margins) > 0
+    assert found.num_identical == 0
+    assert [(difference.sequence, difference.position) for difference in found.differences] == [
+        (sequence, position) for sequence in range(3) for position in (0, 32)
+    ]
+    assert min(difference.margin for difference in found.differences) > 0
+    assert found.share == 1 - 6 / 120
+    assert agreement(one, other, texts, piece=100).num_positions == 120
+    assert len(agreement(one, other, texts, piece=100).differences) == 3

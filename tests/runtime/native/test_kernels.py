@@ -357,3 +357,26 @@ def test_the_highest_score_may_come_last(name: str) -> None:
     v_LC = np.random.default_rng(0).standard_normal((200, 64)).astype(np.float32)
     for q_NC in (np.ones((1, 64), np.float32), -np.ones((1, 64), np.float32)):
         _close(Kernels(name).attend(q_NC, k_LC, v_LC), *_attention(q_NC, k_LC, v_LC))
+
+
+def _share_of_exact(y: Float, exact: Double) -> float:
+    return float((y == exact.astype(np.float32)).mean())
+
+
+@every_kernel
+def test_what_is_rounded_later_is_as_of_exact_numbers(name: str) -> None:
+    """To the bit but for few: else the integers that it is rounded to would not be another engine's. fp32 gives a half."""
+    draw, kernels = np.random.default_rng(0), Kernels(name)
+    gate_I, up_I = (draw.standard_normal(20_000).astype(np.float32) * np.float32(3) for _ in range(2))
+    exact_I = gate_I.astype(np.float64)
+    assert _share_of_exact(kernels.swiglu(gate_I, up_I), exact_I / (1 + np.exp(-exact_I)) * up_I) > 0.999
+    for head_dim in (48, 64, 128):
+        for num_keys in (9, 200, 900):
+            q_NC, k_LC, v_LC = (draw.standard_normal((n, head_dim)).astype(np.float32) for n in (16, num_keys, num_keys))
+            assert _share_of_exact(kernels.attend(q_NC, k_LC, v_LC), _attention(q_NC, k_LC, v_LC)[0]) > 0.95
+    codes_RI = draw.integers(0, 4, (100, 1056), dtype=np.uint8)
+    scales_R, x_NI = draw.uniform(0.01, 0.02, 100).astype(np.float32), draw.standard_normal((8, 1056)).astype(np.float32)
+    a_KI, b_RK = (draw.standard_normal(shape).astype(np.float16) for shape in ((6, 1056), (100, 6)))
+    added_NR = (x_NI.astype(np.float64) @ a_KI.astype(np.float64).T @ b_RK.astype(np.float64).T * 0.5).astype(np.float32)
+    y_NR = kernels.product(codes_RI, scales_R, x_NI, Adapter(a_KI, b_RK, 0.5))
+    assert _share_of_exact(y_NR, (kernels.product(codes_RI, scales_R, x_NI) + added_NR).astype(np.float64)) > 0.999
