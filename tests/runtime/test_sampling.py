@@ -159,6 +159,15 @@ def test_choices_among_many_are_those_of_fp64(config: RandomConfig, spread: floa
         assert config.build().sample(logits_V, position) == chosen_in_fp64(logits_V, position, config)
 
 
+@pytest.mark.parametrize("prepared", [(7, 300), (7, 20), (6, 300)])
+def test_a_choice_does_not_depend_on_what_was_prepared(prepared: tuple[int, int]) -> None:
+    logits_V = np.random.default_rng(2).standard_normal(300).astype(np.float32)
+    sampler, prepares = RandomConfig(seed=9).build(), RandomConfig(seed=9).build()
+    for _ in range(2):
+        prepares.prepare(*prepared)
+        assert [prepares.sample(logits_V, i) for i in range(5, 9)] == [sampler.sample(logits_V, i) for i in range(5, 9)]
+
+
 def chosen_in_fp64(logits_V: NDArray[np.float32], position: int, config: RandomConfig) -> int:
     """The definition, all in fp64 over the whole vocabulary."""
     likeliest = sorted(np.flatnonzero(logits_V > -np.inf), key=lambda token: (-logits_V[token], token))[: config.top_k]

@@ -49,6 +49,9 @@ class Sampler(ABC):
             BrokenLogitsError: a logit is not a number, or none is finite.
         """
 
+    def prepare(self, position: int, vocab_size: int) -> None:
+        """Do what the choice of that token needs beside its logits, while those are computed. No choice depends on it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(Config):
@@ -102,6 +105,10 @@ class _Random(Sampler):
         self._config = config
         seed = _draw_seed() if config.seed is None else config.seed
         self._key = np.random.SeedSequence(abs(seed), spawn_key=(int(seed < 0),)).generate_state(2, np.uint64)
+        self._prepared: tuple[int, NDArray[np.float64]] = 0, np.empty(0)  # a position and its numbers
+
+    def prepare(self, position: int, vocab_size: int) -> None:
+        self._prepared = position, self._exponentials(position, vocab_size)
 
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
         greatest = float(logits_V.max())
@@ -120,6 +127,9 @@ class _Random(Sampler):
 
     def _exponentials(self, position: int, count: int) -> NDArray[np.float64]:
         """Exponentially distributed numbers that belong to the seed, the position and the first `count` tokens, alone."""
+        prepared_position, prepared_V = self._prepared
+        if prepared_position == position and len(prepared_V) >= count:
+            return prepared_V[:count]
         bits = np.random.Philox(key=self._key, counter=[0, position, 0, 0])
         return np.random.Generator(bits).standard_exponential(count)
 
