@@ -17,7 +17,9 @@ from tiny_bundles import computed_tokens, write_native_bundle, write_random_adap
 import openafm as fm
 from openafm.framework import session_file
 from openafm.runtime.native.engine import NativeEngine
+from openafm.runtime.pace import GivenPaceConfig
 from openafm.runtime.prefix_cache import PrefixCache
+from openafm.runtime.speculation import Drafter
 
 SHORT = fm.GenerationOptions(maximum_response_tokens=12)
 INSTRUCTIONS = "You know the cat, the dog, the mat and the log."
@@ -261,6 +263,22 @@ def test_another_adapter_prefills_anew(tmp_path: Path) -> None:
     answer = loaded.respond_blocking("the dog", options=SHORT)
     assert loaded.usage.cached_tokens == 0
     assert fresh.respond_blocking("the dog", options=SHORT) == answer
+
+
+def test_a_draft_model_catches_up_with_a_loaded_session(
+    model: fm.SystemLanguageModel, saved: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafted = fm.SystemLanguageModel(bundle=path, draft=path)
+    loaded = drafted.load()
+    assert loaded.drafter is not None
+    monkeypatch.setattr(loaded, "prefixes", PrefixCache(loaded.engine, 0))
+    monkeypatch.setattr(loaded, "drafter", Drafter(loaded.drafter.engine, pace=GivenPaceConfig(cost=1e-6)))
+    session = fm.LanguageModelSession.load(saved, drafted)
+    counts = computed_tokens(loaded.engine, monkeypatch)
+    assert session.respond_blocking("the log", options=SHORT) == expected_answer(model)
+    assert session.usage.cached_tokens > 0
+    assert counts[0] == session.usage.prompt_tokens - session.usage.cached_tokens
+    assert session.usage.drafted_tokens > 0
 
 
 _DIES = """
