@@ -45,7 +45,7 @@ class Usage:
 
     Attributes:
         prompt_tokens: all that came before an answer: the transcript, the prompt, what tools gave back.
-        cached_tokens: those of them that were in the cache already.
+        cached_tokens: those of them that had been computed before, by this session or by one that began alike.
         generated_tokens: tokens of the answers, those that end them included.
         forced_tokens: those of them that the schema left no choice about.
         model_steps: forward passes of the model, those over the prompt included.
