@@ -20,14 +20,14 @@ from gguf import write_gguf
 from limits import Probe
 from measuring import Figures, Setting, Times, Worker, alternate, can_import, median, rounded, suffix, undisturbed
 from ours import Ours
-from synthetic import OWN_SHARE, synthetic_bundle, synthetic_config
+from synthetic import synthetic_bundle, synthetic_config
 
 from openafm.bundle import Bundle
 from openafm.runtime.doctor import bytes_per_token
 
 TWO_BIT_TYPES = ("TQ2_0", "IQ2_XXS")
 _WORKER = Path(__file__).with_name("llama_worker.py")
-_CONTEXT, _OPENING = 1024, 64  # tokens
+_CONTEXT = 1024  # tokens
 
 
 class Peer:
@@ -39,16 +39,11 @@ class Peer:
         self.path = path
         self._worker = Worker(setting.peer_python, _WORKER)
         self.version: str = self._worker.ask(do="open", model=str(path), context=context)["version"]
-        self._length = 0
 
     def prefill(self, num_tokens: int, num_threads: int) -> Times:
-        self._length = num_tokens
         return self._times(do="prefill", tokens=num_tokens, threads=num_threads)
 
     def decode(self, steps: int, num_threads: int) -> Times:
-        if not 0 < self._length <= _CONTEXT - steps or self._length > _OPENING + 8 * steps:
-            self.prefill(_OPENING, num_threads)
-        self._length += steps
         return self._times(do="decode", steps=steps, threads=num_threads)
 
     def close(self) -> None:
@@ -144,7 +139,3 @@ def sixteen_bits(setting: Setting, bundle: Bundle) -> Figures:
         "decode_over_bf16": rounded(seconds["BF16"] / seconds["ours"]),
         "decode_ms_bf16": rounded(seconds["BF16"] * 1e3),
     }
-
-
-def shape_note() -> str:
-    return f"{OWN_SHARE:.1%} of the layers have keys and values of their own; the peer's all have"
