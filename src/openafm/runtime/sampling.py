@@ -49,7 +49,7 @@ class Sampler(ABC):
             BrokenLogitsError: a logit is not a number, or none is finite.
         """
 
-    def prepare(self, position: int, vocab_size: int) -> None:  # noqa: B027: there may be nothing to do
+    def prepare(self, position: int, vocab_size: int) -> None:  # noqa: B027
         """Do what the choice of that token needs beside its logits, while those are computed. No choice depends on it."""
 
 
