@@ -1,10 +1,10 @@
 """How many tokens to draft for the next verification.
 
 `TimedPace` drafts as many as make an answer come fastest, by what steps of both models were measured to take and how many
-drafts were accepted. It keeps a purse: what plain decoding would have taken, and 2 % more, less what was spent. No draft is
-made that the purse could not pay for were it refused, so that decoding with drafts is never slower by more than those 2 %,
-from the first token on; what drafts save fills it for bolder ones. While drafts do not pay, one is tried now and then, the
-more seldom the more often that failed in a row.
+drafts were accepted. It keeps a purse: what plain decoding would have taken, and a little more, less what was spent. No
+draft is made that the purse could not pay for were it refused, so that decoding with drafts is never slower by more than
+2 %, from the first token on; what drafts save fills it for bolder ones. While drafts do not pay, one is tried now and then,
+the more seldom the more often that failed in a row.
 
 `GivenPace` knows no clock, for counting what a draft model is worth. Decisions change when tokens come, never which.
 
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from openafm.core.config import Config, ConfigError
 from openafm.runtime.step_costs import StepCosts
 
-BUDGET = 0.02  # how much slower than plain decoding it may be
+BUDGET = 0.015  # how much slower than plain decoding it may be: 2 %, less what deciding takes and is not counted
 _MOST_SAVED = 256  # plain steps: the purse holds no more, so that a draft model that turned bad cannot spend a good hour
 _MOST_FAILURES = 3  # doublings of the time between two attempts
-_IDLE = 7  # feeds after a decision against drafting for which it stands
+_IDLE, _LONG_IDLE = 7, 15  # feeds for which a decision against drafting stands, and while trials failed
 _LOOK = 32  # verifications after which one more is drafted, for what its row takes
-_DRAFT_SHARE = 0.2  # of a step of the target that a drafted token takes, until one was drafted
+_DRAFT_SHARE = 0.1  # of a step of the target that a drafted token takes, until one was drafted
 
 
 class Pace(ABC):
@@ -110,6 +110,7 @@ class TimedPace(Pace):
         self._rest, self._num_failures, self._pays, self._is_trial = 0.0, 0, True, False
         self._num_sharing, self._num_idle = 1.0, 0
         self._num_answers = self._num_fed = self._num_drafts = 0
+        self._plain_feeds: list[int] = []
         self._lock = threading.Lock()
 
     def begin(self) -> None:
@@ -123,7 +124,7 @@ class TimedPace(Pace):
                 return 0
             number = self._best(most, num_rows, num_waiting, position)
             if not number:
-                self._num_idle = _IDLE
+                self._num_idle = _LONG_IDLE if self._rest > 0 else _IDLE
             return number
 
     def drafted(self, num_waiting: int, seconds: float) -> None:
@@ -150,14 +151,15 @@ class TimedPace(Pace):
 
     def stepped(self, num_plain: int, num_rows: int, num_together: int) -> None:
         with self._lock:
+            self._num_fed += 1
             if num_rows:
                 self._num_sharing = max(num_together / num_rows, 1.0)
+            if num_rows == num_plain:
+                self._plain_feeds.append(num_rows)  # booked when it matters: looking up takes longer than noting
+                return
             plain = self._takes(num_plain)
-            self._rest -= plain
-            self._num_fed += 1
-            self._purse += BUDGET * plain
-            if num_rows != num_plain:
-                self._spend(self._takes(num_rows) - plain)
+            self._book(plain)
+            self._spend(self._takes(num_rows) - plain)
 
     def judge(self, accepted: bool) -> None:
         with self._lock:
@@ -171,6 +173,11 @@ class TimedPace(Pace):
             self._num_failures = min(self._num_failures + 1, _MOST_FAILURES) if is_lost else 0
         self._is_trial, self._lost = False, 0.0
 
+    def _book(self, plain: float) -> None:
+        """Decoding came on by what would have taken so many seconds without drafts."""
+        self._purse += BUDGET * plain
+        self._rest -= plain
+
     def _spend(self, seconds: float) -> None:
         self._purse -= seconds
         self._lost += seconds
@@ -178,6 +185,9 @@ class TimedPace(Pace):
     def _best(self, most: int, num_rows: int, num_waiting: int, position: int) -> int:
         """How many runs give the most tokens a second; one for a try; none."""
         self._settle()
+        for rows in self._plain_feeds:
+            self._book(self._takes(rows))
+        self._plain_feeds.clear()
         self._purse = min(self._purse, _MOST_SAVED * (self._target.seconds(1) or 0.0))
         plain, draft = self._takes(num_rows), self._draft_seconds(1)
         if not plain:

@@ -25,7 +25,7 @@ from openafm.core.errors import UsageError
 from openafm.runtime.engine import Engine, Sequence
 from openafm.runtime.grammar import GrammarError, Matcher
 from openafm.runtime.pace import Pace, PaceConfig, TimedPaceConfig
-from openafm.runtime.prefill import prefill
+from openafm.runtime.prefill import prefill, step_beside
 from openafm.runtime.sampling import BrokenLogitsError, Sampler
 from openafm.runtime.step_costs import StepCosts
 
@@ -129,12 +129,12 @@ class Drafting:
 
         `position` is the number of the next token in the answer.
         """
+        started = time.perf_counter()
         num_waiting = max(self._followed.length + len(tokens) - self._sequence.length, 1)
         aim = self._pace.aim(min(self._most, most), len(tokens), num_waiting, position)
         if not aim or self._followed.length + len(tokens) + most > self._engine.context_length:
             return []
-        started = time.perf_counter()
-        runs = self._runs(aim, tokens, position, most)
+        runs = self._runs(aim, tokens, position, most, started)
         del runs[self._pace.worth(len(tokens), [len(run) for run in runs]) :]
         self.seconds += time.perf_counter() - started
         drafts = [draft for run in runs for draft in run][:most]
@@ -150,8 +150,7 @@ class Drafting:
         """The target took `num_rows` where it would have taken `num_plain` without drafts; none where those came true."""
         self._pace.stepped(num_plain, num_rows, self._target_costs.latest_rows)
 
-    def _runs(self, aim: int, tokens: List[int], position: int, most: int) -> list[list[Draft]]:
-        started = time.perf_counter()
+    def _runs(self, aim: int, tokens: List[int], position: int, most: int, started: float) -> list[list[Draft]]:
         runs: list[list[Draft]] = []
         waiting, num_drafts = self._caught_up(tokens), 0
         matcher = None if self._matcher is None else self._matcher.fork()
@@ -203,10 +202,15 @@ class Lookahead:
     """Feeds an answer to the target's sequence, and drafts behind it; drafts that come true are not computed again.
 
     Between calls the sequence holds the answer so far and the drafts ahead of it. `close` takes those back.
+
+    Args:
+        beside: what to do during each step, for the choice after it.
     """
 
-    def __init__(self, engine: Engine, sequence: Sequence, drafting: Drafting | None) -> None:
-        self._engine, self._sequence, self._drafting = engine, sequence, drafting
+    def __init__(
+        self, engine: Engine, sequence: Sequence, drafting: Drafting | None, beside: Callable[[], None] | None = None
+    ) -> None:
+        self._engine, self._sequence, self._drafting, self._beside = engine, sequence, drafting, beside
         self._ahead: list[Draft] = []
         self._logits_AV: NDArray[np.float32] = np.empty((0, engine.vocab_size), np.float32)  # after each of them
         self.num_steps = 0
@@ -249,10 +253,9 @@ class Lookahead:
         most_ahead = min(most_ahead, _MOST_IN_A_STEP - len(tokens))
         drafts = [] if self._drafting is None or most_ahead <= 0 else self._drafting.propose(tokens, position, most_ahead)
         if not drafts:
-            (logits_V,) = self._engine.step([(self._sequence, tokens)])
-            return logits_V
-        entry = (self._sequence, tokens + [draft.token for draft in drafts])
-        (logits_NV,) = self._engine.step([entry], logits="all")
+            return step_beside(self._engine, self._sequence, tokens, "last", self._beside)
+        drafted = tokens + [draft.token for draft in drafts]
+        logits_NV = step_beside(self._engine, self._sequence, drafted, "all", self._beside)
         self._ahead, self._logits_AV = drafts, logits_NV[len(tokens) :]
         last_V: NDArray[np.float32] = logits_NV[len(tokens) - 1]
         return last_V
