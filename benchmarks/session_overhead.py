@@ -174,18 +174,18 @@ class Steps:
     """Times the steps of an engine, in CPU time of the thread that takes them."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._step, self.seconds = engine, engine.step, 0.0
+        self._engine, self._forward, self.seconds = engine, engine._forward, 0.0
 
     def __enter__(self) -> None:
-        self._engine.step = self._timed  # type: ignore[method-assign]
+        self._engine._forward = self._timed  # type: ignore[method-assign]
 
     def __exit__(self, *error: object) -> None:
-        del self._engine.step
+        del self._engine._forward
 
-    def _timed(self, *arguments: Any, **keywords: Any) -> Any:
+    def _timed(self, pieces: Any) -> Any:
         started = thread_time()
         try:
-            return self._step(*arguments, **keywords)
+            return self._forward(pieces)
         finally:
             self.seconds += thread_time() - started
 

@@ -14,9 +14,10 @@ import torch
 from tiny_engines import CONFIGS
 from tiny_tokenizer import TOKENIZER
 
-from openafm.runtime.engine import ContextWindowError, Engine, LogitsOf, Sequence, SequenceError, TokenError
+from openafm.runtime.engine import ContextWindowError, Engine, Sequence, SequenceError, TokenError
 from openafm.runtime.generation import Generation, GenerationRunningError, generate
 from openafm.runtime.grammar import Grammar, GrammarCompiler
+from openafm.runtime.pending import Piece
 from openafm.runtime.prefill import PREFILL_CHUNK, prefill
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.torch_engine import TorchEngine
@@ -46,11 +47,11 @@ class CountingEngine(TorchEngine):
     num_steps = 0
     fails_at = -1
 
-    def step(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> list[np.ndarray]:
+    def _forward(self, pieces: List[Piece]) -> list[np.ndarray]:
         if self.num_steps == self.fails_at:
             raise MemoryError
         self.num_steps += 1
-        return super().step(batch, logits)
+        return super()._forward(pieces)
 
 
 @functools.cache

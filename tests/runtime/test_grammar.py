@@ -11,7 +11,7 @@ import pytest
 from tiny_tokenizer import TOKENIZER, accepts, llguidance_matcher
 
 from openafm.runtime.grammar import Grammar, GrammarCompiler, GrammarError, IllegalTokenError, Matcher
-from openafm.runtime.sampling import RandomConfig
+from openafm.runtime.sampling import BrokenLogitsError, GreedyConfig, RandomConfig
 from openafm.tokenizer.bpe import SPECIAL_TOKENS
 from openafm.tokenizer.conversation import ToolDefinition
 from openafm.tokenizer.schema_text import compact_json
@@ -253,3 +253,35 @@ def test_an_engine_in_its_error_state_raises_instead_of_allowing_anything() -> N
     ):
         with pytest.raises(GrammarError):
             call()
+
+
+def test_masks_that_are_prepared_are_those_of_where_the_answer_has_come() -> None:
+    grammar = COMPILER.json_schema(EVENT)
+    tokens, _ = random_answer(grammar, seed=3)
+    prepared, plain = grammar.matcher(), grammar.matcher()
+    logits_V = np.random.default_rng(0).normal(size=TOKENIZER.vocab_size + 3).astype(np.float32)
+    for number, token in enumerate(tokens):
+        prepared.prepare()
+        if number % 3 == 1:  # a mask that is not used does not outlive its place
+            prepared.accept([token])
+            prepared.prepare()
+            prepared.rollback(1)
+        found_V, expected_V, mask_V = logits_V.copy(), logits_V.copy(), plain.mask()
+        (prepared.fork() if number % 2 else prepared).apply(found_V)
+        expected_V[: len(mask_V)][~mask_V] = -np.inf
+        expected_V[len(mask_V) :] = -np.inf
+        assert np.array_equal(found_V, expected_V)
+        prepared.accept([token])
+        plain.accept([token])
+
+
+def test_a_logit_that_is_no_number_is_forbidden_or_noticed() -> None:
+    matcher = COMPILER.json_schema({"type": "integer"}).matcher()
+    mask_V = matcher.mask()
+    logits_V = np.where(mask_V, np.float32(1), np.float32(np.nan))
+    matcher.apply(logits_V)
+    GreedyConfig().build().sample(logits_V, 0)
+    logits_V[int(np.flatnonzero(mask_V)[3])] = np.nan
+    matcher.apply(logits_V)
+    with pytest.raises(BrokenLogitsError):
+        GreedyConfig().build().sample(logits_V, 0)

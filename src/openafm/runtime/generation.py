@@ -56,7 +56,7 @@ class Summary:
         num_drafted: tokens that a draft model chose, forced ones not counted.
         num_accepted: how many of them the model that answers chose as well.
         time_to_first_token_s: from the start to the first token; None if there was none.
-        mask_s: time in the grammar, for the tokens of the answer.
+        mask_s: time in the grammar, for the tokens of the answer; some of it during steps.
         draft_s: time with the draft model, its grammar included.
         total_s: all of it.
     """
@@ -137,7 +137,9 @@ class Generation(Iterator[TokenEvent]):
         self._sampler = request.sampling.build()
         self._matcher = None if request.grammar is None else request.grammar.matcher()
         self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
-        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
+        # The mask of the next choice does not depend on the logits that are being computed for it.
+        self._beside = None if self._matcher is None else self._compute_mask
+        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting, self._beside)
         # How many tokens of an answer the window holds after the prompt.
         self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
         self._num_tokens = self._num_forced = self._num_prefill_steps = 0
@@ -220,7 +222,7 @@ class Generation(Iterator[TokenEvent]):
         request = self._request
         tokens = [*request.prompt_tokens, *forced]
         self._num_prefill_steps = num_prefill_steps(len(tokens))
-        return prefill(request.engine, request.sequence, tokens, request.cancelled)
+        return prefill(request.engine, request.sequence, tokens, request.cancelled, self._beside)
 
     def _next_run(self, logits_V: NDArray[np.float32] | None) -> _Run:
         """The tokens before the next choice: one sampled where there are logits, and what the grammar forces after it."""
@@ -266,6 +268,12 @@ class Generation(Iterator[TokenEvent]):
             self._matcher.apply(logits_V)
             self._mask_s += time.perf_counter() - started
         return self._sampler.sample(logits_V, position)
+
+    def _compute_mask(self) -> None:
+        if self._matcher is not None:
+            started = time.perf_counter()
+            self._matcher.prepare()
+            self._mask_s += time.perf_counter() - started
 
     def _accept(self, token: int) -> None:
         if self._matcher is not None:

@@ -12,15 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.runtime.engine import PREFILL_CHUNK as PREFILL_CHUNK
-from openafm.runtime.engine import ContextWindowError, Engine, Sequence
+from openafm.runtime.engine import ContextWindowError, Engine, LogitsOf, Sequence
 
 
 def prefill(
-    engine: Engine, sequence: Sequence, tokens: List[int], cancelled: Callable[[], bool] = lambda: False
+    engine: Engine,
+    sequence: Sequence,
+    tokens: List[int],
+    cancelled: Callable[[], bool] = lambda: False,
+    beside: Callable[[], None] | None = None,
 ) -> NDArray[np.float32] | None:
     """Append tokens in chunks, so that it can be cancelled. Returns the logits [V] after the last; None when cancelled.
 
-    All tokens are appended, or none when it is cancelled or something is raised.
+    All tokens are appended, or none when it is cancelled or something is raised. `beside` is done during the last step.
 
     Raises:
         ContextWindowError: they do not fit; nothing has been computed.
@@ -34,11 +38,24 @@ def prefill(
             logits_V = None
             if cancelled():
                 break
-            (logits_V,) = engine.step([(sequence, tokens[chunk : chunk + PREFILL_CHUNK])])
+            is_last = chunk + PREFILL_CHUNK >= len(tokens)
+            piece = tokens[chunk : chunk + PREFILL_CHUNK]
+            logits_V = step_beside(engine, sequence, piece, "last", beside if is_last else None)
     finally:
         if logits_V is None:
             roll_back_to(engine, sequence, start)
     return logits_V
+
+
+def step_beside(
+    engine: Engine, sequence: Sequence, tokens: List[int], logits: LogitsOf, beside: Callable[[], None] | None
+) -> NDArray[np.float32]:
+    """The logits of a step of one sequence, with something done meanwhile where there is something to do."""
+    if beside is None:
+        return engine.step([(sequence, tokens)], logits)[0]
+    with engine.begin([(sequence, tokens)], logits) as pending:
+        beside()
+        return pending.result()[0]
 
 
 def num_prefill_steps(num_tokens: int) -> int:

@@ -13,10 +13,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multiple, rule
 from native_bundles import CONTEXT_LENGTH, compressed_bundle
+from tiny_tokenizer import TOKENIZER
 
 from openafm.runtime import scheduler
 from openafm.runtime.engine import Sequence, SequenceError
 from openafm.runtime.generation import generate
+from openafm.runtime.grammar import GrammarCompiler
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.pending import Pending
 from openafm.runtime.sampling import RandomConfig
@@ -121,6 +123,24 @@ def test_a_step_in_another_thread_gives_the_same_bits(beside: NativeEngine) -> N
         if count % 3 == 0:
             time.sleep(0.001)  # the thread has gone to sleep, or the step is over
         assert np.array_equal(begun.result()[0], fresh(tokens[:count])[-1])
+
+
+def test_masks_beside_steps_change_no_token(beside: NativeEngine) -> None:
+    grammar = GrammarCompiler(TOKENIZER).json_schema(
+        {"type": "object", "properties": {"a": {"type": "string", "maxLength": 20}, "b": {"type": "integer"}}}
+    )
+    num_beside = 0
+    for seed in range(4):
+        answers = []
+        for engine in (beside, alone()):
+            options = {"sampling": RandomConfig(seed=seed), "stop_tokens": [], "max_tokens": 40, "grammar": grammar}
+            events = []
+            for event in generate(engine, engine.new_sequence(), prompt_of(seed)[:40], **options):
+                events.append(event)
+                num_beside += engine._driver is not None
+            answers.append(events)
+        assert answers[0] == answers[1]
+    assert num_beside
 
 
 def test_what_is_given_up_in_another_thread_is_let_go_safely(beside: NativeEngine) -> None:
