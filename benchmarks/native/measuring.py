@@ -7,6 +7,7 @@ wall time. Of many equal steps the 12th percentile stands for the machine undist
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -108,7 +109,11 @@ class Worker:
     """A process that takes JSON objects, one a line, and answers each with one."""
 
     def __init__(self, *command: str | Path) -> None:
-        self._process = subprocess.Popen([*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # How many threads it uses it is told, or says itself: the limit of this process is not for it.
+        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        self._process = subprocess.Popen(
+            [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+        )
 
     def ask(self, **order: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
