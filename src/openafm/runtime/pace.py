@@ -6,6 +6,10 @@ draft is made that the purse could not pay for were it refused, so that decoding
 2 %, from the first token on; what drafts save fills it for bolder ones. While drafts do not pay, one is tried now and then,
 the more seldom the more often that failed in a row.
 
+Before its first draft in a conversation the draft model has to see it, which may take more than a purse ever holds. That is
+done on trust where it takes less than drafts are expected to save in an answer as long as usual, and is a debt that must be
+repaid before the next: one such look is all that can be lost beside the 2 %.
+
 `GivenPace` knows no clock, for counting what a draft model is worth. Decisions change when tokens come, never which.
 
 A run is a drafted token with those that the grammar forces after it: one choice, one step of plain decoding.
@@ -23,6 +27,8 @@ from openafm.runtime.step_costs import StepCosts
 
 BUDGET = 0.015  # how much slower than plain decoding it may be: 2 %, less what deciding takes and is not counted
 _MOST_SAVED = 256  # plain steps: the purse holds no more, so that a draft model that turned bad cannot spend a good hour
+_LEAST_KEPT = 4  # plain steps: what the purse holds beyond repays a debt
+_HOPED_SPEED = 1.5  # of plain decoding, where it is not known better
 _MOST_FAILURES = 3  # doublings of the time between two attempts
 _IDLE, _LONG_IDLE = 7, 15  # feeds for which a decision against drafting stands, and while trials failed
 _LOOK = 32  # verifications after which one more is drafted, for what its row takes
@@ -105,8 +111,9 @@ class TimedPace(Pace):
     def __init__(self, target: StepCosts, draft: StepCosts) -> None:
         self._target, self._draft = target, draft
         self._acceptance, self._run_length = 0.8, 1.0
-        self._purse = 0.0  # seconds
-        self._lost = 0.0  # seconds by the drafts of the last verification
+        self._purse = self._debt = 0.0  # seconds
+        self._on_trust = False
+        self._lost = self._look = 0.0  # seconds by the drafts of the last verification, and to see what came before them
         self._rest, self._num_failures, self._pays, self._is_trial = 0.0, 0, True, False
         self._num_sharing, self._num_idle = 1.0, 0
         self._num_answers = self._num_fed = self._num_drafts = 0
@@ -116,6 +123,7 @@ class TimedPace(Pace):
     def begin(self) -> None:
         with self._lock:
             self._num_answers += 1
+            self._num_idle = 0
 
     def aim(self, most: int, num_rows: int, num_waiting: int, position: int) -> int:
         with self._lock:
@@ -130,7 +138,12 @@ class TimedPace(Pace):
     def drafted(self, num_waiting: int, seconds: float) -> None:
         with self._lock:
             self._draft.record(num_waiting, seconds)
-            self._spend(self._draft_seconds(num_waiting))
+            taken = self._draft_seconds(num_waiting)
+            self._spend(taken)
+            if self._on_trust:
+                look = max(taken - self._draft_seconds(1), 0.0)
+                self._debt, self._purse, self._on_trust = self._debt + look, self._purse + look, False
+                self._lost, self._look = self._lost - look, look
 
     def worth(self, num_rows: int, runs: List[int]) -> int:
         with self._lock:
@@ -169,9 +182,9 @@ class TimedPace(Pace):
         """See what the last trial brought: the next one waits until its loss is made up for, longer after others."""
         if self._is_trial and not self._pays:
             is_lost = self._lost > 0
-            self._rest = self._lost / BUDGET * 2**self._num_failures if is_lost else 0.0
+            self._rest = (self._lost + self._look) / BUDGET * 2**self._num_failures if is_lost else 0.0
             self._num_failures = min(self._num_failures + 1, _MOST_FAILURES) if is_lost else 0
-        self._is_trial, self._lost = False, 0.0
+        self._is_trial, self._lost, self._look = False, 0.0, 0.0
 
     def _book(self, plain: float) -> None:
         """Decoding came on by what would have taken so many seconds without drafts."""
@@ -188,7 +201,7 @@ class TimedPace(Pace):
         for rows in self._plain_feeds:
             self._book(self._takes(rows))
         self._plain_feeds.clear()
-        self._purse = min(self._purse, _MOST_SAVED * (self._target.seconds(1) or 0.0))
+        self._repay(self._target.seconds(1) or 0.0)
         plain, draft = self._takes(num_rows), self._draft_seconds(1)
         if not plain:
             return 0
@@ -202,22 +215,34 @@ class TimedPace(Pace):
             value += chance * step
             is_faster = value > best_speed * (plain + extra)
             self._pays |= is_faster
-            if catch_up + extra <= self._purse:
+            if extra <= self._purse:
                 affordable = number
                 if is_faster:
                     best, best_speed = number, value / (plain + extra)
-        if not self._pays:
-            self._is_trial = affordable > 0 and self._rest <= 0
-            return int(self._is_trial)
-        if catch_up > (1 - 1 / best_speed) * step * self._steps_left(position):
+        if not self._pays and self._rest <= 0:
+            best, best_speed = min(affordable, 1), _HOPED_SPEED
+        if not best or not self._is_worth_a_look(catch_up, (1 - 1 / best_speed) * step * self._steps_left(position)):
             return 0
-        self._num_drafts += best > 0
-        self._is_trial = best > 0 and self._num_drafts % _LOOK == 0 and best < affordable
-        return best + self._is_trial
+        self._num_drafts += self._pays
+        self._is_trial = not self._pays or (self._num_drafts % _LOOK == 0 and best < affordable)
+        return best + (self._pays and self._is_trial)
+
+    def _is_worth_a_look(self, catch_up: float, saved: float) -> bool:
+        """Whether to show the draft model what it has not seen of the conversation, from the purse or else on trust."""
+        if catch_up > saved:
+            return False
+        self._on_trust = catch_up > self._purse / 2
+        return not self._on_trust or self._debt <= 0
+
+    def _repay(self, step: float) -> None:
+        surplus = min(self._purse - _LEAST_KEPT * step, self._debt)
+        if surplus > 0:
+            self._purse, self._debt = self._purse - surplus, self._debt - surplus
+        self._purse = min(self._purse, _MOST_SAVED * step)
 
     def _steps_left(self, position: int) -> float:
         """Of an answer that has come this far: as many as usual, or it goes on for as long as it has."""
-        return max(self._num_fed / max(self._num_answers, 1), 2 * position) - position
+        return max(self._num_fed / max(self._num_answers - 1, 1), 2 * position) - position
 
     def _takes(self, num_rows: int) -> float:
         """Seconds of a step, of which as many sequences as lately each have so many rows and bear their share."""
