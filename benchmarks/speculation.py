@@ -6,7 +6,9 @@ conversations. Law: answers of a tiny model sampled with each draft and without,
 samples; the smallest p times their number. Steps: `on_device.nano` and a draft of its own size, which the script distils
 from it on the built-in corpus first (`--run` keeps that run; `--draft` takes a draft that there is), on held-out
 conversations of each task, and on calls of tools alone. Passes are steps of the target for each token of an answer, prefill
-included; the plain ones feed the tokens that the grammar forces in one step, as always.
+included; the plain ones feed the tokens that the grammar forces in one step, as always. Those are counted with drafts from
+the first token on, however long steps take here (`GivenPaceConfig`); the CPU time also with drafts by the clock, as sessions
+make them (`by_the_clock`), which learns while it runs.
 
     python benchmarks/speculation.py [--quick] [--json] [--target BUNDLE] [--draft BUNDLE] [--run FOLDER]
 
@@ -37,6 +39,7 @@ from openafm.recipes.config import CorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.drafting import Answerer, DraftedAnswer, Question, draft_report, draft_run, questions
 from openafm.recipes.run import run_recipe
 from openafm.runtime.engines import open_engine
+from openafm.runtime.pace import GivenPaceConfig
 from openafm.runtime.speculation import Drafter
 from openafm.training.config import StepBudget
 
@@ -113,13 +116,16 @@ def with_tasks(corpus: CorpusConfig) -> Any:
 
 
 def measured(target: Bundle, draft: Bundle, amount: Amount) -> dict[str, Any]:
-    answerer, drafter = Answerer(target), Drafter(open_engine(draft))
+    answerer, engine = Answerer(target), open_engine(draft)
+    drafter, timed = Drafter(engine, pace=GivenPaceConfig()), Drafter(engine)
     tiny = TinyModels(target.tokenizer)
     tiny_equal = [random_case(tiny, case) for case in range(amount.tiny_cases)]
-    answers = compared(answerer, drafter, held_out(amount.answers), must_call=False)
-    calls = compared(answerer, drafter, held_out_calls(amount.calls), must_call=True)
+    asked, asked_calls = held_out(amount.answers), held_out_calls(amount.calls)
+    answers = compared(answerer, drafter, asked, must_call=False)
+    calls = compared(answerer, drafter, asked_calls, must_call=True)
+    by_the_clock = compared(answerer, timed, asked + asked_calls, must_call=False)
     tests = law_p_values(tiny, amount.samples)
-    equal = tiny_equal + answers.equal + calls.equal
+    equal = tiny_equal + answers.equal + calls.equal + by_the_clock.equal
     return {
         "greedy_identical": sum(equal) / len(equal),
         "cases": len(equal),
@@ -127,6 +133,7 @@ def measured(target: Bundle, draft: Bundle, amount: Amount) -> dict[str, Any]:
         "chi_square_tests": len(tests),
         **answers.figures(""),
         **calls.figures("_tool_calls"),
+        **by_the_clock.figures("_by_the_clock"),
     }
 
 

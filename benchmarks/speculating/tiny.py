@@ -14,6 +14,7 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.runtime.engine import ContextWindowError
 from openafm.runtime.generation import generate
 from openafm.runtime.grammar import Grammar, GrammarCompiler
+from openafm.runtime.pace import GivenPaceConfig
 from openafm.runtime.sampling import GreedyConfig, RandomConfig
 from openafm.runtime.speculation import Drafter
 from openafm.runtime.torch_engine import TorchEngine
@@ -42,7 +43,9 @@ class TinyModels:
         self.tokenizer = tokenizer
         self.target = TorchEngine(self._decoder(5))
         drafts = {"same": (5, 0.0), "alike": (5, 0.05), "unlike": (5, 0.2), "another": (6, 0.0)}
-        self.drafters = {name: Drafter(TorchEngine(self._decoder(*values))) for name, values in drafts.items()}
+        self.drafters = {
+            name: Drafter(TorchEngine(self._decoder(*values)), pace=GivenPaceConfig()) for name, values in drafts.items()
+        }
         compiler = GrammarCompiler(tokenizer)
         self.grammars: list[Grammar | None] = [None, compiler.text(), compiler.json_schema(CALLS)]
         self.word = compiler.json_schema(WORD)

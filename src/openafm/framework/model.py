@@ -62,8 +62,8 @@ class SystemLanguageModel(LanguageModel):
         bundle: the name or path of a bundle; by default the one chosen with `openafm use`, else the shipped one, else the
             newest on this machine.
         adapter: an adapter for that bundle: its name, its folder, or an `Adapter`.
-        draft: the name or path of a draft model's bundle, which makes answers come in fewer steps and changes nothing in
-            them; by default the adapter's own, if it has one.
+        draft: the name or path of a draft model's bundle, which is used as far as it makes answers come sooner and changes
+            nothing in them; by default the adapter's own, if it has one.
     """
 
     def __init__(
