@@ -362,6 +362,48 @@ def test_a_draft_model_of_broken_weights_drafts_nothing_and_changes_nothing() ->
         assert summary.num_drafted == 0
 
 
+class GivenCosts(StepCosts):
+    """So long for a step and so long for each row, whatever was measured."""
+
+    def __init__(self, step: float, row: float) -> None:
+        super().__init__()
+        self._step, self._row = step, row
+
+    def seconds(self, num_rows: int) -> float | None:
+        return self._step + self._row * num_rows if num_rows else 0.0
+
+
+def test_what_was_learnt_in_one_answer_serves_the_next_of_the_same_target() -> None:
+    """Where drafts save time they begin at once in a second answer, and not with another target."""
+    drafter, targets = Drafter(BigramEngine(0)), [BigramEngine(0), BigramEngine(0)]
+    drafter.costs = GivenCosts(0.05, 0.001)
+    options: dict[str, Any] = {"sampling": RandomConfig(seed=0), "stop_tokens": (), "max_tokens": 80}
+    summaries = []
+    for target in (targets[0], targets[0], targets[1]):
+        target.costs = GivenCosts(1.0, 0.02)
+        expected, _ = outcome(target, target.new_sequence(), [70], None, **options)
+        actual, summary = outcome(target, target.new_sequence(), [70], drafter, **options)
+        assert actual == expected
+        assert summary is not None
+        summaries.append(summary)
+    first, second, other = summaries
+    assert first.num_drafted == first.num_accepted > 0
+    assert second.num_target_steps < 20 < first.num_target_steps == other.num_target_steps < 80
+    assert drafter.pace(targets[0]) is drafter.pace(targets[0]) is not drafter.pace(targets[1])
+
+
+def test_where_drafts_cost_more_than_they_save_nothing_is_drafted() -> None:
+    target, drafter = BigramEngine(0), Drafter(BigramEngine(0))
+    target.costs, drafter.costs = GivenCosts(0.0, 1.0), GivenCosts(0.05, 0.001)
+    options: dict[str, Any] = {"sampling": RandomConfig(seed=0), "stop_tokens": (), "max_tokens": 80}
+    drafted = 0
+    for _ in range(5):
+        _, summary = outcome(target, target.new_sequence(), [70], drafter, **options)
+        assert summary is not None
+        drafted += summary.num_drafted
+    assert drafted <= 10
+
+
 def test_another_vocabulary_and_no_drafts_at_all_are_refused() -> None:
     target = TorchEngine(decoder(5))
     drafter = Drafter(BigramEngine(0, vocab_size=VOCAB_SIZE - 1), pace=PACE)
