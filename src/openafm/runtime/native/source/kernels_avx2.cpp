@@ -14,7 +14,7 @@ enum {
     WIDE_QUADS = 32,      // unpacked quads of inputs whose sums fit: 32 * 2 * 3 * 128 < 2^15
     ROWS_BESIDE = 6,      // rows of activations whose sums fit the registers
     MANY_ROWS = 20 * ROWS_BESIDE,  // rows whose sums stay in the second cache
-    KEYS_BESIDE = 8,      // keys, and channels of values, that are widened at once
+    KEYS_BESIDE = 16,     // keys, and channels of values, that are widened at once
     QUERIES_BESIDE = 16,  // queries for which they are
 };
 
@@ -227,71 +227,129 @@ void head(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab
         }
 }
 
-inline __m256d load_quad(const float *numbers) { return _mm256_cvtps_pd(_mm_loadu_ps(numbers)); }
-inline __m256d load_quad(const double *numbers) { return _mm256_loadu_pd(numbers); }
+// Numbers of 32 bits are split in two digits of 16, whose products with bytes of up to 512 channels add up in 32 bits.
+enum { DIGIT_BITS = 16, LARGEST_NUMBER = 32767 << DIGIT_BITS, LARGEST_DIGITS_DIM = 512 };
 
-// Sums over quads of four numbers by 8 columns of widened bytes [quad][8][4].
-template <class Number>
-inline void multiply_quads(const Number *numbers, const double *columns, int num_quads, double *y) {
-    __m256d sums[8];
-#pragma GCC unroll 8
-    for (int v = 0; v < 8; v++) sums[v] = _mm256_setzero_pd();
-    for (int quad = 0; quad < num_quads; quad++) {
-        const __m256d x = load_quad(numbers + quad * 4);
-#pragma GCC unroll 8
-        for (int v = 0; v < 8; v++) sums[v] = _mm256_fmadd_pd(x, _mm256_load_pd(columns + quad * 32 + v * 4), sums[v]);
-    }
-    for (int i = 0; i < 2; i++) {
-        const __m256d a = _mm256_hadd_pd(sums[4 * i], sums[4 * i + 1]), b = _mm256_hadd_pd(sums[4 * i + 2], sums[4 * i + 3]);
-        _mm256_storeu_pd(y + 4 * i, _mm256_add_pd(_mm256_permute2f128_pd(a, b, 0x20), _mm256_permute2f128_pd(a, b, 0x31)));
+inline void split(const double *numbers, double factor, int count, int16_t *high, int16_t *low) {
+    for (int i = 0; i < count; i += 4) {
+        const __m256d number = _mm256_mul_pd(_mm256_loadu_pd(numbers + i), _mm256_set1_pd(factor));
+        const __m128i whole = _mm256_cvtpd_epi32(number);
+        const __m128i lows = _mm_srai_epi32(_mm_slli_epi32(whole, DIGIT_BITS), DIGIT_BITS);
+        const __m128i highs = _mm_srai_epi32(_mm_sub_epi32(whole, lows), DIGIT_BITS);
+        _mm_storel_epi64((__m128i *)(low + i), _mm_packs_epi32(lows, lows));
+        _mm_storel_epi64((__m128i *)(high + i), _mm_packs_epi32(highs, highs));
     }
 }
 
-// 8 columns of quads of bytes, `stride` bytes from quad to quad, in double precision; `flip` makes keys signed.
-inline void widen(const uint8_t *bytes, int64_t stride, int num_quads, uint8_t flip, double *columns) {
+inline double largest_weight(const double *weights) {
+    __m256d largest = _mm256_setzero_pd();
+    for (int l = 0; l < PAGE; l += 4) largest = _mm256_max_pd(largest, _mm256_loadu_pd(weights + l));
+    const __m128d half = _mm_max_pd(_mm256_castpd256_pd128(largest), _mm256_extractf128_pd(largest, 1));
+    return _mm_cvtsd_f64(_mm_max_pd(half, _mm_unpackhi_pd(half, half)));
+}
+
+inline bool takes_digits(int head_dim) { return head_dim % KEYS_BESIDE == 0 && head_dim <= LARGEST_DIGITS_DIM; }
+
+struct PreparedQuery {
+    double scale;
+    int32_t padding[14];
+    // int16_t digits[2][C] follow, the higher ones first
+};
+
+void prepare(const float *query, int head_dim, int64_t num_keys, uint8_t *prepared) {
+    if (!takes_digits(head_dim)) return prepare_query(query, head_dim, num_keys, prepared);
+    PreparedQuery *header = (PreparedQuery *)prepared;
+    int16_t *high = (int16_t *)(header + 1), *low = high + head_dim;
+    const double largest = (double)largest_of(query, head_dim), inverse = largest > 1e-30 ? LARGEST_NUMBER / largest : 0;
+    header->scale = largest > 1e-30 ? score_unit(head_dim) * largest / LARGEST_NUMBER : 0;
+    double wide[LARGEST_DIGITS_DIM];
+    for (int c = 0; c < head_dim; c++) wide[c] = (double)query[c];
+    split(wide, inverse, head_dim, high, low);
+}
+
+// A half whose number need not be a constant of the language.
+inline __m128i half_of(__m256i x, int half) { return half ? _mm256_extracti128_si256(x, 1) : _mm256_castsi256_si128(x); }
+
+// Sums over quads of four numbers, in two digits, by 16 columns of widened bytes [quad][16][4].
+inline void multiply_quads(const int16_t *high, const int16_t *low, const int16_t *columns, int num_quads, double *y) {
+    __m256i sums[2][4];
+#pragma GCC unroll 4
+    for (int v = 0; v < 4; v++) sums[0][v] = sums[1][v] = _mm256_setzero_si256();
+    for (int quad = 0; quad < num_quads; quad++) {
+        int64_t quads[2];
+        memcpy(quads, high + quad * 4, 8);
+        memcpy(quads + 1, low + quad * 4, 8);
+        const __m256i x[2] = {_mm256_set1_epi64x(quads[0]), _mm256_set1_epi64x(quads[1])};
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++) {
+            const __m256i column = load(columns + quad * 64 + v * 16);
+#pragma GCC unroll 2
+            for (int d = 0; d < 2; d++) sums[d][v] = _mm256_add_epi32(sums[d][v], _mm256_madd_epi16(column, x[d]));
+        }
+    }
+#pragma GCC unroll 2
+    for (int v = 0; v < 4; v += 2) {
+        __m256i digits[2];
+#pragma GCC unroll 2
+        for (int d = 0; d < 2; d++)
+            digits[d] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(sums[d][v], sums[d][v + 1]), 0xd8);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++) {
+            const __m256d above = _mm256_cvtepi32_pd(half_of(digits[0], half));
+            const __m256d below = _mm256_cvtepi32_pd(half_of(digits[1], half));
+            _mm256_storeu_pd(y + v * 4 + half * 4, _mm256_fmadd_pd(above, _mm256_set1_pd(1 << DIGIT_BITS), below));
+        }
+    }
+}
+
+// 16 columns of quads of bytes, `stride` bytes from quad to quad, in 16 bits; `flip` makes keys signed.
+inline void widen(const uint8_t *bytes, int64_t stride, int num_quads, uint8_t flip, int16_t *columns) {
     const __m128i flips = _mm_set1_epi8((char)flip);
     for (int quad = 0; quad < num_quads; quad++)
-        for (int v = 0; v < 8; v += 4) {
-            const __m128i bytes_16 = _mm_loadu_si128((const __m128i *)(bytes + quad * stride + v * 4));
-            __m128i rest = _mm_xor_si128(bytes_16, flips);
 #pragma GCC unroll 4
-            for (int i = 0; i < 4; i++, rest = _mm_srli_si128(rest, 4))
-                _mm256_store_pd(columns + quad * 32 + (v + i) * 4, _mm256_cvtepi32_pd(_mm_cvtepi8_epi32(rest)));
+        for (int v = 0; v < 4; v++) {
+            const __m128i some = _mm_xor_si128(_mm_loadu_si128((const __m128i *)(bytes + quad * stride) + v), flips);
+            _mm256_store_si256((__m256i *)(columns + quad * 64) + v, _mm256_cvtepi8_epi16(some));
         }
 }
 
-// Keys and values are widened once for some queries, 8 keys or 8 channels at a time.
-void attend_some(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, const double *key_scales,
+// Keys and values are widened once for some queries, 16 keys or 16 channels at a time.
+void attend_some(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, const float *key_scales,
                  const float *value_scales, int num_keys, double *state) {
-    alignas(32) double columns[KEYS_BESIDE * (LARGEST_HEAD_DIM > PAGE ? LARGEST_HEAD_DIM : PAGE)];
-    double weights[QUERIES_BESIDE][PAGE] = {}, shrinks[QUERIES_BESIDE];
+    alignas(32) int16_t columns[KEYS_BESIDE * LARGEST_DIGITS_DIM];
+    double weights[QUERIES_BESIDE][PAGE] = {}, shrinks[QUERIES_BESIDE], units[QUERIES_BESIDE];
+    int16_t digits[QUERIES_BESIDE][2][PAGE];
+    const auto query = [&](int n) { return (const PreparedQuery *)(prepared + n * prepared_bytes(head_dim)); };
     for (int l = 0; l < num_keys; l += KEYS_BESIDE) {
         widen(page.keys + l * 4, PAGE * 4, head_dim / 4, 128, columns);
-        for (int n = 0; n < num_queries; n++)
-            multiply_quads((const float *)(prepared + n * prepared_bytes(head_dim)), columns, head_dim / 4, weights[n] + l);
+        for (int n = 0; n < num_queries; n++) {
+            const int16_t *high = (const int16_t *)(query(n) + 1);
+            multiply_quads(high, high + head_dim, columns, head_dim / 4, weights[n] + l);
+        }
     }
     for (int n = 0; n < num_queries; n++) {
         double *top = state + (int64_t)n * (head_dim + 2);
-        for (int l = 0; l < PAGE; l++) weights[n][l] *= key_scales[l];
+        for (int l = 0; l < PAGE; l++) weights[n][l] *= query(n)->scale * (double)key_scales[l];
         shrinks[n] = soften(weights[n], value_scales, num_keys, top, top + 1);
+        const double largest = largest_weight(weights[n]);
+        units[n] = largest / LARGEST_NUMBER;
+        split(weights[n], largest > 1e-30 ? LARGEST_NUMBER / largest : 0, PAGE, digits[n][0], digits[n][1]);
     }
     for (int c = 0; c < head_dim; c += KEYS_BESIDE) {
         widen((const uint8_t *)page.values + c * 4, head_dim * 4, (num_keys + 3) / 4, 0, columns);
         for (int n = 0; n < num_queries; n++) {
             double *out = state + (int64_t)n * (head_dim + 2) + 2 + c, added[KEYS_BESIDE];
-            multiply_quads(weights[n], columns, (num_keys + 3) / 4, added);
-            for (int i = 0; i < KEYS_BESIDE; i++) out[i] = out[i] * shrinks[n] + added[i];
+            multiply_quads(digits[n][0], digits[n][1], columns, (num_keys + 3) / 4, added);
+            for (int i = 0; i < KEYS_BESIDE; i++) out[i] = out[i] * shrinks[n] + added[i] * units[n];
         }
     }
 }
 
 void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, double *state) {
-    if (head_dim % KEYS_BESIDE) return attend_page(prepared, num_queries, head_dim, page, num_keys, state);
-    float scales[PAGE], value_scales[PAGE];
-    double key_scales[PAGE];
-    widen_scales(page.key_scales, scales);
+    if (!takes_digits(head_dim)) return attend_page(prepared, num_queries, head_dim, page, num_keys, state);
+    float key_scales[PAGE], value_scales[PAGE];
+    widen_scales(page.key_scales, key_scales);
     widen_scales(page.value_scales, value_scales);
-    for (int l = 0; l < PAGE; l++) key_scales[l] = score_unit(head_dim) * (double)scales[l];
     for (int n = 0; n < num_queries; n += QUERIES_BESIDE)
         attend_some(prepared + n * prepared_bytes(head_dim), num_queries - n < QUERIES_BESIDE ? num_queries - n : QUERIES_BESIDE,
                     head_dim, page, key_scales, value_scales, num_keys, state + (int64_t)n * (head_dim + 2));
@@ -300,5 +358,5 @@ void attend(const uint8_t *prepared, int num_queries, int head_dim, const KeysVa
 }  // namespace
 
 const Kernels avx2_kernels = {"avx2", is_supported,  low_bit, head,       round_row,  rms_norm,
-                              swiglu, prepare_query, attend,  adapter_in, adapter_out};
+                              swiglu, prepare,       attend,  adapter_in, adapter_out};
 #endif
