@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -113,28 +113,30 @@ def find_compiler() -> str:
     raise NativeBuildError("no C++ compiler (c++, g++ or clang++); install one, or name it in CXX, for the native runtime")
 
 
-def compile_library(path: Path, compiler: str, extra_flags: Sequence[str] = ()) -> None:
+def compile_library(path: Path, compiler: str) -> None:
     """Compile into `path`, with what the compiler said beside it. `is_whole(path)` only once all of it stands.
+
+    Options that the compiler is named with come after our own: they have the last word.
 
     Raises:
         NativeBuildError: the compiler fails.
         OSError: the folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [*shlex.split(compiler), *extra_flags]
+    program, *options = shlex.split(compiler)
     special = _SPECIAL.get(platform.machine().lower(), {})
     sources = sorted(SOURCE.glob("*.cpp"))
     with TemporaryDirectory(dir=path.parent, prefix=".build-") as temporary:
         objects = [f"{temporary}/{source.stem}.o" for source in sources]
         steps = [
-            [*command, *FLAGS, *special.get(source.name, ()), "-c", str(source), "-o", made]
+            [program, *FLAGS, *special.get(source.name, ()), *options, "-c", str(source), "-o", made]
             for source, made in zip(sources, objects, strict=True)
         ]
         library = Path(temporary) / path.name
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             said = list(pool.map(_run, steps))
         if all(done.returncode == 0 for done in said):
-            said.append(_run([*command, "-shared", "-pthread", *objects, "-o", str(library)]))
+            said.append(_run([program, *options, "-shared", "-pthread", *objects, "-o", str(library)]))
         log = path.with_suffix(".log")
         log.write_text("".join(f"$ {shlex.join(done.args)}\n{done.stdout}{done.stderr}" for done in said), encoding="utf-8")
         if any(done.returncode for done in said):
