@@ -103,7 +103,7 @@ class TimedPace(Pace):
     """By measured costs, in a budget.
 
     Where steps serve several sequences, each bears its share and is taken to draft as this one does: together they have more
-    rows, of which fewer are free, so that less is drafted.
+    rows, of which fewer are free, so that less is drafted. Answers that come at once share the purse and what is tried.
     """
 
     _WEIGHT = 1 / 32  # of the last run in the running acceptance and length
@@ -208,9 +208,10 @@ class TimedPace(Pace):
         step = self._takes(max(round(self._run_length), 1))
         catch_up = max(self._draft_seconds(num_waiting) - draft, 0.0)
         best, best_speed, affordable, self._pays = 0, 1.0, 0, False
-        value, chance = plain, 1.0
+        value, chance, extras = plain, 1.0, [0.0]
         for number in range(1, most + 1):
             extra = number * draft + self._takes(num_rows + round(number * self._run_length)) - plain
+            extras.append(extra)
             chance *= self._acceptance
             value += chance * step
             is_faster = value > best_speed * (plain + extra)
@@ -221,17 +222,18 @@ class TimedPace(Pace):
                     best, best_speed = number, value / (plain + extra)
         if not self._pays and self._rest <= 0:
             best, best_speed = min(affordable, 1), _HOPED_SPEED
-        if not best or not self._is_worth_a_look(catch_up, (1 - 1 / best_speed) * step * self._steps_left(position)):
+        saved = (1 - 1 / best_speed) * step * self._steps_left(position)
+        if not best or not self._is_worth_a_look(catch_up, saved, self._purse - extras[best]):
             return 0
         self._num_drafts += self._pays
         self._is_trial = not self._pays or (self._num_drafts % _LOOK == 0 and best < affordable)
         return best + (self._pays and self._is_trial)
 
-    def _is_worth_a_look(self, catch_up: float, saved: float) -> bool:
-        """Whether to show the draft model what it has not seen of the conversation, from the purse or else on trust."""
+    def _is_worth_a_look(self, catch_up: float, saved: float, spare: float) -> bool:
+        """Whether to show the draft model what it has not seen of the conversation: from what is spare, or else on trust."""
         if catch_up > saved:
             return False
-        self._on_trust = catch_up > self._purse / 2
+        self._on_trust = catch_up > spare
         return not self._on_trust or self._debt <= 0
 
     def _repay(self, step: float) -> None:
