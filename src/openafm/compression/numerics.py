@@ -20,7 +20,8 @@ class Numerics(Config):
     int2_balanced: levels (code - 1.5) times an fp32 scale of the matrix or of each row; int2_unbalanced: (code - 2).
     astc_6x6: decoded on loading, then as `activations` say. int4_group32: code times an fp16 scale plus an fp16 minimum for
     every 32 numbers of a row. int8_per_token: what enters a matrix is rounded to symmetric 8 bits with one fp32 scale per
-    token, and the products with 2-bit codes are summed as integers; everything else stays fp32.
+    token, and the products with 2-bit codes are summed as integers; everything else stays fp32, at inference rounded to it
+    once (compression/exact.py).
     """
 
     weights: WeightNumerics = "float32"
