@@ -138,7 +138,7 @@ class Generation(Iterator[TokenEvent]):
         self._matcher = None if request.grammar is None else request.grammar.matcher()
         self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
         # The mask of the next choice does not depend on the logits that are being computed for it.
-        self._beside = None if self._matcher is None else self._compute_mask
+        self._beside = None if self._matcher is None else self._prepare_choice
         self._lookahead = Lookahead(request.engine, request.sequence, self._drafting, self._beside)
         # How many tokens of an answer the window holds after the prompt.
         self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
@@ -269,11 +269,13 @@ class Generation(Iterator[TokenEvent]):
             self._mask_s += time.perf_counter() - started
         return self._sampler.sample(logits_V, position)
 
-    def _compute_mask(self) -> None:
+    def _prepare_choice(self) -> None:
         if self._matcher is not None:
             started = time.perf_counter()
             self._matcher.prepare()
             self._mask_s += time.perf_counter() - started
+        if not self._forced():
+            self._sampler.prepare(self._num_tokens, self._request.engine.vocab_size)
 
     def _accept(self, token: int) -> None:
         if self._matcher is not None:
