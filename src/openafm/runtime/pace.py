@@ -116,7 +116,7 @@ class TimedPace(Pace):
         self._lost = self._look = 0.0  # seconds by the drafts of the last verification, and to see what came before them
         self._rest, self._num_failures, self._pays, self._is_trial = 0.0, 0, True, False
         self._num_sharing, self._num_idle = 1.0, 0
-        self._num_answers = self._num_fed = self._num_drafts = 0
+        self._num_answers = self._num_fed = self._num_drafts = self._longest = 0
         self._plain_feeds: list[int] = []
         self._lock = threading.Lock()
 
@@ -160,6 +160,7 @@ class TimedPace(Pace):
                     break
                 if self._is_trial or value > best_speed * (spent + cost):
                     best, best_speed = number, value / (spent + cost)
+            self._longest = max(self._longest, best)
             return best
 
     def stepped(self, num_plain: int, num_rows: int, num_together: int) -> None:
@@ -209,7 +210,7 @@ class TimedPace(Pace):
         catch_up = max(self._draft_seconds(num_waiting) - draft, 0.0)
         best, best_speed, affordable, self._pays = 0, 1.0, 0, False
         value, chance, extras = plain, 1.0, [0.0]
-        for number in range(1, most + 1):
+        for number in range(1, min(most, self._longest + 1) + 1):  # what more rows take is a guess until they are tried
             extra = number * draft + self._takes(num_rows + round(number * self._run_length)) - plain
             extras.append(extra)
             chance *= self._acceptance
