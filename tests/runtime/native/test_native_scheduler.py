@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -159,6 +164,7 @@ def test_an_engine_may_go_while_it_computes(monkeypatch: pytest.MonkeyPatch) -> 
         engine.costs.record(1, 1.0)
         pending = engine.begin([(engine.new_sequence(), prompt_of(3))])
         del engine, pending
+        gc.collect()  # they know each other; which of them goes first is not for us to say
 
 
 def test_forks_of_a_sequence_that_others_step_on(beside: NativeEngine) -> None:
@@ -257,3 +263,30 @@ class Steps(RuleBasedStateMachine):
 
 TestSteps = Steps.TestCase
 TestSteps.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+ENDING = """
+import threading
+from native_bundles import compressed_bundle
+from openafm.runtime import scheduler
+from openafm.runtime.native.engine import NativeEngine
+
+scheduler._WORTH_A_THREAD_S = 0.0
+engine, other = (NativeEngine(compressed_bundle(), num_threads=2) for _ in range(2))
+engine.costs.record(1, 1.0)
+begun = engine.begin([(engine.new_sequence(), [1] * 90)])
+stepped = threading.Event()
+
+def steps():
+    while True:
+        other.step([(other.new_sequence(), [1] * 90)])
+        stepped.set()
+
+threading.Thread(target=steps, daemon=True).start()
+stepped.wait()
+"""
+
+
+def test_a_process_may_end_while_it_computes() -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", ENDING], check=True, env=environment, timeout=120)

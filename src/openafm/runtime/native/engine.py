@@ -40,7 +40,7 @@ class NativeCache(Cache):
 
     def __init__(self, model: NativeModel, handle: int) -> None:
         self.handle, self._model = handle, model
-        weakref.finalize(self, model.library.oa_cache_free, handle)
+        weakref.finalize(self, model.library.oa_cache_free, handle).atexit = False  # a thread may be computing then
 
     def copy(self, length: int) -> NativeCache:
         handle = self._model.library.oa_cache_fork(self.handle, length)
@@ -126,15 +126,16 @@ class NativeEngine(Engine):
 
 
 class _Call:
-    """The arrays of one step in C."""
+    """What one step in C reads and writes: as long as this lives, it may."""
 
     def __init__(self, pieces: Sequence[Piece], vocab_size: int) -> None:
         tokens = array("i")
         for piece in pieces:
             tokens += piece.tokens
         self._wanted = array("i", [piece.num_wanted for piece in pieces])
+        self._caches = [cast(NativeCache, piece.cache) for piece in pieces]
         self._inputs = (
-            array("Q", [cast(NativeCache, piece.cache).handle for piece in pieces]),
+            array("Q", [cache.handle for cache in self._caches]),
             array("q", [piece.start for piece in pieces]),
             array("i", [len(piece.tokens) for piece in pieces]),
             self._wanted,
@@ -144,7 +145,7 @@ class _Call:
 
     @property
     def arguments(self) -> tuple[int, ...]:
-        """What `oa_step` takes after the model; pointers, which hold as long as this does."""
+        """What `oa_step` takes after the model."""
         addresses = (each.buffer_info()[0] for each in self._inputs)
         return (len(self._wanted), *addresses, self._logits_NV.ctypes.data)
 
@@ -166,8 +167,9 @@ class Driver:
 
     def __init__(self, model: NativeModel, handle: int) -> None:
         self._library, self._handle = model.library, handle
-        self._call: _Call | None = None  # its arrays must outlive the step: what frees the thread waits for that first
-        weakref.finalize(self, _free_driver, model, handle)
+        # What a step uses outlives it, should all who know of it go meanwhile: it is named where nothing is collected.
+        self._used: list[_Call] = []
+        weakref.finalize(self, _free_driver, model, handle, self._used)
 
     @staticmethod
     def of(model: NativeModel) -> Driver | None:
@@ -177,18 +179,20 @@ class Driver:
 
     def begin(self, call: _Call) -> None:
         """Start a step, once the one before is over."""
-        self._call = call
+        self._used[:] = [call]
         self._library.oa_step_begin(self._handle, *call.arguments)
 
     def wait(self) -> tuple[int, float]:
         """What `oa_step` returns of the step that began last, and the seconds it took."""
         seconds = ctypes.c_double()
         failed: int = self._library.oa_step_wait(self._handle, seconds)
+        self._used.clear()
         return failed, seconds.value
 
 
-def _free_driver(model: NativeModel, handle: int) -> None:
-    model.library.oa_driver_free(handle)  # and then perhaps the model, not before
+def _free_driver(model: NativeModel, handle: int, used: list[_Call]) -> None:
+    model.library.oa_driver_free(handle)  # waits for the step
+    used.clear()
 
 
 def _wait(driver: Driver, call: _Call) -> Computed:

@@ -84,7 +84,7 @@ class NativeModel:
         self.handle = library.oa_model_new(ctypes.byref(self._config), num_threads, name)
         if not self.handle:
             raise OutOfMemoryError(f"the native runtime cannot start with kernels {kernels or kernel_names(library)[0]}")
-        weakref.finalize(self, library.oa_model_free, self.handle)
+        weakref.finalize(self, library.oa_model_free, self.handle).atexit = False  # a thread may be computing then
 
     def _layer(self, config: DecoderConfig, index: int) -> Layer:
         attention = cast(AttentionConfig, config.layers[index].attention)
