@@ -30,15 +30,20 @@ from openafm.core.files import FolderInUseError, folder_lock
 
 SOURCE = Path(__file__).parent / "source"
 COMPILERS = ("c++", "g++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-Wall", "-Wextra")
+# Operations are as they are written, but for kernels, whose sums may fuse products: then engines round to the same integers.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall", "-Wextra")
+_FUSING = "-ffp-contract=fast"
 _X86: dict[str, tuple[str, ...]] = {
     "kernels_avx512.cpp": (
-        *("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx2", "-mfma", "-mf16c"),
+        *(_FUSING, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mavx2", "-mfma", "-mf16c"),
         *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),
     ),
-    "kernels_avx2.cpp": ("-mavx2", "-mfma", "-mf16c"),
+    "kernels_avx2.cpp": (_FUSING, "-mavx2", "-mfma", "-mf16c"),
 }
-_ARM: dict[str, tuple[str, ...]] = {"kernels_neon_dot.cpp": ("-march=armv8.2-a+dotprod",)}
+_ARM: dict[str, tuple[str, ...]] = {
+    "kernels_neon.cpp": (_FUSING,),
+    "kernels_neon_dot.cpp": (_FUSING, "-march=armv8.2-a+dotprod"),
+}
 _SPECIAL = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 BUILT_IN = Path(__file__).parent / "libopenafm.so"
 MOST_KEPT = 8  # libraries in the cache; each version of the sources and each compiler has its own
