@@ -137,8 +137,8 @@ class Generation(Iterator[TokenEvent]):
         self._sampler = request.sampling.build()
         self._matcher = None if request.grammar is None else request.grammar.matcher()
         self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
-        # The mask of the next choice does not depend on the logits that are being computed for it.
-        self._beside = None if self._matcher is None else self._prepare_choice
+        # Neither the mask of the next choice nor its random numbers depend on the logits that are being computed for it.
+        self._beside = self._prepare_choice if self._matcher is not None or self._sampler.prepares else None
         self._lookahead = Lookahead(request.engine, request.sequence, self._drafting, self._beside)
         # How many tokens of an answer the window holds after the prompt.
         self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,9 @@ class BrokenLogitsError(OpenAFMError):
 
 class Sampler(ABC):
     """Chooses tokens of one answer."""
+
+    prepares: ClassVar[bool] = False
+    """Whether `prepare` does anything."""
 
     @abstractmethod
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
@@ -101,6 +104,8 @@ class _Greedy(Sampler):
 
 
 class _Random(Sampler):
+    prepares = True
+
     def __init__(self, config: RandomConfig) -> None:
         self._config = config
         seed = _draw_seed() if config.seed is None else config.seed
