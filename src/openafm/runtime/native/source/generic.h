@@ -104,9 +104,13 @@ inline void widen_scales(const uint16_t *halves, float *scales) {
     for (int l = 0; l < PAGE; l++) scales[l] = half_to_float(halves[l]);
 }
 
-typedef float Floats __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
 enum { NUMBERS = 8 };
+#else
+enum { NUMBERS = 4 };
+#endif
+typedef float Floats __attribute__((vector_size(4 * NUMBERS)));
+typedef double Doubles __attribute__((vector_size(8 * NUMBERS)));
 
 // Numbers of an adapter's a and b, in half or single precision.
 inline void load(const float *singles, Doubles &numbers) {
@@ -116,8 +120,10 @@ inline void load(const float *singles, Doubles &numbers) {
 }
 
 inline void load(const uint16_t *halves, Doubles &numbers) {
-#if defined(__F16C__)
+#if defined(__AVX512F__)
     numbers = __builtin_convertvector((Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)halves)), Doubles);
+#elif defined(__F16C__)
+    numbers = __builtin_convertvector((Floats)_mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)halves)), Doubles);
 #else
     for (int j = 0; j < NUMBERS; j++) numbers[j] = (double)half_to_float(halves[j]);
 #endif
@@ -181,22 +187,26 @@ void adapter_sums(const OaMatrix &matrix, const Number *a, const float *x, int n
 // y[n, r] += scale * sum of low * b for N rows of activations and the rows of a panel of b [rank, 64].
 template <int N, class Number>
 void adapter_adds(const OaMatrix &matrix, const Number *b, const double *low, int num_outputs, float *y) {
-    enum { VECTORS = PANEL_ROWS / NUMBERS };
-    Doubles sums[N][VECTORS] = {}, number;
-    for (int i = 0; i < matrix.rank; i++)
+    enum { VECTORS = 8 / N };  // sums that stay in registers
+    float added[N][PANEL_ROWS];
+    for (int first = 0; first < PANEL_ROWS; first += VECTORS * NUMBERS) {
+        Doubles sums[N][VECTORS] = {}, number;
+        for (int i = 0; i < matrix.rank; i++)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; v++) {
-            load(b + i * PANEL_ROWS + v * NUMBERS, number);
+            for (int v = 0; v < VECTORS; v++) {
+                load(b + i * PANEL_ROWS + first + v * NUMBERS, number);
 #pragma GCC unroll 2
-            for (int n = 0; n < N; n++) sums[n][v] += low[(int64_t)n * matrix.rank + i] * number;
-        }
+                for (int n = 0; n < N; n++) sums[n][v] += low[(int64_t)n * matrix.rank + i] * number;
+            }
+        for (int n = 0; n < N; n++)
+            for (int v = 0; v < VECTORS; v++) {
+                const Floats singles = __builtin_convertvector((double)matrix.lora_scale * sums[n][v], Floats);
+                memcpy(added[n] + first + v * NUMBERS, &singles, sizeof singles);
+            }
+    }
     for (int n = 0; n < N; n++) {
-        float added[PANEL_ROWS], *to = y + (int64_t)n * matrix.num_outputs;
-        for (int v = 0; v < VECTORS; v++) {
-            const Floats singles = __builtin_convertvector((double)matrix.lora_scale * sums[n][v], Floats);
-            memcpy(added + v * NUMBERS, &singles, sizeof singles);
-        }
-        for (int r = 0; r < num_outputs; r++) to[r] += added[r];
+        float *to = y + (int64_t)n * matrix.num_outputs;
+        for (int r = 0; r < num_outputs; r++) to[r] += added[n][r];
     }
 }
 
