@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
@@ -139,6 +140,8 @@ typedef std::unique_ptr<OaDriver, Freed> Driver;
 struct Sequence {
     Cache cache;
     Tokens tokens;
+
+    explicit operator bool() const { return (bool)cache; }
 };
 
 Sequence fork_of(const Sequence &sequence, size_t length) {
@@ -274,12 +277,35 @@ void steps_of_every_shape(const char *kernels) {
     }
 }
 
+// Sequences on their way to a thread that reads and frees them.
+class Handed {
+public:
+    void put(Sequence sequence) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        sequences_.push_back(std::move(sequence));
+    }
+
+    Sequence take() {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (sequences_.empty()) return {};
+        Sequence sequence = std::move(sequences_.back());
+        sequences_.pop_back();
+        return sequence;
+    }
+
+private:
+    std::mutex mutex_;
+    std::vector<Sequence> sequences_;
+};
+
 // What another thread may do while steps run: with caches that take no part, but share pages with those that do.
-void fork_and_free(const Engine &engine, const Sequence &shared, int seed, const std::atomic<bool> &ending) {
+void fork_and_free(const Engine &engine, const Sequence &shared, Handed &handed, int seed, const std::atomic<bool> &ending) {
     Random random(seed);
     std::vector<Sequence> held;
-    std::vector<uint8_t> saved(oa_cache_bytes(shared.cache.get(), (int64_t)shared.tokens.size()));
+    std::vector<uint8_t> saved(2 * oa_cache_bytes(shared.cache.get(), (int64_t)shared.tokens.size()));
     while (!ending.load()) {
+        while (const Sequence given = handed.take())
+            oa_cache_save(given.cache.get(), (int64_t)given.tokens.size(), saved.data());
         held.push_back(fork_of(shared, up_to(random, (int)shared.tokens.size())));
         const Sequence &last = held.back();
         const int64_t length = (int64_t)last.tokens.size();
@@ -309,10 +335,11 @@ void steps_beside_others(const char *kernels, const Shape &shape, int seed, int 
     prefill.run(engine.model.get());
     engine.check(prefill, {&shared});
     engine.most_begin_with(shared.tokens);
+    Handed handed;
     std::atomic<bool> ending{false};
     std::vector<std::thread> others;
     for (int i = 0; i < 2; i++)
-        others.emplace_back([&, i] { fork_and_free(engine, shared, 10 * seed + i, ending); });
+        others.emplace_back([&, i] { fork_and_free(engine, shared, handed, 10 * seed + i, ending); });
     for (int round = 0; round < num_rounds; round++) {
         std::vector<Sequence> forks;
         for (int i = 0; i < 3; i++) forks.push_back(fork_of(shared, up_to(engine.random, 70)));
@@ -320,9 +347,11 @@ void steps_beside_others(const char *kernels, const Shape &shape, int seed, int 
             Step step;
             std::vector<Sequence *> taking_part;
             for (Sequence &sequence : forks) {
+                handed.put(fork_of(sequence, sequence.tokens.size()));
                 step.add(sequence, engine.some_tokens(again ? 1 : 1 + up_to(engine.random, 10)), 1, vocab_size);
                 taking_part.push_back(&sequence);
             }
+            idle_a_little(engine.random);  // until it is freed, or not yet
             if (round % 2) {
                 step.run(engine.model.get());
             } else {
@@ -334,7 +363,6 @@ void steps_beside_others(const char *kernels, const Shape &shape, int seed, int 
                 CHECK(seconds >= 0);
             }
             engine.check(step, taking_part);
-            idle_a_little(engine.random);
         }
     }
     // A step that nobody waits for is over when its driver is gone.

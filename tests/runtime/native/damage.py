@@ -1,0 +1,209 @@
+"""A process that opens and runs what it has damaged, in many ways, and dies of the first that is no typed error.
+
+`python damage.py KIND BUNDLE FOLDER SEED COUNT` prints how many of them were refused and how many ran.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import json
+import math
+import random
+import resource
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from openafm.bundle import Bundle
+from openafm.bundle.bundle import _DOCUMENTS
+from openafm.bundle.signature import sign
+from openafm.bundle.tensor_file import read_tensors
+from openafm.core.errors import OpenAFMError
+from openafm.runtime.native import weights
+from openafm.runtime.native.build import cache_home
+from openafm.runtime.native.engine import NativeEngine
+from openafm.runtime.native.support import unsupported
+from openafm.runtime.snapshot import _MAGIC
+
+MOST_MEMORY = 8 << 30
+ODD: list[Any] = [
+    *(0, 1, -1, 2, 3, 7, 64, 4096, 8192, 2**31 - 1, 2**31, 2**32 + 64, 2**63, 10**30, -(10**30), 10**400),
+    *(1.5, -0.0, 1e-320, 1e308, math.inf, math.nan),
+    *(None, True, "", "int2_unbalanced", "F64", "I64", "BF16", [], {}, [[]], [0], [2**40, 2**40], [0, 2**63]),
+]
+
+
+def changed(value: Any, draw: random.Random) -> Any:
+    """JSON with one part of it, anywhere, replaced, left out or doubled."""
+    if isinstance(value, dict | list) and value and draw.random() < 0.93:
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key, copy = draw.choice(keys), value.copy()
+        chance = draw.random()
+        if chance < 0.04:
+            del copy[key]
+        elif chance < 0.08 and isinstance(copy, list):
+            copy.insert(key, copy[key])
+        elif chance < 0.08:
+            copy[f"{key}x"] = copy.pop(key)
+        else:
+            copy[key] = changed(value[key], draw)
+        return copy
+    if type(value) is int and draw.random() < 0.5:
+        return max(0, value + draw.choice([-64, -32, -16, -1, 1, 4, 16, 32, 64, value]))
+    return draw.choice(ODD)
+
+
+def changed_bytes(data: bytes, draw: random.Random) -> bytes:
+    at = draw.randrange(len(data))
+    kind = draw.randrange(4)
+    if kind == 0:
+        return data[:at]
+    if kind == 1:
+        return data + draw.randbytes(draw.randrange(1, 100))
+    if kind == 2:
+        return data[:at] + draw.randbytes(8) + data[at + 8 :]
+    return data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :]
+
+
+def damage_config(folder: Path, draw: random.Random) -> None:
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    part = draw.choice(["model", "model", "model", "model", "numerics", None])
+    if part is None:
+        config = changed(config, draw)
+    elif part == "model" and draw.random() < 0.3:  # all layers alike, as the runtime wants them
+        layers = config["model"]["layers"]
+        field, key = draw.choice([("attention", "num_heads"), ("attention", "head_dim"), ("feed_forward", "hidden_dim")])
+        value = changed(layers[0][field][key], draw)
+        for layer in layers:
+            layer[field][key] = value
+    else:
+        config[part] = changed(config[part], draw)
+    file.write_text(json.dumps(config))
+
+
+def damage_tensors(folder: Path, draw: random.Random) -> None:
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    if draw.random() < 0.1:
+        odd = draw.choice([0, 1, length - 1, length + 1, len(data), 99_999_999, 2**32, 2**63, 2**64 - 1])
+        file.write_bytes(struct.pack("<Q", odd) + data[8:])
+        return
+    header = changed(json.loads(data[8 : 8 + length]), draw)
+    text = json.dumps(header).encode()
+    body = data[8 + length :]
+    file.write_bytes(
+        struct.pack("<Q", len(text)) + text + (body if draw.random() < 0.9 else body[: draw.randrange(len(body))])
+    )
+
+
+def damage_bytes(folder: Path, draw: random.Random) -> None:
+    file = draw.choice(sorted(file for file in folder.iterdir() if file.is_file()))
+    data = file.read_bytes()
+    if file.suffix == ".safetensors" and draw.random() < 0.7:  # in its header
+        head = 8 + int.from_bytes(data[:8], "little")
+        file.write_bytes(changed_bytes(data[:head], draw) + data[head:])
+    else:
+        file.write_bytes(changed_bytes(data, draw))
+
+
+def sign_again(folder: Path) -> None:
+    """As someone would who makes such a bundle on purpose.
+
+    Raises:
+        OpenAFMError, ValueError: it is not even what can be signed.
+    """
+    documents = {name: json.loads((folder / name).read_text()) for name in _DOCUMENTS}
+    signature = sign(documents, read_tensors(folder / "model.safetensors").values())
+    (folder / "signature.json").write_text(json.dumps({"signature": signature.hex, "parts": signature.parts}))
+
+
+def forget_weights(draw: random.Random) -> None:
+    """Repacked weights are made anew, or in memory alone; or, now and then, those of the signature are there."""
+    weights._opened.clear()
+    kept = cache_home() / "weights"
+    chance = draw.random()
+    if chance < 0.9:
+        shutil.rmtree(kept) if kept.is_dir() else kept.unlink(missing_ok=True)
+    if 0.6 < chance < 0.9:
+        kept.touch()
+
+
+def run_bundle(folder: Path) -> bool:
+    bundle = Bundle(folder)
+    if unsupported(bundle) is not None:
+        return False
+    _ = bundle.tokenizer, bundle.template
+    engine = NativeEngine(bundle, num_threads=1)
+    sequence = engine.new_sequence()
+    engine.step([(sequence, [0, 1, engine.vocab_size - 1])], "all")
+    engine.step([(sequence, [1])])
+    return True
+
+
+def bundle_cases(whole: Path, folder: Path, damage: Callable[[Path, random.Random], None], draw: random.Random) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(whole, folder)
+    damage(folder, draw)
+    forget_weights(draw)
+    if draw.random() < 0.5:
+        with contextlib.suppress(OpenAFMError, ValueError):
+            sign_again(folder)
+    return run_bundle(folder)
+
+
+def snapshot_cases(engine: NativeEngine, good: bytes, draw: random.Random) -> bool:
+    """Its bytes, or its header, with the digest that belongs to it."""
+    start = len(_MAGIC) + 32
+    body = good[start:]
+    if draw.random() < 0.8:
+        (length,) = struct.unpack_from("<I", body)
+        text = json.dumps(changed(json.loads(body[4 : 4 + length]), draw)).encode()
+        body = struct.pack("<I", len(text)) + text + body[4 + length :]
+    else:
+        body = changed_bytes(body, draw)
+    data = _MAGIC + hashlib.sha256(body).digest() + body
+    if draw.random() < 0.2:
+        data = changed_bytes(good, draw)
+    restored = engine.restore(data)
+    if restored.length < engine.context_length:
+        engine.step([(restored, [1])])
+    return True
+
+
+DAMAGES = {"config": damage_config, "tensors": damage_tensors, "bytes": damage_bytes}
+
+
+def main(kind: str, bundle: str, folder: str, seed: str, count: str) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+    if kind == "snapshot":
+        engine = NativeEngine(Bundle(Path(bundle)), num_threads=1)
+        sequence = engine.new_sequence()
+        engine.step([(sequence, [*range(70)])])
+        good = engine.snapshot(sequence)
+    counts: collections.Counter[str] = collections.Counter()
+    for number in range(int(seed), int(seed) + int(count)):
+        draw = random.Random(number)
+        try:
+            if kind == "snapshot":
+                ran = snapshot_cases(engine, good, draw)
+            else:
+                ran = bundle_cases(Path(bundle), Path(folder), DAMAGES[kind], draw)
+            counts["ran" if ran else "refused"] += 1
+        except OpenAFMError as error:
+            counts["refused"] += 1
+            counts[f"  {type(error).__name__}"] += 1
+        except BaseException:
+            print(f"{kind}, seed {number}", file=sys.stderr, flush=True)
+            raise
+    print(json.dumps(counts))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,41 @@
+"""Whatever is in a bundle or a snapshot, there is a typed error or it runs: nothing else comes out, and no process dies.
+
+Each kind of damage has a process of its own (damage.py), with a limit of memory; a case is known by its seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from native_bundles import compressed_bundle
+
+from openafm.runtime.native import build
+from openafm.runtime.native.library import native_library
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize(("kind", "count"), [("config", 250), ("tensors", 200), ("bytes", 200), ("snapshot", 400)])
+def test_what_is_damaged_is_refused_or_runs(kind: str, count: int, tmp_path: Path) -> None:
+    native_library()
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    (cache / "native").symlink_to(build.cache_home() / "native")
+    command = [sys.executable, HERE / "damage.py", kind, compressed_bundle().path, tmp_path / "damaged", "0", str(count)]
+    done = subprocess.run(
+        [str(part) for part in command],
+        env={**os.environ, "OPENAFM_CACHE": str(cache)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    counts = json.loads(done.stdout)
+    assert counts["ran"] + counts["refused"] == count
+    assert counts["ran"] >= 3
+    assert counts["refused"] >= count // 3
