@@ -137,9 +137,7 @@ class Generation(Iterator[TokenEvent]):
         self._sampler = request.sampling.build()
         self._matcher = None if request.grammar is None else request.grammar.matcher()
         self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
-        # Neither the mask of the next choice nor its random numbers depend on the logits that are being computed for it.
-        self._beside = self._prepare_choice if self._matcher is not None or self._sampler.prepares else None
-        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting, self._beside)
+        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
         # How many tokens of an answer the window holds after the prompt.
         self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
         self._num_tokens = self._num_forced = self._num_prefill_steps = 0
@@ -203,7 +201,7 @@ class Generation(Iterator[TokenEvent]):
             yield from self._told(run)
             if run.events:
                 most_ahead = 0 if run.finish else min(self._request.max_tokens, self._room) - self._num_tokens
-                logits_V = self._lookahead.feed(run.tokens, self._num_tokens, most_ahead)
+                logits_V = self._lookahead.feed(run.tokens, self._num_tokens, most_ahead, self._beside())
         return run.finish
 
     def _draft_with(self, drafter: Drafter) -> Drafting:
@@ -222,7 +220,7 @@ class Generation(Iterator[TokenEvent]):
         request = self._request
         tokens = [*request.prompt_tokens, *forced]
         self._num_prefill_steps = num_prefill_steps(len(tokens))
-        return prefill(request.engine, request.sequence, tokens, request.cancelled, self._beside)
+        return prefill(request.engine, request.sequence, tokens, request.cancelled, self._beside())
 
     def _next_run(self, logits_V: NDArray[np.float32] | None) -> _Run:
         """The tokens before the next choice: one sampled where there are logits, and what the grammar forces after it."""
@@ -268,6 +266,10 @@ class Generation(Iterator[TokenEvent]):
             self._matcher.apply(logits_V)
             self._mask_s += time.perf_counter() - started
         return self._sampler.sample(logits_V, position)
+
+    def _beside(self) -> Callable[[], None] | None:
+        """What to do during a step: neither mask nor random numbers of a choice depend on the logits that it computes."""
+        return self._prepare_choice if self._matcher is not None or self._sampler.prepares else None
 
     def _prepare_choice(self) -> None:
         if self._matcher is not None:

@@ -202,23 +202,21 @@ class Lookahead:
     """Feeds an answer to the target's sequence, and drafts behind it; drafts that come true are not computed again.
 
     Between calls the sequence holds the answer so far and the drafts ahead of it. `close` takes those back.
-
-    Args:
-        beside: what to do during each step, for the choice after it.
     """
 
-    def __init__(
-        self, engine: Engine, sequence: Sequence, drafting: Drafting | None, beside: Callable[[], None] | None = None
-    ) -> None:
-        self._engine, self._sequence, self._drafting, self._beside = engine, sequence, drafting, beside
+    def __init__(self, engine: Engine, sequence: Sequence, drafting: Drafting | None) -> None:
+        self._engine, self._sequence, self._drafting = engine, sequence, drafting
         self._ahead: list[Draft] = []
         self._logits_AV: NDArray[np.float32] = np.empty((0, engine.vocab_size), np.float32)  # after each of them
         self.num_steps = 0
 
-    def feed(self, tokens: List[int], position: int, most_ahead: int) -> NDArray[np.float32]:
+    def feed(
+        self, tokens: List[int], position: int, most_ahead: int, beside: Callable[[], None] | None = None
+    ) -> NDArray[np.float32]:
         """Append tokens to the answer: a choice and what was forced after it. Returns the logits [V] after the last.
 
         `position` is the number of the token after them in the answer; at most `most_ahead` may be drafted from there.
+        `beside` is done during the step, if there is one.
         """
         if self._ahead and self._drafting is not None:
             self._drafting.judge(tokens[0] == self._ahead[0].token)
@@ -231,7 +229,7 @@ class Lookahead:
             return logits_V
         self._ahead = self._ahead[num_equal:]
         self.close()
-        logits_V = self._step(list(tokens[num_equal:]), position, most_ahead)
+        logits_V = self._step(list(tokens[num_equal:]), position, most_ahead, beside)
         if self._drafting is not None:
             self._drafting.stepped(len(tokens), len(tokens) - num_equal + len(self._ahead))
         return logits_V
@@ -248,14 +246,16 @@ class Lookahead:
             (i for i, (token, draft) in enumerate(pairs) if token != draft.token), min(len(tokens), len(self._ahead))
         )
 
-    def _step(self, tokens: list[int], position: int, most_ahead: int) -> NDArray[np.float32]:
+    def _step(
+        self, tokens: list[int], position: int, most_ahead: int, beside: Callable[[], None] | None
+    ) -> NDArray[np.float32]:
         self.num_steps += 1
         most_ahead = min(most_ahead, _MOST_IN_A_STEP - len(tokens))
         drafts = [] if self._drafting is None or most_ahead <= 0 else self._drafting.propose(tokens, position, most_ahead)
         if not drafts:
-            return step_beside(self._engine, self._sequence, tokens, "last", self._beside)
+            return step_beside(self._engine, self._sequence, tokens, "last", beside)
         drafted = tokens + [draft.token for draft in drafts]
-        logits_NV = step_beside(self._engine, self._sequence, drafted, "all", self._beside)
+        logits_NV = step_beside(self._engine, self._sequence, drafted, "all", beside)
         self._ahead, self._logits_AV = drafts, logits_NV[len(tokens) :]
         last_V: NDArray[np.float32] = logits_NV[len(tokens) - 1]
         return last_V
