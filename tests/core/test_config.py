@@ -74,6 +74,7 @@ def test_changes_are_checked_together() -> None:
         ({"shape.sides": "five"}, ConfigError, "expected int"),
         ({"shape.sides": "true"}, ConfigError, "expected int"),
         ({"sizes": "[]"}, ConfigError, "must not be empty"),
+        ({"either.length": "1" + "0" * 400}, ConfigError, "too large"),
     ],
 )
 def test_bad_overrides_are_refused(changes: dict[str, str], error: type[Exception], text: str) -> None:

@@ -209,7 +209,10 @@ def _union_from_json(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
 
 def _scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ConfigError(f"{path}: the number is too large") from error
     if isinstance(value, hint) and not (hint in (int, float) and isinstance(value, bool)):
         return value
     raise ConfigError(f"{path}: expected {hint.__name__}, got {value!r}")

@@ -19,8 +19,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from openafm.adapters import package
 from openafm.bundle import Bundle
-from openafm.bundle.bundle import _DOCUMENTS
+from openafm.bundle.bundle import _DOCUMENTS, RECOVERY_ADAPTER
 from openafm.bundle.signature import sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.errors import OpenAFMError
@@ -87,8 +88,7 @@ def damage_config(folder: Path, draw: random.Random) -> None:
     file.write_text(json.dumps(config))
 
 
-def damage_tensors(folder: Path, draw: random.Random) -> None:
-    file = folder / "model.safetensors"
+def damage_tensors(file: Path, draw: random.Random) -> None:
     data = file.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     if draw.random() < 0.1:
@@ -111,6 +111,21 @@ def damage_bytes(folder: Path, draw: random.Random) -> None:
         file.write_bytes(changed_bytes(data[:head], draw) + data[head:])
     else:
         file.write_bytes(changed_bytes(data, draw))
+
+
+def damage_adapter(folder: Path, draw: random.Random) -> None:
+    chance, metadata = draw.random(), folder / "metadata.json"
+    if chance < 0.4:
+        metadata.write_text(json.dumps(changed(json.loads(metadata.read_text()), draw)))
+    elif chance < 0.8:
+        damage_tensors(folder / "adapter_weights.safetensors", draw)
+    else:
+        damage_bytes(folder, draw)
+    if draw.random() < 0.7:
+        with contextlib.suppress(OpenAFMError, ValueError):
+            values = package._read_json(metadata)
+            values["digest"] = package._digest(values, package._read_weights(folder / "adapter_weights.safetensors"))
+            metadata.write_text(json.dumps(values))
 
 
 def sign_again(folder: Path) -> None:
@@ -177,7 +192,12 @@ def snapshot_cases(engine: NativeEngine, good: bytes, draw: random.Random) -> bo
     return True
 
 
-DAMAGES = {"config": damage_config, "tensors": damage_tensors, "bytes": damage_bytes}
+DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
+    "config": damage_config,
+    "tensors": lambda folder, draw: damage_tensors(folder / "model.safetensors", draw),
+    "bytes": damage_bytes,
+    "adapter": lambda folder, draw: damage_adapter(folder / RECOVERY_ADAPTER, draw),
+}
 
 
 def main(kind: str, bundle: str, folder: str, seed: str, count: str) -> None:

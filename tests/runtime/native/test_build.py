@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -98,11 +100,33 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert len(compiler.links) == 1
 
 
+def test_what_is_whole_in_a_cache_that_cannot_be_written_is_taken(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = built_library().path
+    monkeypatch.setattr(build, "folder_lock", cannot_be_written)
+    assert built_library().path == path
+    assert len(compiler.links) == 1
+    path.write_bytes(b"damaged")
+    found = built_library().path
+    assert found != path
+    assert is_whole(found)
+    assert path.read_bytes() == b"damaged"
+
+
+def cannot_be_written(folder: Path) -> NoReturn:
+    raise PermissionError(errno.EROFS, "read-only file system", str(folder))
+
+
 def test_options_in_cxx_are_given_to_the_compiler(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = built_library().path
     monkeypatch.setenv("CXX", f"{compiler.path} -march=somewhere")
     assert built_library().path != plain
     assert ["-march=somewhere" in link for link in compiler.links] == [False, True]
+    log = built_library().log
+    assert log is not None
+    compiled = [line for line in log.read_text().splitlines() if " -c " in line]
+    assert all(line.index("-O3") < line.index("-march=somewhere") for line in compiled)
 
 
 def test_a_compiler_that_is_not_there_is_told(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,21 +12,29 @@ import sys
 from pathlib import Path
 
 import pytest
-from native_bundles import compressed_bundle
+from native_bundles import LORA, compressed_bundle, random_adapter_weights, write_compressed
 
+from openafm.bundle import RecoveryAdapter
 from openafm.runtime.native import build
 from openafm.runtime.native.library import native_library
 
 HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize(("kind", "count"), [("config", 250), ("tensors", 200), ("bytes", 200), ("snapshot", 400)])
+@pytest.mark.parametrize(
+    ("kind", "count"), [("config", 300), ("tensors", 200), ("bytes", 200), ("adapter", 200), ("snapshot", 400)]
+)
 def test_what_is_damaged_is_refused_or_runs(kind: str, count: int, tmp_path: Path) -> None:
     native_library()
+    bundle = compressed_bundle()
+    if kind == "adapter":
+        bundle = write_compressed(
+            tmp_path / "bundle", recovery=RecoveryAdapter(config=LORA, weights=random_adapter_weights(1))
+        )
     cache = tmp_path / "cache"
     cache.mkdir()
     (cache / "native").symlink_to(build.cache_home() / "native")
-    command = [sys.executable, HERE / "damage.py", kind, compressed_bundle().path, tmp_path / "damaged", "0", str(count)]
+    command = [sys.executable, HERE / "damage.py", kind, bundle.path, tmp_path / "damaged", "0", str(count)]
     done = subprocess.run(
         [str(part) for part in command],
         env={**os.environ, "OPENAFM_CACHE": str(cache)},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -117,6 +119,27 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
     assert np.array_equal(logits(compressed_bundle()), expected)
 
 
+def test_in_a_cache_that_can_only_be_read_what_is_whole_is_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = compressed_bundle()
+    whole, expected = content(opened(bundle)), logits(bundle)
+    file = weights_file(bundle, native_library())
+    monkeypatch.setattr(build, "folder_lock", cannot_be_written)
+    monkeypatch.setattr(weights, "atomic_file", cannot_be_written)
+    with monkeypatch.context() as patched:
+        patched.setattr(weights, "_repacked", lambda *_: pytest.fail("repacked again"))
+        assert content(opened(bundle)) == whole
+        weights._note_beside(file).unlink()  # as where somebody else has put the file
+        assert content(opened(bundle)) == whole
+    damaged = whole[:-200] + bytes(200)
+    file.write_bytes(damaged)
+    assert np.array_equal(logits(bundle), expected)
+    assert file.read_bytes() == damaged
+
+
+def cannot_be_written(place: Path, *_: object) -> NoReturn:
+    raise PermissionError(errno.EROFS, "read-only file system", str(place))
+
+
 def test_a_note_that_cannot_be_written_changes_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = compressed_bundle()
     first = content(opened(bundle))
@@ -126,7 +149,9 @@ def test_a_note_that_cannot_be_written_changes_nothing(cache: Path, monkeypatch:
     assert content(opened(bundle)) == first
 
 
-def test_weights_that_are_not_those_that_were_signed_are_not_kept(cache: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_those_that_were_signed_are_not_taken(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = write_compressed(tmp_path / "b", seed=11)
     file = bundle.path / "model.safetensors"
     data = bytearray(file.read_bytes())
@@ -135,6 +160,9 @@ def test_weights_that_are_not_those_that_were_signed_are_not_kept(cache: Path, t
     with pytest.raises(BundleTamperedError):
         opened(Bundle(bundle.path))
     assert not weights_file(bundle, native_library()).exists()
+    monkeypatch.setattr(build, "folder_lock", cannot_be_written)
+    with pytest.raises(BundleTamperedError):
+        opened(Bundle(bundle.path))
 
 
 def test_two_processes_at_once_agree_and_leave_one_file(cache: Path) -> None:

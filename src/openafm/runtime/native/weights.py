@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import math
 import mmap
 import sys
 import threading
@@ -102,11 +101,11 @@ def sections(config: DecoderConfig) -> list[Section]:
     """All of the file, in its order: the stream of a decoded token."""
     listed = []
     for name, (num_outputs, num_inputs) in matrices(config).items():
-        num_panels, num_steps = math.ceil(num_outputs / PANEL_ROWS), math.ceil(num_inputs / STEP_INPUTS)
+        num_panels, num_steps = -(-num_outputs // PANEL_ROWS), -(-num_inputs // STEP_INPUTS)
         listed.append(Section(name=name, dtype="uint8", num_items=num_panels * num_steps * PANEL_ROWS * STEP_INPUTS // 4))
         listed.append(Section(name=f"{name}.scale", dtype="float32", num_items=num_panels * PANEL_ROWS))
     listed += [Section(name=name, dtype="float32", num_items=length) for name, length in norms(config)]
-    num_tiles = math.ceil(config.vocab_size / TILE_ROWS)
+    num_tiles = -(-config.vocab_size // TILE_ROWS)
     tile_bytes = config.dim // GROUP * TILE_GROUP_BYTES
     return [*listed, Section(name="embedding", dtype="uint8", num_items=num_tiles * tile_bytes)]
 
@@ -244,7 +243,7 @@ def _write(path: Path, header: _Header, bundle: Bundle, library: ctypes.CDLL) ->
     with atomic_file(path) as file:
         waiting = bytearray(header.text.ljust(header.body, b"\0"))
         checksum = 0
-        for packed in _repacked(bundle, library):
+        for packed in _repacked(bundle.config, _stored(bundle), library):
             for part in (packed.data, bytes(_aligned(len(packed)) - len(packed))):
                 checksum = zlib.crc32(part, checksum)
                 waiting += part
@@ -281,39 +280,61 @@ def _last_use(path: Path) -> float:
 
 
 def _in_memory(header: _Header, bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
-    """Where the cache cannot be written: repacked for this process alone."""
+    """Where the cache cannot be written: repacked for this process alone.
+
+    Raises:
+        BundleError: the weights cannot be read, do not fit the config or are not those that were signed.
+    """
+    bundle.verify()
+    stored = _stored(bundle)  # before there is memory for what a config claims
     room = np.zeros(header.num_bytes + ALIGNMENT, np.uint8)
     data = room[-room.ctypes.data % ALIGNMENT :][: header.num_bytes]
-    for offset, packed in zip(header.offsets.values(), _repacked(bundle, library), strict=True):
+    for offset, packed in zip(header.offsets.values(), _repacked(bundle.config, stored, library), strict=True):
         data[offset : offset + len(packed)] = packed
     return NativeWeights(data, header.offsets)
 
 
-def _repacked(bundle: Bundle, library: ctypes.CDLL) -> Iterator[NDArray[np.uint8]]:
+def _repacked(
+    config: DecoderConfig, stored: Mapping[str, NDArray[Any]], library: ctypes.CDLL
+) -> Iterator[NDArray[np.uint8]]:
     """The bytes of all sections, in their order."""
-    tensors, config = bundle.tensors(), bundle.config
     places = {section.name: section for section in sections(config)}
     for name, (num_outputs, num_inputs) in matrices(config).items():
-        stored_RP = _tensor(bundle, tensors, f"{name}.weight", np.uint8, [(num_outputs, num_inputs // 4)])
         panels = np.zeros(places[name].num_bytes, np.uint8)
-        library.oa_pack_panels(stored_RP.ctypes.data, num_outputs, num_inputs, panels.ctypes.data)
+        library.oa_pack_panels(stored[f"{name}.weight"].ctypes.data, num_outputs, num_inputs, panels.ctypes.data)
         yield panels
         scales_R = np.zeros(places[f"{name}.scale"].num_items, np.float32)
-        scales_R[:num_outputs] = _tensor(bundle, tensors, f"{name}.weight.scale", np.float32, [(), (num_outputs,)])
+        scales_R[:num_outputs] = stored[f"{name}.weight.scale"]
         yield scales_R.view(np.uint8)
-    for name, length in norms(config):
-        yield _tensor(bundle, tensors, name, np.float32, [(length,)]).view(np.uint8)
-    vocab_size, dim = config.vocab_size, config.dim
-    codes_VD = _tensor(bundle, tensors, "embedding", np.uint8, [(vocab_size, dim // 2)])
-    scale_VG, minimum_VG = (
-        _tensor(bundle, tensors, f"embedding.{part}", np.float16, [(vocab_size, dim // GROUP)])
-        for part in ("scale", "minimum")
-    )
+    for name, _ in norms(config):
+        yield stored[name].view(np.uint8)
     tiles = np.zeros(places["embedding"].num_bytes, np.uint8)
+    codes_VD, scale_VG, minimum_VG = (stored[name] for name in ("embedding", "embedding.scale", "embedding.minimum"))
     library.oa_pack_tiles(
-        codes_VD.ctypes.data, scale_VG.ctypes.data, minimum_VG.ctypes.data, vocab_size, dim, tiles.ctypes.data
+        codes_VD.ctypes.data, scale_VG.ctypes.data, minimum_VG.ctypes.data, config.vocab_size, config.dim, tiles.ctypes.data
     )
     yield tiles
+
+
+def _stored(bundle: Bundle) -> dict[str, NDArray[Any]]:
+    """What is repacked, by its name in the bundle, seen to fit the config.
+
+    Raises:
+        BundleError: it cannot be read or does not fit.
+    """
+    tensors, config = bundle.tensors(), bundle.config
+    rows, num_groups = config.vocab_size, config.dim // GROUP
+    expected: dict[str, tuple[type, list[tuple[int, ...]]]] = {
+        "embedding": (np.uint8, [(rows, config.dim // 2)]),
+        "embedding.scale": (np.float16, [(rows, num_groups)]),
+        "embedding.minimum": (np.float16, [(rows, num_groups)]),
+    }
+    for name, (num_outputs, num_inputs) in matrices(config).items():
+        expected[f"{name}.weight"] = np.uint8, [(num_outputs, num_inputs // 4)]
+        expected[f"{name}.weight.scale"] = np.float32, [(), (num_outputs,)]
+    for name, length in norms(config):
+        expected[name] = np.float32, [(length,)]
+    return {name: _tensor(bundle, tensors, name, dtype, shapes) for name, (dtype, shapes) in expected.items()}
 
 
 def _tensor(
