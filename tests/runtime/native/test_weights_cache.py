@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from native_bundles import compressed_bundle, write_compressed
 from tiny_engines import random_tokens
 
-from openafm.bundle import Bundle, BundleTamperedError
+from openafm.bundle import Bundle, BundleError, BundleTamperedError
 from openafm.runtime.native import build, weights
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import native_library
@@ -163,6 +164,22 @@ def test_weights_that_are_not_those_that_were_signed_are_not_taken(
     monkeypatch.setattr(build, "folder_lock", cannot_be_written)
     with pytest.raises(BundleTamperedError):
         opened(Bundle(bundle.path))
+
+
+@pytest.mark.parametrize("number", [2**36, 10**400], ids=["too much", "beyond counting"])
+def test_what_a_config_claims_takes_no_memory(
+    number: int, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Signed as it stands: someone made it on purpose."""
+    monkeypatch.setattr(Bundle, "verify", lambda bundle: None)
+    path = write_compressed(tmp_path / "b").path
+    config = json.loads((path / "config.json").read_text())
+    config["model"]["vocab_size"] = number
+    (path / "config.json").write_text(json.dumps(config))
+    for _ in range(2):
+        with pytest.raises(BundleError, match=r"embedding is uint8 .*, expected uint8"):
+            opened(Bundle(path))
+        monkeypatch.setattr(build, "folder_lock", cannot_be_written)
 
 
 def test_two_processes_at_once_agree_and_leave_one_file(cache: Path) -> None:
