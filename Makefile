@@ -24,9 +24,9 @@ test-apple-sdk: .venv/installed-test
 NATIVE := tests/runtime/native
 sanitize: export OMP_NUM_THREADS = 1
 sanitize: .venv/installed-test
-	$(call sanitized,address$(comma)undefined)
+	$(call sanitized,address$(comma)undefined$(comma)float-cast-overflow)
 	ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
-		OPENAFM_CACHE=build/sanitize CXX="$(call sanitizing,address$(comma)undefined)" \
+		OPENAFM_CACHE=build/sanitize CXX="$(call sanitizing,address$(comma)undefined$(comma)float-cast-overflow)" \
 		$(BIN)/pytest -q -p no:cacheprovider $(NATIVE)/test_kernels.py $(NATIVE)/test_native_sequences.py
 	$(call sanitized,thread)
 

@@ -380,3 +380,26 @@ def test_what_is_rounded_later_is_as_of_exact_numbers(name: str) -> None:
     added_NR = (x_NI.astype(np.float64) @ a_KI.astype(np.float64).T @ b_RK.astype(np.float64).T * 0.5).astype(np.float32)
     y_NR = kernels.product(codes_RI, scales_R, x_NI, Adapter(a_KI, b_RK, 0.5))
     assert _share_of_exact(y_NR, (kernels.product(codes_RI, scales_R, x_NI) + added_NR).astype(np.float64)) > 0.999
+
+
+@every_kernel
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan, 3.4e38, -3.4e38])
+def test_what_is_not_finite_stays_in_its_row(name: str, odd: float) -> None:
+    """Weights that nobody trained come to that. Nothing is asked of such a row, but those beside it are as they are."""
+    kernels = Kernels(name)
+    x_NI = np.ones((3, 100), np.float32)
+    x_NI[1, 37] = odd
+    codes_RI = np.full((70, 100), 2, np.uint8)
+    with np.errstate(all="ignore"):
+        kernels.norm(x_NI[1], x_NI[0], 1e-5)
+    kernels.swiglu(x_NI[1], x_NI[1])
+    y_NR = kernels.product(codes_RI, np.ones(70, np.float32), x_NI)
+    assert (y_NR[[0, 2]] == 50).all()
+    for head_dim in (60, 64):
+        q_NC, kv_LC = np.ones((3, head_dim), np.float32), np.ones((70, head_dim), np.float32)
+        q_NC[1, 5] = odd
+        y_NC = kernels.attend(q_NC, kv_LC, kv_LC)
+        assert np.abs(y_NC[[0, 2]] - 1).max() < 1e-3
+        kv_LC[66, 3] = odd
+        kernels.attend(q_NC, kv_LC, np.ones_like(kv_LC))
+        kernels.attend(q_NC, np.ones_like(kv_LC), kv_LC)

@@ -33,8 +33,8 @@ void round_to_8_bits(const float *x, int n, int8_t *integers, uint16_t *scale) {
     *scale = float_to_half(exact < 0x1p-24f ? 0x1p-24f : exact > 65504.0f ? 65504.0f : exact);
     const float s = half_to_float(*scale);
     for (int i = 0; i < n; i++) {
-        const float ratio = x[i] / s, rounded = nearest(ratio < -127.0f ? -127.0f : ratio > 127.0f ? 127.0f : ratio);
-        integers[i] = (int8_t)(int32_t)rounded;
+        const float ratio = x[i] / s;
+        integers[i] = nearest_byte(ratio < -127.0f ? -127.0f : ratio > 127.0f ? 127.0f : ratio);
     }
 }
 

@@ -30,7 +30,7 @@ inline double exp2_of(double x) {
 
 void round_row(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums) {
     const float exact = largest_of(x, n) / 127.0f, s = exact < 1.17549435e-38f ? 1.17549435e-38f : exact;
-    for (int i = 0; i < n; i++) integers[i] = (int8_t)(int32_t)nearest(x[i] / s);
+    for (int i = 0; i < n; i++) integers[i] = nearest_byte(x[i] / s);
     memset(integers + n, 0, (size_t)((n + 63) / 64 * 64 - n));
     int32_t total = 0;
     for (int g = 0; g < (n + GROUP - 1) / GROUP; g++) {

@@ -48,8 +48,9 @@ inline uint16_t float_to_half(float value) {
     return (uint16_t)((bits >> 13) - (112 << 10));
 }
 
-// To the nearest integer, ties to even, of less than 2^22: what is added has no bits below 1.
-inline float nearest(float x) { return x + 12582912.0f - 12582912.0f; }
+// To the nearest integer from -128 to 127, ties to even: what is added has no bits below 1, and the integer is then in the
+// lowest. Some integer or other of what is not finite.
+inline int8_t nearest_byte(float x) { return (int8_t)bits_of(x + 12582912.0f); }
 
 // The largest magnitude. Those of floats are ordered as their bits are.
 inline float largest_of(const float *x, int n) {
