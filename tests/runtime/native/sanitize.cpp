@@ -315,7 +315,7 @@ void fork_and_free(const Engine &engine, const Sequence &shared, Handed &handed,
         oa_cache_pages(last.cache.get(), pages.data());
         if (held.size() > 4) held.erase(held.begin() + up_to(random, 4));
         if (up_to(random, 3) == 0) oa_cache_free(oa_cache_new(engine.model.get()));
-        std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::microseconds(100));  // the steps need the processors
     }
 }
 
