@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 3
+VERSION = 4
 
 
 class Matrix(Structure):

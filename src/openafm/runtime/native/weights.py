@@ -98,16 +98,16 @@ def norms(config: DecoderConfig) -> Iterator[tuple[str, int]]:
 
 
 def sections(config: DecoderConfig) -> list[Section]:
-    """All of the file, in its order: the stream of a decoded token."""
-    listed = []
+    """All of the file, in its order: what is small, then the stream of a decoded token, which is read ahead across matrices."""
+    scales, codes = [], []
     for name, (num_outputs, num_inputs) in matrices(config).items():
         num_panels, num_steps = -(-num_outputs // PANEL_ROWS), -(-num_inputs // STEP_INPUTS)
-        listed.append(Section(name=name, dtype="uint8", num_items=num_panels * num_steps * PANEL_ROWS * STEP_INPUTS // 4))
-        listed.append(Section(name=f"{name}.scale", dtype="float32", num_items=num_panels * PANEL_ROWS))
-    listed += [Section(name=name, dtype="float32", num_items=length) for name, length in norms(config)]
+        scales.append(Section(name=f"{name}.scale", dtype="float32", num_items=num_panels * PANEL_ROWS))
+        codes.append(Section(name=name, dtype="uint8", num_items=num_panels * num_steps * PANEL_ROWS * STEP_INPUTS // 4))
+    small = [*scales, *(Section(name=name, dtype="float32", num_items=length) for name, length in norms(config))]
     num_tiles = -(-config.vocab_size // TILE_ROWS)
     tile_bytes = config.dim // GROUP * TILE_GROUP_BYTES
-    return [*listed, Section(name="embedding", dtype="uint8", num_items=num_tiles * tile_bytes)]
+    return [*small, *codes, Section(name="embedding", dtype="uint8", num_items=num_tiles * tile_bytes)]
 
 
 def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
@@ -299,15 +299,16 @@ def _repacked(
 ) -> Iterator[NDArray[np.uint8]]:
     """The bytes of all sections, in their order."""
     places = {section.name: section for section in sections(config)}
-    for name, (num_outputs, num_inputs) in matrices(config).items():
-        panels = np.zeros(places[name].num_bytes, np.uint8)
-        library.oa_pack_panels(stored[f"{name}.weight"].ctypes.data, num_outputs, num_inputs, panels.ctypes.data)
-        yield panels
+    for name, (num_outputs, _) in matrices(config).items():
         scales_R = np.zeros(places[f"{name}.scale"].num_items, np.float32)
         scales_R[:num_outputs] = stored[f"{name}.weight.scale"]
         yield scales_R.view(np.uint8)
     for name, _ in norms(config):
         yield stored[name].view(np.uint8)
+    for name, (num_outputs, num_inputs) in matrices(config).items():
+        panels = np.zeros(places[name].num_bytes, np.uint8)
+        library.oa_pack_panels(stored[f"{name}.weight"].ctypes.data, num_outputs, num_inputs, panels.ctypes.data)
+        yield panels
     tiles = np.zeros(places["embedding"].num_bytes, np.uint8)
     codes_VD, scale_VG, minimum_VG = (stored[name] for name in ("embedding", "embedding.scale", "embedding.minimum"))
     library.oa_pack_tiles(

@@ -9,7 +9,7 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Grows with every change of a struct, a function or the layout of weights.
-#define OA_VERSION 3
+#define OA_VERSION 4
 
 extern "C" {
 

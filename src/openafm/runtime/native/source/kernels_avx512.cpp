@@ -15,7 +15,7 @@ namespace {
 enum {
     STRETCH = 48,          // steps of a panel that are multiplied by all rows before the next
     MANY_ROWS = 128,       // rows whose sums stay in the caches
-    ONE_ROW_AHEAD = 5120,  // bytes that are fetched ahead, where memory sets the pace
+    ONE_ROW_AHEAD = 4096,  // bytes that are fetched ahead, where memory sets the pace
     ROWS_AHEAD = 16384     // and where it does not
 };
 

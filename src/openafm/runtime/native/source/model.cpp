@@ -105,19 +105,20 @@ void OaModel::multiply_panels(const Product &product, int first, int last, const
     for (int panel = first; matrix.rank && panel < last; panel++) kernels.adapter_out(matrix, low, num_rows, panel, product.y);
 }
 
-// Of both products and what becomes of them, a panel after the other: no thread waits between.
+// Of both products and what becomes of them, some panels after the other: no thread waits between. Few rows wait for memory,
+// which is read in order; of many rows, both products should still be in the caches when their gates open.
 void OaModel::open_gates(const OaLayer &layer, int num_rows) {
     const Product gates = {&layer.gate, gate.data()}, ups = {&layer.up, up.data()};
     add_up_adapters({gates, ups}, normed.data(), num_rows);
     const double *low_gates = low_rank.data(), *low_ups = low_gates + (size_t)num_rows * layer.gate.rank;
     const int hidden_dim = layer.gate.num_outputs;
     pool.parallel(panels_of(layer.gate), [&](int first, int last) {
-        for (int panel = first; panel < last; panel++) {
-            multiply_panels(gates, panel, panel + 1, low_gates, num_rows);
-            multiply_panels(ups, panel, panel + 1, low_ups, num_rows);
-            const int r = panel * PANEL_ROWS, left = hidden_dim - r;
-            for (int64_t n = 0; n < num_rows; n++)
-                kernels.swiglu(&gate[n * hidden_dim + r], &up[n * hidden_dim + r], left < PANEL_ROWS ? left : PANEL_ROWS);
+        const int together = num_rows <= FEW_ROWS ? last - first : 1;
+        for (int panel = first; panel < last; panel += together) {
+            multiply_panels(gates, panel, panel + together, low_gates, num_rows);
+            multiply_panels(ups, panel, panel + together, low_ups, num_rows);
+            const int r = panel * PANEL_ROWS, stop = r + together * PANEL_ROWS, count = (stop < hidden_dim ? stop : hidden_dim) - r;
+            for (int64_t n = 0; n < num_rows; n++) kernels.swiglu(&gate[n * hidden_dim + r], &up[n * hidden_dim + r], count);
         }
     });
 }

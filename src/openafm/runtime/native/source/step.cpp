@@ -65,7 +65,6 @@ void OaModel::turn(float *x, const float *cosines_sines, const float *norm) cons
 void OaModel::store_keys_values(int layer, const std::vector<Row> &rows) {
     const OaLayer &l = layers[layer];
     const int num_rows = (int)rows.size(), dim = config.head_dim;
-    multiply({{&l.key, keys.data()}, {&l.value, values.data()}}, normed.data(), num_rows);
     for_rows(num_rows, [&](int first, int last) {
         for (int64_t n = first; n < last; n++)
             for (int head = 0; head < config.num_kv_heads; head++) {
@@ -82,12 +81,11 @@ void OaModel::add_to_states(int num_rows) {
     });
 }
 
-// Attention and feed-forward of rows whose norm and rounding stand in `normed` and `rounded`.
+// Attention and feed-forward of rows whose queries stand in `queries`.
 void OaModel::read(int layer, const std::vector<Row> &rows) {
     const OaLayer &l = layers[layer];
     const int num_rows = (int)rows.size(), dim = config.head_dim, inner = config.num_heads * dim;
     const int queries_each = config.num_heads / config.num_kv_heads;
-    multiply({{&l.query, queries.data()}}, normed.data(), num_rows);
     const auto pieces = attention_pieces(rows, config.num_kv_heads);
     pool.parallel((int)pieces.size(), [&](int first, int last) {
         const int query_bytes = prepared_bytes(dim);
@@ -165,10 +163,16 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
             m.turns[n * config.head_dim + 2 * f + 1] = sinf(angle);
         }
     for (int layer = 0; layer < config.num_layers; layer++) {
-        const bool stores = m.layers[layer].source == layer;
-        m.normalise(m.layers[layer].attention_norm, (int)rows.size());
-        if (stores) m.store_keys_values(layer, rows);
-        if (layer == config.num_prefill_layers - 1 && wanted.size() < rows.size()) {
+        const OaLayer &l = m.layers[layer];
+        const bool stores = l.source == layer, leaves = layer == config.num_prefill_layers - 1 && wanted.size() < rows.size();
+        const Product query = {&l.query, m.queries.data()}, key = {&l.key, m.keys.data()}, value = {&l.value, m.values.data()};
+        m.normalise(l.attention_norm, (int)rows.size());
+        if (stores) {
+            m.multiply(leaves ? std::vector<Product>{key, value} : std::vector<Product>{query, key, value}, m.normed.data(),
+                       (int)rows.size());
+            m.store_keys_values(layer, rows);
+        }
+        if (leaves) {
             // Nobody reads the others' output, and no layer from here on stores anything of theirs.
             if (wanted.empty()) return 0;
             for (size_t i = 0; i < wanted.size(); i++) {
@@ -178,8 +182,9 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
                 memmove(&m.turns[i * config.head_dim], &m.turns[from * config.head_dim], config.head_dim * sizeof(float));
             }
             rows.resize(wanted.size());
-            m.normalise(m.layers[layer].attention_norm, (int)rows.size());
+            m.normalise(l.attention_norm, (int)rows.size());
         }
+        if (leaves || !stores) m.multiply({query}, m.normed.data(), (int)rows.size());
         m.read(layer, rows);
     }
     m.normalise(config.final_norm, (int)rows.size());
