@@ -98,7 +98,7 @@ def norms(config: DecoderConfig) -> Iterator[tuple[str, int]]:
 
 
 def sections(config: DecoderConfig) -> list[Section]:
-    """All of the file, in its order: what is small, then the stream of a decoded token, which is read ahead across matrices."""
+    """All of the file in its order: what is small, then the stream of a decoded token, read ahead across matrices."""
     scales, codes = [], []
     for name, (num_outputs, num_inputs) in matrices(config).items():
         num_panels, num_steps = -(-num_outputs // PANEL_ROWS), -(-num_inputs // STEP_INPUTS)
