@@ -159,13 +159,21 @@ def test_choices_among_many_are_those_of_fp64(config: RandomConfig, spread: floa
         assert config.build().sample(logits_V, position) == chosen_in_fp64(logits_V, position, config)
 
 
-@pytest.mark.parametrize("prepared", [(7, 300), (7, 20), (6, 300)])
-def test_a_choice_does_not_depend_on_what_was_prepared(prepared: tuple[int, int]) -> None:
-    logits_V = np.random.default_rng(2).standard_normal(300).astype(np.float32)
-    sampler, prepares = RandomConfig(seed=9).build(), RandomConfig(seed=9).build()
-    for _ in range(2):
-        prepares.prepare(*prepared)
-        assert [prepares.sample(logits_V, i) for i in range(5, 9)] == [sampler.sample(logits_V, i) for i in range(5, 9)]
+def test_the_numbers_of_tokens_and_positions_are_even_and_of_their_own() -> None:
+    """Splits of [0, 1) by 1,000, along tokens and along positions, and neighbours in both, against chi-square's 5 sigma."""
+    numbers = np.array([RandomConfig(seed=1).build()._numbers(position, np.arange(2000)) for position in range(500)])
+    assert 0 <= numbers.min() < numbers.max() < 1
+    assert len(np.unique(numbers)) == numbers.size
+    cells = [
+        numbers,
+        (numbers[1:] - numbers[:-1]) % 1,
+        (numbers[:, 1:] - numbers[:, :-1]) % 1,
+        (numbers[1:, 1:] - numbers[:-1, :-1]) % 1,
+    ]
+    for values in cells:
+        counts = np.bincount((values * 1000).astype(int).ravel(), minlength=1000)
+        chi_square = ((counts - values.size / 1000) ** 2).sum() / (values.size / 1000)
+        assert abs(chi_square - 999) < 5 * np.sqrt(2 * 999)
 
 
 def chosen_in_fp64(logits_V: NDArray[np.float32], position: int, config: RandomConfig) -> int:
@@ -177,8 +185,20 @@ def chosen_in_fp64(logits_V: NDArray[np.float32], position: int, config: RandomC
         before = weights.cumsum() - weights
         likeliest = [token for token, less in zip(likeliest, before, strict=True) if less < config.top_p * weights.sum()]
         weights = weights[: len(likeliest)]
-    key = np.random.SeedSequence(config.seed, spawn_key=(0,)).generate_state(2, np.uint64)
-    bits = np.random.Philox(key=key, counter=[0, position, 0, 0])
-    times_V = np.random.Generator(bits).standard_exponential(len(logits_V))
+    times_V = -np.log1p(-splitmix(config.seed, position, len(logits_V)))
     with np.errstate(divide="ignore"):
         return min(zip(times_V[likeliest] / weights, likeliest, strict=True))[1]
+
+
+def splitmix(seed: int | None, position: int, count: int) -> NDArray[np.float64]:
+    """As published, in integers of any size."""
+
+    def mix(state: int) -> int:
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        state = (state ^ state >> 27) * 0x94D049BB133111EB % 2**64
+        return state ^ state >> 31
+
+    step = 0x9E3779B97F4A7C15
+    key, stream = map(int, np.random.SeedSequence(seed, spawn_key=(0,)).generate_state(2, np.uint64))
+    start = mix((key + position * step) % 2**64) ^ stream
+    return np.array([(mix((start + token * step) % 2**64) >> 11) / 2**53 for token in range(count)])

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterator
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
 from openafm.runtime.engine import ContextWindowError, Engine, Sequence, TokenError
-from openafm.runtime.grammar import Grammar
+from openafm.runtime.grammar import Grammar, Matcher
 from openafm.runtime.prefill import PREFILL_CHUNK as PREFILL_CHUNK
 from openafm.runtime.prefill import check_fits, num_prefill_steps, roll_back_to
 from openafm.runtime.prefill import prefill as prefill
@@ -268,16 +269,13 @@ class Generation(Iterator[TokenEvent]):
         return self._sampler.sample(logits_V, position)
 
     def _beside(self) -> Callable[[], None] | None:
-        """What to do during a step: neither mask nor random numbers of a choice depend on the logits that it computes."""
-        return self._prepare_choice if self._matcher is not None or self._sampler.prepares else None
+        """What to do during a step: the mask of a choice does not depend on the logits that it computes."""
+        return None if self._matcher is None else partial(self._prepare, self._matcher)
 
-    def _prepare_choice(self) -> None:
-        if self._matcher is not None:
-            started = time.perf_counter()
-            self._matcher.prepare()
-            self._mask_s += time.perf_counter() - started
-        if not self._forced():
-            self._sampler.prepare(self._num_tokens, self._request.engine.vocab_size)
+    def _prepare(self, matcher: Matcher) -> None:
+        started = time.perf_counter()
+        matcher.prepare()
+        self._mask_s += time.perf_counter() - started
 
     def _accept(self, token: int) -> None:
         if self._matcher is not None:

@@ -7,7 +7,7 @@ Random choice is a race: every token arrives after an exponential time of its ow
 first to arrive is chosen, which has exactly that probability. Two models that agree about a token's probability see it
 arrive at the same time, so a draft model often chooses as its target will, whatever its law (arXiv 2408.07978).
 
-Shapes: V vocabulary, C candidates.
+Shapes: V vocabulary, C candidates, B some of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ _NEGLIGIBLE = 46.0
 _LEAST_LOGIT = float(np.finfo(np.float32).min)
 _MANY, _ROUGHLY, _LARGEST_SCALE = 2048, 1e-4, 1e3  # candidates for which fp32 goes first; its error, amply; temperatures
 _GROUP = 64
+_BLOCK = 8192  # numbers that are made together: they stay in the cache
+_GOLDEN_RATIO, _64_BITS = 0x9E3779B97F4A7C15, 2**64 - 1
 _Float = TypeVar("_Float", np.float32, np.float64)
 _draw_seed: Callable[[], int] = partial(secrets.randbits, 128)
 
@@ -41,9 +43,6 @@ class BrokenLogitsError(OpenAFMError):
 class Sampler(ABC):
     """Chooses tokens of one answer."""
 
-    prepares: ClassVar[bool] = False
-    """Whether `prepare` does anything."""
-
     @abstractmethod
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
         """The token number `position` of the answer. A logit of -inf is never chosen.
@@ -51,9 +50,6 @@ class Sampler(ABC):
         Raises:
             BrokenLogitsError: a logit is not a number, or none is finite.
         """
-
-    def prepare(self, position: int, vocab_size: int) -> None:  # noqa: B027
-        """Do what the choice of that token needs beside its logits, while those are computed. No choice depends on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,16 +100,12 @@ class _Greedy(Sampler):
 
 
 class _Random(Sampler):
-    prepares = True
-
     def __init__(self, config: RandomConfig) -> None:
         self._config = config
         seed = _draw_seed() if config.seed is None else config.seed
-        self._key = np.random.SeedSequence(abs(seed), spawn_key=(int(seed < 0),)).generate_state(2, np.uint64)
-        self._prepared: tuple[int, NDArray[np.float64]] = 0, np.empty(0)  # a position and its numbers
-
-    def prepare(self, position: int, vocab_size: int) -> None:
-        self._prepared = position, self._exponentials(position, vocab_size)
+        self._key, self._stream = map(
+            int, np.random.SeedSequence(abs(seed), spawn_key=(int(seed < 0),)).generate_state(2, np.uint64)
+        )
 
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
         greatest = float(logits_V.max())
@@ -128,15 +120,33 @@ class _Random(Sampler):
         law = _Law(logits_V, candidates_C, greatest, temperature)
         if config.top_p is not None:
             law = law.nucleus(config.top_p)
-        return law.first(self._exponentials(position, int(law.candidates_C[-1]) + 1))
+        return law.first(partial(self._numbers, position))
 
-    def _exponentials(self, position: int, count: int) -> NDArray[np.float64]:
-        """Exponentially distributed numbers that belong to the seed, the position and the first `count` tokens, alone."""
-        prepared_position, prepared_V = self._prepared
-        if prepared_position == position and len(prepared_V) >= count:
-            return prepared_V[:count]
-        bits = np.random.Philox(key=self._key, counter=[0, position, 0, 0])
-        return np.random.Generator(bits).standard_exponential(count)
+    def _numbers(self, position: int, tokens_C: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Evenly distributed numbers in [0, 1) that belong to the seed, the position and each token, alone.
+
+        SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) from a state that is as random for every position.
+        """
+        start = np.array([self._key + position * _GOLDEN_RATIO & _64_BITS], np.uint64)
+        begin = _mixed(start)[0] ^ np.uint64(self._stream)
+        numbers_C = np.empty(len(tokens_C))
+        for first in range(0, len(tokens_C), _BLOCK):
+            state_B = tokens_C[first : first + _BLOCK].astype(np.uint64)
+            state_B *= np.uint64(_GOLDEN_RATIO)
+            state_B += begin
+            state_B = _mixed(state_B) >> np.uint64(11)
+            numbers_C[first : first + _BLOCK] = state_B.view(np.int64)  # signed ones are converted many times as fast
+        numbers_C *= 2.0**-53
+        return numbers_C
+
+
+def _mixed(state_C: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The numbers that SplitMix64 makes of states, in their place."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state_C ^= state_C >> np.uint64(shift)
+        state_C *= np.uint64(factor)
+    state_C ^= state_C >> np.uint64(31)
+    return state_C
 
 
 def draw_seeds_from(source: Callable[[], int]) -> None:
@@ -158,13 +168,17 @@ class _Law:
         self._logits_V, self._greatest, self._temperature = logits_V, greatest, temperature
         self.candidates_C = candidates_C
 
-    def first(self, exponentials_N: NDArray[np.float64]) -> int:
-        """Who arrives first, of equals the lowest id; each token's exponential time stands at its id."""
+    def first(self, numbers_of: Callable[[NDArray[np.intp]], NDArray[np.float64]]) -> int:
+        """Who arrives first, of equals the lowest id. A token's time is -log(1 - number), which is more than its number."""
         candidates_C = self.candidates_C
+        numbers_C = numbers_of(candidates_C)
         if self._is_worth_it:
-            rough_C = self._take(exponentials_N).astype(np.float32) / self._rough()
-            candidates_C = candidates_C[rough_C <= rough_C.min() * (1 + _ROUGHLY)]
-        arrivals_C = exponentials_N[candidates_C] / self._exact(candidates_C)
+            soonest_C = numbers_C.astype(np.float32) / self._rough()
+            early = int(soonest_C.argmin())
+            arrival = float(-np.log1p(-numbers_C[early]) / self._exact(candidates_C[early : early + 1])[0])
+            kept_C = soonest_C <= arrival * (1 + _ROUGHLY)
+            candidates_C, numbers_C = candidates_C[kept_C], numbers_C[kept_C]
+        arrivals_C = -np.log1p(-numbers_C) / self._exact(candidates_C)
         return int(candidates_C[arrivals_C.argmin()])
 
     def nucleus(self, share: float) -> _Law:
