@@ -178,8 +178,18 @@ void head(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab
     }
 }
 
+void swiglu_of_8(float *gate, const float *up, int n) {
+    int i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const __m512d x = _mm512_cvtps_pd(_mm256_loadu_ps(gate + i)), y = _mm512_cvtps_pd(_mm256_loadu_ps(up + i));
+        const __m512d power = _mm512_max_pd(_mm512_min_pd(x * all(-LOG2_OF_E), all(1000.0)), all(-1000.0));
+        _mm256_storeu_ps(gate + i, _mm512_cvtpd_ps(x / (all(1.0) + exp2_of(power)) * y));
+    }
+    swiglu(gate + i, up + i, n - i);
+}
+
 }  // namespace
 
 const Kernels avx512_kernels = {"avx512-vnni", is_supported, low_bit,    head,       round_row,  rms_norm,
-                                swiglu,        prepare,      attend,     adapter_in, adapter_out};
+                                swiglu_of_8,   prepare,      attend,     adapter_in, adapter_out};
 #endif
