@@ -330,8 +330,7 @@ def idle_sessions(model: fm.SystemLanguageModel, setting: Setting) -> dict[str, 
 def cache_bytes(session: fm.LanguageModelSession) -> int:
     executor = session._responder._executor
     assert isinstance(executor, LocalExecutor)
-    layers = executor._sequence._cache.layers.values()  # type: ignore[attr-defined]
-    return sum(tensor.nbytes for layer in layers for _, tensor in layer.named())
+    return sum(executor._model.engine.memory(executor._sequence).values())
 
 
 def resident_mb() -> float:

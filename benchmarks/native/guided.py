@@ -1,8 +1,8 @@
 """Guided decoding beside plain decoding at the same depth, and the steps that a grammar saves.
 
-`mask_overlap` is a step of guided decoding to a step of plain decoding, both by `generate`, in turns, by the clock: JSON
-with a long text, in which nearly every token is a choice of its own and its mask is not trivial. The medians of steps that
-fed one token are compared, so that forced tokens, which make a step longer and the answer shorter, do not hide in it.
+`mask_overlap` is a step of guided decoding to a step of plain decoding, both by `generate`, a token of each in turn, by the
+clock: JSON with a long text, in which nearly every token is a choice of its own and its mask is not trivial. The medians of
+steps that fed one token are compared, so that forced tokens, which make a step longer and an answer shorter, hide nothing.
 
 `tool_call_steps` is the number of steps of an answer that calls tools to the number of its tokens, of which unguided
 decoding takes one step each: names, brackets and keys are forced. `tool_call_time` is its time to that of decoding as many
@@ -22,7 +22,7 @@ from openafm.runtime.engine import Engine
 from openafm.runtime.generation import generate
 from openafm.runtime.grammar import Grammar, GrammarCompiler
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.runtime.sampling import GreedyConfig, RandomConfig
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
@@ -51,37 +51,40 @@ def mask_overlap(setting: Setting, bundle: Bundle) -> Figures:
     figures: Figures = {}
     for num_threads in (1, 2):
         engine = NativeEngine(bundle, num_threads=num_threads)
-        guided, plain = [], []
-        for number in range(-1, max(1, setting.rounds // 2)):
-            for seconds, grammar in ((guided, text), (plain, None)):
-                found = step_seconds(engine, grammar, GreedyConfig(), setting.answer_tokens // 2)
-                if number >= 0:
-                    seconds += found
+        step_seconds(engine, {"guided": text, "plain": None}, 4)
+        found = [step_seconds(engine, {"guided": text, "plain": None}, setting.answer_tokens) for _ in range(setting.starts)]
+        guided, plain = ([each for seconds in found for each in seconds[name]] for name in ("guided", "plain"))
         end = "" if num_threads == 1 else f"_{num_threads}_threads"
         figures[f"mask_overlap{end}"] = rounded(median(guided) / median(plain), 4)
     return figures | tool_calls(setting)
 
 
-def step_seconds(engine: Engine, grammar: Grammar | None, choice: SamplingConfig, num_tokens: int) -> list[float]:
-    """Seconds between tokens that were chosen, each with a step of its own."""
-    sequence = engine.new_sequence()
-    answer = generate(
-        engine,
-        sequence,
-        tokens_of(_OPENING),
-        sampling=choice,
-        stop_tokens=(),
-        max_tokens=num_tokens,
-        grammar=grammar,
-    )
-    seconds: list[float] = []
-    last, was_chosen = perf_counter(), False
-    for event in answer:
-        now = perf_counter()
-        if was_chosen and not event.is_forced:
-            seconds.append(now - last)
-        last, was_chosen = now, not event.is_forced
-    engine.close(sequence)
+def step_seconds(engine: Engine, grammars: dict[str, Grammar | None], num_tokens: int) -> dict[str, list[float]]:
+    """Seconds of tokens that were chosen, each behind a step of its own; one of every answer in turn."""
+    sequences = {name: engine.new_sequence() for name in grammars}
+    answers = {
+        name: generate(
+            engine,
+            sequences[name],
+            tokens_of(_OPENING),
+            sampling=GreedyConfig(),
+            stop_tokens=(),
+            max_tokens=num_tokens,
+            grammar=grammar,
+        )
+        for name, grammar in grammars.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in grammars}
+    was_chosen = dict.fromkeys(grammars, False)
+    for _ in range(num_tokens):
+        for name, answer in answers.items():
+            started = perf_counter()
+            event = next(answer)
+            if was_chosen[name] and not event.is_forced:
+                seconds[name].append(perf_counter() - started)
+            was_chosen[name] = not event.is_forced
+    for sequence in sequences.values():
+        engine.close(sequence)
     return seconds
 
 
