@@ -14,11 +14,12 @@ import torch
 from tiny_engines import CONFIGS
 from tiny_tokenizer import TOKENIZER
 
+from openafm.runtime.admission import PREFILL_CHUNK
 from openafm.runtime.engine import ContextWindowError, Engine, Sequence, SequenceError, TokenError
 from openafm.runtime.generation import Generation, GenerationRunningError, generate
 from openafm.runtime.grammar import Grammar, GrammarCompiler
 from openafm.runtime.pending import Piece
-from openafm.runtime.prefill import PREFILL_CHUNK, prefill
+from openafm.runtime.prefill import prefill
 from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import SPECIAL_TOKENS

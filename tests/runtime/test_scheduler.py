@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import threading
 import time
 from collections.abc import Callable
@@ -307,6 +308,72 @@ def test_threads_that_sleep_go_on_when_their_leader_dies() -> None:
             assert np.array_equal(result[0], logits_after([place]))
         assert sequences[place].length == (place not in died)
     assert len(engine.runs) == 2, "all that slept are computed at once"
+
+
+class InterruptedLock:
+    """A lock at which an interrupt comes: before this thread takes it, or after it gives it back, for the `place`-th time."""
+
+    def __init__(self, lock: threading.RLock, place: int) -> None:
+        self._lock, self._num_left, self._thread = lock, place, threading.get_ident()
+
+    def __enter__(self) -> None:
+        self._pass()
+        self._lock.acquire()
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        self._pass()
+
+    def _pass(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._num_left -= 1
+            if self._num_left == -1:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("use", ["step", "result", "fork", "snapshot"])
+@pytest.mark.parametrize("make", [CountingEngine, OneByOneEngine, BesideEngine])
+def test_an_interrupt_wherever_it_comes_leaves_nobody_waiting(make: type[CountingEngine], use: str) -> None:
+    for place in itertools.count():
+        engine = make()
+        sequence, other = engine.new_sequence(), engine.new_sequence()
+        engine.step([(sequence, [1])])
+        begun = engine.begin([(other, [2] * 40)])
+        mine = engine.begin([(sequence, [3, 4])]) if use == "result" else None
+        lock = engine._scheduler.lock
+        engine._scheduler.lock = InterruptedLock(lock, place)
+        try:
+            if mine is not None:
+                mine.result()
+            elif use == "step":
+                engine.step([(sequence, [3, 4])])
+            else:
+                getattr(engine, use)(sequence)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            engine._scheduler.lock = lock
+        tokens = list(sequence.tokens)
+        assert tokens in ([1], [1, 3, 4])
+        found, beside = in_threads(lambda: engine.step([(sequence, [7])]), begun.result)
+        assert np.array_equal(found, [logits_after([*tokens, 7])])
+        assert np.array_equal(beside, [logits_after([2] * 40)])
+    assert place >= 4
+
+
+@pytest.mark.parametrize("make", [CountingEngine, OneByOneEngine])
+def test_a_result_that_is_abandoned_while_it_is_waited_for_is_none(make: type[CountingEngine]) -> None:
+    engine = make()
+    sequence = engine.new_sequence()
+    engine.step([(sequence, [1])])
+    begun = engine.begin([(sequence, [2])])
+    engine.beside = lambda run: begun.abandon()
+    with pytest.raises(PendingError, match="abandoned"):
+        begun.result()
+    assert list(sequence.tokens) == [1]
+    assert np.array_equal(engine.step([(sequence, [3])])[0], logits_after([1, 3]))
 
 
 def test_sequences_that_take_no_part_are_not_held_up_by_a_step() -> None:

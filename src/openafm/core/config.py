@@ -16,6 +16,7 @@ import json
 import types
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from weakref import WeakKeyDictionary
 
 from openafm.core.errors import UsageError
 
@@ -42,7 +43,7 @@ class Config:
 
 def to_dict(config: Config) -> dict[str, Any]:
     """The JSON form of a config; `from_dict` reads it back to an equal object."""
-    hints = get_type_hints(type(config))
+    hints = _type_hints(type(config))
     return {
         field.name: _value_to_json(getattr(config, field.name), hints[field.name]) for field in dataclasses.fields(config)
     }
@@ -79,7 +80,7 @@ def nearest(name: str, known: list[str]) -> str:
 
 def _override(config: ConfigT, changes: Mapping[tuple[str, ...], str], path: str) -> ConfigT:
     """All changes to one config at once: it is checked when it is whole again, not in between."""
-    hints = get_type_hints(type(config))
+    hints = _type_hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
     replaced: dict[str, Any] = {}
     for name in dict.fromkeys(keys[0] for keys in changes):
@@ -128,7 +129,7 @@ def _config_from_json(cls: type[ConfigT], values: Any, path: str) -> ConfigT:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path}: expected an object with the keys of {cls.__name__}, got {values!r}")
     cls = _concrete_class(cls, values, path)
-    hints = get_type_hints(cls)
+    hints = _type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}
     arguments = {}
     for key, value in values.items():
@@ -145,6 +146,16 @@ def _config_from_json(cls: type[ConfigT], values: Any, path: str) -> ConfigT:
     if missing:
         raise ConfigError(f"{path}: missing {', '.join(missing)}")
     return cls(**arguments)
+
+
+def _type_hints(cls: type[Config]) -> dict[str, Any]:
+    hints = _hints_of_classes.get(cls)
+    if hints is None:
+        hints = _hints_of_classes[cls] = get_type_hints(cls)
+    return hints
+
+
+_hints_of_classes: WeakKeyDictionary[type[Config], dict[str, Any]] = WeakKeyDictionary()  # finding them takes long
 
 
 def _concrete_class(cls: type[ConfigT], values: Mapping[str, Any], path: str) -> type[ConfigT]:

@@ -8,30 +8,31 @@ logits are the same bits whatever is computed beside it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from openafm.runtime.pending import Job, Piece, Request
 from openafm.runtime.step_costs import StepCosts
 
-MOST_DECODED = 32  # tokens that one sequence feeds to be decoded or verified; with more it prefills
+# Tokens that one sequence feeds to be decoded or verified; with more it prefills. Of so many, an engine gives the bits that
+# it would give one by one.
+MOST_DECODED = 32
 PREFILL_CHUNK = 512
 _LEAST_PIECE = 8  # tokens of a prompt in a step, however slow
 _SLOWDOWN = 3.0  # times as long as it would take without, that a step with a piece of a prompt may take
 
 
-def next_pieces(queue: deque[Request], costs: StepCosts, others_decode: Callable[[], bool]) -> list[Piece]:
-    """What to compute at once of requests in the order of their coming, which lets prompts take turns by changing it.
+def next_pieces(queue: Iterable[Request], costs: StepCosts, others_decode: Callable[[], bool]) -> list[Piece]:
+    """What to compute at once of what waits. A prompt of which that is a piece goes behind the others.
 
     Args:
         others_decode: whether some that do not wait now are about to decode.
     """
-    alone = next((request for request in queue if request.runs_alone), None)
-    requests = list(queue) if alone is None else [alone]
+    requests = sorted(queue, key=lambda request: request.turn)
+    alone = next((request for request in requests if request.runs_alone), None)
     pieces: list[Piece] = []
     prefilling: list[tuple[Request, Job]] = []
     num_rows = 0
-    for request in requests:
+    for request in requests if alone is None else (alone,):
         for job in request.jobs:
             num_left = job.num_left
             if num_left > MOST_DECODED:
@@ -47,8 +48,7 @@ def next_pieces(queue: deque[Request], costs: StepCosts, others_decode: Callable
             break
         pieces.append(job.piece(request, room))
         room -= len(pieces[-1].tokens)
-        queue.remove(request)
-        queue.append(request)
+        request.let_others_go_first()
     return pieces
 
 

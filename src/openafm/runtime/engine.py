@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file
-from openafm.runtime.admission import PREFILL_CHUNK as PREFILL_CHUNK
 from openafm.runtime.pending import Job, Pending, Piece, Request
 from openafm.runtime.scheduler import Computed, Scheduler
 from openafm.runtime.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, snapshot_parts, write_snapshot
@@ -225,7 +224,7 @@ class Engine(ABC):
 
         Raises:
             RollbackError: the sequence holds fewer.
-            SequenceError: the sequence is closed or of another engine.
+            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
         """
         with self._held(sequence) as cache:
             length = sequence.length if length is None else length
@@ -237,7 +236,7 @@ class Engine(ABC):
         """Bytes of the memory that the sequence stands on, by address; forks that share some name the same addresses.
 
         Raises:
-            SequenceError: the sequence is closed or of another engine.
+            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
         """
         with self._free(sequence) as (cache,):
             return cache.memory()
@@ -246,7 +245,7 @@ class Engine(ABC):
         """The sequence as bytes, for `restore` of an engine of the same model, in this process or a later one.
 
         Raises:
-            SequenceError: the sequence is closed or of another engine.
+            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
         """
         return write_snapshot(self._taken(sequence))
 
@@ -254,7 +253,7 @@ class Engine(ABC):
         """Write `snapshot` to a file, atomically: a process killed meanwhile leaves what stood there before.
 
         Raises:
-            SequenceError: the sequence is closed or of another engine.
+            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
             OutOfSpaceError: the disk is full.
             OSError: the file cannot be written.
         """

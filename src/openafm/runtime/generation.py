@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from openafm.core.errors import UsageError
 from openafm.runtime.engine import ContextWindowError, Engine, Sequence, TokenError
 from openafm.runtime.grammar import Grammar, Matcher
-from openafm.runtime.prefill import PREFILL_CHUNK as PREFILL_CHUNK
 from openafm.runtime.prefill import check_fits, num_prefill_steps, roll_back_to
 from openafm.runtime.prefill import prefill as prefill
 from openafm.runtime.sampling import SamplingConfig

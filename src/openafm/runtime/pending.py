@@ -5,9 +5,10 @@ Shapes: N tokens of one sequence in a step, V vocabulary.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -88,29 +89,31 @@ class Job:
         return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
 
 
+_turns = itertools.count()
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """What one caller asked for at once: all of its jobs, or none when anything fails; or whoever else uses sequences."""
 
-    __slots__ = (
-        *("engine", "error", "is_awaited", "is_dropped", "is_holding", "is_over", "is_taken", "jobs", "runs_alone"),
-        "thread",
-    )
-
-    def __init__(self, engine: Engine, *, is_awaited: bool) -> None:
-        self.engine = engine
-        self.jobs: list[Job] = []
-        self.thread = threading.get_ident()
-        self.is_awaited = is_awaited  # somebody waits for its end
-        self.is_over = False  # it has been computed, or has failed
-        self.is_dropped = False  # nobody wants it any more
-        self.is_taken = False  # its result was asked for
-        self.is_holding = False  # its sequences can take part in nothing else
-        self.runs_alone = False  # it failed beside others
-        self.error: Exception | None = None
+    engine: Engine
+    is_awaited: bool  # somebody waits for its end
+    jobs: list[Job] = field(default_factory=list)
+    thread: int = field(default_factory=threading.get_ident)
+    turn: int = field(default_factory=lambda: next(_turns))  # who has the lower one comes first
+    is_over: bool = False  # it has been computed, or has failed
+    is_dropped: bool = False  # nobody wants it any more
+    is_taken: bool = False  # its result was asked for
+    is_holding: bool = False  # its sequences can take part in nothing else
+    runs_alone: bool = False  # it failed beside others
+    error: Exception | None = None
 
     @property
     def is_computed(self) -> bool:
         return all(not job.num_left for job in self.jobs)
+
+    def let_others_go_first(self) -> None:
+        self.turn = next(_turns)
 
 
 class Pending:

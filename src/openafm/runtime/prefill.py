@@ -11,7 +11,7 @@ from collections.abc import Sequence as List
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.runtime.engine import PREFILL_CHUNK as PREFILL_CHUNK
+from openafm.runtime.admission import PREFILL_CHUNK
 from openafm.runtime.engine import ContextWindowError, Engine, LogitsOf, Sequence
 
 

@@ -67,13 +67,14 @@ class PrefixCache:
 
         Waiting ends, and the block runs, when `cancelled` says so.
         """
-        key = _key(tokens)
-        with self._computed:
-            while key in self._computing and not cancelled():
-                self._computed.wait(_POLL_S)
-            is_first = key not in self._computing
-            self._computing.add(key)
+        key, is_first = _key(tokens), False
         try:
+            with self._computed:
+                while key in self._computing and not cancelled():
+                    self._computed.wait(_POLL_S)
+                if key not in self._computing:
+                    is_first = True
+                    self._computing.add(key)
             yield
         finally:
             if is_first:

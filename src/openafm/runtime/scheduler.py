@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -47,13 +46,16 @@ class _Run:
         return any(piece.request is request for piece in self.pieces)
 
 
-@dataclass(slots=True)
-class _Sleeper:
-    """A thread that sleeps until `request` is over, or until it shall lead."""
+@dataclass(slots=True, eq=False)
+class _Waiter:
+    """A thread that waits for the end of a request: it leads, or sleeps on `wake` until it shall or has nothing to wait for."""
 
     request: Request
     wake: threading.Lock
-    leads: bool = False
+
+    def rouse(self) -> None:
+        if self.wake.locked():
+            self.wake.release()
 
 
 @dataclass(slots=True)
@@ -77,10 +79,10 @@ class Scheduler:
         self.lock = threading.RLock()  # again by one thread: a collected generation takes its tokens back anywhere
         self.num_runs = 0
         self._combines = combines
-        self._queue: deque[Request] = deque()
+        self._queue: list[Request] = []
         self._run: _Run | None = None
-        self._is_led = False
-        self._sleepers: list[_Sleeper] = []
+        self._leader: _Waiter | None = None
+        self._sleepers: list[_Waiter] = []  # who has slept longest first
         self._released = threading.Condition(self.lock)
         self._companions: dict[int, _Companion] = {}  # by id of the sequence
         self._gate: threading.Lock | None = None  # the leader waits here for those who are missing
@@ -91,13 +93,13 @@ class Scheduler:
 
         `may_start`: its caller has something to do before it waits, so that computing may start beside that.
         """
-        self._hold(request)
         self._queue.append(request)
+        self._hold(request)
         if not self._combines:
             return
         self._open_gate()
-        if may_start and not self._is_led and self._run is None and not self._is_anybody_missing():
-            self._start(request.engine)
+        if may_start and self._leader is None and self._run is None and not self._is_anybody_missing():
+            self._start(request)
 
     def hold(self, request: Request) -> None:
         """Its sequences are its own until it is dropped, and nothing is computed; with the lock held and them free."""
@@ -108,28 +110,32 @@ class Scheduler:
         """Wait until it is over; then its sequences have their tokens and are free.
 
         Raises:
-            PendingError: it was taken or abandoned before.
+            PendingError: it was taken or abandoned before, or is abandoned meanwhile.
         """
-        with self.lock:
-            if request.is_taken or request.is_dropped:
-                raise PendingError("the result of this step was taken or abandoned before; begin another")
-            request.is_taken = request.is_awaited = True
         try:
+            with self.lock:
+                if request.is_taken or request.is_dropped:
+                    raise PendingError("the result of this step was taken or abandoned before; begin another")
+                request.is_taken = request.is_awaited = True
             self._wait(request)
             if request.error is not None:
                 raise request.error
             with self.lock:
+                if request.is_dropped:
+                    raise PendingError("this step was abandoned while its result was waited for; begin another")
                 for job in request.jobs:
                     job.sequence._tokens.extend(job.tokens)
                 self._release(request)
+        except PendingError:
+            raise
         except BaseException:
             self.drop(request)
             raise
 
     def drop(self, request: Request) -> None:
         """Nobody wants it any more: its sequences are as they were, and free once no step computes them."""
+        request.is_dropped = True  # interrupted from here on, whoever wants its sequences does the rest
         with self.lock:
-            request.is_dropped = True
             self._sweep()
             if request.is_over:
                 self._release(request)
@@ -153,28 +159,25 @@ class Scheduler:
 
     def _wait(self, request: Request) -> None:
         """Until the request is over: sleep while another thread leads, else lead."""
-        leads, sleeper = False, None
+        waiter = _Waiter(request, threading.Lock())
         try:
             with self.lock:
                 if request.is_over:
                     return
-                if self._is_led:
-                    sleeper = _Sleeper(request, threading.Lock())
-                    sleeper.wake.acquire()
-                    self._sleepers.append(sleeper)
+                if self._leader is None:
+                    self._leader = waiter
                 else:
-                    self._is_led = leads = True
-            if sleeper is not None:
-                sleeper.wake.acquire()
-            if sleeper is None or sleeper.leads:
+                    waiter.wake.acquire()
+                    self._sleepers.append(waiter)
+            waiter.wake.acquire()  # at once for who leads
+            if self._leader is waiter:
                 self._lead(request)
         finally:
-            if leads or sleeper is not None:
-                with self.lock:
-                    if leads or (sleeper is not None and sleeper.leads):
-                        self._hand_over()
-                    elif sleeper in self._sleepers:  # interrupted in its sleep
-                        self._sleepers.remove(sleeper)
+            try:
+                self._leave(waiter)
+            except BaseException:
+                self._leave(waiter)  # whatever interrupts it: were the leader's place not given up, all would sleep on
+                raise
 
     def _lead(self, request: Request) -> None:
         """Compute what waits, step by step, until the request is over."""
@@ -182,10 +185,10 @@ class Scheduler:
             if self._combines:
                 self._gather()
             with self.lock:
+                if request.is_over:  # it was abandoned just now
+                    return
                 if self._run is None:
                     pieces = self._next_pieces(request)
-                    if not pieces:
-                        continue  # it was abandoned just now
                     self._run = _Run(pieces, partial(_compute, request.engine, pieces))
                 run = self._run
             try:
@@ -210,24 +213,25 @@ class Scheduler:
             self._sweep()
             return request.is_over
 
-    def _hand_over(self) -> None:
-        """Let him lead who has slept longest."""
-        self._is_led = bool(self._sleepers)
-        if self._sleepers:
-            sleeper = self._sleepers.pop(0)
-            sleeper.leads = True
-            sleeper.wake.release()
+    def _leave(self, waiter: _Waiter) -> None:
+        """It waits no more. Did it lead, then who has slept longest does. Twice is no error."""
+        with self.lock:
+            if waiter in self._sleepers:
+                self._sleepers.remove(waiter)
+            if self._leader is waiter:
+                self._leader = next((sleeper for sleeper in self._sleepers if not sleeper.request.is_over), None)
+            if self._leader is not None:
+                self._leader.rouse()
 
     def _sweep(self) -> None:
         """End those of the queue that are computed, have failed or are dropped, unless a step computes them."""
         for request in tuple(self._queue):
             if self._run is not None and self._run.concerns(request):
                 continue
-            if request.is_dropped or request.error is not None or request.is_computed:
+            if request.is_over or request.is_dropped or request.error is not None or request.is_computed:
                 self._end(request)
 
     def _end(self, request: Request) -> None:
-        self._queue.remove(request)
         request.is_over = True
         if request.is_dropped:
             self._release(request)
@@ -235,22 +239,22 @@ class Scheduler:
             for job in request.jobs:
                 decodes = len(job.tokens) <= MOST_DECODED
                 self._companions[id(job.sequence)] = _Companion(request.thread, decodes, self.num_runs)
-        if self._sleepers:
-            for sleeper in [sleeper for sleeper in self._sleepers if sleeper.request is request]:
-                self._sleepers.remove(sleeper)
-                sleeper.wake.release()
+        for sleeper in self._sleepers:
+            if sleeper.request is request:
+                sleeper.rouse()
+        self._queue.remove(request)  # at the end: who is interrupted before lets the next one do it again
 
     def _hold(self, request: Request) -> None:
+        request.is_holding = True
         for job in request.jobs:
             job.sequence._holder = request
-        request.is_holding = True
 
     def _release(self, request: Request) -> None:
         if request.is_holding:
-            request.is_holding = False
             for job in request.jobs:
                 job.take_back()
                 job.sequence._holder = None
+            request.is_holding = False
             self._released.notify_all()
 
     def _next_pieces(self, request: Request) -> list[Piece]:
@@ -263,12 +267,13 @@ class Scheduler:
         """Whether some decoded not long ago that are not in the queue: other threads, with other sequences."""
         return any(companion.decodes for companion in self._absent(self.num_runs - _REMEMBERED))
 
-    def _start(self, engine: Engine) -> None:
+    def _start(self, request: Request) -> None:
         """Begin to compute in another thread, if that is worth it."""
-        pieces = self._next_pieces(self._queue[0])
-        expected_s = engine.costs.seconds(sum(len(piece.tokens) for piece in pieces))
+        self._sweep()
+        pieces = self._next_pieces(request)
+        expected_s = request.engine.costs.seconds(sum(len(piece.tokens) for piece in pieces))
         if expected_s is not None and expected_s >= _WORTH_A_THREAD_S:
-            compute = engine._start(pieces)
+            compute = request.engine._start(pieces)
             if compute is not None:
                 self._run = _Run(pieces, compute, is_beside=True)
 
@@ -304,8 +309,9 @@ class Scheduler:
         with self.lock:
             if self._run is not None or not self._is_anybody_missing():
                 return
-            gate = self._gate = threading.Lock()
+            gate = threading.Lock()
             gate.acquire()
+            self._gate = gate
         gate.acquire(timeout=_LINGER * self._last_s)
         with self.lock:
             self._gate = None

@@ -22,15 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
+from openafm.runtime.admission import MOST_DECODED
 from openafm.runtime.engine import Engine, Sequence
 from openafm.runtime.grammar import GrammarError, Matcher
 from openafm.runtime.pace import Pace, PaceConfig, TimedPaceConfig
 from openafm.runtime.prefill import prefill, step_beside
 from openafm.runtime.sampling import BrokenLogitsError, Sampler
 from openafm.runtime.step_costs import StepCosts
-
-# The most tokens of one verification: of so many, an engine gives the bits that it would give one by one.
-_MOST_IN_A_STEP = 32
 
 
 class DraftMismatchError(UsageError):
@@ -250,7 +248,7 @@ class Lookahead:
         self, tokens: list[int], position: int, most_ahead: int, beside: Callable[[], None] | None
     ) -> NDArray[np.float32]:
         self.num_steps += 1
-        most_ahead = min(most_ahead, _MOST_IN_A_STEP - len(tokens))
+        most_ahead = min(most_ahead, MOST_DECODED - len(tokens))
         drafts = [] if self._drafting is None or most_ahead <= 0 else self._drafting.propose(tokens, position, most_ahead)
         if not drafts:
             return step_beside(self._engine, self._sequence, tokens, "last", beside)

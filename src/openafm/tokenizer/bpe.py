@@ -115,6 +115,18 @@ class TokenizerConfig(Config):
         self.require(self.max_token_bytes >= 2, f"max_token_bytes must be at least 2, got {self.max_token_bytes}")
 
 
+@contextlib.contextmanager
+def _collecting_later() -> Iterator[None]:
+    """No garbage collection inside: looking through the lists of a vocabulary again and again is a third of reading it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 class Tokenizer:
     """Text to token ids and back. Immutable; safe to share between threads and to send to other processes.
 
@@ -216,29 +228,27 @@ class Tokenizer:
         return json.dumps(self._file_form(), ensure_ascii=False)
 
     @staticmethod
+    @_collecting_later()
     def from_json(text: str) -> Tokenizer:
         """Read what `to_json` wrote.
 
         Raises:
             TokenizerFileError: the text is no tokenizer of openafm, or one that was edited.
         """
-        with _collecting_later():
-            try:
-                form = json.loads(text)
-                tokenizer = Tokenizer(
-                    merges=[(left, right) for left, right in form["model"]["merges"]],
-                    special_names=[token["content"] for token in form["added_tokens"]],
-                    pattern=form["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"],
-                )
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                raise TokenizerFileError(
-                    f"this is not a tokenizer.json of openafm ({error!r}); train one with it"
-                ) from error
-            canonical = tokenizer._file_form()
-            changed = [key for key in canonical.keys() | form.keys() if canonical.get(key) != form.get(key)]
-            if changed:
-                raise TokenizerFileError(f"tokenizer.json differs from what its merges say in {', '.join(sorted(changed))}")
-            return tokenizer
+        try:
+            form = json.loads(text)
+            tokenizer = Tokenizer(
+                merges=[(left, right) for left, right in form["model"]["merges"]],
+                special_names=[token["content"] for token in form["added_tokens"]],
+                pattern=form["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"],
+            )
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise TokenizerFileError(f"this is not a tokenizer.json of openafm ({error!r}); train one with it") from error
+        canonical = tokenizer._file_form()
+        changed = [key for key in canonical.keys() | form.keys() if canonical.get(key) != form.get(key)]
+        if changed:
+            raise TokenizerFileError(f"tokenizer.json differs from what its merges say in {', '.join(sorted(changed))}")
+        return tokenizer
 
     def save(self, path: Path) -> None:
         """Write the same JSON as `to_json` to `path`, without white space, atomically."""
@@ -373,18 +383,6 @@ def _filled_backend(
     except Exception as error:  # the library raises nothing narrower
         raise TokenizerFileError(f"the merges of this tokenizer do not fit together: {error}") from error
     return backend
-
-
-@contextlib.contextmanager
-def _collecting_later() -> Iterator[None]:
-    """No garbage collection inside: looking through the lists of a vocabulary again and again is a third of reading it."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _backend(text: str) -> tokenizers.Tokenizer:

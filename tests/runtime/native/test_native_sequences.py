@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_bundles import CONTEXT_LENGTH, compressed_bundle
+from native_bundles import CONTEXT_LENGTH, compressed_bundle, write_compressed
+from tiny_engines import random_tokens
+from tiny_tokenizer import TOKENIZER
 
+from openafm.models.sizes import shared_kv_decoder
 from openafm.runtime.engine import Engine, Sequence
 from openafm.runtime.native.engine import NativeEngine
+from openafm.runtime.native.library import kernel_names, native_library
 from openafm.runtime.snapshot import SnapshotMismatchError, read_snapshot, write_snapshot
 
 OPERATIONS = ("step", "step", "step", "rollback", "fork", "restore", "close")
@@ -73,6 +78,34 @@ def test_any_history_equals_a_fresh_sequence(data: st.DataObject, num_threads: i
             assert np.array_equal(runner.step([(sequence, [5])])[0], fresh([*past, 5])[-1])
 
 
+LONG = shared_kv_decoder(
+    vocab_size=TOKENIZER.vocab_size,
+    dim=64,
+    num_own_layers=1,
+    num_shared_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=64,
+    hidden_dim=96,
+    context_length=1050,
+)
+
+
+def test_a_long_sequence_may_come_in_any_pieces(tmp_path: Path) -> None:
+    """Also where attention goes over to fewer bits, which a row does at its own position."""
+    bundle = write_compressed(tmp_path / "long", config=LONG)
+    tokens = random_tokens(LONG.context_length)
+    for kernels in kernel_names(native_library()):
+        runner = NativeEngine(bundle, num_threads=1, kernels=kernels)
+        whole_NV = runner.step([(runner.new_sequence(), tokens)], "all")[0]
+        sequence, pieces = runner.new_sequence(), []
+        for count in (1020, 1, 2, 3, 1, 1, 5, 17):
+            start = sequence.length
+            pieces.append(runner.step([(sequence, tokens[start : start + count])], "all")[0])
+        assert sequence.length == len(tokens)
+        assert np.array_equal(np.concatenate(pieces), whole_NV)
+
+
 @given(data=st.data())
 @settings(max_examples=100)
 def test_made_up_snapshots_are_refused_or_harmless(data: st.DataObject) -> None:
@@ -113,8 +146,6 @@ def test_pages_of_every_content_are_harmless() -> None:
 @pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512-vnni"])
 def test_another_order_of_engines_makes_no_difference(kernels: str) -> None:
     """A snapshot of one set of kernels goes on with any other's."""
-    from openafm.runtime.native.library import kernel_names, native_library
-
     if kernels not in kernel_names(native_library()):
         pytest.skip(f"this processor does not run {kernels}")
     other = NativeEngine(compressed_bundle(), num_threads=1, kernels=kernels)

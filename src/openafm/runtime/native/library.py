@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 4
+VERSION = 5
 
 
 class Matrix(Structure):
@@ -52,7 +52,6 @@ class ModelConfig(Structure):
         ),
         ("norm_eps", c_float),
         ("qk_norm_eps", c_float),
-        ("has_qk_norm", c_int32),
         ("norm_before_position", c_int32),
         ("interleaved", c_int32),
         ("level_zero", c_float),

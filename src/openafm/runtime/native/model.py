@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +23,7 @@ from openafm.models.config import (
 from openafm.runtime.native.adapter_weights import check_shapes
 from openafm.runtime.native.library import Layer, Matrix, ModelConfig, kernel_names
 from openafm.runtime.native.support import LEVEL_ZEROS
-from openafm.runtime.native.weights import PANEL_ROWS, NativeWeights
+from openafm.runtime.native.weights import PANEL_ROWS, NativeWeights, matrices
 
 _LINEARS = {
     "query": "attention.query",
@@ -59,7 +60,9 @@ class NativeModel:
         self._frequencies = (position.theta ** -(pairs / attention.head_dim)).astype(np.float32)
         self._adapter = {} if adapter is None else _adapter_weights(adapter, config)
         self._scale = 0.0 if adapter is None else adapter.config.scale
-        self._layers = (Layer * len(config.layers))(*(self._layer(config, index) for index in range(len(config.layers))))
+        shapes = matrices(config)
+        layers = (self._layer(config, index, shapes) for index in range(len(config.layers)))
+        self._layers = (Layer * len(config.layers))(*layers)
         self._config = ModelConfig(
             vocab_size=config.vocab_size,
             dim=config.dim,
@@ -71,7 +74,6 @@ class NativeModel:
             num_prefill_layers=config.num_prefill_layers,
             norm_eps=config.norm_eps,
             qk_norm_eps=attention.qk_norm.eps if attention.qk_norm else 0.0,
-            has_qk_norm=attention.qk_norm is not None,
             norm_before_position=attention.qk_norm is not None and attention.qk_norm.order == "before_position",
             interleaved=position.layout == "interleaved",
             level_zero=LEVEL_ZEROS[bundle.numerics.weights],
@@ -86,32 +88,18 @@ class NativeModel:
             raise OutOfMemoryError(f"the native runtime cannot start with kernels {kernels or kernel_names(library)[0]}")
         weakref.finalize(self, library.oa_model_free, self.handle).atexit = False  # a thread may be computing then
 
-    def _layer(self, config: DecoderConfig, index: int) -> Layer:
+    def _layer(self, config: DecoderConfig, index: int, shapes: Mapping[str, tuple[int, int]]) -> Layer:
         attention = cast(AttentionConfig, config.layers[index].attention)
-        prefix = f"layers.{index}."
-        shared = isinstance(attention.keys_values, SharedKeysValuesConfig)
-        layer = Layer(
-            source=attention.keys_values.layer if isinstance(attention.keys_values, SharedKeysValuesConfig) else index
-        )
-        hidden_dim = cast(DenseFeedForwardConfig, config.layers[index].feed_forward).hidden_dim
-        inner, kv_dim = attention.num_heads * attention.head_dim, config.kv_heads(index) * attention.head_dim
-        shapes = {
-            "query": (inner, config.dim),
-            "key": (kv_dim, config.dim),
-            "value": (kv_dim, config.dim),
-            "output": (config.dim, inner),
-            "gate": (hidden_dim, config.dim),
-            "up": (hidden_dim, config.dim),
-            "down": (config.dim, hidden_dim),
-        }
-        for field, (num_outputs, num_inputs) in shapes.items():
-            if not (shared and field in ("key", "value")):
-                setattr(layer, field, self._matrix(prefix + _LINEARS[field], num_outputs, num_inputs))
+        prefix, keys_values = f"layers.{index}.", attention.keys_values
+        layer = Layer(source=keys_values.layer if isinstance(keys_values, SharedKeysValuesConfig) else index)
+        for field, name in _LINEARS.items():
+            if prefix + name in shapes:  # a layer that shares keys and values has no products for them
+                setattr(layer, field, self._matrix(prefix + name, *shapes[prefix + name]))
         layer.attention_norm = self._weights.address(f"{prefix}attention_norm.weight")
         layer.feed_forward_norm = self._weights.address(f"{prefix}feed_forward_norm.weight")
         if attention.qk_norm is not None:
             layer.query_norm = self._weights.address(f"{prefix}attention.query_norm.weight")
-            if not shared:
+            if layer.source == index:
                 layer.key_norm = self._weights.address(f"{prefix}attention.keys_values.key_norm.weight")
         return layer
 

@@ -9,11 +9,11 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Grows with every change of a struct, a function or the layout of weights.
-#define OA_VERSION 4
+#define OA_VERSION 5
 
 extern "C" {
 
-// A 2-bit matrix in panels of 64 rows (layout.py), with one scale for each row; rows and scales are padded to whole panels.
+// A 2-bit matrix in panels of 64 rows (kernels.h), with one scale for each row; rows and scales are padded to whole panels.
 // An adapter may stand beside it, in numbers of `lora_bits` (16 or 32): a [rank, I], and b in panels [R / 64][rank][64], padded
 // with zeros. `rank` is 0 where there is none.
 typedef struct {
@@ -34,13 +34,12 @@ typedef struct {
 typedef struct {
     int32_t vocab_size, dim, num_layers, num_heads, num_kv_heads, head_dim, hidden_dim, num_prefill_layers;
     float norm_eps, qk_norm_eps;
-    int32_t has_qk_norm;      // 0: none
     int32_t norm_before_position;
     int32_t interleaved;      // pairs of channels that rotate together: (0, 1), ... or (0, C / 2), ...
     float level_zero;         // a code's level is code - level_zero
     const float *frequencies; // radians per position of each pair, [C / 2]
     const float *final_norm;
-    const uint8_t *embedding; // 4 bits, in tiles of 16 rows (layout.py)
+    const uint8_t *embedding; // 4 bits, in tiles of 16 rows (kernels.h)
     const OaLayer *layers;
 } OaConfig;
 

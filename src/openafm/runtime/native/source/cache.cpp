@@ -1,8 +1,8 @@
 #include "cache.h"
 
-#include <stdlib.h>
 #include <string.h>
 
+#include <memory>
 #include <new>
 
 #include "numbers.h"
@@ -12,19 +12,8 @@ namespace {
 // So that no vector of a page lies across two lines of the processor's caches.
 const std::align_val_t PAGE_ALIGNMENT{64};
 
-Page *new_page(const PageShape &shape) {
-    Page *page = new (std::nothrow) Page;
-    if (!page) return nullptr;
-    page->bytes = (uint8_t *)operator new(shape.bytes(), PAGE_ALIGNMENT, std::nothrow);
-    if (page->bytes) return (Page *)memset(page->bytes, 0, shape.bytes()), page;
-    delete page;
-    return nullptr;
-}
-
 void release(Page *page) {
-    if (page->num_owners.fetch_sub(1) > 1) return;
-    operator delete(page->bytes, PAGE_ALIGNMENT);
-    delete page;
+    if (page->num_owners.fetch_sub(1) == 1) delete page;
 }
 
 // Symmetric 8 bits with a scale in fp16, as the bundle's numerics have it.
@@ -40,25 +29,28 @@ void round_to_8_bits(const float *x, int n, int8_t *integers, uint16_t *scale) {
 
 }  // namespace
 
+Page::Page(const PageShape &shape) : bytes((uint8_t *)operator new(shape.bytes(), PAGE_ALIGNMENT)) {
+    memset(bytes, 0, shape.bytes());
+}
+
+Page::~Page() { operator delete(bytes, PAGE_ALIGNMENT); }
+
 OaCache::~OaCache() {
     for (Page *page : pages) release(page);
 }
 
-bool OaCache::prepare(int64_t start, int64_t stop) {
+void OaCache::prepare(int64_t start, int64_t stop) {
+    if (stop > (int64_t)pages.size() * PAGE) pages.reserve((size_t)((stop + PAGE - 1) / PAGE));
     for (int64_t number = start / PAGE; number * PAGE < stop; number++) {
         if (number == (int64_t)pages.size()) {
-            Page *page = new_page(shape);
-            if (!page) return false;
-            pages.push_back(page);
+            pages.push_back(new Page(shape));
         } else if (pages[number]->num_owners.load() > 1) {
-            Page *page = new_page(shape);
-            if (!page) return false;
+            Page *page = new Page(shape);
             memcpy(page->bytes, pages[number]->bytes, shape.bytes());
             release(pages[number]);
             pages[number] = page;
         }
     }
-    return true;
 }
 
 KeysValuesPage OaCache::at(int64_t page, int layer, int head) const {
@@ -82,14 +74,13 @@ void OaCache::store(int64_t position, int layer, int head, const float *key, con
     for (int c = 0; c < dim; c++) values[c * 4] = integers[c];
 }
 
-OaCache *oa_cache_fork(OaCache *cache, int64_t length) {
-    OaCache *forked = new (std::nothrow) OaCache(cache->shape);
-    if (!forked) return nullptr;
-    for (int64_t number = 0; number * PAGE < length; number++) {
-        cache->pages[number]->num_owners.fetch_add(1);
-        forked->pages.push_back(cache->pages[number]);
-    }
-    return forked;
+OaCache *oa_cache_fork(OaCache *cache, int64_t length) try {
+    std::unique_ptr<OaCache> forked(new OaCache(cache->shape));
+    forked->pages.assign(cache->pages.begin(), cache->pages.begin() + (length + PAGE - 1) / PAGE);
+    for (Page *page : forked->pages) page->num_owners.fetch_add(1);
+    return forked.release();
+} catch (const std::bad_alloc &) {
+    return nullptr;
 }
 
 void oa_cache_free(OaCache *cache) { delete cache; }
@@ -103,11 +94,13 @@ void oa_cache_save(const OaCache *cache, int64_t length, uint8_t *bytes) {
         memcpy(bytes + number * cache->shape.bytes(), cache->pages[number]->bytes, cache->shape.bytes());
 }
 
-int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *bytes) {
-    if (!cache->prepare(0, length)) return 1;
+int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *bytes) try {
+    cache->prepare(0, length);
     for (int64_t number = 0; number * PAGE < length; number++)
         memcpy(cache->pages[number]->bytes, bytes + number * cache->shape.bytes(), cache->shape.bytes());
     return 0;
+} catch (const std::bad_alloc &) {
+    return 1;
 }
 
 int64_t oa_cache_pages(const OaCache *cache, uint64_t *addresses) {

@@ -16,8 +16,12 @@ struct PageShape {
 };
 
 struct Page {
+    explicit Page(const PageShape &shape);
+    Page(const Page &) = delete;
+    ~Page();
+
     std::atomic<int> num_owners{1};
-    uint8_t *bytes;
+    uint8_t *const bytes;
 };
 
 struct OaCache {
@@ -25,8 +29,8 @@ struct OaCache {
     OaCache(const OaCache &) = delete;
     ~OaCache();
 
-    // Make positions [start, stop) writable by this cache alone. False: no memory.
-    bool prepare(int64_t start, int64_t stop);
+    // Make positions [start, stop) writable by this cache alone. Throws std::bad_alloc.
+    void prepare(int64_t start, int64_t stop);
 
     // The keys and values of one layer and head in a page, for reading.
     KeysValuesPage at(int64_t page, int layer, int head) const;

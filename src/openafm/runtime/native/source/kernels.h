@@ -63,6 +63,6 @@ struct Kernels {
     void (*adapter_out)(const OaMatrix &matrix, const double *low, int num_rows, int panel, float *y);
 };
 
-inline int prepared_bytes(int head_dim) { return (4 * head_dim + 64 + 63) / 64 * 64; }
+static inline int prepared_bytes(int head_dim) { return (4 * head_dim + 64 + 63) / 64 * 64; }
 
 extern const Kernels portable_kernels, avx2_kernels, avx512_kernels, neon_kernels, neon_dot_kernels;

@@ -3,6 +3,7 @@
 // Of the four codes in a byte two are taken out by a mask alone and two after one shift: worth 1 or 4 times the code, so that
 // what a byte of activations gives stays below 4 * 3 * 128. Sums of a few steps are kept in 16 bits and then widened.
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <cpuid.h>
 #include <immintrin.h>
 
 #include "generic.h"
@@ -18,8 +19,14 @@ enum {
     QUERIES_BESIDE = 16,  // queries for which they are
 };
 
+// Asked of the processor: not every compiler's __builtin_cpu_supports knows the name.
+bool has_half_precision() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
 bool is_supported() {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_half_precision();
 }
 
 inline __m256i load(const void *bytes) { return _mm256_loadu_si256((const __m256i *)bytes); }

@@ -32,11 +32,9 @@ int panels_of(const OaMatrix &matrix) { return (matrix.num_outputs + PANEL_ROWS 
 
 void RoundedRows::reserve(int num_rows, int num_inputs) {
     const size_t stride = padded(num_inputs), rows = num_rows;
-    if (integers_.size() < rows * stride) {
-        integers_.resize(rows * stride);
-        group_sums_.resize(rows * stride / GROUP);
-    }
-    if (scales_.size() < rows) scales_.resize(rows), sums_.resize(rows);
+    // What is compared is made last: there may be memory for the others alone, and another step later.
+    if (integers_.size() < rows * stride) group_sums_.resize(rows * stride / GROUP), integers_.resize(rows * stride);
+    if (scales_.size() < rows) sums_.resize(rows), scales_.resize(rows);
 }
 
 void RoundedRows::round(const Kernels &kernels, Pool &pool, const float *x, int64_t x_stride, int num_rows, int num_inputs) {
@@ -48,6 +46,22 @@ void RoundedRows::round(const Kernels &kernels, Pool &pool, const float *x, int6
             kernels.round(x + n * x_stride, num_inputs, integers_.data() + n * stride, &scales_[n], &sums_[n],
                           group_sums_.data() + n * stride / GROUP);
     });
+}
+
+void AttentionRoom::reserve(int num_queries, int head_dim) {
+    head_dim_ = head_dim;
+    queries_.resize((size_t)num_queries * prepared_bytes(head_dim) / sizeof(Line));
+    states_.resize((size_t)num_queries * (head_dim + 2));
+}
+
+void AttentionRoom::begin(int i) {
+    memset(state(i), 0, (head_dim_ + 2) * sizeof(double));
+    *state(i) = -INFINITY;
+}
+
+void AttentionRoom::end(int i, float *y) {
+    const double *sum = state(i) + 1, *out = sum + 1;
+    for (int c = 0; c < head_dim_; c++) y[c] = (float)(out[c] / *sum);
 }
 
 OaModel::OaModel(const OaConfig &model_config, int num_threads, const Kernels &chosen)
@@ -62,7 +76,9 @@ OaModel::OaModel(const OaConfig &model_config, int num_threads, const Kernels &c
 void OaModel::reserve(int num_rows) {
     const size_t rows = num_rows;
     if (states.size() >= rows * config.dim) return;
-    states.resize(rows * config.dim);
+    rooms.resize(pool.num_threads());
+    for (AttentionRoom &room : rooms)
+        room.reserve(ROWS_AT_ONCE * (config.num_heads / config.num_kv_heads), config.head_dim);
     normed.resize(rows * config.dim);
     queries.resize(rows * config.num_heads * config.head_dim);
     attended.resize(rows * config.num_heads * config.head_dim);
@@ -71,6 +87,7 @@ void OaModel::reserve(int num_rows) {
     gate.resize(rows * config.hidden_dim);
     up.resize(rows * config.hidden_dim);
     turns.resize(rows * config.head_dim);
+    states.resize(rows * config.dim);  // the last: what is there by then stands
 }
 
 void OaModel::normalise(const float *weight, int num_rows) {
@@ -145,9 +162,11 @@ const char *oa_kernels(int32_t i) {
     return nullptr;
 }
 
-OaModel *oa_model_new(const OaConfig *config, int32_t num_threads, const char *name) {
+OaModel *oa_model_new(const OaConfig *config, int32_t num_threads, const char *name) try {
     const Kernels *kernels = find_kernels(name);
-    return kernels ? new (std::nothrow) OaModel(*config, num_threads, *kernels) : nullptr;
+    return kernels ? new OaModel(*config, num_threads, *kernels) : nullptr;
+} catch (const std::bad_alloc &) {
+    return nullptr;
 }
 
 void oa_model_free(OaModel *model) { delete model; }

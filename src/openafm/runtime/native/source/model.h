@@ -34,11 +34,37 @@ struct Row {
     int64_t position;
 };
 
+enum { ROWS_AT_ONCE = 4 };  // rows of a sequence that attend together
+
+// Rows that follow each other in one sequence, ROWS_AT_ONCE at the most, with a key/value head.
+struct AttentionPiece {
+    int first_row, num_rows, head;
+};
+
+// What a thread lets queries attend in: each as the kernels want it, and its state.
+class AttentionRoom {
+public:
+    void reserve(int num_queries, int head_dim);
+    uint8_t *query(int i) { return (uint8_t *)queries_.data() + (size_t)i * prepared_bytes(head_dim_); }
+    double *state(int i) { return states_.data() + (size_t)i * (head_dim_ + 2); }
+    // The state before the first key, and the output after the last.
+    void begin(int i);
+    void end(int i, float *y);
+
+private:
+    struct alignas(64) Line {
+        uint8_t bytes[64];
+    };
+
+    int head_dim_ = 0;
+    std::vector<Line> queries_;
+    std::vector<double> states_;
+};
+
 struct OaModel {
     OaModel(const OaConfig &model_config, int num_threads, const Kernels &chosen);
 
     PageShape page_shape() const { return {num_own_layers, config.num_kv_heads, config.head_dim}; }
-    int own_layer(int layer) const { return own_layers[layer]; }
 
     void reserve(int num_rows);
     void embed(const int32_t *tokens, int num_rows);
@@ -60,6 +86,11 @@ struct OaModel {
     void multiply(const std::vector<Product> &products, const float *x, int num_rows);
     void store_keys_values(int layer, const std::vector<Row> &rows);
     void read(int layer, const std::vector<Row> &rows);
+    void feed_forward(const OaLayer &layer, int num_rows);
+    // Cosines and sines of the rows' positions, in `turns`.
+    void find_turns(const std::vector<Row> &rows);
+    // Go on with those rows alone whose numbers are `wanted`, which ascend.
+    void keep(const std::vector<int> &wanted, std::vector<Row> &rows);
 
     const OaConfig config;
     const std::vector<OaLayer> layers;
@@ -72,10 +103,12 @@ struct OaModel {
     // [N, K, C], both halves of the feed-forward [N, F], cosines and sines [N, C].
     std::vector<float> states, normed, queries, attended, keys, values, gate, up, turns;
     std::vector<double> low_rank;
+    std::vector<AttentionRoom> rooms;  // of every thread
     RoundedRows rounded;
 
 private:
     void turn(float *x, const float *turns, const float *norm) const;
+    void attend(int layer, const std::vector<Row> &rows, const AttentionPiece &piece);
     void multiply_panels(const Product &product, int first, int last, const double *low, int num_rows);
     void add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows);
 };

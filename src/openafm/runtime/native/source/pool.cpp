@@ -1,5 +1,7 @@
 #include "pool.h"
 
+#include <system_error>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 static inline void relax() { _mm_pause(); }
@@ -10,6 +12,7 @@ static inline void relax() { std::this_thread::yield(); }
 namespace {
 
 enum { SPINS = 4000 };
+thread_local int number_of_thread = 0;
 
 // Until `done`: spin a while, then let others have the processor.
 template <class Done>
@@ -24,7 +27,11 @@ bool spin_until(const Done &done) {
 }  // namespace
 
 Pool::Pool(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {
-    for (int i = 1; i < num_threads_; i++) threads_.emplace_back([this] { serve(); });
+    threads_.reserve(num_threads_);
+    try {
+        for (int i = 1; i < num_threads_; i++) threads_.emplace_back([this, i] { serve(i); });
+    } catch (const std::system_error &) {  // those that there are share out the work
+    }
 }
 
 Pool::~Pool() {
@@ -35,6 +42,8 @@ Pool::~Pool() {
     wake_.notify_all();
     for (auto &thread : threads_) thread.join();
 }
+
+int Pool::this_thread() { return number_of_thread; }
 
 void Pool::run(int count, Call call, const void *work) {
     if (num_threads_ == 1 || count <= 1) {
@@ -66,7 +75,8 @@ void Pool::take_pieces() {
     }
 }
 
-void Pool::serve() {
+void Pool::serve(int number) {
+    number_of_thread = number;
     const auto is_wanted = [this] { return is_work() || ending_.load(); };
     while (!ending_.load()) {
         if (!spin_until(is_wanted)) {

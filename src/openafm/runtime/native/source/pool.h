@@ -12,12 +12,17 @@
 
 class Pool {
 public:
+    // Does with fewer threads where no more are to be had. Throws std::bad_alloc.
     explicit Pool(int num_threads);
     ~Pool();
 
     int num_threads() const { return num_threads_; }
 
-    // Call work(first, last) on pieces of [0, count) until all are done; the caller works too. One call at a time.
+    // The number of the thread that asks, below num_threads: 0 for all that are none of a pool.
+    static int this_thread();
+
+    // Call work(first, last) on pieces of [0, count) until all are done; the caller works too. One call at a time. It must not
+    // throw: other threads would go on with what is gone.
     template <class Work>
     void parallel(int count, const Work &work) {
         run(count, [](const void *w, int first, int last) { (*(const Work *)w)(first, last); }, &work);
@@ -28,7 +33,7 @@ private:
 
     void run(int count, Call call, const void *work);
     void take_pieces();
-    void serve();
+    void serve(int number);
     bool is_work() const { return (uint32_t)state_.load() != 0; }
 
     const int num_threads_;

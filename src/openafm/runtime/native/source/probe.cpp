@@ -1,6 +1,5 @@
 // Single kernels, for tests and measurements.
-#include <math.h>
-#include <string.h>
+#include <new>
 
 #include "model.h"
 
@@ -28,26 +27,22 @@ void oa_norm(OaModel *model, const float *x, const float *weight, int32_t n, flo
 void oa_swiglu(OaModel *model, float *gate, const float *up, int32_t n) { model->kernels.swiglu(gate, up, n); }
 
 int32_t oa_attend(OaModel *model, const float *queries, int32_t num_queries, int32_t head_dim, const float *keys,
-                  const float *values, int32_t num_keys, float *y) {
+                  const float *values, int32_t num_keys, float *y) try {
     OaCache cache(PageShape{1, 1, head_dim});
-    if (!cache.prepare(0, num_keys)) return 1;
+    cache.prepare(0, num_keys);
     for (int l = 0; l < num_keys; l++)
         cache.store(l, 0, 0, keys + (int64_t)l * head_dim, values + (int64_t)l * head_dim);
-    const int query_bytes = prepared_bytes(head_dim), state_size = head_dim + 2;
-    std::vector<uint8_t> room((size_t)num_queries * query_bytes + 64);
-    uint8_t *prepared = room.data() + (64 - (uintptr_t)room.data() % 64) % 64;
-    std::vector<double> state((size_t)num_queries * state_size);
+    AttentionRoom room;
+    room.reserve(num_queries, head_dim);
     for (int n = 0; n < num_queries; n++) {
-        model->kernels.prepare(queries + (int64_t)n * head_dim, head_dim, num_keys, prepared + (int64_t)n * query_bytes);
-        state[(size_t)n * state_size] = -INFINITY;
+        model->kernels.prepare(queries + (int64_t)n * head_dim, head_dim, num_keys, room.query(n));
+        room.begin(n);
     }
     for (int l = 0; l < num_keys; l += PAGE)
-        model->kernels.attend(prepared, num_queries, head_dim, cache.at(l / PAGE, 0, 0),
-                              num_keys - l < PAGE ? num_keys - l : PAGE, state.data());
-    for (int n = 0; n < num_queries; n++)
-        for (int c = 0; c < head_dim; c++) {
-            const double *s = &state[(size_t)n * state_size];
-            y[(int64_t)n * head_dim + c] = (float)(s[2 + c] / s[1]);
-        }
+        model->kernels.attend(room.query(0), num_queries, head_dim, cache.at(l / PAGE, 0, 0),
+                              num_keys - l < PAGE ? num_keys - l : PAGE, room.state(0));
+    for (int n = 0; n < num_queries; n++) room.end(n, y + (int64_t)n * head_dim);
     return 0;
+} catch (const std::bad_alloc &) {
+    return 1;
 }

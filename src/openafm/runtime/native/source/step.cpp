@@ -9,13 +9,7 @@
 
 namespace {
 
-enum { ROWS_AT_ONCE = 4 };  // rows of a sequence that attend together
-
-struct AttentionPiece {
-    int first_row, num_rows, head;
-};
-
-// Pieces of rows that follow each other in one sequence, for every key/value head.
+// For every key/value head.
 std::vector<AttentionPiece> attention_pieces(const std::vector<Row> &rows, int num_kv_heads) {
     std::vector<AttentionPiece> pieces;
     for (int first = 0, stop; first < (int)rows.size(); first = stop) {
@@ -47,6 +41,16 @@ void OaModel::embed(const int32_t *tokens, int num_rows) {
                 }
         }
     }
+}
+
+void OaModel::find_turns(const std::vector<Row> &rows) {
+    float *turn = turns.data();
+    for (const Row &row : rows)
+        for (int f = 0; f < config.head_dim / 2; f++) {
+            const float angle = (float)row.position * config.frequencies[f];
+            *turn++ = cosf(angle);
+            *turn++ = sinf(angle);
+        }
 }
 
 // Position and norm of one head, in the config's order.
@@ -81,63 +85,64 @@ void OaModel::add_to_states(int num_rows) {
     });
 }
 
-// Attention and feed-forward of rows whose queries stand in `queries`.
+// Attention of rows whose queries stand in `queries`.
 void OaModel::read(int layer, const std::vector<Row> &rows) {
-    const OaLayer &l = layers[layer];
-    const int num_rows = (int)rows.size(), dim = config.head_dim, inner = config.num_heads * dim;
-    const int queries_each = config.num_heads / config.num_kv_heads;
+    const int num_rows = (int)rows.size(), inner = config.num_heads * config.head_dim;
     const auto pieces = attention_pieces(rows, config.num_kv_heads);
     pool.parallel((int)pieces.size(), [&](int first, int last) {
-        const int query_bytes = prepared_bytes(dim);
-        std::vector<uint8_t> room((size_t)ROWS_AT_ONCE * queries_each * query_bytes + 64);
-        uint8_t *q = room.data() + (64 - (uintptr_t)room.data() % 64) % 64;
-        std::vector<float> turned(dim);
-        std::vector<double> state((size_t)ROWS_AT_ONCE * queries_each * (dim + 2));
-        for (int i = first; i < last; i++) {
-            const AttentionPiece &piece = pieces[i];
-            const int num_queries = piece.num_rows * queries_each;
-            for (int query = 0; query < num_queries; query++) {
-                const int64_t n = piece.first_row + query / queries_each;
-                const int head = piece.head * queries_each + query % queries_each;
-                float *x = turned.data();
-                memcpy(x, &queries[n * inner + head * dim], dim * sizeof(float));
-                turn(x, &turns[n * dim], l.query_norm);
-                kernels.prepare(x, dim, rows[n].position + 1, q + query * query_bytes);
-                double *s = &state[(size_t)query * (dim + 2)];
-                memset(s, 0, (dim + 2) * sizeof(double));
-                s[0] = -INFINITY;
-            }
-            const Row &begin = rows[piece.first_row], &end = rows[piece.first_row + piece.num_rows - 1];
-            for (int64_t page = 0; page * PAGE <= end.position; page++) {
-                const KeysValuesPage kv = begin.cache->at(page, own_layers[layer], piece.head);
-                if (begin.position + 1 >= (page + 1) * PAGE) {
-                    kernels.attend(q, num_queries, dim, kv, PAGE, state.data());
-                    continue;
-                }
-                for (int row = 0; row < piece.num_rows; row++) {
-                    const int64_t visible = rows[piece.first_row + row].position + 1 - page * PAGE;
-                    if (visible <= 0) continue;
-                    const size_t query = (size_t)row * queries_each;
-                    kernels.attend(q + query * query_bytes, queries_each, dim, kv, visible < PAGE ? (int)visible : PAGE,
-                                   &state[query * (dim + 2)]);
-                }
-            }
-            for (int query = 0; query < num_queries; query++) {
-                const int64_t n = piece.first_row + query / queries_each;
-                const int head = piece.head * queries_each + query % queries_each;
-                const double *s = &state[(size_t)query * (dim + 2)];
-                for (int c = 0; c < dim; c++) attended[n * inner + head * dim + c] = (float)(s[2 + c] / s[1]);
-            }
-        }
+        for (int i = first; i < last; i++) attend(layer, rows, pieces[i]);
     });
     rounded.round(kernels, pool, attended.data(), inner, num_rows, inner);
-    multiply({{&l.output, normed.data()}}, attended.data(), num_rows);
+    multiply({{&layers[layer].output, normed.data()}}, attended.data(), num_rows);
     add_to_states(num_rows);
-    normalise(l.feed_forward_norm, num_rows);
-    open_gates(l, num_rows);
+}
+
+void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPiece &piece) {
+    AttentionRoom &room = rooms[Pool::this_thread()];
+    const int dim = config.head_dim, queries_each = config.num_heads / config.num_kv_heads;
+    const int num_queries = piece.num_rows * queries_each;
+    const auto row_of = [&](int query) { return piece.first_row + query / queries_each; };
+    const auto place_of = [&](int query) {
+        return ((int64_t)row_of(query) * config.num_heads + piece.head * queries_each + query % queries_each) * dim;
+    };
+    for (int query = 0; query < num_queries; query++) {
+        float *x = &queries[place_of(query)];
+        turn(x, &turns[(int64_t)row_of(query) * dim], layers[layer].query_norm);
+        kernels.prepare(x, dim, rows[row_of(query)].position + 1, room.query(query));
+        room.begin(query);
+    }
+    const Row &begin = rows[piece.first_row], &end = rows[piece.first_row + piece.num_rows - 1];
+    for (int64_t page = 0; page * PAGE <= end.position; page++) {
+        const KeysValuesPage kv = begin.cache->at(page, own_layers[layer], piece.head);
+        if (begin.position + 1 >= (page + 1) * PAGE) {
+            kernels.attend(room.query(0), num_queries, dim, kv, PAGE, room.state(0));
+            continue;
+        }
+        for (int query = 0; query < num_queries; query += queries_each) {
+            const int64_t visible = rows[row_of(query)].position + 1 - page * PAGE;
+            if (visible <= 0) continue;
+            kernels.attend(room.query(query), queries_each, dim, kv, visible < PAGE ? (int)visible : PAGE, room.state(query));
+        }
+    }
+    for (int query = 0; query < num_queries; query++) room.end(query, &attended[place_of(query)]);
+}
+
+void OaModel::feed_forward(const OaLayer &layer, int num_rows) {
+    normalise(layer.feed_forward_norm, num_rows);
+    open_gates(layer, num_rows);
     rounded.round(kernels, pool, gate.data(), config.hidden_dim, num_rows, config.hidden_dim);
-    multiply({{&l.down, normed.data()}}, gate.data(), num_rows);
+    multiply({{&layer.down, normed.data()}}, gate.data(), num_rows);
     add_to_states(num_rows);
+}
+
+void OaModel::keep(const std::vector<int> &wanted, std::vector<Row> &rows) {
+    for (size_t i = 0; i < wanted.size(); i++) {
+        const size_t from = wanted[i];
+        rows[i] = rows[from];
+        memmove(&states[i * config.dim], &states[from * config.dim], config.dim * sizeof(float));
+        memmove(&turns[i * config.head_dim], &turns[from * config.head_dim], config.head_dim * sizeof(float));
+    }
+    rows.resize(wanted.size());
 }
 
 int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts, const int32_t *counts,
@@ -147,7 +152,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
     std::vector<Row> rows;
     std::vector<int> wanted;
     for (int i = 0; i < num_sequences; i++) {
-        if (!caches[i]->prepare(starts[i], starts[i] + counts[i])) return 1;
+        caches[i]->prepare(starts[i], starts[i] + counts[i]);
         for (int n = 0; n < counts[i]; n++) {
             if (n >= counts[i] - wanted_counts[i]) wanted.push_back((int)rows.size());
             rows.push_back({caches[i], starts[i] + n});
@@ -155,13 +160,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
     }
     m.reserve((int)rows.size());
     m.embed(tokens, (int)rows.size());
-    const int half = config.head_dim / 2;
-    for (size_t n = 0; n < rows.size(); n++)
-        for (int f = 0; f < half; f++) {
-            const float angle = (float)rows[n].position * config.frequencies[f];
-            m.turns[n * config.head_dim + 2 * f] = cosf(angle);
-            m.turns[n * config.head_dim + 2 * f + 1] = sinf(angle);
-        }
+    m.find_turns(rows);
     for (int layer = 0; layer < config.num_layers; layer++) {
         const OaLayer &l = m.layers[layer];
         const bool stores = l.source == layer, leaves = layer == config.num_prefill_layers - 1 && wanted.size() < rows.size();
@@ -175,17 +174,12 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
         if (leaves) {
             // Nobody reads the others' output, and no layer from here on stores anything of theirs.
             if (wanted.empty()) return 0;
-            for (size_t i = 0; i < wanted.size(); i++) {
-                const size_t from = wanted[i];
-                rows[i] = rows[from];
-                memmove(&m.states[i * config.dim], &m.states[from * config.dim], config.dim * sizeof(float));
-                memmove(&m.turns[i * config.head_dim], &m.turns[from * config.head_dim], config.head_dim * sizeof(float));
-            }
-            rows.resize(wanted.size());
+            m.keep(wanted, rows);
             m.normalise(l.attention_norm, (int)rows.size());
         }
         if (leaves || !stores) m.multiply({query}, m.normed.data(), (int)rows.size());
         m.read(layer, rows);
+        m.feed_forward(l, (int)rows.size());
     }
     m.normalise(config.final_norm, (int)rows.size());
     const int num_tiles = (config.vocab_size + TILE_ROWS - 1) / TILE_ROWS;
