@@ -85,7 +85,7 @@ def built_library() -> Library:
     try:
         compiler = find_compiler()
     except NativeBuildError:
-        if (found := _newest(home)) is not None:
+        if (found := _made_before(home)) is not None:
             return found
         raise
     path = home / f"libopenafm-{source_digest()}-{_key(compiler)}.so"
@@ -190,7 +190,7 @@ def _loads(library: Path) -> bool:
     return True
 
 
-def _newest(home: Path) -> Library | None:
+def _made_before(home: Path) -> Library | None:
     """A library of these sources that an earlier compiler made."""
     for path in sorted(home.glob(f"libopenafm-{source_digest()}-*.so")):
         if is_whole(path) and _loads(path):

@@ -1,6 +1,6 @@
 #include "pool.h"
 
-#include <system_error>
+#include <exception>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -30,7 +30,7 @@ Pool::Pool(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {
     threads_.reserve(num_threads_);
     try {
         for (int i = 1; i < num_threads_; i++) threads_.emplace_back([this, i] { serve(i); });
-    } catch (const std::system_error &) {  // those that there are share out the work
+    } catch (const std::exception &) {  // no more threads, or no memory for one: those that there are share out the work
     }
 }
 
