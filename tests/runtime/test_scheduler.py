@@ -311,7 +311,7 @@ def test_threads_that_sleep_go_on_when_their_leader_dies() -> None:
 
 
 class InterruptedLock:
-    """A lock at which an interrupt comes: before this thread takes it, or after it gives it back, for the `place`-th time."""
+    """A lock at which an interrupt comes, once: when this thread is about to take it, or has just given it back."""
 
     def __init__(self, lock: threading.RLock, place: int) -> None:
         self._lock, self._num_left, self._thread = lock, place, threading.get_ident()
@@ -331,36 +331,39 @@ class InterruptedLock:
                 raise KeyboardInterrupt
 
 
+def interrupted(engine: CountingEngine, use: str, place: int) -> bool:
+    """Use a sequence, interrupted at that place, and see that all go on. Whether there is such a place."""
+    sequence, other = engine.new_sequence(), engine.new_sequence()
+    engine.step([(sequence, [1])])
+    begun = engine.begin([(other, [2] * 40)])
+    mine = engine.begin([(sequence, [3, 4])]) if use == "result" else None
+    lock = engine._scheduler.lock
+    engine._scheduler.lock = InterruptedLock(lock, place)
+    try:
+        if mine is not None:
+            mine.result()
+        elif use == "step":
+            engine.step([(sequence, [3, 4])])
+        else:
+            getattr(engine, use)(sequence)
+        return False
+    except KeyboardInterrupt:
+        pass
+    finally:
+        engine._scheduler.lock = lock
+    tokens = list(sequence.tokens)
+    assert tokens in ([1], [1, 3, 4])
+    found, beside = in_threads(lambda: engine.step([(sequence, [7])]), begun.result)
+    assert np.array_equal(found, [logits_after([*tokens, 7])])
+    assert np.array_equal(beside, [logits_after([2] * 40)])
+    return True
+
+
 @pytest.mark.parametrize("use", ["step", "result", "fork", "snapshot"])
 @pytest.mark.parametrize("make", [CountingEngine, OneByOneEngine, BesideEngine])
 def test_an_interrupt_wherever_it_comes_leaves_nobody_waiting(make: type[CountingEngine], use: str) -> None:
-    for place in itertools.count():
-        engine = make()
-        sequence, other = engine.new_sequence(), engine.new_sequence()
-        engine.step([(sequence, [1])])
-        begun = engine.begin([(other, [2] * 40)])
-        mine = engine.begin([(sequence, [3, 4])]) if use == "result" else None
-        lock = engine._scheduler.lock
-        engine._scheduler.lock = InterruptedLock(lock, place)
-        try:
-            if mine is not None:
-                mine.result()
-            elif use == "step":
-                engine.step([(sequence, [3, 4])])
-            else:
-                getattr(engine, use)(sequence)
-        except KeyboardInterrupt:
-            pass
-        else:
-            break
-        finally:
-            engine._scheduler.lock = lock
-        tokens = list(sequence.tokens)
-        assert tokens in ([1], [1, 3, 4])
-        found, beside = in_threads(lambda: engine.step([(sequence, [7])]), begun.result)
-        assert np.array_equal(found, [logits_after([*tokens, 7])])
-        assert np.array_equal(beside, [logits_after([2] * 40)])
-    assert place >= 4
+    num_places = next(place for place in itertools.count() if not interrupted(make(), use, place))
+    assert num_places >= 4
 
 
 @pytest.mark.parametrize("make", [CountingEngine, OneByOneEngine])

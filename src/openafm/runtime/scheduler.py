@@ -48,7 +48,7 @@ class _Run:
 
 @dataclass(slots=True, eq=False)
 class _Waiter:
-    """A thread that waits for the end of a request: it leads, or sleeps on `wake` until it shall or has nothing to wait for."""
+    """A thread that waits for the end of a request: it leads, or sleeps on `wake` until it shall or the end has come."""
 
     request: Request
     wake: threading.Lock
