@@ -7,8 +7,9 @@ Sections, each in a file of benchmarks/native/ whose first lines say how it meas
 - `context`, `batch`, `overhead`, `mask`: long_context, batch_8_ratio, overhead_share, mask_overlap (decoding.py, guided.py)
 - `start`: rss_gb, first_token_s, weights_shared (start.py)
 
-Figures of one thread are in CPU time and have plain keys; those of two end in `_2_threads` and are wall time, which wants a
-quiet machine. The peer is llama.cpp through llama-cpp-python, built from its source distribution for this processor:
+What is measured on one thread and on two has a plain key, in CPU time, and one that ends in `_2_threads`, in wall time,
+which wants a quiet machine. `batch`, `mask` and `start` are by the clock. The peer is llama.cpp through llama-cpp-python,
+built from its source distribution for this processor:
 
     pip install --no-binary llama-cpp-python llama-cpp-python     and, for one product: pip install onnxruntime onnx
 
@@ -80,11 +81,11 @@ def main() -> None:
     bundle = synthetic_bundle(setting.folder, num_layers=setting.num_layers)
 
     figures: Figures = {}
-    for name, section in _sections(setting, bundle).items():
-        if not options.only or name in options.only.split(","):
-            if not options.json:
-                print(f"... {name}", file=sys.stderr)
-            figures |= section()
+    sections = _sections(setting, bundle)
+    for name in options.only.split(",") if options.only else sections:
+        if not options.json:
+            print(f"... {name}", file=sys.stderr)
+        figures |= sections[name]()
     report = {
         "figures": figures,
         "asked": ASKED,

@@ -67,7 +67,7 @@ def batch(setting: Setting, bundle: Bundle, probe: Probe | None) -> Figures:
         "8": lambda: decode(engine, sequences, setting.steps),
     }
     if probe is not None:
-        sides["stream"] = lambda: probe.stream(2)
+        sides["stream"] = lambda: probe.stream(2, setting.steps)
     seconds = {name: undisturbed(each) for name, each in alternate(sides, setting.rounds, 2).items()}
     figures: Figures = {
         "batch_8_ratio": rounded(BATCH * seconds["1"] / seconds["8"]),

@@ -16,10 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter, process_time
 
 import numpy as np
-from measuring import Figures, Setting, Times, Worker, alternate, can_import, median, rounded, timed, undisturbed
+from measuring import Figures, Setting, Times, Worker, alternate, can_import, rounded, timed, undisturbed
 
 from openafm.bundle import Bundle
 from openafm.runtime.native.build import find_compiler
@@ -64,17 +63,17 @@ class Probe:
     def _data(self) -> np.ndarray:
         return np.ones(_STREAM_BYTES, np.uint8)
 
-    def stream(self, num_threads: int) -> Times:
-        """Seconds in which so many threads read `_STREAM_BYTES` together."""
+    def stream(self, num_threads: int, times: int) -> Times:
+        """Seconds in which so many threads read `_STREAM_BYTES` together, so many times."""
         share = _STREAM_BYTES // num_threads // 512 * 512
         starts = [self._data.ctypes.data + share * thread for thread in range(num_threads)]
-        if num_threads == 1:
-            return timed(lambda: self._library.probe_stream(starts[0], share))
-        with ThreadPoolExecutor(num_threads) as pool:
-            list(pool.map(lambda _: None, starts))  # they are there
-            wall, cpu = perf_counter(), process_time()
+
+        def read() -> None:
             list(pool.map(lambda start: self._library.probe_stream(start, share), starts))
-            return Times(wall_s=(perf_counter() - wall,), cpu_s=(process_time() - cpu,))
+
+        with ThreadPoolExecutor(num_threads) as pool:
+            read()  # the threads are there, and awake as those of a model are
+            return timed(read, times)
 
     @property
     def stream_bytes(self) -> int:
@@ -156,13 +155,3 @@ def matvec(setting: Setting, bundle: Bundle) -> Figures:
             figures[f"matvec_ratio_{name}"] = rounded(each / seconds["ours"])
             figures[f"matvec_us_{name}"] = rounded(each / NUM_MATRICES * 1e6)
     return figures
-
-
-def stream(probe: Probe) -> Figures:
-    """Bandwidth of reading memory, 10^9 bytes a second."""
-    return {
-        f"stream_gb_s_{threads}": rounded(
-            _STREAM_BYTES / 1e9 / median(t for _ in range(8) for t in probe.stream(threads).seconds(threads))
-        )
-        for threads in (1, 2)
-    }

@@ -84,7 +84,7 @@ def _decoding(
     for body, peer in peers.items():
         sides[body] = lambda peer=peer: peer.decode(setting.steps, num_threads)
     if probe is not None:
-        sides["stream"] = lambda: probe.stream(num_threads)
+        sides["stream"] = lambda: probe.stream(num_threads, setting.steps)
     seconds = alternate(sides, setting.rounds, num_threads)
     end = suffix(num_threads)
     best = {name: undisturbed(each) for name, each in seconds.items()}

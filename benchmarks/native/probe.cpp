@@ -6,10 +6,6 @@
 #define AVX512 __attribute__((target("avx512f,avx512bw,avx512vnni")))
 #define REPEAT_16(do) do(0) do(1) do(2) do(3) do(4) do(5) do(6) do(7) do(8) do(9) do(10) do(11) do(12) do(13) do(14) do(15)
 
-extern "C" int32_t probe_can_run() {
-    return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vnni");
-}
-
 // Sixteen sums of 64 products each, `rounds` times: 2048 operations a round.
 extern "C" AVX512 int32_t probe_products(int64_t rounds) {
     __m512i x = _mm512_set1_epi8(3), y = _mm512_set1_epi8(5);
