@@ -242,7 +242,8 @@ class Scheduler:
         for sleeper in self._sleepers:
             if sleeper.request is request:
                 sleeper.rouse()
-        self._queue.remove(request)  # at the end: who is interrupted before lets the next one do it again
+        if request in self._queue:  # looked for at the end: interrupted before, the next one does all this again
+            self._queue.remove(request)
 
     def _hold(self, request: Request) -> None:
         request.is_holding = True
