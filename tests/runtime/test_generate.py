@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import json
 from collections.abc import Sequence as List
 
@@ -276,3 +277,18 @@ def test_ids_beyond_the_tokenizer_never_come_under_a_grammar(engine: CountingEng
             engine, grammar=COMPILER.text(), sampling=RandomConfig(seed=seed, temperature=50.0), max_tokens=30
         )
         assert all(event.token < TOKENIZER.vocab_size for event in generation)
+
+
+def test_an_answer_that_is_left_is_taken_back_at_once_and_not_later(engine: CountingEngine) -> None:
+    sequence = engine.new_sequence()
+    gc.disable()  # a collection would close it, some time, whatever the sequence holds by then
+    try:
+        generation = generate(engine, sequence, PROMPT, sampling=GreedyConfig(), stop_tokens=())
+        next(generation)
+        del generation
+        assert sequence.length == 0
+        engine.step([(sequence, [7, 8])])
+    finally:
+        gc.enable()
+    gc.collect()
+    assert list(sequence.tokens) == [7, 8]

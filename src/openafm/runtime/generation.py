@@ -133,19 +133,8 @@ class Generation(Iterator[TokenEvent]):
     """The tokens of one answer as they come, made by `generate`. `summary` stands once they have."""
 
     def __init__(self, request: _Request) -> None:
-        self._request = request
-        self._sampler = request.sampling.build()
-        self._matcher = None if request.grammar is None else request.grammar.matcher()
-        self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
-        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
-        # How many tokens of an answer the window holds after the prompt.
-        self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
-        self._num_tokens = self._num_forced = self._num_prefill_steps = 0
-        self._time_to_first_token_s: float | None = None
-        self._mask_s = 0.0
-        self._summary: Summary | None = None
-        self._started = time.perf_counter()
-        self._events = self._run()
+        self._answering = _Answering(request)
+        self._events = self._answering.run()  # does not know this object, and so is closed when that is let go
 
     def __next__(self) -> TokenEvent:
         return next(self._events)
@@ -161,17 +150,36 @@ class Generation(Iterator[TokenEvent]):
         Raises:
             GenerationRunningError: it has not come to its end.
         """
-        if self._summary is None:
+        if self._answering.summary is None:
             raise GenerationRunningError("the generation has not come to its end; take its tokens first")
-        return self._summary
+        return self._answering.summary
 
-    def _run(self) -> Generator[TokenEvent]:
+
+class _Answering:
+    """One answer under way. `summary` stands at its end."""
+
+    def __init__(self, request: _Request) -> None:
+        self._request = request
+        self._sampler = request.sampling.build()
+        self._matcher = None if request.grammar is None else request.grammar.matcher()
+        self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
+        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
+        # How many tokens of an answer the window holds after the prompt.
+        self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
+        self._num_tokens = self._num_forced = self._num_prefill_steps = 0
+        self._time_to_first_token_s: float | None = None
+        self._mask_s = 0.0
+        self.summary: Summary | None = None
+        self._started = time.perf_counter()
+
+    def run(self) -> Generator[TokenEvent]:
+        """Its tokens. Closed before its end, the sequence goes back to what it was."""
         request, drafting, self._started = self._request, self._drafting, time.perf_counter()
         length = request.sequence.length
         try:
             finish = yield from self._answer()
             self._lookahead.close()
-            self._summary = Summary(
+            self.summary = Summary(
                 finish=finish,
                 num_prompt_tokens=len(request.prompt_tokens),
                 num_tokens=self._num_tokens,
@@ -185,7 +193,7 @@ class Generation(Iterator[TokenEvent]):
                 total_s=time.perf_counter() - self._started,
             )
         finally:
-            if self._summary is None:
+            if self.summary is None:
                 roll_back_to(request.engine, request.sequence, length)
 
     def _answer(self) -> Generator[TokenEvent, None, Finish]:
