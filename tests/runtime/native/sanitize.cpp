@@ -221,6 +221,7 @@ void memory_runs_out(const char *kernels) {
 
 }  // namespace
 
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // where one of these becomes a part of its caller, the other not
 void *operator new(size_t size) {
     if (void *memory = allocated(size, alignof(max_align_t))) return memory;
     throw std::bad_alloc();
