@@ -64,7 +64,9 @@ ASKED = {
     "long_context_16384": "<= 2.2, or 1.15 of the bytes",
     "mask_overlap": "<= 1.02",
     "overhead_share": "<= 0.03",
+    "overhead_share_random": "<= 0.03",
     "overhead_ms_nano": "<= 0.3",
+    "overhead_ms_nano_random": "<= 0.3",
     "batch_8_ratio": ">= 2",
 }
 
