@@ -50,6 +50,7 @@ from openafm.runtime.native.library import kernel_names, native_library
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "native_runtime.json"
 QUICK_LAYERS = 7
+SECTIONS = ("decode", "bf16", "products", "context", "batch", "overhead", "mask", "start")
 ASKED = {
     "decode_ratio": ">= 1.7",
     "decode_ratio_2_threads": ">= 1.5",
@@ -80,11 +81,14 @@ def main() -> None:
     add_bundle_options(parser)
     options = parser.parse_args()
     setting = _setting(options.quick, options.bundle_folder, options.peer_python)
+    names = options.only.split(",") if options.only else SECTIONS
+    if unknown := set(names) - set(SECTIONS):
+        parser.error(f"there is no section {unknown.pop()}; there are {', '.join(SECTIONS)}")
     bundle = synthetic_bundle(setting.folder, num_layers=setting.num_layers)
 
     figures: Figures = {}
     sections = _sections(setting, bundle)
-    for name in options.only.split(",") if options.only else sections:
+    for name in names:
         if not options.json:
             print(f"... {name}", file=sys.stderr)
         figures |= sections[name]()

@@ -141,4 +141,7 @@ class Worker:
 def can_import(python: str, module: str) -> bool:
     """Whether this interpreter has a module."""
     look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec('{module}') is None)"
-    return subprocess.run([python, "-c", look], capture_output=True, check=False).returncode == 0
+    try:
+        return subprocess.run([python, "-c", look], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False

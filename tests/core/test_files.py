@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from openafm.core.files import FolderInUseError, OutOfSpaceError, atomic_file, atomic_folder, folder_lock
+from openafm.core.files import FolderInUseError, NoFileError, OutOfSpaceError, atomic_file, atomic_folder, folder_lock
 
 
 def names(folder: Path) -> list[str]:
@@ -95,3 +95,11 @@ def test_where_folders_cannot_be_swapped_a_failed_rename_puts_the_old_one_back(
         (folder / "new").touch()
     assert names(tmp_path / "bundle") == ["new"]
     assert names(tmp_path) == ["bundle"]
+
+
+@pytest.mark.parametrize("name", ["folder", "/dev/null"])
+def test_what_is_no_file_is_not_replaced(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(NoFileError, match="is there and is no file"), atomic_file(tmp_path / name) as file:
+        file.write(b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]

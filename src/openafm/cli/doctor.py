@@ -43,7 +43,7 @@ def _machine_rows(machine: Machine) -> list[tuple[str, str]]:
         ("processor", machine.processor),
         ("features", " ".join(machine.features) or "-"),
         ("threads", str(machine.threads)),
-        ("compiler", machine.compiler or "none: install g++ or clang++, or name one in CXX"),
+        ("compiler", machine.compiler or "none: install g++ or clang++, or name one that is there in CXX"),
         ("kernels", f"{machine.kernels[0]} (also: {', '.join(machine.kernels[1:])})" if machine.kernels else "none"),
         ("library", machine.library or "-"),
         ("build log", machine.log or ("-" if machine.library is None else "came with the installation")),

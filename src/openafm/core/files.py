@@ -24,6 +24,10 @@ class OutOfSpaceError(OpenAFMError):
     """The disk filled up while writing; what stood before is untouched."""
 
 
+class NoFileError(OpenAFMError, FileExistsError):
+    """What stands where a file shall be is a folder or a device."""
+
+
 class FolderInUseError(OpenAFMError):
     """Another process holds the lock of this folder."""
 
@@ -33,8 +37,11 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """Open a temporary file beside `path`; on success flush it to disk and rename it over `path`.
 
     Raises:
+        NoFileError: a folder or a device stands there.
         OutOfSpaceError: the disk is full. The temporary file is removed and `path` is as it was.
     """
+    if path.exists() and not path.is_file():
+        raise NoFileError(f"{path} is there and is no file; name another")
     temporary = _beside(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -249,7 +249,7 @@ class Engine(ABC):
         """
         return write_snapshot(self._taken(sequence))
 
-    def save(self, sequence: Sequence, path: Path) -> None:
+    def save(self, sequence: Sequence, path: Path | str) -> None:
         """Write `snapshot` to a file, atomically: a process killed meanwhile leaves what stood there before.
 
         Raises:
@@ -258,17 +258,17 @@ class Engine(ABC):
             OSError: the file cannot be written.
         """
         taken = self._taken(sequence)
-        with atomic_file(path) as file:
+        with atomic_file(Path(path)) as file:
             file.writelines(snapshot_parts(taken))
 
-    def load(self, path: Path) -> Sequence:
+    def load(self, path: Path | str) -> Sequence:
         """The sequence that `save` wrote, without computing anything.
 
         Raises:
             SnapshotCorruptedError, SnapshotMismatchError: as `restore`.
             OSError: the file cannot be read.
         """
-        return self.restore(path.read_bytes())
+        return self.restore(Path(path).read_bytes())
 
     def restore(self, data: bytes | memoryview) -> Sequence:
         """The sequence that `snapshot` wrote, without computing anything.

@@ -60,4 +60,6 @@ def open_engine(bundle: Bundle, adapter: Adapter | None = None) -> Engine:
 @cache
 def _tell(reason: str) -> None:
     """Say once why the slower engine runs."""
-    print(f"openafm: {reason}; torch computes instead, ten times slower (see `openafm doctor`)", file=sys.stderr, flush=True)
+    print(
+        f"openafm: {reason}; torch computes instead, many times slower (see `openafm doctor`)", file=sys.stderr, flush=True
+    )

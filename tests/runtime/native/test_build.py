@@ -14,7 +14,7 @@ from typing import NoReturn
 import pytest
 
 from openafm.runtime.native import build
-from openafm.runtime.native.build import NativeBuildError, built_library, is_whole
+from openafm.runtime.native.build import NativeBuildError, built_library, find_compiler, is_whole
 
 # Writes its own arguments where -o says, and tells about it.
 COMPILER = """#!/bin/sh
@@ -186,3 +186,9 @@ def test_a_library_that_came_with_the_installation_is_taken_if_it_fits(
     assert built_library().path == installed
     installed.with_suffix(".stamp").write_text("of other sources")
     assert built_library().path != installed
+
+
+def test_a_compiler_that_cannot_be_read_as_a_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", 'g++ "')
+    with pytest.raises(NativeBuildError, match="CXX cannot be read as a command"):
+        find_compiler()

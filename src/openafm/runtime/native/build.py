@@ -96,7 +96,8 @@ def built_library() -> Library:
                     if not is_whole(path):
                         compile_library(path, compiler)
                         _remove_oldest(home)
-            except OSError:  # the cache cannot be written
+            except OSError as error:
+                _tell(f"{home} cannot be written ({error.strerror}); what is compiled is for this process alone")
                 return _for_this_process(compiler)
     return Library(path=path, log=path.with_suffix(".log"))
 
@@ -107,7 +108,10 @@ def find_compiler() -> str:
     Raises:
         NativeBuildError: there is none.
     """
-    chosen = shlex.split(os.environ.get("CXX", ""))
+    try:
+        chosen = shlex.split(os.environ.get("CXX", ""))
+    except ValueError as error:
+        raise NativeBuildError(f"CXX cannot be read as a command: {error}; mend or unset it") from error
     if chosen:
         if shutil.which(chosen[0]) is None:
             raise NativeBuildError(f"CXX names the compiler {chosen[0]}, which is not there; unset it or name another")
@@ -199,6 +203,9 @@ def _made_before(home: Path) -> Library | None:
 
 
 def _remove_oldest(home: Path) -> None:
+    """Leave the newest, and nothing of those who were killed at it. Needs the folder's lock."""
+    for dead in home.glob(".build-*"):
+        shutil.rmtree(dead, ignore_errors=True)
     kept = sorted(home.glob("libopenafm-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in kept[MOST_KEPT:]:
         for file in (path, path.with_suffix(".stamp"), path.with_suffix(".log")):
@@ -230,15 +237,17 @@ def _scratch() -> TemporaryDirectory[str]:
 @contextlib.contextmanager
 def _telling() -> Iterator[None]:
     """Say why it takes so long, if it does."""
-    timer = threading.Timer(
-        _SAID_AFTER_S, lambda: print("openafm: compiling the native runtime, once", file=sys.stderr, flush=True)
-    )
+    timer = threading.Timer(_SAID_AFTER_S, lambda: _tell("compiling the native runtime, once"))
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def _tell(what: str) -> None:
+    print(f"openafm: {what}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
