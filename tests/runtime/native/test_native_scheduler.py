@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from openafm.runtime.engine import Sequence, SequenceError
 from openafm.runtime.generation import generate
 from openafm.runtime.grammar import GrammarCompiler
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.pending import Pending
+from openafm.runtime.pending import Job, Pending, Request
 from openafm.runtime.sampling import RandomConfig
 
 PATIENCE_S = 30
@@ -290,3 +291,16 @@ stepped.wait()
 def test_a_process_may_end_while_it_computes() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     subprocess.run([sys.executable, "-c", ENDING], check=True, env=environment, timeout=120)
+
+
+def test_a_step_that_nobody_knows_of_is_over_before_the_next() -> None:
+    """As when its caller is interrupted just behind its beginning."""
+    tokens, engine = [1, 2, 3], NativeEngine(compressed_bundle(), num_threads=1)
+    other = engine.new_sequence()
+    job = Job(other, engine._cache_of(other), array("i", [5] * 90), wants_all=False)
+    wait = engine._start([job.piece(Request(engine, is_awaited=False), 90)])
+    assert wait is not None
+    (logits_V,) = engine.step([(engine.new_sequence(), tokens)])
+    assert (logits_V == fresh(tokens)[-1]).all()
+    assert engine._driver is not None
+    assert not engine._driver._used

@@ -112,6 +112,8 @@ class NativeEngine(Engine):
         return NativeCache(self._model, handle)
 
     def _forward(self, pieces: Sequence[Piece]) -> list[NDArray[np.float32]]:
+        if self._driver is not None:
+            self._driver.settle()
         call = _Call(pieces, self.vocab_size)
         return call.outputs(self._model.library.oa_step(self._model.handle, *call.arguments))
 
@@ -179,8 +181,14 @@ class Driver:
 
     def begin(self, call: _Call) -> None:
         """Start a step, once the one before is over."""
-        self._used[:] = [call]
+        self.settle()
+        self._used.append(call)
         self._library.oa_step_begin(self._handle, *call.arguments)
+
+    def settle(self) -> None:
+        """See that no step goes on: one may whose caller was interrupted before anybody knew of it."""
+        if self._used:
+            self.wait()
 
     def wait(self) -> tuple[int, float]:
         """What `oa_step` returns of the step that began last, and the seconds it took."""
