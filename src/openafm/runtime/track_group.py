@@ -6,6 +6,7 @@ chance, the seed of an answer that was given none, is drawn alike in all of them
 
 from __future__ import annotations
 
+import atexit
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -40,4 +41,14 @@ def track_group(config: DecoderConfig) -> ProcessGroup | None:
         generator = np.random.Generator(np.random.Philox(int(seed)))
         draw_seeds_from(lambda: int.from_bytes(generator.bytes(16), "little"))
         _opened.append(group)
+        atexit.register(_leave)
     return _opened[0]
+
+
+def _leave() -> None:
+    """Let the group go while its threads can be ended: what is left of it to the very end aborts the process at times."""
+    from torch import distributed
+
+    _opened.clear()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
