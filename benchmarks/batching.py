@@ -17,7 +17,6 @@ eighth of the depth and claims nothing.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -32,6 +31,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parent / "native"))
 
 import numpy as np
+from shared.reporting import hand_in
 from synthetic import add_bundle_options, synthetic_bundle
 
 from openafm.runtime.generation import Generation, generate
@@ -91,13 +91,7 @@ def main() -> None:
             "machine": platform.machine(),
         },
     }
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in figures.items():
-            print(f"{key:32} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def throughput(engine: NativeEngine, setting: Setting) -> dict[str, float]:

@@ -18,7 +18,6 @@ A full run writes docs/benchmarks/drafting.json. `--quick` takes an eighth of th
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -35,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent / "native"))
 
 import numpy as np
 from numpy.typing import NDArray
+from shared.reporting import hand_in
 from synthetic import NUM_LAYERS, add_bundle_options, synthetic_bundle
 
 from openafm.runtime.engine import Cache, Engine
@@ -165,12 +165,7 @@ def main() -> None:
             "machine": platform.machine(),
         },
     }
-    if not options.quick:
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in figures.items():
-            print(f"{key:28} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def verification_costs(target: Engine, num_steps: int) -> dict[int, float]:

@@ -18,7 +18,6 @@ A full run takes about 2 minutes and writes docs/benchmarks/grouped_gemm.json. `
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -31,6 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
 import torch.nn.functional as F
+from shared.reporting import hand_in
 from torch import Tensor
 
 from openafm.models.experts import Experts
@@ -76,13 +76,7 @@ def main() -> None:
             "machine": platform.machine(),
         },
     }
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in figures.items():
-            print(f"{key:32} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def compare(module: Experts, x_BSD: Tensor, num_rounds: int) -> dict[str, float]:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
-import json
 import os
 import platform
 import statistics
@@ -32,6 +31,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from compressing.post_training_rows import KV_BITS, with_kv_bits
 from compressing.trained import FULL, QUICK, Base, Data, Size, loss, micro, prepare_data, train_base
+from shared.reporting import hand_in
 
 from openafm.compression.keys_values import keep_in
 from openafm.models.accounting import all_global, kv_bytes
@@ -53,13 +53,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         report = measure(prepare_data(Path(folder), micro(), size), size)
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in report["figures"].items():
-            print(f"{key:32} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def measure(data: Data, size: Size) -> dict[str, Any]:

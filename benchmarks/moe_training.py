@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import statistics
@@ -36,6 +35,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 import transformers
+from shared.reporting import hand_in
 
 from openafm.data.loader import Loader, LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
@@ -87,13 +87,7 @@ def main() -> None:
         "peer": f"transformers {transformers.__version__} Qwen3MoeForCausalLM",
         "setting": describe(ours, peers, implementations, size),
     }
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in report["figures"].items():
-            print(f"{key:44} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def compare_all(

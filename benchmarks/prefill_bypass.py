@@ -12,7 +12,6 @@ A full run writes docs/benchmarks/prefill_bypass.json. `--quick` runs the same c
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -23,6 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
+from shared.reporting import hand_in
 from torch import Tensor
 
 from openafm.models.accounting import num_parameters, training_flops
@@ -86,13 +86,7 @@ def main() -> None:
             "machine": platform.machine(),
         },
     }
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in figures.items():
-            print(f"{key:32} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def compare(config: DecoderConfig, num_rounds: int) -> dict[str, float]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import os
 import platform
 import statistics
@@ -35,6 +34,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "OPENAFM_THREADS": "1", "OPENAFM_ENGINE":
 
 import numpy as np
 from native.synthetic import NUMERICS, random_tensors, synthetic_bundle, synthetic_folder
+from shared.reporting import hand_in
 
 import openafm as fm
 from openafm.bundle import Bundle, open_bundle, shipped_bundle, write_bundle
@@ -91,13 +91,7 @@ def main() -> None:
             "machine": platform.machine(),
         },
     }
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in figures.items():
-            print(f"{key:32} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def nano_bundle(path: Path) -> Bundle:

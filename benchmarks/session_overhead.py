@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import multiprocessing
 import os
 import platform
@@ -38,6 +37,7 @@ from typing import Any
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENAFM_PREFIX_CACHE_MB": "0"}  # what begins from scratch shall do so
 
 import torch
+from shared.reporting import hand_in
 
 import openafm as fm
 from openafm.framework.local_executor import LocalExecutor
@@ -92,13 +92,7 @@ def main() -> None:
         "peer": "the engine itself: openafm.runtime.generation.generate on the same tokens",
         "setting": vars(setting) | {"threads": 1, "torch": torch.__version__, "machine": platform.machine()},
     }
-    if not options.quick:
-        REPORT.parent.mkdir(parents=True, exist_ok=True)
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in figures.items():
-            print(f"{key:32} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def run(setting: Setting) -> dict[str, Any]:

@@ -18,7 +18,6 @@ A full run writes docs/benchmarks/speculation.json. `--quick` runs the same code
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import torch
+from shared.reporting import hand_in
 from speculating.tiny import TinyModels, law_p_values, random_case
 
 from openafm.bundle import Bundle, open_bundle, shipped_bundle
@@ -91,12 +91,7 @@ def main() -> None:
                 "machine": platform.machine(),
             },
         }
-    if not options.quick:
-        REPORT.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    if not options.json:
-        for key, value in figures.items():
-            print(f"{key:40} {value}")
-    print(json.dumps(report))
+    hand_in(report, REPORT, options)
 
 
 def distilled(target: Bundle, run: Path, amount: Amount) -> Bundle:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tiny_bundles import SlowEngine, write_tiny_bundle
+from tiny_bundles import SlowEngine, write_native_bundle, write_tiny_bundle
 
 import openafm as fm
 from openafm.runtime.prefix_cache import PrefixCache
@@ -15,6 +15,13 @@ from openafm.runtime.torch_engine import TorchEngine
 @pytest.fixture(scope="session")
 def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny").path
+
+
+@pytest.fixture(scope="module", params=["native", "torch"])
+def engine_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle for each engine; its name says which."""
+    write = write_native_bundle if request.param == "native" else write_tiny_bundle
+    return write(tmp_path_factory.mktemp("bundles") / request.param).path
 
 
 @pytest.fixture

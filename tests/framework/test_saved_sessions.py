@@ -31,16 +31,10 @@ def look_up(name: str, age: int) -> str:
     return f"{name} is {age}"
 
 
-@pytest.fixture(scope="module", params=["native", "torch"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    write = write_native_bundle if request.param == "native" else write_tiny_bundle
-    return write(tmp_path_factory.mktemp("bundles") / request.param).path
-
-
 @pytest.fixture
-def model(path: Path, monkeypatch: pytest.MonkeyPatch) -> fm.SystemLanguageModel:
+def model(engine_path: Path, monkeypatch: pytest.MonkeyPatch) -> fm.SystemLanguageModel:
     """In which sessions share nothing, so that what is not computed again comes out of the file."""
-    described = fm.SystemLanguageModel(bundle=path)
+    described = fm.SystemLanguageModel(bundle=engine_path)
     loaded = described.load()
     monkeypatch.setattr(loaded, "prefixes", PrefixCache(loaded.engine, 0))
     return described
@@ -102,14 +96,14 @@ def test_four_thousand_tokens_come_back_as_a_copy(tmp_path: Path, monkeypatch: p
 
 
 def test_other_tools_instructions_or_models_prefill_anew(
-    model: fm.SystemLanguageModel, saved: Path, tmp_path: Path, path: Path
+    model: fm.SystemLanguageModel, saved: Path, tmp_path: Path, engine_path: Path
 ) -> None:
     no_calls = fm.GenerationOptions(maximum_response_tokens=12, tool_calling_mode="disallowed")
     with_tools = fm.LanguageModelSession.load(saved, model, [look_up])
     plain = fm.LanguageModelSession.from_transcript(fm.LanguageModelSession.load(saved, model).transcript, model, [look_up])
     assert with_tools.respond_blocking("the log", options=no_calls) == plain.respond_blocking("the log", options=no_calls)
     assert with_tools.usage.cached_tokens < model.token_count_blocking(instructions=INSTRUCTIONS)
-    other_kind = write_tiny_bundle if path.name == "native" else write_native_bundle
+    other_kind = write_tiny_bundle if engine_path.name == "native" else write_native_bundle
     for other in (other_kind(tmp_path / "kind"), write_tiny_bundle(tmp_path / "weights", seed=1)):
         described = fm.SystemLanguageModel(bundle=other.path)
         loaded = fm.LanguageModelSession.load(saved, described)
@@ -266,9 +260,9 @@ def test_another_adapter_prefills_anew(tmp_path: Path) -> None:
 
 
 def test_a_draft_model_catches_up_with_a_loaded_session(
-    model: fm.SystemLanguageModel, saved: Path, path: Path, monkeypatch: pytest.MonkeyPatch
+    model: fm.SystemLanguageModel, saved: Path, engine_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafted = fm.SystemLanguageModel(bundle=path, draft=path)
+    drafted = fm.SystemLanguageModel(bundle=engine_path, draft=engine_path)
     loaded = drafted.load()
     assert loaded.drafter is not None
     monkeypatch.setattr(loaded, "prefixes", PrefixCache(loaded.engine, 0))

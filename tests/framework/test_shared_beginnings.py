@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_bundles import computed_tokens, write_native_bundle, write_tiny_bundle
+from tiny_bundles import computed_tokens, write_tiny_bundle
 
 import openafm as fm
 from openafm.runtime.native.engine import NativeEngine
@@ -23,18 +23,12 @@ def look_up(name: str, age: int) -> str:
     return f"{name} is {age}"
 
 
-@pytest.fixture(scope="module", params=["native", "torch"])
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    write = write_native_bundle if request.param == "native" else write_tiny_bundle
-    return write(tmp_path_factory.mktemp("bundles") / request.param).path
-
-
 @pytest.fixture
-def model(path: Path, monkeypatch: pytest.MonkeyPatch) -> fm.SystemLanguageModel:
+def model(engine_path: Path, monkeypatch: pytest.MonkeyPatch) -> fm.SystemLanguageModel:
     """With nothing kept from the test before."""
-    described = fm.SystemLanguageModel(bundle=path)
+    described = fm.SystemLanguageModel(bundle=engine_path)
     loaded = described.load()
-    assert isinstance(loaded.engine, NativeEngine) == (path.name == "native")
+    assert isinstance(loaded.engine, NativeEngine) == (engine_path.name == "native")
     monkeypatch.setattr(loaded, "prefixes", PrefixCache(loaded.engine, 2**28))
     return described
 

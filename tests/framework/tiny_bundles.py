@@ -17,6 +17,8 @@ from openafm.adapters.package import Adapter, write_adapter
 from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
 from openafm.compression.config import QATConfig
 from openafm.compression.deploy import packed_tensors
+from openafm.models.config import DecoderConfig
+from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder
 from openafm.runtime.engine import Engine
 from openafm.runtime.torch_engine import TorchEngine
@@ -24,6 +26,14 @@ from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 
 TEXT = 'the cat {"name":"Mo","age":3,"kind":["red","blue"]} and the dog sat on the mat, no: the log. '
+
+
+def _decoder(config: DecoderConfig, seed: int) -> Decoder:
+    """Of random weights, with an embedding that lets tokens differ."""
+    decoder = config.build(seed=seed)
+    with torch.no_grad():
+        decoder.embedding.normal_(std=0.1, generator=torch.Generator().manual_seed(seed))
+    return decoder
 
 
 def write_tiny_bundle(
@@ -42,9 +52,7 @@ def write_tiny_bundle(
         hidden_dim=48,
         context_length=context_length,
     )
-    decoder = config.build(seed=seed)
-    with torch.no_grad():
-        decoder.embedding.normal_(std=0.1, generator=torch.Generator().manual_seed(seed))
+    decoder = _decoder(config, seed)
     tensors = {name: tensor.detach().numpy().astype(np.float32) for name, tensor in decoder.state_dict().items()}
     return write_bundle(
         path, config=config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors, recovery=recovery
@@ -66,9 +74,7 @@ def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) ->
         hidden_dim=96,
         context_length=context_length,
     )
-    decoder = config.build(seed=seed)
-    with torch.no_grad():
-        decoder.embedding.normal_(std=0.1, generator=torch.Generator().manual_seed(seed))
+    decoder = _decoder(config, seed)
     qat = QATConfig()
     qat.install(decoder)
     return write_bundle(

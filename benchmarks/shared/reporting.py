@@ -1,0 +1,20 @@
+"""How a script hands in what it measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def hand_in(report: dict[str, Any], path: Path, options: argparse.Namespace) -> None:
+    """Print the report, its figures as a table unless `--json` asks for nothing but the object; a full run keeps it."""
+    if not options.quick:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if not options.json:
+        width = max(map(len, report["figures"]), default=0)
+        for key, value in report["figures"].items():
+            print(f"{key:{width}} {value}")
+    print(json.dumps(report))
