@@ -20,7 +20,7 @@ test-all: .venv/installed-test
 test-apple-sdk: .venv/installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m openafm.apple_sdk.suite $(if $(SUITE),--suite "$(SUITE)") $(if $(SWAPPED),--swapped)
 
-# The native runtime under the compiler's sanitizers: memory and undefined behaviour, then threads. Each is compiled first.
+# The native runtime under the compiler's sanitizers: memory and undefined behavior, then threads. Each is compiled first.
 NATIVE := tests/runtime/native
 sanitize: export OMP_NUM_THREADS = 1
 sanitize: .venv/installed-test
@@ -31,7 +31,7 @@ sanitize: .venv/installed-test
 	$(call sanitized,thread)
 
 comma := ,
-# The compiler with what to look for. Less is optimised: that takes half the time to compile, and what is found names its line.
+# The compiler with what to look for. Less is optimized: that takes half the time to compile, and what is found names its line.
 sanitizing = $(CXX) -O1 -g -fsanitize=$(1) -fno-sanitize-recover=all
 # The library, and a process without Python that does to it what programs may do.
 define sanitized

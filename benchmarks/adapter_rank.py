@@ -45,7 +45,7 @@ from openafm.recipes.run import prepare_run
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import StepBudget, TrainerConfig
-from openafm.training.objectives import NextToken
+from openafm.training.objectives.base import NextToken
 from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 

@@ -34,9 +34,9 @@ import numpy as np
 from shared.reporting import hand_in
 from synthetic import add_bundle_options, synthetic_bundle
 
-from openafm.runtime.generation import Generation, generate
+from openafm.runtime.decoding.generation import Generation, generate
+from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.sampling import GreedyConfig
 
 NUM_SESSIONS, NUM_THREADS, SEED, PROMPT_TOKENS = (1, 2, 4, 8, 16), 2, 0, 16
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "batching.json"

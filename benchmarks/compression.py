@@ -1,7 +1,7 @@
 """Every way to few bits in one table: the held-out loss after it, and all the bits it takes, on the same trained models.
 
 `on_device.micro` is trained on the built-in corpus until its held-out loss hardly falls, with three seeds. Post-training
-methods start from that; quantisation-aware training goes on from it for some steps, and so does its control in full
+methods start from that; quantization-aware training goes on from it for some steps, and so does its control in full
 precision, which its gap is to. A loss is the mean over seeds, on conversations that were not trained on; each seed's is in
 the JSON. Bits count codes, scales and minima, per number of what the row compresses: the layers' matrices, the embedding, or
 keys and values. Peers: rounding to nearest, HQQ (where the package `hqq` is installed: the extra `bench`), GPTQ.

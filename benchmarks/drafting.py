@@ -37,14 +37,14 @@ from numpy.typing import NDArray
 from shared.reporting import hand_in
 from synthetic import NUM_LAYERS, add_bundle_options, synthetic_bundle
 
-from openafm.runtime.engine import Cache, Engine
-from openafm.runtime.generation import Generation, generate
+from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.step_costs import StepCosts
+from openafm.runtime.decoding.generation import Generation, generate
+from openafm.runtime.decoding.pace import Pace, TimedPace, TimedPaceConfig
+from openafm.runtime.decoding.sampling import GreedyConfig
+from openafm.runtime.decoding.speculation import Drafter
+from openafm.runtime.engines.base import Cache, Engine
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.pace import Pace, TimedPace, TimedPaceConfig
-from openafm.runtime.pending import Piece
-from openafm.runtime.sampling import GreedyConfig
-from openafm.runtime.speculation import Drafter
-from openafm.runtime.step_costs import StepCosts
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "drafting.json"
 ACCEPTANCES = (0.0, 0.3, 0.5, 0.75, 0.9)

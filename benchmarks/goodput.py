@@ -37,8 +37,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from openafm.training.goodput import FILE, Goodput, goodput, read_accounts
-from openafm.training.metrics import read_metrics
+from openafm.training.observability.goodput import FILE, Goodput, goodput, read_accounts
+from openafm.training.observability.metrics import read_metrics
 
 REPORTS = Path(__file__).parents[1] / "docs" / "benchmarks"
 RANKS = 2
@@ -229,7 +229,7 @@ def daly_goodput(mtbf_s: float, interval_s: float, checkpoint_s: float, restart_
 
 
 def write_text(folder: Path) -> None:
-    """A corpus of words in no order: what is learnt does not matter here."""
+    """A corpus of words in no order: what is learned does not matter here."""
     chance = random.Random(0)
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(3000)]
     folder.mkdir()

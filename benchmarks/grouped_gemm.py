@@ -53,7 +53,7 @@ def main() -> None:
 
     module = ExpertsConfig(num_experts=NUM_EXPERTS, hidden_dim=HIDDEN_DIM).build(DIM)
     assert isinstance(module, Experts)
-    module.initialise(torch.Generator().manual_seed(0), residual_scale=1.0)
+    module.initialize(torch.Generator().manual_seed(0), residual_scale=1.0)
     figures: dict[str, float] = {}
     for name, dtype in DTYPES.items():
         for num_tokens in token_counts:

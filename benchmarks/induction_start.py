@@ -23,7 +23,7 @@ from openafm.data.loader import SourceConfig
 from openafm.recipes.config import CopiesCorpusConfig, build_run
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.training.config import PlainStart, StartConfig, StepBudget, TrainerConfig
-from openafm.training.metrics import read_metrics
+from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import train
 
 NUM_STEPS = 400

@@ -37,7 +37,7 @@ from openafm.compression.keys_values import keep_in
 from openafm.models.accounting import all_global, kv_bytes
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import named_size
-from openafm.runtime.kv_cache import TorchCache
+from openafm.runtime.engines.kv_cache import TorchCache
 
 NUM_TOKENS, STEP_TOKENS = 65_536, 512
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "kv_cache.json"

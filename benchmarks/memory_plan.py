@@ -41,7 +41,6 @@ import numpy as np
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.sizes import named_size
-from openafm.training.chips import CHIPS, Precision
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
@@ -52,8 +51,9 @@ from openafm.training.config import (
     StepBudget,
     TrainerConfig,
 )
-from openafm.training.device_memory import Memory
-from openafm.training.plan import Axes, Workload, make_plan
+from openafm.training.planning.chips import CHIPS, Precision
+from openafm.training.planning.device_memory import Memory
+from openafm.training.planning.plan import Axes, Workload, make_plan
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "memory_plan.json"
 STEPS, SEED, MIB = 3, 0, 1 << 20

@@ -30,7 +30,7 @@ from openafm.models.attention_context import AttentionContext
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import named_size, shared_kv_decoder
-from openafm.runtime.torch_engine import TorchEngine
+from openafm.runtime.engines.torch_engine import TorchEngine
 
 PROMPT_TOKENS, SEED = 1024, 0
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "prefill_bypass.json"

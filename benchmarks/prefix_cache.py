@@ -38,9 +38,9 @@ from shared.reporting import hand_in
 
 import openafm as fm
 from openafm.bundle import Bundle, open_bundle, shipped_bundle, write_bundle
-from openafm.framework.loaded_model import LoadedModel
+from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.models.sizes import named_size
-from openafm.runtime.prefix_cache import PrefixCache
+from openafm.runtime.engines.prefix_cache import PrefixCache
 from openafm.tokenizer.chat_template import ChatTemplate
 
 OPENING_TOKENS, CONTEXT_LENGTH, NUM_LAYERS, QUICK_LAYERS = 4096, 8192, 56, 7

@@ -1,6 +1,6 @@
 """How much of a model's scores survives compression (report Table 3), for both of the report's ways.
 
-`on_device.nano` in full precision; the same with 2-bit weights after quantisation-aware training, a 4-bit embedding, 8-bit
+`on_device.nano` in full precision; the same with 2-bit weights after quantization-aware training, a 4-bit embedding, 8-bit
 activations, keys and values and a recovery adapter (on-device); and in ASTC 6x6 with its top singular vectors in an adapter
 that is then trained (server). Retention is the compressed score over the uncompressed one, mean over the held-out tasks in
 which the uncompressed model is at least ten points above every baseline, or where there is none over event extraction, which

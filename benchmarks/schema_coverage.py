@@ -38,7 +38,7 @@ import openafm as fm
 from openafm.core.files import write_json
 from openafm.core.progress import progress
 from openafm.data.synthetic import SyntheticConfig, generate
-from openafm.runtime.grammar import GrammarCompiler
+from openafm.runtime.decoding.grammar import GrammarCompiler
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema

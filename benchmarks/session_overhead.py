@@ -40,10 +40,10 @@ import torch
 from shared.reporting import hand_in
 
 import openafm as fm
-from openafm.framework.local_executor import LocalExecutor
-from openafm.runtime.engine import Engine
-from openafm.runtime.generation import generate
-from openafm.runtime.sampling import GreedyConfig
+from openafm.framework.backends.local_executor import LocalExecutor
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.sampling import GreedyConfig
+from openafm.runtime.engines.base import Engine
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import Instructions, UserTurn
 
@@ -89,7 +89,7 @@ def main() -> None:
     figures = run(setting)
     report = {
         "figures": figures,
-        "peer": "the engine itself: openafm.runtime.generation.generate on the same tokens",
+        "peer": "the engine itself: openafm.runtime.decoding.generation.generate on the same tokens",
         "setting": vars(setting) | {"threads": 1, "torch": torch.__version__, "machine": platform.machine()},
     }
     hand_in(report, REPORT, options)

@@ -38,9 +38,9 @@ from openafm.models.accounting import num_parameters
 from openafm.recipes.config import CorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.drafting import Answerer, DraftedAnswer, Question, draft_report, draft_run, questions
 from openafm.recipes.run import run_recipe
-from openafm.runtime.engines import open_engine
-from openafm.runtime.pace import GivenPaceConfig
-from openafm.runtime.speculation import Drafter
+from openafm.runtime.decoding.pace import GivenPaceConfig
+from openafm.runtime.decoding.speculation import Drafter
+from openafm.runtime.engines.selection import open_engine
 from openafm.training.config import StepBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "speculation.json"

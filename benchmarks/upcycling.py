@@ -55,12 +55,12 @@ from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
-from openafm.training.objective_config import CachedDistillationConfig, NextTokenConfig, ObjectiveConfig
-from openafm.training.objectives import NextToken
+from openafm.training.objectives.base import NextToken
+from openafm.training.objectives.config import CachedDistillationConfig, NextTokenConfig, ObjectiveConfig
+from openafm.training.objectives.teacher_logits import write_teacher_logits
 from openafm.training.run import load_trained, train
 from openafm.training.schedules import WarmupStableDecay
 from openafm.training.state import fresh_state
-from openafm.training.teacher_logits import write_teacher_logits
 from openafm.training.trainer import Trainer
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "upcycling.json"

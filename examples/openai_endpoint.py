@@ -16,7 +16,7 @@ import openafm as fm
 
 
 @fm.generable
-class Colour:
+class Color:
     name: str = fm.guide(anyOf=["red", "green", "blue"])
     warm: bool
 
@@ -43,10 +43,10 @@ class Stub(BaseHTTPRequestHandler):
 
 
 def talk_to(model: fm.LanguageModel) -> None:
-    session = fm.LanguageModelSession("You know colours.", model)
-    for snapshot in session.stream_blocking("Which colour is warm?"):
+    session = fm.LanguageModelSession("You know colors.", model)
+    for snapshot in session.stream_blocking("Which color is warm?"):
         print(snapshot)
-    print(session.respond_blocking("Describe it", generating=Colour))
+    print(session.respond_blocking("Describe it", generating=Color))
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Speculation: a draft model proposes tokens, the model checks several at a time. The same answer, in less time.
 
-Drafts are made as far as they save time on this machine, which is learnt while tokens come: few or none in the first answer.
+How many tokens are drafted is learned while the model answers: few or none in the first answer.
 
 python examples/speculation.py             # the shipped model drafts for itself, which saves nothing and so is left alone
 python examples/speculation.py my_draft    # or a draft model: `openafm adapter draft-train`, recipe on_device.draft

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from openafm.compression.keys_values import IntPerTokenHead
 from openafm.compression.post_training.config import ClippedConfig, GPTQConfig, GroupConfig, RoundToNearestConfig
-from openafm.compression.post_training.groups import GroupQuantised
+from openafm.compression.post_training.groups import GroupQuantized
 from openafm.models.attention import KeysValues
 from openafm.models.decoder import Decoder
 
@@ -66,20 +66,20 @@ def _kv(bits: int) -> Callable[[Setting], Compressed]:
 
 def _rounded(config: GroupConfig) -> Callable[[Setting], Compressed]:
     def compress(name: str, weight_RC: Tensor) -> Values:
-        return _values(config.quantise(weight_RC.numpy(), name))
+        return _values(config.quantize(weight_RC.numpy(), name))
 
     return lambda setting: each_matrix(setting.base.decoder, compress)
 
 
 def _gptq(config: GPTQConfig) -> Callable[[Setting], Compressed]:
     def compress(name: str, weight_RC: Tensor, moment_CC: Tensor) -> Values:
-        return _values(config.quantise(weight_RC, moment_CC, name))
+        return _values(config.quantize(weight_RC, moment_CC, name))
 
     return lambda setting: layer_by_layer(setting, compress)
 
 
 def _hqq(bits: int, group: int) -> Callable[[Setting], Compressed]:
-    """The package's own quantiser; scale and zero are rounded to fp16 and count so."""
+    """The package's own quantizer; scale and zero are rounded to fp16 and count so."""
     from hqq.core.quantize import Quantizer
 
     def compress(name: str, weight_RC: Tensor) -> Values:
@@ -95,13 +95,13 @@ def _hqq(bits: int, group: int) -> Callable[[Setting], Compressed]:
 def _embedding(config: GroupConfig) -> Callable[[Setting], Compressed]:
     def compress(setting: Setting) -> Compressed:
         decoder = copy.deepcopy(setting.base.decoder)
-        quantised = config.quantise(decoder.embedding.detach().numpy(), "embedding")
+        quantized = config.quantize(decoder.embedding.detach().numpy(), "embedding")
         with torch.no_grad():
-            decoder.embedding.copy_(torch.from_numpy(quantised.dequantise()))
-        return Compressed(decoder=decoder, bits_per_weight=quantised.bits_per_weight)
+            decoder.embedding.copy_(torch.from_numpy(quantized.dequantize()))
+        return Compressed(decoder=decoder, bits_per_weight=quantized.bits_per_weight)
 
     return compress
 
 
-def _values(quantised: GroupQuantised) -> Values:
-    return Values(weight=torch.from_numpy(quantised.dequantise()), bits=quantised.bits_per_weight * quantised.codes_RC.size)
+def _values(quantized: GroupQuantized) -> Values:
+    return Values(weight=torch.from_numpy(quantized.dequantize()), bits=quantized.bits_per_weight * quantized.codes_RC.size)

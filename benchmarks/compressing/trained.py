@@ -29,14 +29,14 @@ from openafm.training.config import (
     StepBudget,
     TrainerConfig,
 )
-from openafm.training.objectives import NextToken
+from openafm.training.objectives.base import NextToken
 from openafm.training.schedules import WarmupCosine
 from openafm.training.state import PreparedModel, TrainingState
 from openafm.training.trainer import Trainer
 
 ROW_TOKENS = 1024
 SETTLED = WarmupCosine(final=0.0)
-EXTRA_OPTIMIZER = AdamWConfig(learning_rate=1e-3, weight_decay=0.0)  # as the recipe of quantisation-aware training
+EXTRA_OPTIMIZER = AdamWConfig(learning_rate=1e-3, weight_decay=0.0)  # as the recipe of quantization-aware training
 EXTRA_AVERAGE = EMAConfig(decay=0.98)
 
 
@@ -108,7 +108,7 @@ def train_base(model: DecoderConfig, data: Data, size: Size, seed: int) -> Base:
 
 
 def train_further(base: Base, data: Data, size: Size, qat: QATConfig | None) -> Decoder:
-    """A copy of the base trained `extra_steps` more, under quantisation awareness or, as control, as it is.
+    """A copy of the base trained `extra_steps` more, under quantization awareness or, as control, as it is.
 
     Optimizer, data and steps are the same for all; the averaged weights are what counts.
     """

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict, Un
 import pydantic
 
 import openafm as fm
-from openafm.framework.formatted_types import URL
+from openafm.framework.schema.types.formatted import URL
 
 Judge = Callable[[Any], bool]
 

@@ -30,13 +30,13 @@ import torch
 from openafm.bundle import Bundle, open_bundle, resolve_model
 from openafm.data.synthetic.corpus import SyntheticConfig, example
 from openafm.runtime.agreement import Agreement, agreement
-from openafm.runtime.engine import Engine
-from openafm.runtime.generation import generate
-from openafm.runtime.grammar import GrammarCompiler
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.grammar import GrammarCompiler
+from openafm.runtime.decoding.sampling import GreedyConfig
+from openafm.runtime.engines.base import Engine
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import kernel_names, native_library
-from openafm.runtime.sampling import GreedyConfig
-from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.conversation import AssistantTurn
 from openafm.tokenizer.template import opened
 

@@ -23,12 +23,12 @@ from ours import decode, prefilled, tokens_of
 
 from openafm.bundle import Bundle, open_bundle
 from openafm.models.config import DecoderConfig
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.doctor import bytes_per_token
-from openafm.runtime.generation import generate
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import native_library
 from openafm.runtime.native.weights import matrices
-from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
 
 BATCH = 8
 CHOICES: dict[str, SamplingConfig] = {"": GreedyConfig(), "_random": RandomConfig(top_k=50, top_p=0.9, seed=0)}

@@ -18,11 +18,11 @@ from measuring import Figures, Setting, median, rounded
 from ours import tokens_of
 
 from openafm.bundle import Bundle, open_bundle
-from openafm.runtime.engine import Engine
-from openafm.runtime.generation import generate
-from openafm.runtime.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig
+from openafm.runtime.engines.base import Engine
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.sampling import GreedyConfig, RandomConfig
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
 

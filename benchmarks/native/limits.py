@@ -3,7 +3,7 @@
 `gemm_peak_share` is our product of 6656x2048 with 512 tokens, the rounding of its activations included, to the most 8-bit
 products that the processor makes from its registers (vpdpbusd), in CPU time of one thread. Beside it 128 and 256 tokens, and
 one token, `matvec_us`, over more matrices than caches hold, against onnxruntime's 2-bit MatMulNBits (groups of 128, 8-bit
-activations) and torch's dynamically quantised 8-bit Linear on the same shape.
+activations) and torch's dynamically quantized 8-bit Linear on the same shape.
 """
 
 from __future__ import annotations

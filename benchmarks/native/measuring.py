@@ -1,6 +1,6 @@
 """How the sections of native_runtime.py measure: sides that alternate in short segments, and what their times come to.
 
-On one thread a time is CPU time of the process that computes, which neighbours on the machine disturb less; on more it is
+On one thread a time is CPU time of the process that computes, which neighbors on the machine disturb less; on more it is
 wall time. Of many equal steps the 12th percentile stands for the machine undisturbed; the median is told beside it.
 """
 

@@ -9,9 +9,9 @@ import numpy as np
 from measuring import Times, timed
 
 from openafm.bundle import Bundle
-from openafm.runtime.engine import Engine, Sequence
+from openafm.runtime.engines.base import Engine, Sequence
+from openafm.runtime.engines.snapshot import read_snapshot, write_snapshot
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.snapshot import read_snapshot, write_snapshot
 
 _SEED_TOKENS = 64  # whose keys and values are repeated where a long context is asked for
 

@@ -98,8 +98,8 @@ def stream(bundle: str) -> None:
 def generate_twice(path: str) -> None:
     """Without a grammar up to the first token, then under one."""
     from openafm.bundle import open_bundle
-    from openafm.runtime.engines import open_engine
-    from openafm.runtime.prefill import prefill
+    from openafm.runtime.decoding.prefill import prefill
+    from openafm.runtime.engines.selection import open_engine
     from openafm.tokenizer.conversation import UserTurn
 
     bundle = open_bundle(path)
@@ -113,9 +113,9 @@ def generate_twice(path: str) -> None:
         return
 
     from openafm.models.accounting import kv_bytes
-    from openafm.runtime.generation import generate
-    from openafm.runtime.grammar import GrammarCompiler
-    from openafm.runtime.sampling import GreedyConfig
+    from openafm.runtime.decoding.generation import generate
+    from openafm.runtime.decoding.grammar import GrammarCompiler
+    from openafm.runtime.decoding.sampling import GreedyConfig
 
     sequence = engine.new_sequence()
     answer = generate(

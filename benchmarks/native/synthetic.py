@@ -95,7 +95,7 @@ def random_tensors(config: DecoderConfig) -> dict[str, NDArray[Any]]:
     generator = np.random.default_rng(_SEED)
     tensors: dict[str, NDArray[Any]] = {}
     for name, (num_outputs, num_inputs) in matrices(config).items():
-        # What is added to the states stays as small as in a model whose layers were initialised by their number.
+        # What is added to the states stays as small as in a model whose layers were initialized by their number.
         share = 1 / sqrt(2 * len(config.layers)) if name.rpartition(".")[2] in ("output", "down") else 1.0
         scale = share / (sqrt(num_inputs) * _LEVEL_STD)
         tensors[f"{name}.weight"] = _random_bytes(generator, (num_outputs, num_inputs // 4))

@@ -11,13 +11,13 @@ import torch
 
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder
-from openafm.runtime.engine import ContextWindowError
-from openafm.runtime.generation import generate
-from openafm.runtime.grammar import Grammar, GrammarCompiler
-from openafm.runtime.pace import GivenPaceConfig
-from openafm.runtime.sampling import GreedyConfig, RandomConfig
-from openafm.runtime.speculation import Drafter
-from openafm.runtime.torch_engine import TorchEngine
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.pace import GivenPaceConfig
+from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig
+from openafm.runtime.decoding.speculation import Drafter
+from openafm.runtime.engines.base import ContextWindowError
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import NUM_SPECIAL_TOKENS, Tokenizer
 
 CONTEXT_LENGTH = 96

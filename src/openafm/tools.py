@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.framework.mcp_tools import McpError, McpToolError, from_mcp, serve_mcp, serve_mcp_stdio
-from openafm.framework.tool import Tool, by_name
+from openafm.framework.tools.mcp import McpError, McpToolError, from_mcp, serve_mcp, serve_mcp_stdio
+from openafm.framework.tools.tool import Tool, by_name
 
 __all__ = ["McpError", "McpToolError", "from_mcp", "serve_mcp", "serve_mcp_stdio"]
 

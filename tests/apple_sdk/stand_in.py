@@ -9,8 +9,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
-from openafm.framework.errors import ExceededContextWindowSizeError, GenerationCancelledError
-from openafm.framework.language_model import (
+from openafm.framework.backends.language_model import (
     Answer,
     AnswerRequest,
     Event,
@@ -19,7 +18,8 @@ from openafm.framework.language_model import (
     ToolCallPiece,
     Usage,
 )
-from openafm.framework.model import SystemLanguageModel
+from openafm.framework.backends.system_model import SystemLanguageModel
+from openafm.framework.errors import ExceededContextWindowSizeError, GenerationCancelledError
 from openafm.tokenizer.conversation import AssistantTurn, JsonSchema, ToolCall, ToolTurn, Turn
 
 CONTEXT_WORDS = 4096

@@ -42,7 +42,7 @@ def make_source(root, version, name="apple-fm-sdk"):
     (root / "PKG-INFO").write_text(
         f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}\nProject-URL: Source, /somewhere\n"
     )
-    (root / "LICENSE.md").write_text("licence")
+    (root / "LICENSE.md").write_text("license")
     return root
 
 

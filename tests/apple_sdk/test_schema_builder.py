@@ -7,8 +7,8 @@ import pytest
 
 from openafm.apple_sdk import binding as lib
 from openafm.apple_sdk.handles import HANDLES
-from openafm.framework.content import GeneratedContent
 from openafm.framework.errors import GenerationErrorCode
+from openafm.framework.schema.content import GeneratedContent
 
 pytestmark = pytest.mark.usefixtures("stand_in", "no_leaks")
 
@@ -58,7 +58,7 @@ def test_references_to_others_and_to_itself():
     home = client.schema(
         "Home",
         client.prop("cats", "array<Cat>"),
-        client.prop("favourite", "Cat", optional=True),
+        client.prop("favorite", "Cat", optional=True),
         client.prop("annexes", "array<Home>"),
         references=(cat,),
     )

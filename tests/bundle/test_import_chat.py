@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from openafm.bundle.hugging_face import UnsupportedCheckpointError
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
-from openafm.runtime.grammar import Grammar, GrammarCompiler
-from openafm.runtime.sampling import RandomConfig
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.sampling import RandomConfig
 from openafm.tokenizer.bpe import TokenizerFileError
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
 from openafm.tokenizer.imported import ImportedTokenizer, UnsupportedTokenizerError, read_tokenizer
@@ -219,9 +219,9 @@ def test_answers_are_read_back(family: str, text: str) -> None:
     prompt = template.generation_prompt(tokenizer)
     assert encoded.tokens[: len(prompt)] == prompt
     assert not any(encoded.loss_mask[: len(prompt)])
-    learnt = [token for token, is_learnt in zip(encoded.tokens, encoded.loss_mask, strict=True) if is_learnt]
-    assert learnt[-1] == template.stop_token(tokenizer)
-    for tokens in (encoded.tokens, learnt, learnt[:-1]):
+    learned = [token for token, is_learned in zip(encoded.tokens, encoded.loss_mask, strict=True) if is_learned]
+    assert learned[-1] == template.stop_token(tokenizer)
+    for tokens in (encoded.tokens, learned, learned[:-1]):
         assert template.parse_assistant(tokenizer, tokens) == turn
 
 

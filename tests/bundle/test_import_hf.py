@@ -19,9 +19,9 @@ from openafm.bundle.hugging_face import CheckpointError, UnsupportedCheckpointEr
 from openafm.bundle.hugging_face.config import decoder_config
 from openafm.bundle.tensor_file import read_tensors
 from openafm.models.config import RotaryConfig
-from openafm.runtime.generation import generate
-from openafm.runtime.sampling import GreedyConfig
-from openafm.runtime.torch_engine import TorchEngine
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.sampling import GreedyConfig
+from openafm.runtime.engines.torch_engine import TorchEngine
 
 TOLERANCE, POWER = 1e-4, 1e-2
 PROMPT = torch.randint(0, VOCAB_ROWS, (1, 96), generator=torch.Generator().manual_seed(1))
@@ -153,7 +153,7 @@ def test_the_copy_of_a_tied_head_is_left_out(tmp_path: Path) -> None:
 
 UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"model_type": "gemma3_text"}, "gemma3_text.*imports llama, qwen2"),
-    "quantised": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised .gptq"),
+    "quantized": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized .gptq"),
     "experts": ({"num_experts": 8}, "mixture of experts"),
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "scaling 'yarn'"),
     "old yarn": ({"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'"),

@@ -14,7 +14,7 @@ import pytest
 
 from openafm.bundle import open_bundle
 from openafm.cli.main import run
-from openafm.training.checkpoint import open_checkpoint
+from openafm.training.checkpoints.checkpoint import open_checkpoint
 
 CHANGES = {
     "tokenizer.vocab_size": "320",

@@ -25,7 +25,7 @@ def test_the_table_says_what_a_person_asks(capsys: pytest.CaptureFixture[str]) -
         "kept by the allocator",
         "all-to-all",
         "tpu-v5p: 459 TFLOP/s, 600 GB/s in a slice, 6.25 GB/s across",
-        "model FLOPs utilisation implied",
+        "model FLOPs utilization implied",
     ):
         assert words in table
     assert max(map(len, table.splitlines())) < 160

@@ -10,7 +10,7 @@ from torch import Tensor
 from openafm.compression.errors import UncompressibleWeightError
 from openafm.compression.post_training.calibration import CalibrationError
 from openafm.compression.post_training.config import ClippedConfig, GPTQConfig
-from openafm.compression.post_training.groups import GroupQuantised, MinMaxRange, quantise_groups
+from openafm.compression.post_training.groups import GroupQuantized, MinMaxRange, quantize_groups
 from openafm.core.config import ConfigError
 from openafm.core.errors import UsageError
 
@@ -28,13 +28,13 @@ def correlated_moment(power: float = 1.0, seed: int = 1) -> Tensor:
     return basis @ torch.diag(torch.arange(1, NUM_INPUTS + 1) ** -power) @ basis.T
 
 
-def output_error(quantised: GroupQuantised, weight_RC: Tensor, moment_CC: Tensor) -> float:
+def output_error(quantized: GroupQuantized, weight_RC: Tensor, moment_CC: Tensor) -> float:
     """||(W - W~) X|| / ||W X||."""
-    error_RC = torch.from_numpy(quantised.dequantise()) - weight_RC
+    error_RC = torch.from_numpy(quantized.dequantize()) - weight_RC
     return float(((error_RC @ moment_CC * error_RC).sum() / (weight_RC @ moment_CC * weight_RC).sum()).sqrt())
 
 
-def optimal_brain_quantisation(weight_RC: Tensor, moment_CC: Tensor, config: GPTQConfig) -> np.ndarray:
+def optimal_brain_quantization(weight_RC: Tensor, moment_CC: Tensor, config: GPTQConfig) -> np.ndarray:
     """The same greedy rounding by explicit removal of each column from the inverse, as in Optimal Brain Surgeon."""
     rest_RC = weight_RC.double().clone()
     inverse_CC = torch.linalg.inv(
@@ -55,9 +55,9 @@ def optimal_brain_quantisation(weight_RC: Tensor, moment_CC: Tensor, config: GPT
 @pytest.mark.parametrize(("bits", "group"), [(2, 64), (3, 32), (4, 48)])
 def test_equals_the_unblocked_algorithm(bits: int, group: int) -> None:
     config = GPTQConfig(bits=bits, group=group)
-    quantised = config.quantise(weight(), correlated_moment())
-    expected_RC = optimal_brain_quantisation(weight(), correlated_moment(), config)
-    equal = np.isclose(quantised.dequantise(), expected_RC, atol=1e-3)
+    quantized = config.quantize(weight(), correlated_moment())
+    expected_RC = optimal_brain_quantization(weight(), correlated_moment(), config)
+    equal = np.isclose(quantized.dequantize(), expected_RC, atol=1e-3)
     assert equal.mean() > 0.999  # a rounding error may tip a number that lies between two levels
 
 
@@ -65,18 +65,18 @@ def test_equals_the_unblocked_algorithm(bits: int, group: int) -> None:
 @pytest.mark.parametrize("order", ["given", "activation"])
 def test_correlated_inputs_lose_less_than_by_rounding(bits: int, order: str) -> None:
     moment_CC = correlated_moment()
-    rounded = ClippedConfig(bits=bits, group=32).quantise(weight().numpy())
-    quantised = GPTQConfig(bits=bits, group=32, order=order).quantise(weight(), moment_CC)
-    assert output_error(quantised, weight(), moment_CC) < 0.8 * output_error(rounded, weight(), moment_CC)
-    assert quantised.bits_per_weight == rounded.bits_per_weight == bits + 1
+    rounded = ClippedConfig(bits=bits, group=32).quantize(weight().numpy())
+    quantized = GPTQConfig(bits=bits, group=32, order=order).quantize(weight(), moment_CC)
+    assert output_error(quantized, weight(), moment_CC) < 0.8 * output_error(rounded, weight(), moment_CC)
+    assert quantized.bits_per_weight == rounded.bits_per_weight == bits + 1
 
 
 @pytest.mark.parametrize("order", ["given", "activation"])
 def test_uncorrelated_inputs_are_rounded_one_by_one(order: str) -> None:
     moment_CC = torch.diag(torch.linspace(1, 2, NUM_INPUTS))
-    quantised = GPTQConfig(bits=3, group=32, order=order).quantise(weight(), moment_CC)
-    rounded = ClippedConfig(bits=3, group=32).quantise(weight().numpy())
-    np.testing.assert_array_equal(quantised.dequantise(), rounded.dequantise())
+    quantized = GPTQConfig(bits=3, group=32, order=order).quantize(weight(), moment_CC)
+    rounded = ClippedConfig(bits=3, group=32).quantize(weight().numpy())
+    np.testing.assert_array_equal(quantized.dequantize(), rounded.dequantize())
 
 
 def test_activation_order_rounds_the_strongest_input_before_it_can_change() -> None:
@@ -85,23 +85,23 @@ def test_activation_order_rounds_the_strongest_input_before_it_can_change() -> N
     strength_C[100] = 30.0
     moment_CC = strength_C[:, None] * moment_CC * strength_C
     config = GPTQConfig(bits=3, group=32, order="activation", range=MinMaxRange())
-    rounded = quantise_groups(weight().numpy(), bits=3, group=32, range=MinMaxRange())
-    quantised = config.quantise(weight(), moment_CC)
-    np.testing.assert_array_equal(quantised.codes_RC[:, 100], rounded.codes_RC[:, 100])
-    np.testing.assert_array_equal(quantised.scale_RG, rounded.scale_RG)
+    rounded = quantize_groups(weight().numpy(), bits=3, group=32, range=MinMaxRange())
+    quantized = config.quantize(weight(), moment_CC)
+    np.testing.assert_array_equal(quantized.codes_RC[:, 100], rounded.codes_RC[:, 100])
+    np.testing.assert_array_equal(quantized.scale_RG, rounded.scale_RG)
 
 
 def test_the_scale_of_the_moment_does_not_matter() -> None:
-    one = GPTQConfig(bits=3, group=32).quantise(weight(), correlated_moment())
-    other = GPTQConfig(bits=3, group=32).quantise(weight(), 1024 * correlated_moment())
+    one = GPTQConfig(bits=3, group=32).quantize(weight(), correlated_moment())
+    other = GPTQConfig(bits=3, group=32).quantize(weight(), 1024 * correlated_moment())
     np.testing.assert_array_equal(one.codes_RC, other.codes_RC)
 
 
 def test_inputs_that_are_always_zero_are_no_obstacle() -> None:
     moment_CC = correlated_moment()
     moment_CC[5], moment_CC[:, 5] = 0, 0
-    quantised = GPTQConfig(bits=4, group=32).quantise(weight(), moment_CC)
-    assert np.isfinite(quantised.dequantise()).all()
+    quantized = GPTQConfig(bits=4, group=32).quantize(weight(), moment_CC)
+    assert np.isfinite(quantized.dequantize()).all()
 
 
 @pytest.mark.parametrize(
@@ -111,19 +111,19 @@ def test_inputs_that_are_always_zero_are_no_obstacle() -> None:
 )
 def test_a_moment_that_is_not_positive_definite_is_refused(moment_CC: Tensor) -> None:
     with pytest.raises(CalibrationError, match="second moment of up's inputs is not positive"):
-        GPTQConfig().quantise(weight(), moment_CC, "up")
+        GPTQConfig().quantize(weight(), moment_CC, "up")
 
 
 def test_a_moment_of_another_size_is_refused() -> None:
     with pytest.raises(UsageError, match="128 inputs"):
-        GPTQConfig().quantise(weight(), torch.eye(4))
+        GPTQConfig().quantize(weight(), torch.eye(4))
 
 
 def test_a_weight_that_is_not_finite_is_refused() -> None:
     broken = weight()
     broken[3, 3] = torch.inf
     with pytest.raises(UncompressibleWeightError, match="up"):
-        GPTQConfig().quantise(broken, correlated_moment(), "up")
+        GPTQConfig().quantize(broken, correlated_moment(), "up")
 
 
 @pytest.mark.parametrize("values", [{"bits": 1}, {"group": 1}, {"damping": -0.1}])

@@ -52,7 +52,7 @@ def logits(decoder: Decoder, of: Batch) -> Tensor:
     return decoder(torch.from_numpy(of.tokens_BS), PackedDocuments(of.documents, 2, 16))
 
 
-def test_the_first_matrices_see_the_normalised_embedding_of_real_tokens(decoder: Decoder) -> None:
+def test_the_first_matrices_see_the_normalized_embedding_of_real_tokens(decoder: Decoder) -> None:
     moments = collect_second_moments(decoder, [batch()])
     x_BSD = decoder.layers[0].attention_norm(decoder.embed(torch.from_numpy(batch().tokens_BS)))
     x_ND = torch.cat([x_BSD[d.row, d.start : d.stop] for d in DOCUMENTS])
@@ -130,7 +130,7 @@ def test_gptq_through_a_whole_decoder(decoder: Decoder) -> None:
     before = logits(decoder, batch())
 
     def compress(name: str, weight_RC: Tensor, moment_CC: Tensor) -> Tensor:
-        return torch.from_numpy(GPTQConfig(bits=8, group=16).quantise(weight_RC, moment_CC, name).dequantise())
+        return torch.from_numpy(GPTQConfig(bits=8, group=16).quantize(weight_RC, moment_CC, name).dequantize())
 
     compress_linears(decoder, [batch(seed) for seed in range(3)], compress)
     difference = (logits(decoder, batch()) - before).abs().max()

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from openafm.compression.errors import UncompressibleWeightError
-from openafm.compression.fake_quant_embedding import fake_quantise_embedding
+from openafm.compression.fake_quant_embedding import fake_quantize_embedding
 from openafm.compression.int4_embedding import (
     EmbeddingFormatError,
     Int4Embedding,
     pack_nibbles,
-    quantise_embedding,
+    quantize_embedding,
     unpack_nibbles,
 )
 from openafm.compression.post_training.config import ClippedConfig, GroupConfig, RoundToNearestConfig
@@ -28,7 +28,7 @@ def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def relative_error(weight_RC: np.ndarray, config: GroupConfig) -> float:
-    return float(np.linalg.norm(config.quantise(weight_RC).dequantise() - weight_RC) / np.linalg.norm(weight_RC))
+    return float(np.linalg.norm(config.quantize(weight_RC).dequantize() - weight_RC) / np.linalg.norm(weight_RC))
 
 
 @pytest.mark.parametrize(
@@ -49,24 +49,24 @@ def test_two_bits_clipped() -> None:
 def test_a_shorter_last_group_has_its_own_levels(config: GroupConfig) -> None:
     weight_RC = gaussian(7, 150)
     weight_RC[:, 128:] *= 1000
-    quantised = config.quantise(weight_RC)
-    assert quantised.scale_RG.shape == (7, 3)
-    assert quantised.bits_per_weight == 5 + 32 * 3 / 150
-    alone = config.quantise(weight_RC[:, 128:])
-    np.testing.assert_array_equal(quantised.dequantise()[:, 128:], alone.dequantise())
+    quantized = config.quantize(weight_RC)
+    assert quantized.scale_RG.shape == (7, 3)
+    assert quantized.bits_per_weight == 5 + 32 * 3 / 150
+    alone = config.quantize(weight_RC[:, 128:])
+    np.testing.assert_array_equal(quantized.dequantize()[:, 128:], alone.dequantize())
 
 
 def test_min_max_errors_are_at_most_half_a_step() -> None:
     weight_RC = gaussian(16, 96)
-    quantised = RoundToNearestConfig(bits=8, group=32).quantise(weight_RC)
-    steps_RC = quantised.scale_RG.astype(np.float32).repeat(32, axis=1)
-    assert (np.abs(quantised.dequantise() - weight_RC) <= 0.6 * steps_RC).all()  # fp16 ends take the rest
+    quantized = RoundToNearestConfig(bits=8, group=32).quantize(weight_RC)
+    steps_RC = quantized.scale_RG.astype(np.float32).repeat(32, axis=1)
+    assert (np.abs(quantized.dequantize() - weight_RC) <= 0.6 * steps_RC).all()  # fp16 ends take the rest
 
 
 def test_constant_groups_and_zeros_are_kept() -> None:
     weight_RC = np.zeros((2, 64), dtype=np.float32)
     weight_RC[1] = 0.75
-    np.testing.assert_array_equal(ClippedConfig(bits=2, group=32).quantise(weight_RC).dequantise(), weight_RC)
+    np.testing.assert_array_equal(ClippedConfig(bits=2, group=32).quantize(weight_RC).dequantize(), weight_RC)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_constant_groups_and_zeros_are_kept() -> None:
 )
 def test_what_cannot_be_rounded_is_refused_by_name(weight_RC: np.ndarray) -> None:
     with pytest.raises(UncompressibleWeightError, match=r"layers\.3\.up"):
-        RoundToNearestConfig(bits=4, group=32).quantise(weight_RC, "layers.3.up")
+        RoundToNearestConfig(bits=4, group=32).quantize(weight_RC, "layers.3.up")
 
 
 @pytest.mark.parametrize("bits", [1, 9])
@@ -112,36 +112,36 @@ embeddings = st.builds(
 
 
 @given(embeddings, st.sampled_from([MinMaxRange(), ClippedRange()]))
-def test_quantising_what_is_quantised_changes_nothing(weight_VD: np.ndarray, how: RangeConfig) -> None:
-    once = quantise_embedding(weight_VD, how)
+def test_quantizing_what_is_quantized_changes_nothing(weight_VD: np.ndarray, how: RangeConfig) -> None:
+    once = quantize_embedding(weight_VD, how)
     for again in (MinMaxRange(), ClippedRange()):
-        twice = quantise_embedding(once.dequantise(), again)
-        np.testing.assert_array_equal(twice.dequantise(), once.dequantise())
+        twice = quantize_embedding(once.dequantize(), again)
+        np.testing.assert_array_equal(twice.dequantize(), once.dequantize())
         np.testing.assert_array_equal(twice.codes_VD, once.codes_VD)
 
 
 @given(embeddings)
 def test_training_sees_the_values_that_are_stored(weight_VD: np.ndarray) -> None:
-    seen = fake_quantise_embedding(torch.from_numpy(weight_VD)).numpy()
-    stored = quantise_embedding(weight_VD, MinMaxRange()).dequantise()
+    seen = fake_quantize_embedding(torch.from_numpy(weight_VD)).numpy()
+    stored = quantize_embedding(weight_VD, MinMaxRange()).dequantize()
     np.testing.assert_array_equal(seen.view(np.int32), stored.view(np.int32))
 
 
 def test_training_sees_constant_groups_as_stored() -> None:
     weight_VD = np.concatenate([np.zeros((2, 32)), np.full((2, 32), 0.3)], axis=1).astype(np.float32)
-    seen = fake_quantise_embedding(torch.from_numpy(weight_VD)).numpy()
-    np.testing.assert_array_equal(seen, quantise_embedding(weight_VD, MinMaxRange()).dequantise())
+    seen = fake_quantize_embedding(torch.from_numpy(weight_VD)).numpy()
+    np.testing.assert_array_equal(seen, quantize_embedding(weight_VD, MinMaxRange()).dequantize())
 
 
 def test_gradients_pass_to_the_weight_unchanged() -> None:
     weight_VD = torch.from_numpy(gaussian(3, 64)).requires_grad_()
     slope_VD = torch.from_numpy(gaussian(3, 64, seed=1))
-    (fake_quantise_embedding(weight_VD) * slope_VD).sum().backward()
+    (fake_quantize_embedding(weight_VD) * slope_VD).sum().backward()
     assert torch.equal(weight_VD.grad, slope_VD)
 
 
 def test_an_embedding_goes_through_its_tensors() -> None:
-    embedding = quantise_embedding(gaussian(10, 64))
+    embedding = quantize_embedding(gaussian(10, 64))
     tensors = embedding.tensors("embedding")
     shapes = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
     assert shapes == {
@@ -150,7 +150,7 @@ def test_an_embedding_goes_through_its_tensors() -> None:
         "embedding.minimum": ("float16", (10, 2)),
     }
     read = Int4Embedding.from_tensors("embedding", tensors)
-    np.testing.assert_array_equal(read.dequantise(), embedding.dequantise())
+    np.testing.assert_array_equal(read.dequantize(), embedding.dequantize())
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_an_embedding_goes_through_its_tensors() -> None:
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_name(key: str, value: np.ndarray | None) -> None:
-    tensors = quantise_embedding(gaussian(10, 64)).tensors("embedding")
+    tensors = quantize_embedding(gaussian(10, 64)).tensors("embedding")
     tensors.pop(key)
     if value is not None:
         tensors[key] = value
@@ -173,6 +173,6 @@ def test_tensors_that_do_not_fit_are_refused_by_name(key: str, value: np.ndarray
 
 def test_an_unfit_width_is_refused() -> None:
     with pytest.raises(UncompressibleWeightError, match="multiple of 32"):
-        quantise_embedding(gaussian(4, 48))
+        quantize_embedding(gaussian(4, 48))
     with pytest.raises(UncompressibleWeightError, match="multiple of 32"):
-        fake_quantise_embedding(torch.zeros(4, 48))
+        fake_quantize_embedding(torch.zeros(4, 48))

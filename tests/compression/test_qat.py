@@ -21,7 +21,7 @@ from openafm.compression.packing import pack_codes, unpack_codes
 from openafm.compression.qat import FakeQuantLinear, install
 from openafm.core.config import ConfigError
 from openafm.models.decoder import Decoder
-from openafm.runtime.torch_engine import TorchEngine
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.chat_template import ChatTemplate
 
 PLAIN = QATConfig(embedding="float32", activations="float32", kv="float32")

@@ -1,4 +1,4 @@
-"""Copy documents: what is repeated, what is learnt."""
+"""Copy documents: what is repeated, what is learned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from openafm.tokenizer.bpe import NUM_SPECIAL_TOKENS, Tokenizer
 TOKENIZER = Tokenizer(merges=())
 
 
-def test_only_the_repetition_is_learnt_from_its_second_token_on() -> None:
+def test_only_the_repetition_is_learned_from_its_second_token_on() -> None:
     special = TOKENIZER.special
     for document in copies(CopiesConfig(lengths=(4, 8)), 50, TOKENIZER):
         middle = document.tokens.index(special.assistant)
@@ -20,8 +20,8 @@ def test_only_the_repetition_is_learnt_from_its_second_token_on() -> None:
         assert len(answer) in (4, 8)
         assert any(prompt[i : i + len(answer)] == answer for i in range(len(prompt)))
         assert all(token >= NUM_SPECIAL_TOKENS for token in prompt + answer)
-        learnt = [token for token, learn in zip(document.tokens, document.loss_mask, strict=True) if learn]
-        assert learnt == answer[1:]
+        learned = [token for token, learn in zip(document.tokens, document.loss_mask, strict=True) if learn]
+        assert learned == answer[1:]
 
 
 def test_packing_is_deterministic(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Needle documents: their length, what is hidden where, what is learnt."""
+"""Needle documents: their length, what is hidden where, what is learned."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def test_needles_hide_anywhere() -> None:
     assert 0.4 < sum(places) / len(places) < 0.6
 
 
-def test_only_answers_are_learnt_from_their_second_token_on() -> None:
+def test_only_answers_are_learned_from_their_second_token_on() -> None:
     for document in needles(CONFIG, 10, TOKENIZER):
-        learnt = [token for token, learn in zip(document.tokens, document.loss_mask, strict=True) if learn]
-        assert learnt == [token for needle in answers(document.tokens) for token in needle[1:]]
+        learned = [token for token, learn in zip(document.tokens, document.loss_mask, strict=True) if learn]
+        assert learned == [token for needle in answers(document.tokens) for token in needle[1:]]
 
 
 def test_the_text_goes_on_from_document_to_document() -> None:

@@ -86,9 +86,9 @@ def test_a_folder_of_every_kind(tmp_path: Path, tokenizer: Tokenizer) -> None:
     chat, encoded = documents[2], TEMPLATE.encode(tokenizer, Conversation.from_dict(CHAT).turns)
     assert chat.tokens.tolist() == encoded.tokens
     assert chat.loss_mask.tolist() == encoded.loss_mask
-    learnt = chat.tokens[chat.loss_mask].tolist()
-    assert tokenizer.decode(learnt) == "Hello.Hello again."
-    assert learnt.count(tokenizer.special.turn_end) == 2
+    learned = chat.tokens[chat.loss_mask].tolist()
+    assert tokenizer.decode(learned) == "Hello.Hello again."
+    assert learned.count(tokenizer.special.turn_end) == 2
 
 
 def test_a_packed_conversation_trains_on_the_answers_alone(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -34,7 +34,7 @@ SHOWS = {
     ),
     "guided_generation": ("table ", "forced by the schema"),
     "mcp_server": ("the server has: opening_hours", "the server said: [", "the model says: "),
-    "openai_endpoint": ("Red is warm.", "Colour(name='red', warm=True)"),
+    "openai_endpoint": ("Red is warm.", "Color(name='red', warm=True)"),
     "speculation": (" 0 of 0 drafted tokens taken: Contact(", "steps for"),
     "streaming": (
         "Recipe.PartiallyGenerated(title=",

@@ -8,8 +8,8 @@ import pytest
 from tiny_bundles import SlowEngine, write_native_bundle, write_tiny_bundle
 
 import openafm as fm
-from openafm.runtime.prefix_cache import PrefixCache
-from openafm.runtime.torch_engine import TorchEngine
+from openafm.runtime.engines.prefix_cache import PrefixCache
+from openafm.runtime.engines.torch_engine import TorchEngine
 
 
 @pytest.fixture(scope="session")

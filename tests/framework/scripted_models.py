@@ -7,8 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from openafm.framework.errors import GenerationCancelledError
-from openafm.framework.language_model import (
+from openafm.framework.backends.language_model import (
     Answer,
     AnswerRequest,
     Capability,
@@ -19,6 +18,7 @@ from openafm.framework.language_model import (
     ToolCallPiece,
     Usage,
 )
+from openafm.framework.errors import GenerationCancelledError
 from openafm.safety.guardrail import Guardrail
 from openafm.tokenizer.conversation import AssistantTurn, ToolCall, Turn
 from openafm.tokenizer.schema_text import compact_json

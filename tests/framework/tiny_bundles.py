@@ -20,8 +20,8 @@ from openafm.compression.deploy import packed_tensors
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder
-from openafm.runtime.engine import Engine
-from openafm.runtime.torch_engine import TorchEngine
+from openafm.runtime.engines.base import Engine
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 

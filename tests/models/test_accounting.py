@@ -37,7 +37,7 @@ def test_sharing_saves_three_eighths_of_the_base_model() -> None:
 
 
 @pytest.mark.parametrize(("numerics", "bytes_per_number"), [("float32", 4), ("bfloat16", 2)])
-def test_unquantised_keys_and_values_have_no_scales(numerics: KVNumerics, bytes_per_number: int) -> None:
+def test_unquantized_keys_and_values_have_no_scales(numerics: KVNumerics, bytes_per_number: int) -> None:
     assert kv_bytes_per_token(named_size("on_device.base"), numerics) == KVBytes(payload=17_920 * bytes_per_number, scales=0)
 
 

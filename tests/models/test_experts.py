@@ -34,7 +34,7 @@ def experts(
         for part in (module.router, module):
             part.spread(tracks)
     generator = torch.Generator().manual_seed(num_experts)
-    module.initialise(generator, residual_scale=1.0)
+    module.initialize(generator, residual_scale=1.0)
     with torch.no_grad():
         module.router.weight.normal_(generator=generator)
     return module
@@ -194,7 +194,7 @@ def test_gelu_experts() -> None:
     config = ExpertsConfig(num_experts=2, hidden_dim=8, router=TopKRouterConfig(num_chosen=2), activation="gelu")
     module = config.build(8)
     assert isinstance(module, Experts)
-    module.initialise(torch.Generator().manual_seed(0), residual_scale=1.0)
+    module.initialize(torch.Generator().manual_seed(0), residual_scale=1.0)
     x_D = torch.randn(8, generator=torch.Generator().manual_seed(1))
     weights_E = (module.router.weight @ x_D).softmax(0)  # far below the soft cap
     each = [module.down[e] @ (F.gelu(module.gate[e] @ x_D) * (module.up[e] @ x_D)) for e in range(2)]

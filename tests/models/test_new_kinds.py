@@ -81,9 +81,9 @@ class SquaredRelu(Sublayer):
     def forward(self, x_BSD: Tensor) -> Tensor:
         return self.down(self.up(x_BSD).relu().square())
 
-    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
-        self.up.initialise(generator)
-        self.down.initialise(generator, residual_scale)
+    def initialize(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.up.initialize(generator)
+        self.down.initialize(generator, residual_scale)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +117,9 @@ class OneMatrixAttention(BaseAttention):
     def _heads(self, x_BSD: Tensor) -> Tensor:
         return self.input(x_BSD).unflatten(-1, (self.config.num_heads, self.config.head_dim))
 
-    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
-        self.input.initialise(generator)
-        self.output.initialise(generator, residual_scale)
+    def initialize(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.input.initialize(generator)
+        self.output.initialize(generator, residual_scale)
 
 
 def with_position(position: PositionConfig) -> tuple[LayerConfig, ...]:

@@ -138,8 +138,8 @@ def test_equal_tracks_under_mean_equal_the_plain_decoder(block_depth: int) -> No
 WAYS_TO_COMBINE = [
     pytest.param({"combine": "mean"}, id="mean"),
     pytest.param({"combine": "sum"}, id="sum"),
-    pytest.param({"combine": "mean", "norm": TrackNormConfig()}, id="mean of normalised"),
-    pytest.param({"combine": "sum", "norm": TrackNormConfig()}, id="sum of normalised"),
+    pytest.param({"combine": "mean", "norm": TrackNormConfig()}, id="mean of normalized"),
+    pytest.param({"combine": "sum", "norm": TrackNormConfig()}, id="sum of normalized"),
 ]
 
 

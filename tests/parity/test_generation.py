@@ -12,9 +12,9 @@ from peers import NUM_OWN_LAYERS, TOLERANCE, copy_to_peer, decoder, plain_layers
 from test_transformers import HALF, INTERLEAVED, WINDOW, qwen3, shared_keys_values, smollm3, three_to_one
 
 from openafm.models.decoder import Decoder
-from openafm.runtime.generation import generate
-from openafm.runtime.sampling import GreedyConfig
-from openafm.runtime.torch_engine import TorchEngine
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.sampling import GreedyConfig
+from openafm.runtime.engines.torch_engine import TorchEngine
 
 NUM_NEW = 24
 PROMPT = tokens(num_rows=1, row_length=11)

@@ -41,7 +41,7 @@ def _one_thread_no_grad() -> Iterator[None]:
         yield
 
 
-def qwen3_moe(renormalised: bool = True) -> Any:
+def qwen3_moe(renormalized: bool = True) -> Any:
     """Every second layer sparse."""
     config = transformers.Qwen3MoeConfig(
         **COMMON,
@@ -50,7 +50,7 @@ def qwen3_moe(renormalised: bool = True) -> Any:
         num_experts=NUM_EXPERTS,
         num_experts_per_tok=NUM_CHOSEN,
         decoder_sparse_step=2,
-        norm_topk_prob=renormalised,
+        norm_topk_prob=renormalized,
     )
     return transformers.Qwen3MoeForCausalLM(config).eval()
 
@@ -93,9 +93,9 @@ def test_the_comparison_sees_one_rule_of_routing_broken() -> None:
     assert difference(with_weights_of(ours, replace(UNCAPPED, num_chosen=1)), theirs) > POWER
     assert difference(with_weights_of(ours, replace(UNCAPPED, num_chosen=3)), theirs) > POWER
     assert difference(with_weights_of(ours, replace(UNCAPPED, soft_cap=1.0)), theirs) > POWER
-    unnormalised = qwen3_moe(renormalised=False)
-    copy_to_peer(transformers_pairs(ours, unnormalised))
-    assert difference(ours, unnormalised) > POWER
+    unnormalized = qwen3_moe(renormalized=False)
+    copy_to_peer(transformers_pairs(ours, unnormalized))
+    assert difference(ours, unnormalized) > POWER
 
 
 def test_the_soft_cap_bounds_logits_and_evens_weights_but_keeps_the_choice() -> None:

@@ -31,14 +31,14 @@ from openafm.recipes.adapter import (
     train_adapter,
     train_draft,
 )
-from openafm.runtime.engines import open_engine
-from openafm.runtime.speculation import DraftMismatchError
+from openafm.runtime.decoding.speculation import DraftMismatchError
+from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import Conversation
-from openafm.training.checkpoint import AnotherRunError
+from openafm.training.checkpoints.checkpoint import AnotherRunError
 
-COLOURS = ("red", "blue", "green")
+COLORS = ("red", "blue", "green")
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +47,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def conversation(index: int) -> dict[str, Any]:
-    colour = COLOURS[index % 3]
-    question = {"role": "user", "content": f"The colour is {colour}."}
-    return {"messages": [question, {"role": "assistant", "content": f"It is {colour}, friend."}]}
+    color = COLORS[index % 3]
+    question = {"role": "user", "content": f"The color is {color}."}
+    return {"messages": [question, {"role": "assistant", "content": f"It is {color}, friend."}]}
 
 
 def write_lines(path: Path, num_lines: int) -> Path:
@@ -64,7 +64,7 @@ def run(tmp_path: Path, folder: str = "run", **changes: Any) -> AdapterRunResult
         write_source(base)
     data, evaluation = write_lines(tmp_path / "train.jsonl", 18), write_lines(tmp_path / "eval.jsonl", 6)
     values = {"lora": LoRAConfig(rank=4), "epochs": 3, "learning_rate": 1e-2} | changes
-    return train_adapter(adapter_run(open_bundle(base), data, evaluation, values), tmp_path / folder, "colours")
+    return train_adapter(adapter_run(open_bundle(base), data, evaluation, values), tmp_path / folder, "colors")
 
 
 def test_it_learns_the_answers(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_it_learns_the_answers(tmp_path: Path) -> None:
     adapter = open_adapter(Path(result.adapter))
     adapter.verify()
     adapter.check_base(base.signature)
-    assert adapter.path == tmp_path / "run" / "colours.fmadapter"
-    assert adapter.identifier == result.identifier == f"fmadapter-colours-{base.signature[:7]}"
+    assert adapter.path == tmp_path / "run" / "colors.fmadapter"
+    assert adapter.identifier == result.identifier == f"fmadapter-colors-{base.signature[:7]}"
     assert _loss(base, adapter) < _loss(base, None)
     assert _loss(base, adapter) == pytest.approx(result.eval_losses[2], rel=0.02)
 
@@ -91,11 +91,11 @@ def _loss(base: Bundle, adapter: Any) -> float:
         (logits_NV,) = engine.step([(engine.new_sequence(), encoded.tokens[:-1])], "all")
         chances = logits_NV - np.log(np.exp(logits_NV).sum(-1, keepdims=True))
         pairs = zip(chances, encoded.tokens[1:], encoded.loss_mask[1:], strict=True)
-        losses += [-float(row[token]) for row, token, learnt in pairs if learnt]
+        losses += [-float(row[token]) for row, token, learned in pairs if learned]
     return float(np.mean(losses))
 
 
-def test_an_epoch_reads_every_conversation_once_and_only_its_answer_is_learnt(tmp_path: Path) -> None:
+def test_an_epoch_reads_every_conversation_once_and_only_its_answer_is_learned(tmp_path: Path) -> None:
     result = run(tmp_path, batch_size=2)
     shards = open_shards(tmp_path / "run" / "data" / "train")
     num_tokens = sum(int(offsets[-1]) for offsets in shards.offsets)
@@ -130,7 +130,7 @@ def test_a_bad_line_is_told_with_its_number_before_anything_is_trained(tmp_path:
         file.write(f"\n{line}\n")
     error, message = BAD_LINES[line]
     with pytest.raises(error, match=rf"{part}\.jsonl:6.*{message}"):
-        train_adapter(adapter_run(base, files["train"], files["eval"]), tmp_path / "run", "colours")
+        train_adapter(adapter_run(base, files["train"], files["eval"]), tmp_path / "run", "colors")
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert not list((tmp_path / "run").glob("*.fmadapter"))
 
@@ -138,13 +138,13 @@ def test_a_bad_line_is_told_with_its_number_before_anything_is_trained(tmp_path:
 def test_what_cannot_be_run_is_told(tmp_path: Path) -> None:
     base, data = write_source(tmp_path / "base"), write_lines(tmp_path / "train.jsonl", 4)
     with pytest.raises(InputPathError):
-        train_adapter(adapter_run(base, tmp_path / "none.jsonl", None), tmp_path / "run", "colours")
+        train_adapter(adapter_run(base, tmp_path / "none.jsonl", None), tmp_path / "run", "colors")
     with pytest.raises(AdapterNameError):
         train_adapter(adapter_run(base, data, None), tmp_path / "run", "two words")
     (tmp_path / "empty.jsonl").write_text("\n")
     for files in ((tmp_path / "empty.jsonl", None), (data, tmp_path / "empty.jsonl")):
         with pytest.raises(NotADocumentError, match=r"empty\.jsonl holds no conversation"):
-            train_adapter(adapter_run(base, *files), tmp_path / "run", "colours")
+            train_adapter(adapter_run(base, *files), tmp_path / "run", "colors")
     for values in ({"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"lora": {"rank": 0}}, {"epoch": 3}):
         with pytest.raises(ConfigError):
             adapter_run(base, data, None, values)
@@ -183,10 +183,10 @@ def test_killed_and_repeated_it_ends_in_the_same_adapter(tmp_path: Path) -> None
 
 def test_export(tmp_path: Path) -> None:
     result = run(tmp_path, epochs=1)
-    about = AdapterAbout(author="A. Uthor", creator_defined={"use": ["colours"]})
+    about = AdapterAbout(author="A. Uthor", creator_defined={"use": ["colors"]})
     exported = export_adapter(tmp_path / "run", "tints", tmp_path / "out", about)
     assert exported.path == tmp_path / "out" / "tints.fmadapter"
-    assert exported.metadata.creatorDefined == {"use": ["colours"]}
+    assert exported.metadata.creatorDefined == {"use": ["colors"]}
     again = export_adapter(Path(result.adapter), "tints", tmp_path / "again", about)
     assert again.digest == exported.digest
     for name, weight in open_adapter(Path(result.adapter)).weights().items():
@@ -251,13 +251,13 @@ def test_a_draft_is_distilled_from_base_and_adapter_and_goes_into_its_folder(tmp
     base = open_bundle(tmp_path / "base")
     data, evaluation, folder = tmp_path / "train.jsonl", tmp_path / "eval.jsonl", tmp_path / "draft run"
     with pytest.raises(NoBaseError, match="--base"):
-        train_draft(adapter, data, evaluation, folder, "colours_draft")
-    result = train_draft(adapter, data, evaluation, folder, "colours_draft", base=base, size="micro", changes=QUICK)
+        train_draft(adapter, data, evaluation, folder, "colors_draft")
+    result = train_draft(adapter, data, evaluation, folder, "colors_draft", base=base, size="micro", changes=QUICK)
     assert result.steps == 4
     assert result.acceptance is not None
     assert 0 <= result.acceptance <= 1
-    exported = export_adapter(tmp_path / "run", "tints", tmp_path / "out", draft="colours_draft")
-    assert exported.metadata.draftSignature == open_bundle("colours_draft").signature == result.signature
+    exported = export_adapter(tmp_path / "run", "tints", tmp_path / "out", draft="colors_draft")
+    assert exported.metadata.draftSignature == open_bundle("colors_draft").signature == result.signature
     data.write_text('{"text": "no conversation"}\n')
     with pytest.raises(NotADocumentError, match=r"train\.jsonl:1"):
         train_draft(adapter, data, None, tmp_path / "another", "other_draft", base=base, size="micro", changes=QUICK)

@@ -15,8 +15,8 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.recipes.config import RunConfig
 from openafm.recipes.drafting import Answerer, draft_report, draft_run, held_out_conversations, questions
 from openafm.recipes.run import StartBundleError, default_name, prepare_run, run_recipe
-from openafm.runtime.pace import GivenPaceConfig
-from openafm.runtime.speculation import Drafter
+from openafm.runtime.decoding.pace import GivenPaceConfig
+from openafm.runtime.decoding.speculation import Drafter
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import (
@@ -28,7 +28,7 @@ from openafm.tokenizer.conversation import (
     ToolTurn,
     UserTurn,
 )
-from openafm.training.objective_config import DistillationConfig
+from openafm.training.objectives.config import DistillationConfig
 
 SMALL = {
     "trainer.budget": '{"type": "StepBudget", "num_steps": 3}',

@@ -95,7 +95,7 @@ def test_own_text(tmp_path: Path) -> None:
 
 def test_unknown_key() -> None:
     with pytest.raises(UnknownKeyError, match="did you mean 'optimizer'"):
-        prepare_run("on_device.pretrain", "micro", changes={"trainer.optimiser.learning_rate": "1"})
+        prepare_run("on_device.pretrain", "micro", changes={"trainer.optimizer.learning_rate": "1"})
 
 
 def test_killed_and_repeated_the_command_ends_in_the_same_bundle(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from openafm.recipes.adapter import adapter_run, train_adapter
 from openafm.recipes.compress import FORMATS, AstcCompression, compress
 from openafm.recipes.config import SyntheticCorpusConfig
 from openafm.recipes.run import prepare_run, run_recipe
-from openafm.runtime.engines import open_engine
+from openafm.runtime.engines.selection import open_engine
 from openafm.training.config import StepBudget
 
 
@@ -155,11 +155,11 @@ def test_training_in_few_bits_refuses_tracks_and_experts_alike(parts: str) -> No
 
 
 def test_an_adapter_trains_over_tracks_and_is_used_from_its_folder(trained: Bundle, tmp_path: Path) -> None:
-    line = {"messages": [{"role": "user", "content": "Which colour?"}, {"role": "assistant", "content": "It is red."}]}
+    line = {"messages": [{"role": "user", "content": "Which color?"}, {"role": "assistant", "content": "It is red."}]}
     data = tmp_path / "train.jsonl"
     data.write_text((json.dumps(line) + "\n") * 8)
     values = {"lora": LoRAConfig(rank=4), "epochs": 8, "learning_rate": 3e-2}
-    result = train_adapter(adapter_run(trained, data, data, values), tmp_path / "run", "colours")
+    result = train_adapter(adapter_run(trained, data, data, values), tmp_path / "run", "colors")
     assert result.eval_losses[-1] < result.eval_losses[0] - 0.1
     adapter = open_adapter(Path(result.adapter))
     prompt = tokens(20)

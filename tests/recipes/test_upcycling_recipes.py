@@ -17,9 +17,9 @@ from openafm.recipes.config import RunConfig, build_run
 from openafm.recipes.run import prepare_run, run_recipe
 from openafm.recipes.upcycling import first_part
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
-from openafm.training.checkpoint import open_checkpoint
+from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.config import StepBudget
-from openafm.training.objective_config import CachedDistillationConfig, TeacherError
+from openafm.training.objectives.config import CachedDistillationConfig, TeacherError
 from openafm.training.run import trained_model
 from openafm.training.schedules import WarmupStableDecay
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.runtime.engine import Cache, Engine
-from openafm.runtime.pending import Piece
-from openafm.runtime.scheduler import Computed
+from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.scheduler import Computed
+from openafm.runtime.engines.base import Cache, Engine
 
 VOCAB_SIZE, CONTEXT_LENGTH = 64, 4096
 BAD_TOKEN = 63  # computing it fails

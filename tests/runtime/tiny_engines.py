@@ -25,9 +25,9 @@ from openafm.models.config import (
 )
 from openafm.models.decoder import Decoder
 from openafm.models.experts_config import ExpertsConfig
-from openafm.runtime.engine import Engine
+from openafm.runtime.engines.base import Engine
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.torch_engine import TorchEngine
 
 VOCAB_SIZE = 53
 CONTEXT_LENGTH = 96

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from openafm.runtime.grammar import Grammar
+from openafm.runtime.decoding.grammar import Grammar
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.schema_text import compact_json
 

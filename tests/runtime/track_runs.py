@@ -15,9 +15,9 @@ from typing import Any, cast
 import torch
 
 from openafm.bundle import Bundle, open_bundle
-from openafm.runtime.engines import open_engine
-from openafm.runtime.kv_cache import TorchCache
-from openafm.runtime.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.runtime.engines.kv_cache import TorchCache
+from openafm.runtime.engines.selection import open_engine
 
 PROMPT = [5, 9, 2, 40, 11, 7, 33, 8, 21]
 NUM_TOKENS = 24

@@ -13,11 +13,11 @@ from parallel_runs import Combination
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from openafm.training.checkpoint import newest_checkpoint, newest_whole
-from openafm.training.checkpoint_writer import checkpoint_writer
+from openafm.training.checkpoints.checkpoint import newest_checkpoint, newest_whole
+from openafm.training.checkpoints.writer import checkpoint_writer
 from openafm.training.config import CheckpointConfig, TrainerConfig
-from openafm.training.parallel import Parallelism
-from openafm.training.processes import Processes
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.distributed.processes import Processes
 from openafm.training.state import Snapshot, fresh_state, resumed_state
 from openafm.training.trainer import Trainer
 

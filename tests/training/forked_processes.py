@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from tiny_runs import exit_code
 
-from openafm.training.processes import Processes
+from openafm.training.distributed.processes import Processes
 
 
 def fork_together(num_processes: int, work: Callable[[Processes], object]) -> list[int]:

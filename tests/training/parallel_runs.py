@@ -22,10 +22,10 @@ from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.models.config import DecoderConfig, TrackNormConfig
 from openafm.models.sizes import parallel_track_decoder
 from openafm.training.config import AdamWConfig, EMAConfig, EvaluationConfig, TrainerConfig
+from openafm.training.distributed.config import ParallelConfig
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.distributed.processes import Processes, open_processes
 from openafm.training.evaluation import Evaluator
-from openafm.training.parallel import Parallelism
-from openafm.training.parallel_config import ParallelConfig
-from openafm.training.processes import Processes, open_processes
 from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 

@@ -27,7 +27,7 @@ from openafm.models.decoder import Decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import BFloat16Config, EMAConfig, TrainerConfig
-from openafm.training.metrics import read_metrics
+from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import load_trained, train
 from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer

@@ -22,7 +22,7 @@ from openafm.core.files import FolderInUseError, folder_lock
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.induction import start_induction
-from openafm.training.checkpoint import AnotherRunError, CheckpointError, checkpoint_paths, open_checkpoint
+from openafm.training.checkpoints.checkpoint import AnotherRunError, CheckpointError, checkpoint_paths, open_checkpoint
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
@@ -34,7 +34,7 @@ from openafm.training.config import (
     PlainStart,
     TimeBudget,
 )
-from openafm.training.metrics import FILE, read_metrics
+from openafm.training.observability.metrics import FILE, read_metrics
 from openafm.training.run import VocabularyMismatchError, load_trained, train
 from openafm.training.state import fresh_state
 from openafm.training.trainer import NonFiniteError

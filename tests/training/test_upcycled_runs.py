@@ -18,7 +18,7 @@ from openafm.models.upcycling_config import UpcyclingConfig, UpcyclingError, upc
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import MuonConfig, TrainerConfig
-from openafm.training.metrics import read_metrics
+from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import load_trained, train
 from openafm.training.state import BundleMismatchError, fresh_state
 

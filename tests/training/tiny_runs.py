@@ -15,7 +15,7 @@ from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import shared_kv_decoder
-from openafm.training.checkpoint import checkpoint_paths
+from openafm.training.checkpoints.checkpoint import checkpoint_paths
 from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
 from openafm.training.run import TrainingResult, train
 
@@ -40,7 +40,7 @@ def tiny_model() -> DecoderConfig:
 
 
 def write_corpus(folder: Path, num_documents: int = 120, seed: int = 0, digest: str = "0" * 64) -> LoaderConfig:
-    """Documents that count upwards from anywhere, of 2 to 40 tokens; a third of their tokens is not to be learnt."""
+    """Documents that count upwards from anywhere, of 2 to 40 tokens; a third of their tokens is not to be learned."""
     generator = np.random.default_rng(seed)
     with write_shards(folder, tokenizer_digest=digest, vocab_size=VOCAB_SIZE, tokens_per_shard=400) as writer:
         for _ in range(num_documents):

@@ -56,7 +56,7 @@ class LoRA(nn.Module):
         return y.to(x.dtype)
 
     @torch.no_grad()
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         """Normal `a` of standard deviation 1 / sqrt(in), drawn on the CPU so that devices agree; zero `b`."""
         self.a.copy_(torch.randn(self.a.shape, generator=generator) * self.a.shape[-1] ** -0.5)
         nn.init.zeros_(self.b)
@@ -77,7 +77,7 @@ def start_at_zero(decoder: Decoder, config: LoRAConfig, seed: int = 0) -> None:
     generator = torch.Generator().manual_seed(seed)
     for lora in attach(decoder, config).values():
         if not lora.a.is_meta:
-            lora.initialise(generator)
+            lora.initialize(generator)
 
 
 def attach(decoder: Decoder, config: LoRAConfig) -> dict[str, LoRA]:

@@ -39,13 +39,13 @@ from openafm.apple_sdk.tasks import (
     deliver_count,
     deliver_text,
 )
-from openafm.framework.content import GeneratedContent
+from openafm.framework.backends.language_model import SystemLanguageModelUnavailableReason as Reason
+from openafm.framework.backends.system_model import SystemLanguageModel, SystemLanguageModelUseCase
 from openafm.framework.errors import DecodingFailureError, GenerationErrorCode
-from openafm.framework.guides import GenerationGuide
-from openafm.framework.language_model import SystemLanguageModelUnavailableReason as Reason
-from openafm.framework.model import SystemLanguageModel, SystemLanguageModelUseCase
-from openafm.framework.prompt import PromptError
-from openafm.framework.transcript import Transcript
+from openafm.framework.schema.content import GeneratedContent
+from openafm.framework.schema.guides import GenerationGuide
+from openafm.framework.transcripts.prompt import PromptError
+from openafm.framework.transcripts.transcript import Transcript
 from openafm.safety.guardrails import SystemLanguageModelGuardrails
 from openafm.tokenizer.schema_text import compact_json
 

@@ -9,13 +9,13 @@ from typing import Any, Self
 from openafm.apple_sdk.bridged_tool import BridgedTool
 from openafm.apple_sdk.options_json import read_options
 from openafm.apple_sdk.prompt_builder import PromptBuilder
-from openafm.framework.model import SystemLanguageModel
+from openafm.framework.backends.system_model import SystemLanguageModel
 from openafm.framework.options import GenerationOptions
-from openafm.framework.response_stream import ResponseStream
-from openafm.framework.schema import GenerationSchema
-from openafm.framework.session import LanguageModelSession
-from openafm.framework.tool import ToolLimits
-from openafm.framework.transcript import Transcript
+from openafm.framework.schema.schema import GenerationSchema
+from openafm.framework.session.response_stream import ResponseStream
+from openafm.framework.session.session import LanguageModelSession
+from openafm.framework.tools.tool import ToolLimits
+from openafm.framework.transcripts.transcript import Transcript
 
 _MOST_TEXT_TOKENS = 512  # a small model that finds no end would ramble to the end of its context
 _NO_LIMIT = ToolLimits(call_seconds=None)  # the SDK gives its tools all the time they want

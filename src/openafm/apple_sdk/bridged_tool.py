@@ -8,10 +8,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from openafm.apple_sdk.handles import HANDLES
-from openafm.framework.content import GeneratedContent
 from openafm.framework.daemon import in_daemon_thread
-from openafm.framework.schema import GenerationSchema
-from openafm.framework.tool import Tool
+from openafm.framework.schema.content import GeneratedContent
+from openafm.framework.schema.schema import GenerationSchema
+from openafm.framework.tools.tool import Tool
 
 
 class BridgedTool(Tool):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import mimetypes
 from pathlib import Path
 
-from openafm.framework.language_model import Capability, LanguageModel
-from openafm.framework.prompt import ImageAttachment, Prompt
+from openafm.framework.backends.language_model import Capability, LanguageModel
+from openafm.framework.transcripts.prompt import ImageAttachment, Prompt
 
 
 class PromptBuilder:

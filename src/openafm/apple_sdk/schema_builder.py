@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from openafm.framework.dynamic_schema import DynamicGenerationSchema, DynamicProperty
 from openafm.framework.errors import UnsupportedGuideError
-from openafm.framework.guides import GenerationGuide, GuideType
-from openafm.framework.schema import GenerationSchema
+from openafm.framework.schema.dynamic_schema import DynamicGenerationSchema, DynamicProperty
+from openafm.framework.schema.guides import GenerationGuide, GuideType
+from openafm.framework.schema.schema import GenerationSchema
 
 _SCALARS = {"string": str, "integer": int, "number": float, "boolean": bool}
 _SCALARS |= {"int": int, "float": float, "double": float, "bool": bool, "str": str}

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 from openafm.apple_sdk.c_values import CText, status_of
 from openafm.apple_sdk.handles import HANDLES
-from openafm.framework.content import GeneratedContent
 from openafm.framework.daemon import in_daemon_thread
 from openafm.framework.errors import GenerationErrorCode, InvalidGenerationSchemaError
-from openafm.framework.response_stream import ResponseStream
+from openafm.framework.schema.content import GeneratedContent
+from openafm.framework.session.response_stream import ResponseStream
 
 SUCCESS = GenerationErrorCode.SUCCESS
 

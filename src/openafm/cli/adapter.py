@@ -207,7 +207,7 @@ def remove(
 ) -> None:
     """Remove an installed adapter, or all that no base on this machine can use."""
     from openafm.adapters.store import remove_adapter
-    from openafm.framework.adapter import Adapter
+    from openafm.framework.backends.adapter import Adapter
 
     if (name is None) == (not obsolete):
         raise NothingToRemoveError("give the NAME of an adapter or --obsolete, one of the two")

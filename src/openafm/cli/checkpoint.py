@@ -18,7 +18,7 @@ RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, such as 
 @app.command("list")
 def list_all(run: RunArgument, json: JsonOption = False) -> None:
     """List the checkpoints of a run, verifying every digest."""
-    from openafm.training.checkpoint_listing import list_checkpoints
+    from openafm.training.checkpoints.listing import list_checkpoints
 
     listing = list_checkpoints(run)
     if json:

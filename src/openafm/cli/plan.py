@@ -12,8 +12,8 @@ from openafm.cli.output import JsonOption, print_json, print_table
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from openafm.training.chips import Chip
-    from openafm.training.plan import Plan
+    from openafm.training.planning.chips import Chip
+    from openafm.training.planning.plan import Plan
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -54,8 +54,8 @@ def plan(
 ) -> None:
     """Say what training a named size would need on many devices, and how long a step would take at peak rates."""
     from openafm.models.sizes import named_size
-    from openafm.training.chips import NUMBER_BYTES, named_chip
-    from openafm.training.plan import Axes, Workload, make_plan
+    from openafm.training.planning.chips import NUMBER_BYTES, named_chip
+    from openafm.training.planning.plan import Axes, Workload, make_plan
 
     if precision not in NUMBER_BYTES:
         raise UsageError(f"--precision {precision} is neither float32 nor bfloat16")
@@ -166,6 +166,6 @@ def _print(size: str, plan: Plan) -> None:
             ("computing", f"{plan.compute_seconds:.4g} s"),
             ("step, overlapping what can", f"{plan.step_seconds:.4g} s, {facts['tokens_per_second']:,.0f} tokens/s"),
             ("step, overlapping nothing", f"{plan.serial_seconds:.4g} s"),
-            ("model FLOPs utilisation implied", f"{100 * plan.model_flops_utilization:.1f} % at most"),
+            ("model FLOPs utilization implied", f"{100 * plan.model_flops_utilization:.1f} % at most"),
         ],
     )

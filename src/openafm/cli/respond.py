@@ -13,8 +13,8 @@ from openafm.cli.output import print_json
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from openafm.framework.model import SystemLanguageModel
-    from openafm.framework.session import LanguageModelSession
+    from openafm.framework.backends.system_model import SystemLanguageModel
+    from openafm.framework.session.session import LanguageModelSession
 
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; else the one that answers.")]
 AdapterOption = Annotated[str | None, typer.Option(help="Adapter for that bundle: the name of an installed one, or a path.")]
@@ -50,7 +50,7 @@ def respond(
     json: Annotated[bool, typer.Option("--json", help="Print content and usage as JSON.")] = False,
 ) -> None:
     """Answer one prompt. With --schema the answer is guaranteed to satisfy it."""
-    from openafm.framework.model import SystemLanguageModel
+    from openafm.framework.backends.system_model import SystemLanguageModel
 
     session = _session(instructions, SystemLanguageModel(bundle=model, adapter=adapter, draft=draft))
     options = _options(temperature, seed, MOST_TOKENS if max_tokens is None else max_tokens)
@@ -73,8 +73,8 @@ def chat(
     max_tokens: TokensOption = None,
 ) -> None:
     """Talk to a model turn by turn; the session keeps the transcript. Ctrl-D ends it."""
+    from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.framework.errors import GenerationError
-    from openafm.framework.model import SystemLanguageModel
 
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
     described.load()  # what is missing is said before the first prompt
@@ -102,7 +102,7 @@ def _session(instructions: str | None, model: SystemLanguageModel) -> LanguageMo
     import datetime
 
     from openafm.data.synthetic import reference_week
-    from openafm.framework.session import LanguageModelSession
+    from openafm.framework.session.session import LanguageModelSession
 
     if instructions is None:
         instructions = reference_week(datetime.date.today())

@@ -57,8 +57,8 @@ def train(
     """Run a recipe from raw data to a bundle. Killed at any point, the same command goes on where it stopped."""
     from openafm.bundle import bundle_place
     from openafm.recipes.run import default_name, prepare_run, run_recipe
-    from openafm.training.curves import draw
-    from openafm.training.launch import is_launched, launch
+    from openafm.training.distributed.launch import is_launched, launch
+    from openafm.training.observability.curves import draw
 
     if (processes > 1 or restarts) and not is_launched():
         from openafm.cli.main import run

@@ -1,4 +1,4 @@
-"""Quantisation-aware training as data (report section 6). Imports no tensor library."""
+"""Quantization-aware training as data (report section 6). Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class ClipConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class NewtonClip(ClipConfig):
-    """Newton's method on the squared error of quantisation, with the local density of weights at the level boundaries."""
+    """Newton's method on the squared error of quantization, with the local density of weights at the level boundaries."""
 
     max_iterations: int = 6
 
@@ -126,7 +126,7 @@ Granularity: TypeAlias = Literal["tensor", "row"]
 
 @dataclass(frozen=True, kw_only=True)
 class QATConfig(Config):
-    """What quantisation-aware training simulates and learns.
+    """What quantization-aware training simulates and learns.
 
     `granularity` says whether a matrix has one learnable clip or one for each output row. Gradients of clips are divided by
     the square root of the number of weights that share one. Activations are rounded from the fraction `activations_from` of

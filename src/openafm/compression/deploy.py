@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch.nn.utils import parametrize
 
 from openafm.compression.config import BalancedLevels, LevelSetConfig, UnbalancedLevels
-from openafm.compression.int4_embedding import Int4Embedding, quantise_embedding
+from openafm.compression.int4_embedding import Int4Embedding, quantize_embedding
 from openafm.compression.keys_values import keep_in
 from openafm.compression.low_bit import LowBitLinear, RoundedNorm, layer_linears, layer_matrices, replace_linears
 from openafm.compression.numerics import Numerics
@@ -41,7 +41,7 @@ class AlwaysRounded:
 
 @torch.no_grad()
 def packed_tensors(decoder: Decoder) -> dict[str, NDArray[Any]]:
-    """The tensors of a decoder that was trained under quantisation awareness."""
+    """The tensors of a decoder that was trained under quantization awareness."""
     tensors: dict[str, NDArray[Any]] = {}
     for name, module in decoder.named_modules():
         if isinstance(module, FakeQuantLinear):
@@ -51,7 +51,7 @@ def packed_tensors(decoder: Decoder) -> dict[str, NDArray[Any]]:
             tensors[f"{name}.weight.scale"] = scale.numpy()
     if parametrize.is_parametrized(decoder, "embedding"):
         master_VD = cast(Any, decoder).parametrizations.embedding.original
-        tensors |= quantise_embedding(master_VD.numpy(), MinMaxRange()).tensors("embedding")
+        tensors |= quantize_embedding(master_VD.numpy(), MinMaxRange()).tensors("embedding")
     known = {f"{name.removesuffix('.weight')}.clip" for name in tensors} | {"parametrizations.embedding.original"}
     others = {name: weight.numpy() for name, weight in decoder.state_dict().items() if name not in known | tensors.keys()}
     return tensors | others
@@ -74,7 +74,7 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
         for name, weight in layer_matrices(decoder).items():
             rest[name] = _decoded(name, tuple(weight.shape), rest)
     if numerics.embedding == "int4_group32":
-        rest["embedding"] = Int4Embedding.from_tensors("embedding", rest).dequantise()
+        rest["embedding"] = Int4Embedding.from_tensors("embedding", rest).dequantize()
         rest = {name: array for name, array in rest.items() if name not in ("embedding.scale", "embedding.minimum")}
     # What was widened on reading is ours already: large models are not copied twice.
     owned = {name: array if array.flags.writeable else np.array(array) for name, array in rest.items()}

@@ -15,8 +15,8 @@ from openafm.compression.rounding import straight_through
 _LARGEST_CODE = 2**BITS - 1
 
 
-def fake_quantise_embedding(weight_VD: Tensor) -> Tensor:
-    """The values of `quantise_embedding(weight, MinMaxRange())` in fp32, with the gradient of the weight itself.
+def fake_quantize_embedding(weight_VD: Tensor) -> Tensor:
+    """The values of `quantize_embedding(weight, MinMaxRange())` in fp32, with the gradient of the weight itself.
 
     Raises:
         UncompressibleWeightError: the width is no multiple of 32.

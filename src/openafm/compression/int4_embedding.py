@@ -20,10 +20,10 @@ from openafm.compression.post_training.groups import (
     ClippedRange,
     Codes,
     Floats,
-    GroupQuantised,
+    GroupQuantized,
     Halves,
     RangeConfig,
-    quantise_groups,
+    quantize_groups,
 )
 from openafm.core.errors import OpenAFMError
 
@@ -43,12 +43,12 @@ class Int4Embedding:
     scale_VG: Halves
     minimum_VG: Halves
 
-    def dequantise(self) -> Floats:
+    def dequantize(self) -> Floats:
         """The fp32 values [V, D]."""
-        groups = GroupQuantised(
+        groups = GroupQuantized(
             codes_RC=self.codes_VD, scale_RG=self.scale_VG, minimum_RG=self.minimum_VG, bits=BITS, group=GROUP
         )
-        return groups.dequantise()
+        return groups.dequantize()
 
     def tensors(self, name: str) -> Arrays:
         """As it is stored."""
@@ -71,17 +71,17 @@ class Int4Embedding:
         return cls(codes_VD=unpack_nibbles(packed), scale_VG=scale, minimum_VG=minimum)
 
 
-def quantise_embedding(weight_VD: Floats, range: RangeConfig | None = None, name: str = "the embedding") -> Int4Embedding:
-    """Round an embedding to 4 bits; `ClippedRange()` by default. What is quantised already keeps its values.
+def quantize_embedding(weight_VD: Floats, range: RangeConfig | None = None, name: str = "the embedding") -> Int4Embedding:
+    """Round an embedding to 4 bits; `ClippedRange()` by default. What is quantized already keeps its values.
 
-    `MinMaxRange()` gives the values of `fake_quantise_embedding`, bit for bit.
+    `MinMaxRange()` gives the values of `fake_quantize_embedding`, bit for bit.
 
     Raises:
         UncompressibleWeightError: not a matrix, not finite, beyond fp16, or a width that is no multiple of 32.
     """
     if weight_VD.ndim == 2 and weight_VD.shape[1] % GROUP:
         raise UncompressibleWeightError(width_message(name, weight_VD.shape[1]))
-    groups = quantise_groups(weight_VD, bits=BITS, group=GROUP, range=range or ClippedRange(), name=name)
+    groups = quantize_groups(weight_VD, bits=BITS, group=GROUP, range=range or ClippedRange(), name=name)
     return Int4Embedding(codes_VD=groups.codes_RC, scale_VG=groups.scale_RG, minimum_VG=groups.minimum_RG)
 
 

@@ -1,9 +1,9 @@
-"""Quantisation-aware training: the numerics of the deployed model, simulated over fp32 masters (report section 6).
+"""Quantization-aware training: the numerics of the deployed model, simulated over fp32 masters (report section 6).
 
     W~ = s (clamp(round(W / s + z), qmin, qmax) - z),   s = f max|W| / largest level,   f learnable
 
-Nothing in `models` knows of it: Linears are replaced by ones that quantise their weight as they compute, keys and values
-pass the attention's slot, the embedding is a torch parametrisation.
+Nothing in `models` knows of it: Linears are replaced by ones that quantize their weight as they compute, keys and values
+pass the attention's slot, the embedding is a torch parametrization.
 
 Shapes: R outputs, C inputs of a matrix, V vocabulary, D model dim.
 """
@@ -18,7 +18,7 @@ from torch.nn.utils import parametrize
 
 from openafm.compression.clip import find_scale
 from openafm.compression.config import QATConfig
-from openafm.compression.fake_quant_embedding import fake_quantise_embedding
+from openafm.compression.fake_quant_embedding import fake_quantize_embedding
 from openafm.compression.keys_values import keep_in
 from openafm.compression.low_bit import RoundedNorm, layer_linears, low_bit_linear, replace_linears
 from openafm.compression.rounding import nearest_levels, scale_gradient
@@ -27,7 +27,7 @@ from openafm.models.layers import Linear
 
 
 class QuantizationAwareness:
-    """What a decoder under quantisation-aware training needs to be told: how far the run is."""
+    """What a decoder under quantization-aware training needs to be told: how far the run is."""
 
     def __init__(self, config: QATConfig) -> None:
         self._config = config
@@ -76,10 +76,10 @@ class FakeQuantLinear(Linear):
 
 
 class FakeQuantEmbedding(nn.Module):
-    """The 4-bit embedding's values as a parametrisation of the fp32 one."""
+    """The 4-bit embedding's values as a parametrization of the fp32 one."""
 
     def forward(self, weight_VD: Tensor) -> Tensor:
-        return fake_quantise_embedding(weight_VD)
+        return fake_quantize_embedding(weight_VD)
 
 
 def install(decoder: Decoder, config: QATConfig) -> QuantizationAwareness:

@@ -36,7 +36,7 @@ class CopiesConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CopyDocument:
-    """Tokens, and which of them are learnt."""
+    """Tokens, and which of them are learned."""
 
     tokens: list[int]
     loss_mask: list[bool]

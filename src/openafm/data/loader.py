@@ -103,7 +103,7 @@ class Batch:
     """The rows of one rank for one step.
 
     `targets_BS` is the next token of the same document, also across a cut; `loss_mask_BS` is False where there is none (the
-    end of a document, padding) and where it is not to be learnt. `documents` are disjoint, in row-major order, and leave
+    end of a document, padding) and where it is not to be learned. `documents` are disjoint, in row-major order, and leave
     out the padding; `origins` says where each one is stored.
     """
 

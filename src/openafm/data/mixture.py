@@ -27,7 +27,7 @@ class Mixture:
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        exact = [Fraction(str(weight)) for weight in weights]  # 0.1 means one tenth, not its binary neighbour
+        exact = [Fraction(str(weight)) for weight in weights]  # 0.1 means one tenth, not its binary neighbor
         self._shares_of_rest = [weight / sum(exact[position:]) for position, weight in enumerate(exact)]
 
     def drawn(self, n: int) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Packing: texts and conversations -> tokens -> shards.
 
-A text becomes <|bos|> text <|eos|>, all of it to be learnt; a conversation becomes what the chat template makes of it, the
-assistant's turns to be learnt. The same input gives the same bytes.
+A text becomes <|bos|> text <|eos|>, all of it to be learned; a conversation becomes what the chat template makes of it, the
+assistant's turns to be learned. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PackConfig(Config):
 
     `source` and `language` tag the documents that do not say it themselves (a conversation's source ends in its task).
     A share `held_out` of the documents, chosen by the hash of their content so that equal ones stay together, goes to a
-    second corpus in the subfolder `held_out`. Of a conversation the assistant's turns are learnt ("answers"), or every
+    second corpus in the subfolder `held_out`. Of a conversation the assistant's turns are learned ("answers"), or every
     token ("everything"); of a text always every token.
     """
 

@@ -1,4 +1,4 @@
-"""A keyed permutation of 0..size-1 that is computed per index and never materialised.
+"""A keyed permutation of 0..size-1 that is computed per index and never materialized.
 
 A balanced Feistel network permutes the smallest even number of bits that holds the size; values that fall outside are walked
 along their cycle until they come back inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).

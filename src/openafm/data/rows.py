@@ -54,7 +54,7 @@ def cut(lengths_D: Int64Array, row_tokens: int) -> Pieces:
 def pack_rows(length_P: Int64Array, row_tokens: int, tie_order_P: Int64Array) -> PackedRows:
     """Pack pieces of the given lengths (1..row_tokens) into as few rows as best-fit decreasing needs.
 
-    `tie_order_P` is a permutation of the pieces: those of equal length are taken in this order, so that neighbours of the
+    `tie_order_P` is a permutation of the pieces: those of equal length are taken in this order, so that neighbors of the
     corpus do not end up in one row.
     """
     by_length_P = tie_order_P[np.argsort(-length_P[tie_order_P], kind="stable")]

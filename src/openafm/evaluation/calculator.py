@@ -11,8 +11,8 @@ from openafm.evaluation.tool_turns import next_turn
 from openafm.tokenizer.conversation import Conversation, Instructions, ToolTurn, Turn, UserTurn
 
 if TYPE_CHECKING:
-    from openafm.framework.loaded_model import LoadedModel
-    from openafm.framework.model import SystemLanguageModel
+    from openafm.framework.backends.loaded_model import LoadedModel
+    from openafm.framework.backends.system_model import SystemLanguageModel
 
 MOST_TOKENS = 128
 _EXPRESSION = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")

@@ -144,9 +144,9 @@ def _times(text: str) -> Iterator[tuple[re.Match[str], str]]:
 
 def _place(text: str) -> re.Match[str] | None:
     """The place as group 1 of a match: the last one that stands after a preposition, unless one has a label."""
-    labelled = _LABELLED_PLACE.search(text)
-    if labelled:
-        return labelled
+    labeled = _LABELLED_PLACE.search(text)
+    if labeled:
+        return labeled
     found = None
     for match in _PLACE.finditer(text):
         end = match.start(1) + len(_AFTER_PLACE.sub("", match[1]).rstrip())

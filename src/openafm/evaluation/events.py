@@ -18,7 +18,7 @@ from openafm.evaluation.event_baselines import constant_event, regex_event
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
 
 if TYPE_CHECKING:
-    from openafm.framework.model import SystemLanguageModel
+    from openafm.framework.backends.system_model import SystemLanguageModel
 
 FIELDS = ("title", "date", "time", "location")
 MOST_TOKENS = 80  # the longest gold answers of the micro tokenizer take about 60
@@ -93,7 +93,7 @@ def model_extractor(model: SystemLanguageModel) -> Extractor:
     """
     from openafm.framework.errors import DecodingFailureError
     from openafm.framework.options import GenerationOptions, SamplingMode
-    from openafm.framework.session import LanguageModelSession
+    from openafm.framework.session.session import LanguageModelSession
 
     options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=MOST_TOKENS)
 

@@ -24,7 +24,7 @@ from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instruct
 from openafm.tokenizer.schema_text import compact_json
 
 if TYPE_CHECKING:
-    from openafm.framework.model import SystemLanguageModel
+    from openafm.framework.backends.system_model import SystemLanguageModel
 
 MOST_TOKENS = 128  # of a summary or rewrite; the longest references of small tokenizers take about 100
 WELL_ABOVE = 0.1  # by how much a score must exceed the best baseline to say anything about the model
@@ -182,7 +182,7 @@ def first_choice(example: TextExample) -> str:
     return json.dumps({"tags": items.get("enum", [""])[:1]})
 
 
-def labelled_values(example: TextExample) -> str:
+def labeled_values(example: TextExample) -> str:
     """The baseline that takes what follows the names of the form's fields."""
     return compact_json(guess(example.schema or {}, example.text))
 
@@ -191,7 +191,7 @@ def text_solver(model: SystemLanguageModel) -> Callable[[TextExample], str]:
     """Text of at most `MOST_TOKENS`, or JSON under the example's schema: empty where it had not ended by then."""
     from openafm.framework.errors import DecodingFailureError
     from openafm.framework.options import GenerationOptions, SamplingMode
-    from openafm.framework.session import LanguageModelSession
+    from openafm.framework.session.session import LanguageModelSession
 
     options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=MOST_TOKENS)
 
@@ -288,7 +288,7 @@ TASKS: dict[str, HeldOutTask[Any]] = {
         examples=held_out_forms,
         solver=text_solver,
         grade=grade_form,
-        baselines={"labels": labelled_values},
+        baselines={"labels": labeled_values},
     ),
     "summary": _written("summary"),
     "rewrite": _written("rewrite"),

@@ -12,7 +12,7 @@ from openafm.evaluation.tool_turns import next_turn
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolCall, UserTurn
 
 if TYPE_CHECKING:
-    from openafm.framework.model import SystemLanguageModel
+    from openafm.framework.backends.system_model import SystemLanguageModel
 
 MOST_TOKENS = 160  # the longest calls of small tokenizers take about 140
 

@@ -9,7 +9,7 @@ from openafm.tokenizer.chat_template import MalformedAnswerError, opened
 from openafm.tokenizer.conversation import AssistantTurn, ToolDefinition, Turn
 
 if TYPE_CHECKING:
-    from openafm.framework.loaded_model import LoadedModel
+    from openafm.framework.backends.loaded_model import LoadedModel
 
 
 def next_turn(
@@ -19,9 +19,9 @@ def next_turn(
 
     None where it has not ended after `max_tokens`, or where the context has no room for that.
     """
-    from openafm.runtime.engine import ContextWindowError
-    from openafm.runtime.generation import generate
-    from openafm.runtime.sampling import GreedyConfig
+    from openafm.runtime.decoding.generation import generate
+    from openafm.runtime.decoding.sampling import GreedyConfig
+    from openafm.runtime.engines.base import ContextWindowError
 
     tokenizer, template = model.tokenizer, model.template
     try:

@@ -18,9 +18,9 @@ from openafm.models.layers import Linear, RMSNorm, Sublayer
 
 
 class KeysValues(nn.Module):
-    """Projects, normalises, rotates and stores the keys and values of one layer.
+    """Projects, normalizes, rotates and stores the keys and values of one layer.
 
-    `slot` is where both pass on their way into the context, identity by default: compression puts KV quantisation there,
+    `slot` is where both pass on their way into the context, identity by default: compression puts KV quantization there,
     real or simulated, without an edit here.
     """
 
@@ -39,11 +39,11 @@ class KeysValues(nn.Module):
         k_BSKC = _norm_and_position(k_BSKC, self.key_norm, self._config, context)
         context.store(layer, self.slot(k_BSKC), self.slot(v_BSKC))
 
-    def initialise(self, generator: torch.Generator) -> None:
-        self.key.initialise(generator)
-        self.value.initialise(generator)
+    def initialize(self, generator: torch.Generator) -> None:
+        self.key.initialize(generator)
+        self.value.initialize(generator)
         if self.key_norm is not None:
-            self.key_norm.initialise()
+            self.key_norm.initialize()
 
 
 class BaseAttention(Sublayer):
@@ -91,13 +91,13 @@ class Attention(BaseAttention):
         o_BSHC = context.attend(self._source, self.slot(q_BSHC), self.window)
         return self.output(o_BSHC.flatten(-2).to(x_BSD.dtype))
 
-    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
-        self.query.initialise(generator)
+    def initialize(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.query.initialize(generator)
         if self.query_norm is not None:
-            self.query_norm.initialise()
+            self.query_norm.initialize()
         if self.keys_values is not None:
-            self.keys_values.initialise(generator)
-        self.output.initialise(generator, residual_scale)
+            self.keys_values.initialize(generator)
+        self.output.initialize(generator, residual_scale)
 
 
 def _norm_and_position(x_BSHC: Tensor, norm: RMSNorm | None, config: AttentionConfig, context: AttentionContext) -> Tensor:

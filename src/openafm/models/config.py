@@ -313,7 +313,7 @@ class DecoderConfig(Config):
         return self.num_tracks * self._kv_heads_of_a_track(index)
 
     def build(self, seed: int = 0) -> Decoder:
-        """The module with freshly initialised weights, or without storage under `torch.device("meta")`."""
+        """The module with freshly initialized weights, or without storage under `torch.device("meta")`."""
         from openafm.models.decoder import Decoder
 
         return Decoder(self, seed)

@@ -53,11 +53,11 @@ class Layer(nn.Module):
         x_BSD = x_BSD + self.attention(normed_BSD, context)
         return x_BSD + self.feed_forward(self.feed_forward_norm(x_BSD))
 
-    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
-        self.attention_norm.initialise()
-        self.attention.initialise(generator, residual_scale)
-        self.feed_forward_norm.initialise()
-        self.feed_forward.initialise(generator, residual_scale)
+    def initialize(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.attention_norm.initialize()
+        self.attention.initialize(generator, residual_scale)
+        self.feed_forward_norm.initialize()
+        self.feed_forward.initialize(generator, residual_scale)
 
 
 class Decoder(nn.Module):
@@ -78,14 +78,14 @@ class Decoder(nn.Module):
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = None if isinstance(config.head, TiedHeadConfig) else Linear(config.dim, config.vocab_size)
         if not self.embedding.is_meta:
-            self.initialise(seed)
+            self.initialize(seed)
 
     def forward(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
         """Logits of every position, [B, S, V] in `compute_dtype`. Without a context each row is one document."""
         return self.head(self.hidden(tokens_BS, context))
 
     def hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
-        """The normalised output of the last layer at every position, [B, S, D]: what the head reads."""
+        """The normalized output of the last layer at every position, [B, S, D]: what the head reads."""
         context = self._seen_by_layers(context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device))
         x = self.embed(tokens_BS)
         for index, layer in enumerate(self.layers):
@@ -163,15 +163,15 @@ class Decoder(nn.Module):
         """The fp32 projection to the vocabulary [V, D]: the embedding where the two are tied."""
         return self.embedding if self.output is None else self.output.weight
 
-    def initialise(self, seed: int) -> None:
+    def initialize(self, seed: int) -> None:
         """Fresh weights: residual projections shrink with depth so that the variance of the stream does not grow."""
         generator = torch.Generator(device=self.embedding.device).manual_seed(seed)
         nn.init.normal_(self.embedding, std=0.02, generator=generator)
         residual_scale = (2 * len(self.layers)) ** -0.5
         for layer in cast("Iterable[Layer]", self.layers):
-            layer.initialise(generator, residual_scale)
+            layer.initialize(generator, residual_scale)
         if self.tracks is not None:
-            self.tracks.initialise()
-        self.norm.initialise()
+            self.tracks.initialize()
+        self.norm.initialize()
         if self.output is not None:
-            self.output.initialise(generator)
+            self.output.initialize(generator)

@@ -55,7 +55,7 @@ class Router(nn.Module):
         """Give every track a router of its own."""
         self.weight = nn.Parameter(self.weight.new_empty(num_tracks, *self.weight.shape))
 
-    def initialise(self, generator: torch.Generator) -> None:
+    def initialize(self, generator: torch.Generator) -> None:
         nn.init.normal_(self.weight, std=ROUTER_STD, generator=generator)
 
 
@@ -140,8 +140,8 @@ class Experts(Sublayer):
             weight = getattr(self, name)
             setattr(self, name, nn.Parameter(weight.new_empty(num_tracks, *weight.shape)))
 
-    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
-        self.router.initialise(generator)
+    def initialize(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.router.initialize(generator)
         for weight, scale in ((self.gate, 1.0), (self.up, 1.0), (self.down, residual_scale)):
             nn.init.normal_(weight, std=scale * weight.shape[-1] ** -0.5, generator=generator)
 

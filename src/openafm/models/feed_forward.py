@@ -27,7 +27,7 @@ class FeedForward(Sublayer):
     def forward(self, x_D: Tensor) -> Tensor:
         return self.down(self.activation(self.gate(x_D)) * self.up(x_D))
 
-    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
-        self.gate.initialise(generator)
-        self.up.initialise(generator)
-        self.down.initialise(generator, residual_scale)
+    def initialize(self, generator: torch.Generator, residual_scale: float) -> None:
+        self.gate.initialize(generator)
+        self.up.initialize(generator)
+        self.down.initialize(generator, residual_scale)

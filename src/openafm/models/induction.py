@@ -25,7 +25,7 @@ from openafm.models.decoder import Decoder, Layer
 QK_NORM_WEIGHT = 1.5  # attention may be sharper than the norm's unit weights allow
 NUM_POSITION_LAYERS = 2
 POSITION_SCALE = 2.0
-NUM_FREQUENCIES = 4  # the fastest ones tell neighbours apart
+NUM_FREQUENCIES = 4  # the fastest ones tell neighbors apart
 CONTENT_SCALE = 0.5
 
 

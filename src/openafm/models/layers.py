@@ -38,7 +38,7 @@ class Linear(nn.Module):
         self.weight = _stacked(self.weight, num_tracks)
         self.bias = None if self.bias is None else _stacked(self.bias, num_tracks)
 
-    def initialise(self, generator: torch.Generator, scale: float = 1.0) -> None:
+    def initialize(self, generator: torch.Generator, scale: float = 1.0) -> None:
         """Normal weights of standard deviation scale / sqrt(in_dim); zero bias."""
         nn.init.normal_(self.weight, std=scale * self.in_dim**-0.5, generator=generator)
         if self.bias is not None:
@@ -63,7 +63,7 @@ class RMSNorm(nn.Module):
         """Give every track a weight of its own."""
         self.weight = _stacked(self.weight, num_tracks)
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         nn.init.ones_(self.weight)
 
 
@@ -71,7 +71,7 @@ class Sublayer(nn.Module, ABC):
     """Half of a layer: attention or feed-forward of any kind, whose output is added to the residual stream."""
 
     @abstractmethod
-    def initialise(self, generator: torch.Generator, residual_scale: float) -> None:
+    def initialize(self, generator: torch.Generator, residual_scale: float) -> None:
         """Fresh weights, those of the projection into the residual stream scaled by `residual_scale`."""
 
 

@@ -1,6 +1,6 @@
 """Root-mean-square norm with its gradient written out: a quarter of the time that autograd's own takes on a CPU.
 
-Shapes: ... leading dims, D the dim that is normalised, T tracks with a weight each, N tokens of a track.
+Shapes: ... leading dims, D the dim that is normalized, T tracks with a weight each, N tokens of a track.
 """
 
 from __future__ import annotations

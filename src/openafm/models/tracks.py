@@ -59,9 +59,9 @@ class Tracks(nn.Module):
             x_TBSD = self.norms[block](x_TBSD)
         return self.gather(x_TBSD.sum(dim=0) / self._divisor)
 
-    def initialise(self) -> None:
+    def initialize(self) -> None:
         for norm in cast("Iterable[RMSNorm]", self.norms or ()):
-            norm.initialise()
+            norm.initialize()
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ def upcycle(dense: Decoder, upcycling: UpcyclingConfig, seed: int = 0) -> Decode
     generator = torch.Generator(device=dense.device).manual_seed(seed)
     for experts in upcycled.modules():
         if isinstance(experts, Experts):
-            experts.router.initialise(generator)
+            experts.router.initialize(generator)
             upcycling.experts.apply(experts, generator)
     return upcycled.train(dense.training)
 

@@ -39,7 +39,7 @@ class CopiedExperts(ExpertStartConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PartlyFreshExperts(ExpertStartConfig):
-    """Each expert forgets a `share` of its hidden units, others than its neighbours do (Drop-Upcycling, arXiv 2502.19261).
+    """Each expert forgets a `share` of its hidden units, others than its neighbors do (Drop-Upcycling, arXiv 2502.19261).
 
     Experts that are all the same drift apart slowly. The fresh weights have the mean and standard deviation of those that
     they replace; the upcycled model is no longer the dense one at the start.

@@ -31,7 +31,7 @@ from openafm.recipes.config import FolderCorpusConfig
 from openafm.recipes.corpora import pack_corpus
 from openafm.recipes.drafting import draft_run
 from openafm.recipes.run import RunInterruptedError, RunResult, run_recipe
-from openafm.runtime.speculation import DraftMismatchError
+from openafm.runtime.decoding.speculation import DraftMismatchError
 from openafm.tokenizer.conversation import AssistantTurn
 from openafm.training.config import (
     AdamWConfig,
@@ -126,7 +126,7 @@ def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterR
         BundleMismatchError: the base is not the one that the run started from.
         RunInterruptedError: stopped by SIGTERM or Ctrl-C; all is saved.
     """
-    from openafm.training.metrics import read_metrics
+    from openafm.training.observability.metrics import read_metrics
     from openafm.training.run import train
 
     check_name(name)
@@ -333,7 +333,7 @@ def _check_conversations(file: Path) -> None:
 
 
 def _check_same_run(config: AdapterRunConfig, folder: Path) -> None:
-    from openafm.training.checkpoint import AnotherRunError
+    from openafm.training.checkpoints.checkpoint import AnotherRunError
 
     record = folder / "run.json"
     if not record.is_file() or not (folder / "checkpoints").is_dir():

@@ -1,6 +1,6 @@
 """Compression after training: a bundle in full precision in, a bundle in few bits out (report section 6).
 
-Formats are configs: `astc` as the report compresses its server model, `int2` as the plain baseline that quantisation-aware
+Formats are configs: `astc` as the report compresses its server model, `int2` as the plain baseline that quantization-aware
 training has to beat. The source is read and never written.
 """
 
@@ -139,15 +139,15 @@ class AstcCompression(CompressionConfig):
 
         from openafm.adapters.lora import adapter_weights
         from openafm.adapters.singular import move_singular_vectors
-        from openafm.compression.int4_embedding import quantise_embedding
+        from openafm.compression.int4_embedding import quantize_embedding
         from openafm.compression.keys_values import keep_in
         from openafm.compression.low_bit import layer_matrices
 
         decoder = _plain_decoder(bundle)
         # The embedding and the slots first: calibration then sees what the matrices will.
-        embedding = quantise_embedding(decoder.embedding.detach().numpy())
+        embedding = quantize_embedding(decoder.embedding.detach().numpy())
         with torch.no_grad():
-            decoder.embedding.copy_(torch.from_numpy(embedding.dequantise()))
+            decoder.embedding.copy_(torch.from_numpy(embedding.dequantize()))
         keep_in(decoder, self.numerics.kv)
         recovery = None
         if self.adapter is not None:

@@ -97,7 +97,7 @@ def compression_report(names: Sequence[str | Path], num_examples: int = 50) -> C
         UsageError: no examples.
         BundleNotFoundError, BundleError: a bundle is not there or damaged; before anything is measured.
     """
-    from openafm.framework.model import SystemLanguageModel
+    from openafm.framework.backends.system_model import SystemLanguageModel
 
     bundles = [open_bundle(name) for name in names]
     if not bundles:
@@ -132,7 +132,7 @@ def held_out_loss(bundle: Bundle, num_examples: int) -> float:
     import torch
 
     from openafm.bundle.decoder import load_decoder
-    from openafm.training.objectives import NextToken
+    from openafm.training.objectives.base import NextToken
 
     batches = corpus_batches(bundle, SyntheticConfig(split="held_out"), num_examples, ROW_TOKENS)
     decoder = load_decoder(bundle, adapter=bundle.recovery_adapter)

@@ -15,7 +15,7 @@ from openafm.data.needles import NeedlesConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import TrainerConfig
-from openafm.training.objective_config import DistillationConfig
+from openafm.training.objectives.config import DistillationConfig
 
 
 class UnknownRecipeError(UsageError):
@@ -43,7 +43,7 @@ class SyntheticCorpusConfig(CorpusConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CopiesCorpusConfig(CorpusConfig):
-    """`num_examples` documents of random tokens that repeat themselves; only the repetition is learnt."""
+    """`num_examples` documents of random tokens that repeat themselves; only the repetition is learned."""
 
     copies: CopiesConfig
     num_examples: int
@@ -51,7 +51,7 @@ class CopiesCorpusConfig(CorpusConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class NeedlesCorpusConfig(CorpusConfig):
-    """`num_examples` long documents with something to find in them; only what is found is learnt."""
+    """`num_examples` long documents with something to find in them; only what is found is learned."""
 
     needles: NeedlesConfig
     num_examples: int

@@ -31,12 +31,12 @@ from openafm.tokenizer.conversation import (
 )
 from openafm.tokenizer.tool_calls import tool_calls_schema
 from openafm.training.config import EvaluationConfig
-from openafm.training.objective_config import DistillationConfig, teacher_identity
+from openafm.training.objectives.config import DistillationConfig, teacher_identity
 
 if TYPE_CHECKING:
-    from openafm.runtime.generation import Summary
-    from openafm.runtime.sampling import SamplingConfig
-    from openafm.runtime.speculation import Drafter
+    from openafm.runtime.decoding.generation import Summary
+    from openafm.runtime.decoding.sampling import SamplingConfig
+    from openafm.runtime.decoding.speculation import Drafter
 
 MOST_TOKENS = 200  # of an answer that is drafted to be measured
 
@@ -129,8 +129,8 @@ class Answerer:
     """Greedy answers of a bundle with its adapter or another, under a grammar, with and without a draft model."""
 
     def __init__(self, target: Bundle, adapter: Adapter | None = None) -> None:
-        from openafm.runtime.engines import open_engine
-        from openafm.runtime.grammar import GrammarCompiler
+        from openafm.runtime.decoding.grammar import GrammarCompiler
+        from openafm.runtime.engines.selection import open_engine
 
         self.engine, self._bundle = open_engine(target, adapter), target
         self._grammars = GrammarCompiler(target.tokenizer, target.template)
@@ -149,8 +149,8 @@ class Answerer:
         Raises:
             ContextWindowError: question and answer do not fit.
         """
-        from openafm.runtime.generation import generate
-        from openafm.runtime.sampling import GreedyConfig
+        from openafm.runtime.decoding.generation import generate
+        from openafm.runtime.decoding.sampling import GreedyConfig
 
         tokenizer, template = self._bundle.tokenizer, self._bundle.template
         tools = question.tools if template.can_call_tools else ()
@@ -180,10 +180,10 @@ def measure_draft(
     draft: Bundle, target: Bundle, conversations: Iterable[Conversation], adapter: Adapter | None = None, num_tokens: int = 5
 ) -> DraftReport:
     """Have the target give every answer of the conversations itself, drafting `num_tokens` at a time, and count."""
-    from openafm.runtime.engine import ContextWindowError
-    from openafm.runtime.engines import open_engine
-    from openafm.runtime.pace import GivenPaceConfig
-    from openafm.runtime.speculation import Drafter
+    from openafm.runtime.decoding.pace import GivenPaceConfig
+    from openafm.runtime.decoding.speculation import Drafter
+    from openafm.runtime.engines.base import ContextWindowError
+    from openafm.runtime.engines.selection import open_engine
 
     # By the clock it would draft now more and now less, and nothing where steps of this target are short.
     answerer, drafter = Answerer(target, adapter), Drafter(open_engine(draft), num_tokens, GivenPaceConfig())

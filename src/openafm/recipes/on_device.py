@@ -28,7 +28,7 @@ from openafm.training.config import (
     TimeBudget,
     TrainerConfig,
 )
-from openafm.training.objective_config import DistillationConfig
+from openafm.training.objectives.config import DistillationConfig
 from openafm.training.schedules import WarmupStableDecay
 
 # What the micro model is for is events; a little of every other task lets `respond` and `chat` say something at all.
@@ -67,7 +67,7 @@ def sft(size: str) -> RunConfig:
 
 @recipe("on_device.qat", sizes=("micro", "nano"), starts_from="on_device.sft")
 def qat(size: str) -> RunConfig:
-    """2-bit quantisation-aware training on the data of the stages before, with fewer steps, to a compressed bundle."""
+    """2-bit quantization-aware training on the data of the stages before, with fewer steps, to a compressed bundle."""
     return {"micro": _qat_micro, "nano": _qat_nano}[size]()
 
 
@@ -164,11 +164,11 @@ def _sft_nano() -> RunConfig:
 
 
 def _qat_micro() -> RunConfig:
-    return _quantised(_sft_micro(), TimeBudget(seconds=90))
+    return _quantized(_sft_micro(), TimeBudget(seconds=90))
 
 
 def _qat_nano() -> RunConfig:
-    return _quantised(_sft_nano(), StepBudget(num_steps=700))
+    return _quantized(_sft_nano(), StepBudget(num_steps=700))
 
 
 def _recovery_micro() -> RunConfig:
@@ -208,8 +208,8 @@ def _distilled(run: RunConfig, size: str, budget: BudgetConfig) -> RunConfig:
     return replace(run, recipe="on_device.draft", corpora=(*corpora, NANO_COPIES), trainer=trainer)
 
 
-def _quantised(run: RunConfig, budget: BudgetConfig) -> RunConfig:
-    """The same data under quantisation awareness, as the report trains it: AdamW, no weight decay, a lower learning rate,
+def _quantized(run: RunConfig, budget: BudgetConfig) -> RunConfig:
+    """The same data under quantization awareness, as the report trains it: AdamW, no weight decay, a lower learning rate,
     and the average of the weights handed on."""
     trainer = replace(
         run.trainer,

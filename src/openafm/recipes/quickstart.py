@@ -255,8 +255,8 @@ def _untrained(run: RunResult, config: RunConfig, path: Path) -> fm.SystemLangua
 
 def _draw(home: Path, say: Callable[[str], None]) -> tuple[Path, ...]:
     """The loss curve in the terminal, and as a picture where matplotlib is installed."""
-    from openafm.training.curves import CurveError, plot_losses, terminal_curve
-    from openafm.training.metrics import read_metrics
+    from openafm.training.observability.curves import CurveError, plot_losses, terminal_curve
+    from openafm.training.observability.metrics import read_metrics
 
     losses = [line["loss"] for stage in STAGES for line in read_metrics(home / stage) if "loss" in line]
     say(terminal_curve(losses))

@@ -33,7 +33,7 @@ from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
 from openafm.training.config import TrainerConfig, first_difference
-from openafm.training.objective_config import CachedDistillationConfig, DistillationConfig
+from openafm.training.objectives.config import CachedDistillationConfig, DistillationConfig
 
 if TYPE_CHECKING:
     from openafm.models.decoder import Decoder
@@ -163,7 +163,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         RunInterruptedError: stopped by SIGTERM or Ctrl-C; all is saved.
         Whatever its stations raise, each with the file it is about.
     """
-    from openafm.training.processes import open_processes
+    from openafm.training.distributed.processes import open_processes
     from openafm.training.run import train
 
     check_name(config, name)
@@ -192,7 +192,7 @@ def check_name(config: RunConfig, name: str) -> None:
 
 def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
     """Take the run folder, and make the tokenizer, the token shards and a teacher's logits unless they stand there."""
-    from openafm.training.teacher_logits import write_teacher_logits
+    from openafm.training.objectives.teacher_logits import write_teacher_logits
 
     opened.enter_context(folder_lock(folder / "data"))
     _check_same_run(config, folder)
@@ -244,7 +244,7 @@ class _Weights:
 
 
 def _trained_weights(trainer: TrainerConfig, model: Decoder) -> _Weights:
-    """As they are, packed after quantisation-aware training, or the base as it was with the adapter beside it."""
+    """As they are, packed after quantization-aware training, or the base as it was with the adapter beside it."""
     from openafm.adapters.lora import adapter_weights
     from openafm.compression.deploy import packed_tensors
 
@@ -260,7 +260,7 @@ def _trained_weights(trainer: TrainerConfig, model: Decoder) -> _Weights:
 
 def _check_same_run(config: RunConfig, folder: Path) -> None:
     """Refuse another config before anything of the run that stands is touched."""
-    from openafm.training.checkpoint import AnotherRunError
+    from openafm.training.checkpoints.checkpoint import AnotherRunError
 
     record = folder / "run.json"
     if not record.is_file() or not (folder / "checkpoints").is_dir():
@@ -324,7 +324,7 @@ def _draft_report(config: RunConfig, draft: Bundle) -> DraftReport | None:
 
 
 def _result(bundle: Bundle, folder: Path, result: TrainingResult, report: DraftReport | None) -> RunResult:
-    from openafm.training.metrics import read_metrics
+    from openafm.training.observability.metrics import read_metrics
 
     losses = [line["loss"] for line in read_metrics(folder) if "loss" in line]
     return RunResult(

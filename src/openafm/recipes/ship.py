@@ -27,7 +27,7 @@ from openafm.core.files import data_home, write_json
 from openafm.core.progress import progress
 from openafm.evaluation import held_out
 from openafm.evaluation.held_out import HeldOutScores, TaskScore
-from openafm.framework.model import SystemLanguageModel
+from openafm.framework.backends.system_model import SystemLanguageModel
 from openafm.recipes.card import describe_corpus
 from openafm.recipes.config import RunConfig, build_run
 from openafm.recipes.run import prepare_run, run_recipe
@@ -204,8 +204,8 @@ def read_stage(run: Path) -> Stage:
     Raises:
         ShippedPartsError: it holds no run of a recipe.
     """
-    from openafm.training.checkpoint import CheckpointError, checkpoint_paths, open_checkpoint
-    from openafm.training.metrics import read_metrics
+    from openafm.training.checkpoints.checkpoint import CheckpointError, checkpoint_paths, open_checkpoint
+    from openafm.training.observability.metrics import read_metrics
 
     try:
         config = from_dict(RunConfig, json.loads((run / "run.json").read_text(encoding="utf-8")))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from openafm.bundle import Bundle, open_bundle
 from openafm.models.upcycling_config import upcycled_config
 from openafm.recipes.config import RunConfig
-from openafm.training.objective_config import CachedDistillationConfig, TeacherError
+from openafm.training.objectives.config import CachedDistillationConfig, TeacherError
 
 
 def settled(config: RunConfig, teacher: str | None) -> RunConfig:

@@ -15,7 +15,7 @@ from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.on_device import pretrain
 from openafm.training.config import AdamWConfig, PlainStart, StepBudget, TrainerConfig
-from openafm.training.objective_config import CachedDistillationConfig
+from openafm.training.objectives.config import CachedDistillationConfig
 from openafm.training.schedules import Constant, WarmupStableDecay
 
 TRUNK_SHARE = 0.9
@@ -57,7 +57,7 @@ def upcycle_teacher(size: str) -> RunConfig:
     taught_by="on_device.upcycle_teacher",
 )
 def distill(size: str) -> RunConfig:
-    """The last 10 % of the dense model's tokens, learnt from the upcycled teacher's logits and the data together."""
+    """The last 10 % of the dense model's tokens, learned from the upcycled teacher's logits and the data together."""
     run = pretrain(size)
     num_steps = _num_steps(run.trainer)
     trainer = replace(

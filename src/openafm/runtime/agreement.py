@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from openafm.runtime.engine import Engine
+from openafm.runtime.engines.base import Engine
 
 _PIECE = 32  # engines compute so few tokens as exactly as one
 

@@ -20,8 +20,8 @@ import numpy as np
 from openafm.adapters.config import LoRAConfig
 from openafm.bundle import Bundle
 from openafm.core.errors import OpenAFMError
-from openafm.runtime.engine import Engine
-from openafm.runtime.engines import open_engine
+from openafm.runtime.engines.base import Engine
+from openafm.runtime.engines.selection import open_engine
 from openafm.runtime.native.build import NativeBuildError, built_library, cache_home, find_compiler
 from openafm.runtime.native.engine import NativeEngine, chosen_threads
 from openafm.runtime.native.library import kernel_names, open_library

@@ -1,7 +1,7 @@
 """Learning BPE merges over words that are already tokens: what the `tokenizers` library cannot do, since its trainer
 always starts from bytes.
 
-The algorithm is the usual one (Sennrich et al. 2016): merge the most frequent pair of neighbours, again and again. Ties go
+The algorithm is the usual one (Sennrich et al. 2016): merge the most frequent pair of neighbors, again and again. Ties go
 to the pair of lower ids, as in the library, so both learn the same merges from bytes. All bookkeeping is incremental: a
 merge costs time in the words that hold its pair, and the sum over all merges is bounded by the number of tokens in the
 distinct words.

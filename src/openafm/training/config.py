@@ -12,10 +12,10 @@ from openafm.core.config import Config, ConfigError, to_dict
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
 from openafm.models.upcycling_config import UpcyclingConfig
-from openafm.training.objective_config import NextTokenConfig, ObjectiveConfig
-from openafm.training.parallel_config import ParallelConfig
+from openafm.training.distributed.config import ParallelConfig
+from openafm.training.distributed.watchdog import WatchdogConfig
+from openafm.training.objectives.config import NextTokenConfig, ObjectiveConfig
 from openafm.training.schedules import ScheduleConfig, WarmupCosine
-from openafm.training.watchdog import WatchdogConfig
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +69,7 @@ class AdamWConfig(OptimizerConfig):
 class MuonConfig(OptimizerConfig):
     """Muon (Jordan et al. 2024) for the matrices inside the layers; AdamW for the embedding, the head, norms and biases.
 
-    The updates of a matrix are orthogonalised momentum. At the same learning rate they are as large as AdamW's (arXiv
+    The updates of a matrix are orthogonalized momentum. At the same learning rate they are as large as AdamW's (arXiv
     2502.16982).
     """
 
@@ -96,7 +96,7 @@ class StartConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class PlainStart(StartConfig):
-    """Weights as the model initialises them."""
+    """Weights as the model initializes them."""
 
     def apply(self, model: Decoder, seed: int) -> None:
         """Nothing to change."""

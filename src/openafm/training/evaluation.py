@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import torch
 
 from openafm.training.config import EvaluationConfig
-from openafm.training.objectives import Objective
-from openafm.training.parallel import Parallelism
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.objectives.base import Objective
 from openafm.training.state import TrainingState
 from openafm.training.sums import Adder
 

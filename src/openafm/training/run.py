@@ -23,7 +23,7 @@ from openafm.core.files import atomic_file, folder_lock
 from openafm.core.progress import Progress, progress
 from openafm.data.shards import read_manifest
 from openafm.models.decoder import Decoder
-from openafm.training.checkpoint import (
+from openafm.training.checkpoints.checkpoint import (
     Checkpoint,
     CheckpointError,
     CheckpointRecord,
@@ -32,18 +32,18 @@ from openafm.training.checkpoint import (
     remove_leftovers,
     set_aside_newer,
 )
-from openafm.training.checkpoint_writer import checkpoint_writer, write_checkpoint
+from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
 from openafm.training.config import TimeBudget, TrainerConfig
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.distributed.processes import Processes, open_processes
+from openafm.training.distributed.watchdog import watchdog
 from openafm.training.evaluation import Evaluator
-from openafm.training.goodput import FILE as GOODPUT
-from openafm.training.goodput import Goodput, Ledger, goodput, read_accounts
-from openafm.training.metrics import MetricsLog, metrics_log, read_metrics
-from openafm.training.parallel import Parallelism
-from openafm.training.processes import Processes, open_processes
+from openafm.training.observability.goodput import FILE as GOODPUT
+from openafm.training.observability.goodput import Goodput, Ledger, goodput, read_accounts
+from openafm.training.observability.metrics import MetricsLog, metrics_log, read_metrics
 from openafm.training.signals import stop_on_signals
 from openafm.training.state import TrainingState, fresh_state, resumed_state, skeleton
 from openafm.training.trainer import Trainer
-from openafm.training.watchdog import watchdog
 
 
 class VocabularyMismatchError(UsageError):

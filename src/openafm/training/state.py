@@ -20,13 +20,13 @@ from openafm.models.decoder import Decoder
 from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.training.config import EMAConfig, OptimizerConfig, StepBudget, TrainerConfig, first_difference
-from openafm.training.parallel import Parallelism
-from openafm.training.parallel_config import ParallelConfig
-from openafm.training.processes import Processes
+from openafm.training.distributed.config import ParallelConfig
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.distributed.processes import Processes
 
 if TYPE_CHECKING:
-    from openafm.training.checkpoint import Checkpoint
-    from openafm.training.checkpoint_index import Index
+    from openafm.training.checkpoints.checkpoint import Checkpoint
+    from openafm.training.checkpoints.index import Index
 
 Tensors = Mapping[str, Tensor]
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from openafm.training.objectives import Losses
-from openafm.training.parallel import Parallelism
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.objectives.base import Losses
 
 
 @dataclass(frozen=True, kw_only=True)

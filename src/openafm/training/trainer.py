@@ -17,16 +17,16 @@ from torch import Tensor
 from openafm.core.errors import OpenAFMError
 from openafm.core.progress import Progress
 from openafm.data.loader import Batch, Loader, Origin, prefetch
-from openafm.training.checkpoint_writer import CheckpointWriter
+from openafm.training.checkpoints.writer import CheckpointWriter
 from openafm.training.config import TrainerConfig
+from openafm.training.distributed.watchdog import Watchdog
 from openafm.training.evaluation import Evaluator
-from openafm.training.goodput import Ledger
-from openafm.training.live import LiveView
-from openafm.training.metrics import MetricsLog
+from openafm.training.observability.goodput import Ledger
+from openafm.training.observability.live import LiveView
+from openafm.training.observability.metrics import MetricsLog
 from openafm.training.signals import StopRequest
 from openafm.training.state import TrainingState
 from openafm.training.sums import Adder, Sums
-from openafm.training.watchdog import Watchdog
 
 
 class NonFiniteError(OpenAFMError):

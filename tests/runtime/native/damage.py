@@ -25,11 +25,11 @@ from openafm.bundle.bundle import _DOCUMENTS, RECOVERY_ADAPTER
 from openafm.bundle.signature import sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.errors import OpenAFMError
+from openafm.runtime.engines.snapshot import _MAGIC
 from openafm.runtime.native import weights
 from openafm.runtime.native.build import cache_home
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.support import unsupported
-from openafm.runtime.snapshot import _MAGIC
 
 MOST_MEMORY = 8 << 30
 ODD: list[Any] = [

@@ -14,10 +14,10 @@ from tiny_engines import random_tokens
 from openafm.bundle import Bundle, open_bundle, shipped_bundle
 from openafm.data.synthetic.corpus import SyntheticConfig, example
 from openafm.runtime.agreement import agreement
-from openafm.runtime.engine import Engine
+from openafm.runtime.engines.base import Engine
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import kernel_names, native_library
-from openafm.runtime.torch_engine import TorchEngine
 from openafm.tokenizer.template import opened
 
 LARGEST_MARGIN = 0.25  # of two candidates that may be taken for one another, in logits

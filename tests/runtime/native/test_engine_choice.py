@@ -17,15 +17,15 @@ from openafm.adapters.package import AdapterMismatchError, AdapterTamperedError,
 from openafm.bundle import Bundle, RecoveryAdapter, shipped_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.config import QATConfig
-from openafm.runtime import engines
-from openafm.runtime.engine import Engine
-from openafm.runtime.engines import EngineChoiceError, open_engine
+from openafm.runtime.engines import selection as engines
+from openafm.runtime.engines.base import Engine
+from openafm.runtime.engines.selection import EngineChoiceError, open_engine
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native import build
 from openafm.runtime.native.build import NativeBuildError
 from openafm.runtime.native.engine import NativeEngine, ThreadsError
 from openafm.runtime.native.support import unsupported
 from openafm.runtime.native.weights import _opened, weights_file
-from openafm.runtime.torch_engine import TorchEngine
 
 TOKENS = random_tokens(20)
 

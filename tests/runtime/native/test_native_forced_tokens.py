@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from tiny_tokenizer import TOKENIZER
 
 from openafm.bundle import Bundle
-from openafm.runtime.engine import LogitsOf, Sequence
-from openafm.runtime.generation import TokenEvent, generate
-from openafm.runtime.grammar import GrammarCompiler
+from openafm.runtime.batching.pending import Pending
+from openafm.runtime.decoding.generation import TokenEvent, generate
+from openafm.runtime.decoding.grammar import GrammarCompiler
+from openafm.runtime.decoding.pace import GivenPaceConfig
+from openafm.runtime.decoding.sampling import RandomConfig
+from openafm.runtime.decoding.speculation import Drafter
+from openafm.runtime.engines.base import LogitsOf, Sequence
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.pace import GivenPaceConfig
-from openafm.runtime.pending import Pending
-from openafm.runtime.sampling import RandomConfig
-from openafm.runtime.speculation import Drafter
 from openafm.tokenizer.conversation import ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
 

@@ -21,13 +21,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multipl
 from native_bundles import CONTEXT_LENGTH, compressed_bundle
 from tiny_tokenizer import TOKENIZER
 
-from openafm.runtime import scheduler
-from openafm.runtime.engine import Sequence, SequenceError
-from openafm.runtime.generation import generate
-from openafm.runtime.grammar import GrammarCompiler
+from openafm.runtime.batching import scheduler
+from openafm.runtime.batching.pending import Job, Pending, Request
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.grammar import GrammarCompiler
+from openafm.runtime.decoding.sampling import RandomConfig
+from openafm.runtime.engines.base import Sequence, SequenceError
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.pending import Job, Pending, Request
-from openafm.runtime.sampling import RandomConfig
 
 PATIENCE_S = 30
 
@@ -269,7 +269,7 @@ TestSteps.settings = settings(max_examples=60, stateful_step_count=25, deadline=
 ENDING = """
 import threading
 from native_bundles import compressed_bundle
-from openafm.runtime import scheduler
+from openafm.runtime.batching import scheduler
 from openafm.runtime.native.engine import NativeEngine
 
 scheduler._WORTH_A_THREAD_S = 0.0

@@ -15,10 +15,10 @@ from tiny_engines import random_tokens
 from tiny_tokenizer import TOKENIZER
 
 from openafm.models.sizes import shared_kv_decoder
-from openafm.runtime.engine import Engine, Sequence
+from openafm.runtime.engines.base import Engine, Sequence
+from openafm.runtime.engines.snapshot import SnapshotMismatchError, read_snapshot, write_snapshot
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import kernel_names, native_library
-from openafm.runtime.snapshot import SnapshotMismatchError, read_snapshot, write_snapshot
 
 OPERATIONS = ("step", "step", "step", "rollback", "fork", "restore", "close")
 

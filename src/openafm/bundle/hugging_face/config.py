@@ -47,10 +47,10 @@ def decoder_config(values: Values) -> DecoderConfig:
 
 
 def _refuse_unsupported(values: Values) -> None:
-    if quantised := values.get("quantization_config"):
-        method = quantised.get("quant_method", "unknown") if isinstance(quantised, Mapping) else "unknown"
+    if quantized := values.get("quantization_config"):
+        method = quantized.get("quant_method", "unknown") if isinstance(quantized, Mapping) else "unknown"
         raise UnsupportedCheckpointError(
-            f"the checkpoint is quantised ({method}); import the original in float32, bfloat16 or float16"
+            f"the checkpoint is quantized ({method}); import the original in float32, bfloat16 or float16"
         )
     if values.get("hidden_act", "silu") not in ("silu", "gelu"):
         raise UnsupportedCheckpointError(f"the activation '{values['hidden_act']}' is not supported; silu and gelu are")

@@ -130,7 +130,7 @@ def _dtype(stored: set[str]) -> Literal["float32", "bfloat16"]:
 
 def _card(name: str, values: dict[str, Any], notes: tuple[str, ...]) -> str:
     lines = [f"# {name}", "", f"Imported from a Hugging Face checkpoint of the {values['model_type']} family."]
-    lines += ["Its licence is that of the checkpoint.", "", *(f"- {note}" for note in notes)]
+    lines += ["Its license is that of the checkpoint.", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 

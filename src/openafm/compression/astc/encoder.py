@@ -1,6 +1,6 @@
 """Write 6x6 ASTC blocks whose weights are all stored: six levels in one partition, or four in each of two.
 
-These two layouts keep every weight apart, which matrices need (a texture's neighbours are alike, a matrix's are not).
+These two layouts keep every weight apart, which matrices need (a texture's neighbors are alike, a matrix's are not).
 
 Shapes: T texels of a block (36, row by row), N blocks, P partitions, K stored numbers, B bits (128).
 """

@@ -1,4 +1,4 @@
-"""The two ends between which the weights of a partition choose: ASTC's sixteen ways of describing a pair of colours.
+"""The two ends between which the weights of a partition choose: ASTC's sixteen ways of describing a pair of colors.
 
 Khronos Data Format Specification 1.4, "Endpoint Interpretation". Weight matrices live in the red component, so only red is
 worked out. Ends are on the 16-bit scale of interpolation: linear for the LDR modes, nearly logarithmic for the HDR modes.

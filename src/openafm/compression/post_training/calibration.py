@@ -25,7 +25,7 @@ Compress: TypeAlias = Callable[[str, Tensor, Tensor], Tensor]
 
 
 class CalibrationError(OpenAFMError):
-    """Calibration data from which nothing can be learnt, or more of it than fits into memory."""
+    """Calibration data from which nothing can be learned, or more of it than fits into memory."""
 
 
 @torch.no_grad()

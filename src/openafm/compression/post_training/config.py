@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 from openafm.compression.post_training.groups import (
     ClippedRange,
     Floats,
-    GroupQuantised,
+    GroupQuantized,
     MinMaxRange,
     RangeConfig,
-    quantise_groups,
+    quantize_groups,
 )
 from openafm.core.config import Config, ConfigError
 
@@ -34,9 +34,9 @@ class GroupConfig(Config):
     def range(self) -> RangeConfig:
         raise ConfigError(f"{type(self).__name__} is abstract; use RoundToNearestConfig or ClippedConfig")
 
-    def quantise(self, weight_RC: Floats, name: str = "the matrix") -> GroupQuantised:
-        """Errors as `quantise_groups`."""
-        return quantise_groups(weight_RC, bits=self.bits, group=self.group, range=self.range, name=name)
+    def quantize(self, weight_RC: Floats, name: str = "the matrix") -> GroupQuantized:
+        """Errors as `quantize_groups`."""
+        return quantize_groups(weight_RC, bits=self.bits, group=self.group, range=self.range, name=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class GPTQConfig(Config):
         self.require(self.group > 1, f"group must be at least 2, got {self.group}")
         self.require(self.damping >= 0, f"damping must not be negative, got {self.damping}")
 
-    def quantise(self, weight_RC: Tensor, moment_CC: Tensor, name: str = "the matrix") -> GroupQuantised:
+    def quantize(self, weight_RC: Tensor, moment_CC: Tensor, name: str = "the matrix") -> GroupQuantized:
         """Errors as `gptq`."""
         from openafm.compression.post_training.gptq import gptq
 

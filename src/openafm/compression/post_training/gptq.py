@@ -1,6 +1,6 @@
 """GPTQ (arXiv 2210.17323) with group scales.
 
-It minimises the error of a matrix's outputs, tr((W - W~) H (W - W~)^T), greedily. With H^-1 = U^T U, U upper triangular, the
+It minimizes the error of a matrix's outputs, tr((W - W~) H (W - W~)^T), greedily. With H^-1 = U^T U, U upper triangular, the
 best answer of columns c+1.. to an error e in column c is -e U[c, c+1:] / U[c, c].
 
 Shapes: R outputs, C inputs of a matrix, g columns of a group.
@@ -18,7 +18,7 @@ from openafm.compression.post_training.groups import (
     Codes,
     Floats,
     Grid,
-    GroupQuantised,
+    GroupQuantized,
     assembled,
     checked_matrix,
     group_slices,
@@ -27,7 +27,7 @@ from openafm.core.errors import UsageError
 
 
 @torch.no_grad()
-def gptq(weight_RC: Tensor, moment_CC: Tensor, config: GPTQConfig, name: str = "the matrix") -> GroupQuantised:
+def gptq(weight_RC: Tensor, moment_CC: Tensor, config: GPTQConfig, name: str = "the matrix") -> GroupQuantized:
     """Round a matrix whose inputs have the second moment H = `moment_CC`; its scale does not matter.
 
     Raises:

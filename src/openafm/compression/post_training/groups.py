@@ -64,7 +64,7 @@ class MinMaxRange(RangeConfig):
 class ClippedRange(RangeConfig):
     """That range shrunk towards its middle, down to `smallest` of it, where this lowers the group's squared error.
 
-    What has been quantised stays as it is: its full range has error zero, and nothing is lower.
+    What has been quantized stays as it is: its full range has error zero, and nothing is lower.
     """
 
     smallest: float = 0.35
@@ -105,7 +105,7 @@ def _squared_error(grid: Grid, weight_Rg: Floats) -> Floats:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupQuantised:
+class GroupQuantized:
     """A matrix as codes, one byte each here, and a scale and a minimum for every group of a row; the last may be shorter."""
 
     codes_RC: Codes
@@ -114,7 +114,7 @@ class GroupQuantised:
     bits: int
     group: int
 
-    def dequantise(self) -> Floats:
+    def dequantize(self) -> Floats:
         """The fp32 values [R, C]."""
         groups = np.arange(self.codes_RC.shape[1]) // self.group
         scale_RC, minimum_RC = (x.astype(np.float32)[:, groups] for x in (self.scale_RG, self.minimum_RG))
@@ -126,9 +126,9 @@ class GroupQuantised:
         return self.bits + 16 * (self.scale_RG.size + self.minimum_RG.size) / self.codes_RC.size
 
 
-def quantise_groups(
+def quantize_groups(
     weight_RC: Floats, *, bits: int, group: int, range: RangeConfig, name: str = "the matrix"
-) -> GroupQuantised:
+) -> GroupQuantized:
     """Round a matrix in groups; the last group of a row is shorter where `group` does not divide the row.
 
     Raises:
@@ -142,7 +142,7 @@ def quantise_groups(
     return assembled(np.concatenate(codes, axis=1), grids, group, name)
 
 
-def assembled(codes_RC: Codes, grids: list[Grid], group: int, name: str) -> GroupQuantised:
+def assembled(codes_RC: Codes, grids: list[Grid], group: int, name: str) -> GroupQuantized:
     """The groups of a matrix put together.
 
     Raises:
@@ -152,7 +152,7 @@ def assembled(codes_RC: Codes, grids: list[Grid], group: int, name: str) -> Grou
     minimum_RG = np.stack([grid.minimum_R for grid in grids], axis=1)
     if not (np.isfinite(scale_RG).all() and np.isfinite(minimum_RG).all()):
         raise UncompressibleWeightError(f"{name} holds numbers beyond 65,504, the largest of fp16; scale it down")
-    return GroupQuantised(codes_RC=codes_RC, scale_RG=scale_RG, minimum_RG=minimum_RG, bits=grids[0].bits, group=group)
+    return GroupQuantized(codes_RC=codes_RC, scale_RG=scale_RG, minimum_RG=minimum_RG, bits=grids[0].bits, group=group)
 
 
 def group_slices(num_columns: int, group: int) -> list[slice]:

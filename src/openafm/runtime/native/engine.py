@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
-from openafm.runtime.engine import Cache, Engine
+from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.scheduler import Computed
+from openafm.runtime.engines.base import Cache, Engine
 from openafm.runtime.native.library import VERSION, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.weights import open_weights
-from openafm.runtime.pending import Piece
-from openafm.runtime.scheduler import Computed
 
 MOST_THREADS = 256
 

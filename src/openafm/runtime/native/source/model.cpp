@@ -90,7 +90,7 @@ void OaModel::reserve(int num_rows) {
     states.resize(rows * config.dim);  // the last: what is there by then stands
 }
 
-void OaModel::normalise(const float *weight, int num_rows) {
+void OaModel::normalize(const float *weight, int num_rows) {
     for_rows(num_rows, [&](int first, int last) {
         for (int64_t n = first; n < last; n++)
             kernels.rms_norm(&states[n * config.dim], weight, config.dim, config.norm_eps, &normed[n * config.dim]);

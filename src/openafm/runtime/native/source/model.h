@@ -69,7 +69,7 @@ struct OaModel {
     void reserve(int num_rows);
     void embed(const int32_t *tokens, int num_rows);
     // Rows of `states` through the norm into `normed`, rounded.
-    void normalise(const float *weight, int num_rows);
+    void normalize(const float *weight, int num_rows);
     // Call work(first, last) on rows; of few, this thread does them all.
     template <class Work>
     void for_rows(int num_rows, const Work &work) {

@@ -128,7 +128,7 @@ void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPie
 }
 
 void OaModel::feed_forward(const OaLayer &layer, int num_rows) {
-    normalise(layer.feed_forward_norm, num_rows);
+    normalize(layer.feed_forward_norm, num_rows);
     open_gates(layer, num_rows);
     rounded.round(kernels, pool, gate.data(), config.hidden_dim, num_rows, config.hidden_dim);
     multiply({{&layer.down, normed.data()}}, gate.data(), num_rows);
@@ -165,7 +165,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
         const OaLayer &l = m.layers[layer];
         const bool stores = l.source == layer, leaves = layer == config.num_prefill_layers - 1 && wanted.size() < rows.size();
         const Product query = {&l.query, m.queries.data()}, key = {&l.key, m.keys.data()}, value = {&l.value, m.values.data()};
-        m.normalise(l.attention_norm, (int)rows.size());
+        m.normalize(l.attention_norm, (int)rows.size());
         if (stores) {
             m.multiply(leaves ? std::vector<Product>{key, value} : std::vector<Product>{query, key, value}, m.normed.data(),
                        (int)rows.size());
@@ -175,13 +175,13 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
             // Nobody reads the others' output, and no layer from here on stores anything of theirs.
             if (wanted.empty()) return 0;
             m.keep(wanted, rows);
-            m.normalise(l.attention_norm, (int)rows.size());
+            m.normalize(l.attention_norm, (int)rows.size());
         }
         if (leaves || !stores) m.multiply({query}, m.normed.data(), (int)rows.size());
         m.read(layer, rows);
         m.feed_forward(l, (int)rows.size());
     }
-    m.normalise(config.final_norm, (int)rows.size());
+    m.normalize(config.final_norm, (int)rows.size());
     const int num_tiles = (config.vocab_size + TILE_ROWS - 1) / TILE_ROWS;
     m.pool.parallel(num_tiles, [&](int first, int last) {
         m.kernels.head(config.embedding, m.rounded.view(), first, last, config.vocab_size, logits, config.vocab_size);

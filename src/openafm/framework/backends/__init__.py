@@ -1,0 +1,1 @@
+"""Language models behind a session: local bundles and OpenAI-compatible endpoints."""

@@ -1,0 +1,242 @@
+"""The model of this machine: which bundle it is, whether it can be used, and what it costs in tokens."""
+
+from __future__ import annotations
+
+import contextlib
+import locale as system_locale
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+from openafm.bundle import Bundle, BundleNotFoundError, BundleVersionError, open_bundle, resolve_model
+from openafm.core.errors import OpenAFMError
+from openafm.framework.backends import loaded_model
+from openafm.framework.backends.adapter import Adapter, CompatibleAdapterNotFoundError, resolve_adapter
+from openafm.framework.backends.language_model import (
+    Capability,
+    LanguageModel,
+    LanguageModelExecutor,
+    SystemLanguageModelUnavailableReason,
+)
+from openafm.framework.backends.loaded_model import LoadedModel
+from openafm.framework.errors import AssetsUnavailableError, FoundationModelsError
+from openafm.framework.schema.schema import GenerationSchema
+from openafm.framework.tools.tool import Tool
+from openafm.framework.transcripts.prompt import Prompt, prompt_text
+from openafm.framework.transcripts.transcript import Transcript
+from openafm.safety.blocklist import BlocklistConfig
+from openafm.safety.guardrail import Guardrail
+from openafm.safety.guardrails import SystemLanguageModelGuardrails
+from openafm.tokenizer.chat_template import opened
+from openafm.tokenizer.conversation import Instructions, Turn, UserTurn
+
+# BCP 47 tags of the sixteen languages of Apple Intelligence, which the report's models are designed for.
+SUPPORTED_LANGUAGES = frozenset(
+    ("da", "de", "en", "es", "fr", "it", "ja", "ko", "nb", "nl", "pt", "sv", "tr", "vi", "zh-Hans", "zh-Hant")
+)
+_SAME_LANGUAGE = {"no": "nb", "nn": "nb", "zh-CN": "zh-Hans", "zh-SG": "zh-Hans", "zh-TW": "zh-Hant", "zh-HK": "zh-Hant"}
+
+
+class SystemLanguageModelUseCase(IntEnum):
+    """What a model is for; `CONTENT_TAGGING` has instructions of its own, which a session's come after."""
+
+    GENERAL = 0
+    CONTENT_TAGGING = 1
+
+
+_INSTRUCTIONS_OF = {
+    SystemLanguageModelUseCase.GENERAL: "",
+    SystemLanguageModelUseCase.CONTENT_TAGGING: "Tag the message: list the topics that it is about, each in a word or two.",
+}
+
+
+class SystemLanguageModel(LanguageModel):
+    """A description of the model; weights are read when a session first needs them, once for all sessions.
+
+    Args:
+        use_case: what it is used for.
+        guardrails: what checks prompts and responses: the built-in ones, those that let plain text be transformed
+            whatever it says, or a guardrail of one's own.
+        bundle: the name or path of a bundle; by default the one chosen with `openafm use`, else the shipped one, else the
+            newest on this machine.
+        adapter: an adapter for that bundle: its name, its folder, or an `Adapter`.
+        draft: the name or path of a draft model's bundle, which is used as far as it makes answers come sooner and changes
+            nothing in them; by default the adapter's own, if it has one.
+    """
+
+    def __init__(
+        self,
+        use_case: SystemLanguageModelUseCase = SystemLanguageModelUseCase.GENERAL,
+        guardrails: SystemLanguageModelGuardrails | Guardrail = SystemLanguageModelGuardrails.DEFAULT,
+        *,
+        bundle: str | Path | None = None,
+        adapter: Adapter | str | Path | None = None,
+        draft: str | Path | None = None,
+    ) -> None:
+        if not isinstance(guardrails, SystemLanguageModelGuardrails | Guardrail):
+            raise TypeError(f"guardrails are SystemLanguageModelGuardrails or a Guardrail of one's own, not {guardrails!r}")
+        self.use_case, self.guardrails = SystemLanguageModelUseCase(use_case), guardrails
+        self._bundle_name, self._adapter, self._draft = bundle, adapter, draft
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The bundle's name.
+
+        Raises:
+            AssetsUnavailableError: there is no such model.
+        """
+        return self.described().name
+
+    @property
+    def capabilities(self) -> frozenset[Capability]:  # type: ignore[override]
+        """Guided generation always; tools where the chat template has a place for them."""
+        template = self.described().template
+        return frozenset((Capability.GUIDED_GENERATION, *((Capability.TOOL_CALLING,) if template.can_call_tools else ())))
+
+    def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
+        try:
+            bundle = self._bundle
+            _ = bundle.tokenizer, bundle.template, bundle.stored_tensors, bundle.recovery_adapter
+            if self._adapter is not None:
+                resolve_adapter(self._adapter, bundle)
+            if self._draft is not None:
+                _ = open_bundle(self._draft).stored_tensors
+        except (BundleNotFoundError, CompatibleAdapterNotFoundError):
+            return False, SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
+        except BundleVersionError:
+            return False, SystemLanguageModelUnavailableReason.MODEL_VERSION_UNSUPPORTED
+        except OpenAFMError:
+            return False, SystemLanguageModelUnavailableReason.MODEL_DAMAGED
+        except OSError:
+            return False, SystemLanguageModelUnavailableReason.UNKNOWN
+        return True, None
+
+    @property
+    def context_size(self) -> int:
+        """The most tokens that instructions, prompts and responses of a session may have together.
+
+        Raises:
+            AssetsUnavailableError: there is no such model.
+        """
+        return self.described().config.context_length
+
+    @property
+    def supported_languages(self) -> frozenset[str]:
+        """BCP 47 tags of the languages that the model family is made for."""
+        return SUPPORTED_LANGUAGES
+
+    def supports_locale(self, locale: str | None = None) -> bool:
+        """Whether the language of a locale, such as `de_CH` or `zh-Hant-TW`, is supported; by default this machine's."""
+        tag = (locale or system_locale.getlocale()[0] or "en").split(".")[0].replace("_", "-")
+        tag = "en" if tag in ("C", "POSIX") else tag
+        forms = [tag, *("-".join(tag.split("-")[:count]) for count in (2, 1))]
+        return any(_SAME_LANGUAGE.get(form, form) in SUPPORTED_LANGUAGES for form in forms) or forms[-1] == "zh"
+
+    async def token_count(
+        self,
+        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        *,
+        instructions: str | None = None,
+    ) -> int:
+        """`token_count_blocking`, for code that awaits; nothing in it takes long."""
+        return self.token_count_blocking(value, instructions=instructions)
+
+    def token_count_blocking(
+        self,
+        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        *,
+        instructions: str | None = None,
+    ) -> int:
+        """Tokens that something adds to a session, exactly; the counts of parts add up to what is prefilled.
+
+        A prompt counts with all that opens its response, a schema as shown beside its prompt, tools as announced in the
+        instructions.
+
+        Raises:
+            ValueError: both or neither of `value` and `instructions`.
+            AssetsUnavailableError: there is no such model, or its tokenizer or chat template cannot be read.
+        """
+        if (value is None) == (instructions is None):
+            raise ValueError("token_count() takes a value or instructions, one of the two")
+        bundle = self.described()
+        with _unavailable(f"the model {bundle.name} cannot count tokens: "):
+            tokenizer, template = bundle.tokenizer, bundle.template
+        match value:
+            case None:
+                return len(template.encode(tokenizer, self._with_use_case((Instructions(text=instructions or ""),))))
+            case GenerationSchema():
+                return len(template.encode_response_format(tokenizer, value.to_dict()))
+            case Transcript():
+                return len(template.encode(tokenizer, self._with_use_case(opened(value.turns))))
+            case list() | tuple() if tools := [each for each in value if isinstance(each, Tool)]:
+                return sum(len(template.encode_tool(tokenizer, each.definition())) for each in tools)
+        prompt = template.encode_turn(tokenizer, UserTurn(text=prompt_text(cast(Prompt, value))))
+        return len(prompt) + len(template.generation_prompt(tokenizer))
+
+    def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
+        from openafm.framework.backends.local_executor import LocalExecutor
+
+        return LocalExecutor(self.load(), self._with_use_case(turns))
+
+    def restored_executor(self, turns: Sequence[Turn], snapshot: bytes | memoryview) -> LanguageModelExecutor:
+        from openafm.framework.backends.local_executor import LocalExecutor
+
+        return LocalExecutor(self.load(), self._with_use_case(turns), snapshot)
+
+    def guardrail(self, *, is_guided: bool) -> Guardrail | None:
+        """What checks a request. Guided responses are always checked: a schema transforms no text."""
+        match self.guardrails:
+            case SystemLanguageModelGuardrails.DEFAULT:
+                return BlocklistConfig().build()
+            case SystemLanguageModelGuardrails.PERMISSIVE_CONTENT_TRANSFORMATIONS:
+                return BlocklistConfig().build() if is_guided else None
+        return self.guardrails
+
+    def described(self) -> Bundle:
+        """The bundle, opened, its weights not yet read.
+
+        Raises:
+            AssetsUnavailableError: there is none, or it cannot be read.
+        """
+        with _unavailable():
+            return self._bundle
+
+    def load(self) -> LoadedModel:
+        """The model ready to generate, shared by everybody in this process who uses the same bundle and adapter.
+
+        Raises:
+            AssetsUnavailableError: there is none, or it cannot be read.
+            AssetError: the adapter is not there, or not for this bundle.
+        """
+        bundle = self.described()
+        with _unavailable(f"the model {bundle.name} cannot be loaded: "):
+            adapter = None if self._adapter is None else resolve_adapter(self._adapter, bundle)
+            draft = self._draft if adapter is None or self._draft is not None else adapter.draft
+            return loaded_model.load(bundle, adapter, None if draft is None else open_bundle(draft))
+
+    def _with_use_case(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+        text = _INSTRUCTIONS_OF[self.use_case]
+        if not text:
+            return tuple(turns)
+        first, *rest = opened(turns)
+        assert isinstance(first, Instructions)
+        return Instructions(text=f"{text}\n{first.text}".strip(), tools=first.tools), *rest
+
+    @cached_property
+    def _bundle(self) -> Bundle:
+        return open_bundle(resolve_model() if self._bundle_name is None else self._bundle_name)
+
+
+@contextlib.contextmanager
+def _unavailable(prefix: str = "") -> Iterator[None]:
+    """What goes wrong with a bundle's files, as the framework names it."""
+    try:
+        yield
+    except FoundationModelsError:
+        raise
+    except OpenAFMError as error:
+        raise AssetsUnavailableError(f"{prefix}{error}", error.exit_code) from error
+    except OSError as error:
+        raise AssetsUnavailableError(f"{prefix}{error}") from error

@@ -1,0 +1,1 @@
+"""Types as schemas: guides, structures, generated content and JSON Schema (report 7)."""

@@ -1,0 +1,1 @@
+"""Sessions: requests, responses, streams and saved conversations."""

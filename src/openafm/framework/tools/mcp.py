@@ -1,0 +1,338 @@
+"""Tools of servers of the Model Context Protocol as tools of a session, and the other way round (extra `mcp`).
+
+A connection lives in an event loop and thread of its own, so that requests of every kind, blocking ones too, can call its
+tools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from openafm.core.errors import OpenAFMError
+from openafm.framework.daemon import in_daemon_thread
+from openafm.framework.errors import (
+    AssetsUnavailableError,
+    FoundationModelsError,
+    InvalidGenerationSchemaError,
+    UnsupportedGuideError,
+)
+from openafm.framework.schema.content import GeneratedContent
+from openafm.framework.schema.schema import GenerationSchema
+from openafm.framework.schema.wire_schema import WireSchema
+from openafm.framework.tools.runner import ToolOutputError, ToolRunner
+from openafm.framework.tools.tool import Tool, ToolLimits, by_name
+from openafm.runtime.decoding.schema_rewrite import UnsupportedSchemaError, enforceable_schema
+from openafm.tokenizer.conversation import JsonSchema, ToolCall, ToolDefinition
+from openafm.tokenizer.schema_text import SchemaTextError, compact_json, schema_text
+
+if TYPE_CHECKING:
+    import mcp_types
+    from mcp import Client
+    from mcp.server import Server
+
+_MOST_PAGES = 100
+_NEEDS_MCP = "MCP needs its Python package; install openafm with its extra 'mcp'"
+
+
+class McpError(FoundationModelsError):
+    """An MCP server that cannot be reached, or does not keep to the protocol."""
+
+
+class McpToolError(OpenAFMError):
+    """What an MCP server says about a call that failed."""
+
+
+def from_mcp(server: Any, *, names: Collection[str] | None = None) -> McpConnection:
+    """The tools of an MCP server, for as long as the connection lives:
+
+        with fm.tools.from_mcp("http://localhost:8000/mcp") as tools:
+            session = fm.LanguageModelSession(tools=tools)
+
+    `async with` does as well. Their arguments are guaranteed by the grammar like those of any other tool.
+
+    Args:
+        server: the address of a server; a command that starts one, as text or as a list of words; a server object of this
+            process; `mcp.StdioServerParameters`; or a `mcp.Client`, whose connection, if it lives, is used and left alone.
+        names: the tools that are wanted; all by default.
+    """
+    return McpConnection(server, names)
+
+
+def serve_mcp(tools: Sequence[Tool], *, name: str = "openafm", limits: ToolLimits | None = None) -> Server[Any]:
+    """An MCP server of `tools`: give it to a transport of the package `mcp`, or to `from_mcp`.
+
+    Raises:
+        TypeError, ValueError: as `LanguageModelSession`.
+        AssetsUnavailableError: the package is not installed.
+    """
+    try:
+        import mcp_types as types
+        from mcp.server import Server
+    except ImportError as error:
+        raise AssetsUnavailableError(_NEEDS_MCP) from error
+
+    runner = ToolRunner(tools=by_name(tools), limits=limits or ToolLimits())
+    definitions = {tool.name: tool.definition() for tool in tools}
+    schemas = {name: WireSchema(definition.parameters) for name, definition in definitions.items()}
+
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
+        listed = [
+            types.Tool(name=each.name, description=each.description, input_schema=each.parameters)
+            for each in definitions.values()
+        ]
+        return types.ListToolsResult(tools=listed)
+
+    async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        try:
+            if params.name not in schemas:
+                raise McpToolError(f"there is no tool '{params.name}'; there are: {', '.join(schemas)}")
+            arguments = schemas[params.name].read(compact_json(params.arguments or {}))
+            text, failed = await runner.call(ToolCall(name=params.name, arguments=arguments)), False
+        except Exception as error:  # told to the client, whatever it is
+            text, failed = f"{type(error).__name__}: {error}", True
+        return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
+
+    return Server(name, on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def serve_mcp_stdio(tools: Sequence[Tool], *, name: str = "openafm") -> None:
+    """Serve `tools` to whoever started this process, over its standard input and output, until that closes them."""
+    server = serve_mcp(tools, name=name)
+
+    async def run() -> None:
+        from mcp.server.stdio import stdio_server
+
+        async with stdio_server() as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
+
+    asyncio.run(run())
+
+
+class McpTool(Tool):
+    """A tool of an MCP server."""
+
+    def __init__(self, client: Client, loop: asyncio.AbstractEventLoop, listed: mcp_types.Tool) -> None:
+        self.name, self.description = listed.name, (listed.description or listed.name).strip()
+        self._schema = _checked_schema(listed.name, dict(listed.input_schema))
+        self._client, self._loop = client, loop
+        super().__init__()
+
+    @property
+    def arguments_schema(self) -> GenerationSchema:
+        return _GivenSchema(self._schema)
+
+    def definition(self) -> ToolDefinition:
+        return ToolDefinition(name=self.name, description=self.description, parameters=self._schema)
+
+    async def call(self, args: GeneratedContent) -> str:
+        """Ask the server.
+
+        Raises:
+            McpToolError: the call failed there.
+            ToolOutputError: it gave something other than text or JSON.
+            McpError: the connection is gone.
+        """
+        if self._loop.is_closed():
+            raise McpError(
+                f"the connection to the server of '{self.name}' is closed; use its tools inside of the 'with' block"
+            )
+        asked = self._client.call_tool(self.name, args.value())
+        try:
+            if asyncio.get_running_loop() is self._loop:
+                result = await asked
+            else:
+                result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, self._loop))
+        except Exception as error:
+            raise McpError(f"the server of '{self.name}' did not answer: {error}") from error
+        text = _result_text(result)
+        if result.is_error:
+            raise McpToolError(text or "the tool failed and does not say why")
+        return text
+
+
+@dataclass(frozen=True)
+class _Living:
+    loop: asyncio.AbstractEventLoop
+    stop: asyncio.Event
+    tools: list[Tool]
+
+
+class McpConnection:
+    """A connection to an MCP server; entering it gives its tools, leaving it ends it.
+
+    Raises, when entered:
+        McpError: the server cannot be reached, or does not answer as one, or has no tool of a name that is wanted.
+        UnsupportedGuideError, InvalidGenerationSchemaError: arguments of a tool that cannot be generated.
+        AssetsUnavailableError: the package `mcp` is not installed.
+    """
+
+    def __init__(self, server: Any, names: Collection[str] | None) -> None:
+        self._server, self._names = server, names
+        self._living: _Living | None = None
+        self._ended: Future[None] | None = None
+
+    def __enter__(self) -> list[Tool]:
+        with self._mcp_errors():
+            self._living = self._connect().result()
+        return self._living.tools
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._living is not None and self._ended is not None:
+            with contextlib.suppress(Exception):  # what breaks while it ends, or before, is nobody's concern any more
+                self._living.loop.call_soon_threadsafe(self._living.stop.set)
+                self._ended.result()
+
+    async def __aenter__(self) -> list[Tool]:
+        if _is_connected(self._server):
+            return await _tools(self._server, asyncio.get_running_loop(), self._names)
+        with self._mcp_errors():
+            self._living = await asyncio.wrap_future(self._connect())
+        return self._living.tools
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def _connect(self) -> Future[_Living]:
+        """Begin. Cancelling what this gives ends the connection."""
+        living: Future[_Living] = Future()
+        self._ended = in_daemon_thread(lambda: asyncio.run(self._live(living)), "openafm-mcp")
+        self._ended.add_done_callback(lambda ended: None if living.done() else living.set_exception(_reason(ended)))
+        return living
+
+    @contextlib.contextmanager
+    def _mcp_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            root = _root(error)
+            if isinstance(root, FoundationModelsError):
+                raise root from None
+            raise McpError(f"the MCP server {self._server!r:.200} cannot be used: {root}") from error
+
+    async def _live(self, living: Future[_Living]) -> None:
+        if _is_connected(self._server):
+            raise McpError("this client's connection belongs to an event loop; use 'async with' there")
+        stop = asyncio.Event()
+        async with _client(self._server) as client:
+            loop = asyncio.get_running_loop()
+            tools = await _tools(client, loop, self._names)
+            if living.set_running_or_notify_cancel():
+                living.set_result(_Living(loop, stop, tools))
+                await stop.wait()
+
+
+async def _tools(client: Client, loop: asyncio.AbstractEventLoop, names: Collection[str] | None) -> list[Tool]:
+    listed: list[mcp_types.Tool] = []
+    cursor = None
+    for _ in range(_MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        listed += page.tools
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    missing = set(names or ()) - {each.name for each in listed}
+    if missing:
+        raise McpError(f"the server has no tools named {', '.join(sorted(missing))}")
+    return [McpTool(client, loop, each) for each in listed if names is None or each.name in names]
+
+
+def _client(server: Any) -> Client:
+    try:
+        from mcp import Client, StdioServerParameters
+    except ImportError as error:
+        raise AssetsUnavailableError(_NEEDS_MCP) from error
+    if isinstance(server, Client):
+        return server
+    if isinstance(server, str) and not server.startswith(("http://", "https://")):
+        server = shlex.split(server)
+    if isinstance(server, list | tuple):
+        command, *arguments = map(str, server)
+        server = StdioServerParameters(command=command, args=arguments)
+    return Client(server)
+
+
+def _is_connected(server: Any) -> bool:
+    try:
+        from mcp import Client
+    except ImportError:
+        return False
+    if not isinstance(server, Client):
+        return False
+    try:
+        return bool(server.session)
+    except RuntimeError:  # how it says that it is not
+        return False
+
+
+class _GivenSchema(GenerationSchema):
+    """A JSON Schema that is there already."""
+
+    def __init__(self, schema: JsonSchema) -> None:
+        super().__init__(GeneratedContent, schema.get("description"), properties=())
+        self._given = schema
+
+    def to_dict(self) -> JsonSchema:
+        return self._given
+
+
+def _checked_schema(name: str, schema: JsonSchema) -> JsonSchema:
+    """The schema of a tool's arguments, closed where it does not say that there may be others than it names."""
+    schema = {key: value for key, value in schema.items() if key != "$schema"}
+    schema.setdefault("additionalProperties", False)
+    try:
+        if schema.get("type") != "object":
+            raise SchemaTextError("they are no object")
+        schema_text(schema)
+        enforceable_schema(schema)
+    except UnsupportedSchemaError as error:
+        raise UnsupportedGuideError(f"the arguments of the MCP tool '{name}': {error}; leave it out with 'names'") from error
+    except SchemaTextError as error:
+        raise InvalidGenerationSchemaError(f"the arguments of the MCP tool '{name}': {error}") from error
+    return schema
+
+
+def _result_text(result: mcp_types.CallToolResult) -> str:
+    """What a call gave, as text: JSON compact, where the text only repeats it or there is none."""
+    texts = [_block_text(block) for block in result.content]
+    text, structured = "\n".join(texts), result.structured_content
+    if structured is not None and (not texts or _is_json_of(text, structured)):
+        return compact_json(structured)
+    return text
+
+
+def _block_text(block: mcp_types.ContentBlock) -> str:
+    if block.type == "text":
+        return block.text
+    if block.type == "resource" and (text := getattr(block.resource, "text", None)) is not None:
+        return str(text)
+    raise ToolOutputError(f"the tool gave {block.type.replace('_', ' ')} content; a model reads only text")
+
+
+def _is_json_of(text: str, value: Any) -> bool:
+    try:
+        return bool(json.loads(text) == value)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _reason(ended: Future[None]) -> BaseException:
+    return ended.exception() or McpError("the connection ended at once")
+
+
+def _root(error: BaseException) -> BaseException:
+    """The first error inside of groups of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,1 @@
+"""Prompts, transcripts and feedback."""

@@ -1,0 +1,306 @@
+"""Transcripts: what was said in a session, entry by entry; only ever appended to.
+
+Every entry holds the turn that the chat template encodes (`tokenizer/conversation.py`), so the tokens of a transcript are
+those of its turns, plus what only the wire form needs. That form is Apple's (`transcript_wire.py`). What was read from it is
+written back as it was, with everything that openafm has no use for.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeAlias, overload
+
+from openafm.framework.errors import TranscriptMutationError
+from openafm.framework.options import GenerationOptions
+from openafm.framework.transcripts.wire import (
+    TranscriptError,
+    Wire,
+    checked,
+    json_copy,
+    optional,
+    read_options,
+    read_response_format,
+    read_source,
+    read_text,
+    read_tool,
+    read_tool_call,
+    required,
+    response_format_wire,
+    structure_segment,
+    text_segment,
+    tool_call_wire,
+    tool_wire,
+)
+from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, ToolTurn, Turn, UserTurn
+
+VERSION = 1
+_TYPE = "FoundationModels.Transcript"
+_INCLUDE_SCHEMA = "includeSchemaInPrompt"  # openafm's own key; true where it is absent
+
+
+def _new_id() -> str:
+    return str(uuid.uuid4()).upper()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranscriptEntry(ABC):
+    """One thing that was said. `to_dict` and `from_dict` are its wire form."""
+
+    id: str = field(default_factory=_new_id)
+    _read: Wire | None = field(default=None, init=False, repr=False, compare=False)  # what it was read from
+
+    def to_dict(self) -> Wire:
+        """The entry as JSON: exactly what it was read from, if it was."""
+        return copy.deepcopy(self._wire() if self._read is None else self._read)
+
+    @classmethod
+    def from_dict(cls, wire: Wire) -> Self:
+        """Read what `to_dict` or Apple's framework wrote.
+
+        Raises:
+            TranscriptError: a key is missing or its value is of the wrong type.
+        """
+        entry = cls(id=required(wire, "id", str), **cls._arguments(wire))
+        object.__setattr__(entry, "_read", wire)
+        return entry
+
+    @abstractmethod
+    def _wire(self) -> Wire: ...
+
+    @classmethod
+    @abstractmethod
+    def _arguments(cls, wire: Wire) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstructionsEntry(TranscriptEntry):
+    """The developer's instructions and the tools of the session; the first entry."""
+
+    turn: Instructions
+
+    def _wire(self) -> Wire:
+        wire = {"id": self.id, "role": "instructions", "contents": [text_segment(self.turn.text)]}
+        return wire | {"tools": list(map(tool_wire, self.turn.tools))} if self.turn.tools else wire
+
+    @classmethod
+    def _arguments(cls, wire: Wire) -> dict[str, Any]:
+        tools = tuple(map(read_tool, optional(wire, "tools", list)))
+        return {"turn": Instructions(text=read_text(required(wire, "contents", list)), tools=tools)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptEntry(TranscriptEntry):
+    """A prompt, with its options and the schema of the response, whether the model was shown it or not."""
+
+    turn: UserTurn
+    options: GenerationOptions
+    schema: JsonSchema | None = None
+
+    def _wire(self) -> Wire:
+        wire: Wire = {
+            "id": self.id,
+            "role": "user",
+            "contents": [text_segment(self.turn.text)],
+            "options": self.options.to_dict(),
+        }
+        if self.schema is not None:
+            wire["responseFormat"] = response_format_wire(self.schema)
+            if self.turn.response_format is None:
+                wire[_INCLUDE_SCHEMA] = False
+        return wire
+
+    @classmethod
+    def _arguments(cls, wire: Wire) -> dict[str, Any]:
+        schema = read_response_format(required(wire, "responseFormat", dict)) if "responseFormat" in wire else None
+        shown = None if wire.get(_INCLUDE_SCHEMA) is False else schema
+        return {
+            "turn": UserTurn(text=read_text(required(wire, "contents", list)), response_format=shown),
+            "options": read_options(optional(wire, "options", dict)),
+            "schema": schema,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolCallsEntry(TranscriptEntry):
+    """Calls that the model made, in parallel. `call_ids` are theirs, in order; the outputs name them."""
+
+    turn: AssistantTurn
+    call_ids: tuple[str, ...]
+    assets: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.call_ids) != len(self.turn.tool_calls):
+            raise ValueError(f"{len(self.turn.tool_calls)} calls need as many ids, got {len(self.call_ids)}")
+
+    def _wire(self) -> Wire:
+        calls = [tool_call_wire(*pair) for pair in zip(self.turn.tool_calls, self.call_ids, strict=True)]
+        wire: Wire = {"id": self.id, "role": "response", "toolCalls": calls}
+        contents = {"contents": [text_segment(self.turn.text)]} if self.turn.text else {}
+        return wire | contents | ({"assets": list(self.assets)} if self.assets else {})
+
+    @classmethod
+    def _arguments(cls, wire: Wire) -> dict[str, Any]:
+        calls = required(wire, "toolCalls", list)
+        text = read_text(optional(wire, "contents", list))
+        return {
+            "turn": AssistantTurn(text=text, tool_calls=tuple(map(read_tool_call, calls))),
+            "call_ids": tuple(required(call, "id", str) for call in calls),
+            "assets": _read_assets(wire),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolOutputEntry(TranscriptEntry):
+    """What one call gave: untrusted text."""
+
+    turn: ToolTurn
+    call_id: str
+
+    def _wire(self) -> Wire:
+        return {
+            "id": self.id,
+            "role": "tool",
+            "toolName": self.turn.name,
+            "toolCallID": self.call_id,
+            "contents": [text_segment(self.turn.text)],
+        }
+
+    @classmethod
+    def _arguments(cls, wire: Wire) -> dict[str, Any]:
+        turn = ToolTurn(name=required(wire, "toolName", str), text=read_text(required(wire, "contents", list)))
+        return {"turn": turn, "call_id": required(wire, "toolCallID", str)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResponseEntry(TranscriptEntry):
+    """The model's response: text, or a structure of the schema named `source`. `assets` are the bundles that answered."""
+
+    turn: AssistantTurn
+    source: str | None = None
+    assets: tuple[str, ...] = ()
+
+    def _wire(self) -> Wire:
+        text = self.turn.text
+        segment = text_segment(text) if self.source is None else structure_segment(self.source, text)
+        return {"id": self.id, "role": "response", "contents": [segment], "assets": list(self.assets)}
+
+    @classmethod
+    def _arguments(cls, wire: Wire) -> dict[str, Any]:
+        contents = required(wire, "contents", list)
+        turn = AssistantTurn(text=read_text(contents))
+        return {"turn": turn, "source": read_source(contents), "assets": _read_assets(wire)}
+
+
+Entry: TypeAlias = InstructionsEntry | PromptEntry | ToolCallsEntry | ToolOutputEntry | ResponseEntry
+
+
+class Transcript(Sequence[Entry]):
+    """The entries of a session in order, to read; the session appends to it.
+
+    One that was read from JSON remembers which tools its session had. They are history: a session that shall call tools is
+    given them.
+    """
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        self._entries = list(entries)
+        self._envelope: Wire = {"version": VERSION, "type": _TYPE, "transcript": {}}
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns as the chat template encodes them."""
+        return tuple(entry.turn for entry in self._entries)
+
+    async def to_dict(self) -> Wire:
+        """The wire form of Apple's framework, version 1, as JSON values that are the caller's own."""
+        return self.as_dict()
+
+    def as_dict(self) -> Wire:
+        """`to_dict` for code without an event loop."""
+        envelope = copy.deepcopy(self._envelope)
+        envelope["transcript"]["entries"] = [entry.to_dict() for entry in self._entries]
+        return envelope
+
+    @classmethod
+    async def from_dict(cls, dict: Mapping[str, Any]) -> Self:
+        """Read what `to_dict` or Apple's framework wrote.
+
+        Raises:
+            TranscriptError: it is not a transcript of version 1, or holds entries of a kind that is unknown here.
+        """
+        return cls.parse(dict)
+
+    @classmethod
+    def parse(cls, values: Mapping[str, Any]) -> Self:
+        """`from_dict` for code without an event loop."""
+        envelope = checked(json_copy(values), dict, "a transcript")
+        if required(envelope, "type", str) != _TYPE:
+            raise TranscriptError(f"'type' must be '{_TYPE}', got {envelope['type']!r}")
+        if envelope.get("version") != VERSION:
+            raise TranscriptError(f"'version' must be {VERSION}, got {envelope.get('version')!r}")
+        entries = required(required(envelope, "transcript", dict), "entries", list)
+        transcript = cls(_read_entry(entry, position) for position, entry in enumerate(entries))
+        del envelope["transcript"]["entries"]
+        transcript._envelope = envelope
+        return transcript
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        return self._entries[index]
+
+    def __repr__(self) -> str:
+        return f"Transcript([{', '.join(type(entry).__name__ for entry in self._entries)}])"
+
+    def _append(self, *entries: Entry, after: int | None = None) -> None:
+        """Append all of them; if `after` is given, only where so many entries stand.
+
+        Raises:
+            TranscriptMutationError: there are more.
+        """
+        with _growing:
+            if after not in (None, len(self._entries)):
+                raise TranscriptMutationError(
+                    "the transcript grew while a response was generated for it; let one session at a time write to it"
+                )
+            self._entries.extend(entries)
+
+
+_growing = threading.Lock()  # of all transcripts, so that each can be copied
+
+
+def _read_entry(wire: Any, position: int) -> Entry:
+    try:
+        entry = _entry_class(checked(wire, dict, "an entry")).from_dict(wire)
+        if position > 0 and isinstance(entry, InstructionsEntry):
+            raise TranscriptError("instructions are the first entry or absent")
+        return entry
+    except TranscriptError as error:
+        raise TranscriptError(f"entry {position} of the transcript: {error}") from error
+
+
+def _entry_class(wire: Wire) -> type[Entry]:
+    match required(wire, "role", str):
+        case "instructions":
+            return InstructionsEntry
+        case "user":
+            return PromptEntry
+        case "response":
+            return ToolCallsEntry if wire.get("toolCalls") else ResponseEntry
+        case "tool":
+            return ToolOutputEntry
+        case role:
+            raise TranscriptError(f"unknown role {role!r}; known: instructions, user, response, tool")
+
+
+def _read_assets(wire: Wire) -> tuple[str, ...]:
+    return tuple(checked(asset, str, "an asset") for asset in optional(wire, "assets", list))

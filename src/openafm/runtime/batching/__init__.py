@@ -1,0 +1,1 @@
+"""Continuous batching: admission, pending steps and the scheduler."""

@@ -1,0 +1,1 @@
+"""Decoding: prefill, sampling, grammars and speculative decoding."""

@@ -1,0 +1,1 @@
+"""Engines: the interface, the torch implementation, KV caches and snapshots."""

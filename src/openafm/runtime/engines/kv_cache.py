@@ -1,0 +1,274 @@
+"""Keys and values of running sequences, and the attention context that reads and extends them.
+
+Shapes: H heads, K key/value heads, G = H / K query heads for each of them, C head dim, P capacity in positions, L keys,
+Q queries of a sequence, N tokens of all sequences in a step (as one row, B = 1 and S = N).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from openafm.models.attention_context import AttentionContext, LastPositions, causal_attention
+from openafm.models.config import DecoderConfig, SharedKeysValuesConfig
+from openafm.models.decoder import FEW_TOKENS
+from openafm.runtime.engines.base import Cache
+
+_FIRST_CAPACITY = 64
+# Many tokens at once that see no more keys than this read them in double precision: that takes two to three times as long.
+_FINE_KEYS = 1024
+_LEAST_SLACK = 64  # tokens; one verification of drafts takes at most half of it back
+
+
+class TorchCache(Cache):
+    """Keys and values of one sequence, for every layer that has its own."""
+
+    def __init__(self, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self.layers = {
+            layer: LayerCache(
+                torch.empty(
+                    (config.kv_heads(layer), 0, config.layers[layer].attention.head_dim), dtype=dtype, device=device
+                ),
+                widest_window(config, layer),
+                config.context_length,
+            )
+            for layer in config.own_layers
+        }
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory taken, with what is free for tokens to come."""
+        return sum(tensor.nbytes for stored in self.layers.values() for _, tensor in stored.named())
+
+    def reserve(self, num_positions: int) -> None:
+        """Make room for `num_positions` in every layer."""
+        for stored in self.layers.values():
+            stored.reserve(self.length, num_positions)
+
+    def truncate(self, length: int) -> None:
+        if not all(stored.can_go_on_from(length) for stored in self.layers.values()):
+            length = 0
+            for stored in self.layers.values():
+                stored.start = 0
+        self.length = length
+
+    def copy(self, length: int) -> TorchCache:
+        copied = copy.copy(self)
+        copied.length = length if all(stored.can_go_on_from(length) for stored in self.layers.values()) else 0
+        copied.layers = {layer: stored.copy(copied.length) for layer, stored in self.layers.items()}
+        return copied
+
+    def memory(self) -> dict[int, int]:
+        return {tensor.data_ptr(): tensor.nbytes for stored in self.layers.values() for _, tensor in stored.named()}
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {
+            f"{layer}.{name}": _to_numpy(held_KLC)
+            for layer, stored in self.layers.items()
+            for name, held_KLC in stored.copy(self.length).named()
+        }
+
+    def load(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
+        for layer, stored in self.layers.items():
+            stored.load(arrays[f"{layer}.keys"], arrays[f"{layer}.values"], length)
+        self.length = length
+
+
+class LayerCache:
+    """What one layer keeps of one sequence: [K, P, C] of the positions from `start` on, one after the other in memory.
+
+    Capacity doubles when it runs out. With a window it is bounded: at its end, what is still needed moves to the front of a
+    new buffer, so that attention reads it as it lies. Kept beyond the window is a quarter of it, at least `_LEAST_SLACK`: so
+    far a sequence is rolled back at no cost.
+
+    Args:
+        empty_K0C: nothing yet, of the dtype and on the device where all is kept.
+        window: the widest of the layers that read here; None where one of them sees everything.
+    """
+
+    def __init__(self, empty_K0C: Tensor, window: int | None, context_length: int) -> None:
+        self.keys_KPC = self.values_KPC = empty_K0C
+        self.start = 0
+        # Positions that a token sees before its own; that are kept; and that are kept and free before the next move.
+        self._num_seen = self._num_kept = self._most = context_length
+        if window is not None:
+            self._num_seen = window - 1
+            self._num_kept = self._num_seen + max(window // 4, _LEAST_SLACK)
+            self._most = min(context_length, self._num_kept + max(window // 16, _LEAST_SLACK))
+
+    def named(self) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
+        return ("keys", self.keys_KPC), ("values", self.values_KPC)
+
+    def reserve(self, length: int, stop: int) -> None:
+        """Make room up to position `stop`, where the first `length` positions count.
+
+        More tokens at once than a window holds take as much as they need, until there are more.
+        """
+        capacity = self.keys_KPC.shape[1]
+        if stop - self.start > capacity:
+            first = self._first_kept(length)
+            doubled = min(max(2 * capacity, _FIRST_CAPACITY), self._most)
+            self._move(first, length, max(doubled, stop - first))
+
+    def write(self, start: int, k_KNC: Tensor, v_KNC: Tensor) -> None:
+        """Put keys and values at the positions from `start` on, for which there is room."""
+        places = slice(start - self.start, start - self.start + k_KNC.shape[1])
+        self.keys_KPC[:, places] = k_KNC
+        self.values_KPC[:, places] = v_KNC
+
+    def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [K, L, C] of the positions from `start` to `stop`."""
+        places = slice(start - self.start, stop - self.start)
+        return self.keys_KPC[:, places], self.values_KPC[:, places]
+
+    def can_go_on_from(self, length: int) -> bool:
+        """Whether everything is held that a token after the first `length` sees."""
+        return self.start <= max(0, length - self._num_seen)
+
+    def copy(self, length: int) -> LayerCache:
+        """An independent copy of what is kept of the first `length` positions, with nothing free."""
+        copied, first = copy.copy(self), min(self._first_kept(length), length)
+        copied._move(first, length, length - first)
+        return copied
+
+    def load(self, keys: NDArray[Any], values: NDArray[Any], length: int) -> None:
+        """Take over, where nothing is held yet, what a copy of so many positions held.
+
+        Raises:
+            ValueError: the arrays have another dtype or shape, or lack positions that the next token sees.
+        """
+        count = keys.shape[1] if keys.ndim == 3 else 0
+        if not min(length, self._num_seen) <= count <= length:
+            raise ValueError(f"it holds {count} of {length} positions")
+        self._move(0, 0, count)
+        _load(keys, self.keys_KPC)
+        _load(values, self.values_KPC)
+        self.start = length - count
+
+    def _first_kept(self, length: int) -> int:
+        return max(self.start, length - self._num_kept)
+
+    def _move(self, first: int, stop: int, capacity: int) -> None:
+        """The positions from `first` to `stop` to new memory for `capacity` of them."""
+        keys_KLC, values_KLC = self.read(first, stop)
+        keys_KPC, values_KPC = _with_room(keys_KLC, capacity), _with_room(values_KLC, capacity)
+        self.keys_KPC, self.values_KPC, self.start = keys_KPC, values_KPC, first
+
+
+def widest_window(config: DecoderConfig, layer: int) -> int | None:
+    """How far back those look who read the keys and values of `layer`; None if one of them sees everything."""
+    windows = [
+        reader.attention.window
+        for index, reader in enumerate(config.layers)
+        if index == layer or reader.attention.keys_values == SharedKeysValuesConfig(layer=layer)
+    ]
+    return None if None in windows else max(window for window in windows if window is not None)
+
+
+class CachedSequences(AttentionContext):
+    """Tokens of several sequences in one row: each sees its own past and nothing of the others.
+
+    Linear layers run once over the row, attention runs sequence by sequence. Caches get the new keys and values behind their
+    `length`, which the caller moves on once the whole step has succeeded.
+    """
+
+    def __init__(self, caches: Sequence[TorchCache], counts: Sequence[int], device: torch.device) -> None:
+        self._caches, self._counts = caches, list(counts)
+        self._stops = [cache.length + count for cache, count in zip(caches, counts, strict=True)]
+        for cache, stop in zip(caches, self._stops, strict=True):
+            cache.reserve(stop)
+        starts_and_stops = [(cache.length, stop) for cache, stop in zip(caches, self._stops, strict=True)]
+        positions = [position for start, stop in starts_and_stops for position in range(start, stop)]
+        super().__init__(torch.tensor([positions], device=device))
+
+    def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
+        k_KNC, v_KNC = k_BSKC[0].transpose(0, 1), v_BSKC[0].transpose(0, 1)
+        begin = 0
+        for cache, count, stop in zip(self._caches, self._counts, self._stops, strict=True):
+            new = slice(begin, begin + count)
+            cache.layers[layer].write(stop - count, k_KNC[:, new], v_KNC[:, new])
+            begin += count
+
+    def attend(self, layer: int, q_BSHC: Tensor, window: int | None) -> Tensor:
+        if len(self._caches) == 1:
+            return _attend(self._caches[0].layers[layer], q_BSHC, self._stops[0], window)
+        outputs = [
+            _attend(cache.layers[layer], q_BQHC, stop, window)
+            for cache, q_BQHC, stop in zip(self._caches, q_BSHC.split(self._counts, dim=1), self._stops, strict=True)
+        ]
+        return torch.cat(outputs, dim=1)
+
+    def last(self) -> LastPositions:
+        lasts_D = torch.tensor(self._counts, device=self.positions_BS.device).cumsum(0) - 1
+        if len(lasts_D) == self.positions_BS.shape[1]:
+            return LastPositions(indices_D=lasts_D, context=self)
+        return LastPositions(
+            indices_D=lasts_D, context=_LastOfEach(self._caches, self._stops, self.positions_BS[:, lasts_D])
+        )
+
+
+class _LastOfEach(CachedSequences):
+    """The last token of each sequence as the only queries, once all have been stored."""
+
+    def __init__(self, caches: Sequence[TorchCache], stops: list[int], positions_1D: Tensor) -> None:
+        AttentionContext.__init__(self, positions_1D)
+        self._caches, self._stops, self._counts = caches, stops, [1] * len(stops)
+
+    def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
+        raise AssertionError(f"layer {layer} stores keys and values but was built to be skipped")
+
+
+def _attend(stored: LayerCache, q_BQHC: Tensor, stop: int, window: int | None) -> Tensor:
+    """Attention of the last queries of one sequence to its first `stop` positions. Returns o_BQHC."""
+    num_queries = q_BQHC.shape[1]
+    if num_queries <= FEW_TOKENS:
+        first = stop - num_queries + 1
+        return torch.cat([_attend_one(stored, q, first + i, window) for i, q in enumerate(q_BQHC.split(1, dim=1))], dim=1)
+    if stop > _FINE_KEYS and q_BQHC.dtype is torch.float64:
+        q_BQHC = q_BQHC.float()
+    start = 0 if window is None else max(0, stop - num_queries - window + 1)
+    k_KLC, v_KLC = stored.read(start, stop)
+    return causal_attention(q_BQHC, k_KLC.transpose(0, 1)[None], v_KLC.transpose(0, 1)[None], window)
+
+
+def _attend_one(stored: LayerCache, q_B1HC: Tensor, stop: int, window: int | None) -> Tensor:
+    """Attention of the query at position `stop - 1`. Returns o_B1HC."""
+    start = 0 if window is None else max(0, stop - window)
+    k_KLC, v_KLC = (x_KLC.to(q_B1HC.dtype) for x_KLC in stored.read(start, stop))
+    # One token sees everything, so the query heads of a key/value head may stand as queries beside each other: up to three
+    # times as fast as repeating keys and values for them.
+    q_KGC = q_B1HC.reshape(len(k_KLC), -1, q_B1HC.shape[-1])
+    return F.scaled_dot_product_attention(q_KGC[None], k_KLC[None], v_KLC[None]).view(q_B1HC.shape)
+
+
+def _with_room(held_KLC: Tensor, capacity: int) -> Tensor:
+    """A copy in the front of a buffer [K, P, C]."""
+    num_heads, num_held, head_dim = held_KLC.shape
+    buffer_KPC = held_KLC.new_empty((num_heads, capacity, head_dim))
+    buffer_KPC[:, :num_held] = held_KLC
+    return buffer_KPC
+
+
+def _to_numpy(tensor: Tensor) -> NDArray[Any]:
+    """A copy; bfloat16, which numpy has not, as its bits."""
+    tensor = tensor.cpu().contiguous()
+    return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
+
+
+def _load(array: NDArray[Any], into: Tensor) -> None:
+    """The inverse of `_to_numpy`.
+
+    Raises:
+        ValueError: another shape or dtype than what `into` takes.
+    """
+    expected = _to_numpy(into)
+    if array.shape != expected.shape or array.dtype != expected.dtype:
+        raise ValueError(f"it holds {array.dtype}{list(array.shape)} where {expected.dtype}{list(expected.shape)} belongs")
+    into.copy_(torch.from_numpy(np.array(array)).view(into.dtype))

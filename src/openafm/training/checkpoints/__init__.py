@@ -1,0 +1,1 @@
+"""Checkpoints: write, index, verify and read."""

@@ -1,0 +1,1 @@
+"""Processes, meshes and sharding."""

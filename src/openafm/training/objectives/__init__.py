@@ -1,0 +1,1 @@
+"""Training objectives and what they need: teachers, cached logits, router losses."""

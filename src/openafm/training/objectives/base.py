@@ -1,0 +1,118 @@
+"""What a model is trained for: functions of a model and a batch that return losses. The trainer knows none of them.
+
+Shapes: B rows, S tokens of a row, N positions that carry loss, D model dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from openafm.data.loader import Batch
+from openafm.models.accounting import training_flops
+from openafm.models.attention_context import PackedDocuments
+from openafm.models.decoder import Decoder
+from openafm.models.experts import observed_routing
+from openafm.training.objectives.config import RoutingLossConfig
+from openafm.training.objectives.cross_entropy import cross_entropy_sum
+from openafm.training.objectives.routing import RoutingLosses, routing_losses
+
+
+@dataclass(frozen=True, kw_only=True)
+class Losses:
+    """Sums over `count` items (tokens, pairs, ...) of a batch; the trainer divides by the items of the whole step.
+
+    `total` is what to minimize, a differentiable fp32 scalar. `parts` are further sums to log by name, detached. `flops`
+    counts the floating-point operations that forward and backward need. `expert_tokens` counts, by layer, the tokens that
+    each expert of each track got, [T, E].
+    """
+
+    total: Tensor
+    count: int
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    flops: int = 0
+    expert_tokens: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+DEFAULT_ROUTING = RoutingLossConfig()
+
+Objective = Callable[[Decoder, Batch], Losses]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetStates:
+    """What a model makes of the positions of a batch that carry loss.
+
+    `x_ND` is what the head reads there, `head_weight_VD` its weight; `indices_N` are the positions in the flattened batch,
+    `targets_N` the tokens that follow; `flops` those of forward and backward.
+    """
+
+    x_ND: Tensor
+    head_weight_VD: Tensor
+    indices_N: Tensor
+    targets_N: Tensor
+    routing: RoutingLosses
+    flops: int
+
+    def losses(self, total: Tensor, parts: Mapping[str, Tensor], teacher_flops: int = 0) -> Losses:
+        """Losses of these positions, with the auxiliary ones of the routing added where there are experts."""
+        return Losses(
+            total=total + self.routing.total,
+            count=len(self.indices_N),
+            parts={**parts, **self.routing.parts},
+            flops=self.flops + teacher_flops,
+            expert_tokens=self.routing.tokens_TE,
+        )
+
+
+def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> TargetStates:
+    """Pass a batch, each document by itself.
+
+    Only positions that carry loss pass the layers that store no keys and values and the head: exact, since nobody reads
+    the others there (the prefill bypass of report 2.1, in training).
+    """
+    device = model.device
+    indices_N = target_indices(batch).to(device)
+    num_rows, row_length = batch.tokens_BS.shape
+    context = PackedDocuments(batch.documents, num_rows, row_length, device)
+    # Cached: an embedding under quantization-aware training is rounded once, not for each use.
+    with observed_routing(model) as seen, parametrize.cached():
+        x_1ND = model.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N)
+        head_weight_VD = model.head_weight
+    lengths = [span.stop - span.start for span in batch.documents]
+    return TargetStates(
+        x_ND=x_1ND[0],
+        head_weight_VD=head_weight_VD,
+        indices_N=indices_N,
+        targets_N=torch.from_numpy(batch.targets_BS).to(device).flatten()[indices_N],
+        routing=routing_losses(routing, model.config, seen, batch, indices_N, model.sum_over_tracks),
+        flops=training_flops(model.config, lengths, len(indices_N)),
+    )
+
+
+def target_indices(batch: Batch) -> Tensor:
+    """The positions of the flattened batch that carry loss."""
+    return torch.from_numpy(batch.loss_mask_BS).flatten().nonzero()[:, 0]
+
+
+def nothing_to_learn(model: Decoder) -> Losses:
+    """The losses of a batch without a single position that carries any."""
+    return Losses(total=torch.zeros((), device=model.device), count=0)
+
+
+class NextToken:
+    """Cross entropy of the next token, and the auxiliary losses of the routing where the model has experts."""
+
+    def __init__(self, routing: RoutingLossConfig = DEFAULT_ROUTING) -> None:
+        self._routing = routing
+
+    def __call__(self, model: Decoder, batch: Batch) -> Losses:
+        if batch.num_targets == 0:
+            return nothing_to_learn(model)
+        states = target_states(model, batch, self._routing)
+        cross_entropy = cross_entropy_sum(states.x_ND, states.head_weight_VD, states.targets_N)
+        return states.losses(cross_entropy, {"cross_entropy": cross_entropy.detach()} if states.routing.parts else {})

@@ -1,0 +1,141 @@
+"""Agreement with a teacher: what a draft model is trained for, since a draft counts only if it is the target's own choice.
+
+The teacher computes in the numerics of its bundle, adapter included, while the student trains; nothing is stored.
+
+Shapes: N positions that carry loss, C positions of a chunk, D and E dims of student and teacher, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from openafm.data.loader import Batch
+from openafm.models.decoder import Decoder
+from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, nothing_to_learn, target_states
+from openafm.training.objectives.config import RoutingLossConfig
+from openafm.training.objectives.cross_entropy import CHUNK_ELEMENTS
+
+LEAST_CHUNK = 256  # positions
+
+
+class Distillation:
+    """KL divergence of the student's law from the teacher's at the positions that carry loss, at temperature 1.
+
+    `hard_weight` times the cross entropy of the data's own tokens is added. Logits beyond the first `num_tokens`, rows that
+    the tokenizer does not fill, count for neither. Logs `kl`, `cross_entropy` and `agreement`, the share of positions where
+    both think the same token the likeliest: what greedy drafts will be accepted at.
+    """
+
+    def __init__(
+        self,
+        teacher: Decoder,
+        hard_weight: float,
+        num_tokens: int | None,
+        routing: RoutingLossConfig = DEFAULT_ROUTING,
+    ) -> None:
+        self._teacher = teacher.requires_grad_(False)
+        self._hard_weight, self._num_tokens, self._routing = hard_weight, num_tokens, routing
+
+    def __call__(self, model: Decoder, batch: Batch) -> Losses:
+        if batch.num_targets == 0:
+            return nothing_to_learn(model)
+        self._teacher.to(model.device)
+        with torch.no_grad():
+            told = target_states(self._teacher, batch, self._routing)
+        teacher = Head(told.x_ND, told.head_weight_VD[: self._num_tokens])
+        states = target_states(model, batch, self._routing)
+        sums = Agreement(0.0, 0.0, 0)
+        total: Tensor = DistillationSum.apply(
+            states.x_ND, states.head_weight_VD[: self._num_tokens], teacher, states.targets_N, self._hard_weight, sums
+        )
+        return states.losses(total, sums.parts, teacher_flops=told.flops // 3)
+
+
+class TeacherLaw(Protocol):
+    """What a teacher says of the positions that carry loss."""
+
+    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: Agreement) -> Callable[[], Tensor]:
+        """Add the divergence of the student's law from the teacher's, and where both agree, to `sums`.
+
+        Returns what gives the gradient [C, V] to the student's logits, of the divergence and of `hard_weight` times the part
+        of cross entropy that all targets have in common; it may change `log_q_CV`.
+        """
+
+
+@dataclass(frozen=True)
+class Head:
+    """What logits are made of: they are its product."""
+
+    x_NE: Tensor
+    weight_VE: Tensor
+
+    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: Agreement) -> Callable[[], Tensor]:
+        """As in `TeacherLaw`, over the whole vocabulary; the gradient is (1 + hard_weight) q - p."""
+        x_CE = self.x_NE[rows]
+        log_p_CV = F.linear(x_CE, self.weight_VE.to(x_CE.dtype)).float().log_softmax(-1)
+        p_CV = log_p_CV.exp()
+        sums.kl += float((p_CV * (log_p_CV - log_q_CV)).sum())
+        sums.num_equal += int((log_p_CV.argmax(1) == log_q_CV.argmax(1)).sum())
+        return lambda: log_q_CV.exp_().mul_(1 + hard_weight).sub_(p_CV)
+
+
+@dataclass
+class Agreement:
+    """Sums over positions."""
+
+    kl: float
+    cross_entropy: float
+    num_equal: int
+
+    @property
+    def parts(self) -> dict[str, Tensor]:
+        """What to log."""
+        values = {"kl": self.kl, "cross_entropy": self.cross_entropy, "agreement": float(self.num_equal)}
+        return {name: torch.tensor(value) for name, value in values.items()}
+
+
+class DistillationSum(torch.autograd.Function):
+    """sum of KL(p || q) + hard_weight * -log q[target] over positions, a chunk of logits at a time; the gradient is made on
+    the way: the teacher's, less hard_weight at the target."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        teacher: TeacherLaw,
+        targets_N: Tensor,
+        hard_weight: float,
+        sums: Agreement,
+    ) -> Tensor:
+        with_gradient = any(ctx.needs_input_grad)
+        cast_VD = weight_VD.to(x_ND.dtype)
+        dx_ND, dweight_VD = torch.zeros_like(x_ND), torch.zeros_like(weight_VD)
+        chunk = max(LEAST_CHUNK, CHUNK_ELEMENTS // len(weight_VD))
+        for start in range(0, len(x_ND), chunk):
+            rows = slice(start, start + chunk)
+            targets_C1 = targets_N[rows, None]
+            log_q_CV = F.linear(x_ND[rows], cast_VD).float().log_softmax(-1)
+            gradient = teacher.compare(rows, log_q_CV, hard_weight, sums)
+            sums.cross_entropy -= float(log_q_CV.gather(1, targets_C1).sum())
+            if with_gradient:
+                dlogits_CV = gradient()
+                dlogits_CV.scatter_add_(1, targets_C1, dlogits_CV.new_full((), -hard_weight).expand_as(targets_C1))
+                dlogits_CV = dlogits_CV.to(x_ND.dtype)
+                dx_ND[rows] = dlogits_CV @ cast_VD
+                dweight_VD += dlogits_CV.T @ x_ND[rows]
+        ctx.save_for_backward(dx_ND, dweight_VD)
+        return x_ND.new_tensor(sums.kl + hard_weight * sums.cross_entropy, dtype=torch.float32)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *dlosses: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+        (dloss,) = dlosses
+        dx_ND, dweight_VD = ctx.saved_tensors
+        return dx_ND.mul_(dloss), dweight_VD.mul_(dloss), None, None, None, None

@@ -1,0 +1,92 @@
+"""What keeps routers from sending every token to the same experts: auxiliary losses of the routing.
+
+Both losses are taken of each row of the batch by itself and weighted by how many of its positions carry loss. So they add up
+over rows, and do not depend on how a batch is cut into microbatches or shared out over processes.
+
+Shapes: T tracks, E experts of a track, N positions that a router saw, K experts chosen for each, B rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from openafm.data.loader import Batch
+from openafm.models.config import DecoderConfig
+from openafm.models.experts import Routing
+from openafm.training.objectives.config import RoutingLossConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutingLosses:
+    """`total` is what to add to the objective's sum; `balance` and `z` are its parts before their weights, detached.
+
+    `tokens_TE` counts, by layer, how many of the batch's tokens each expert got.
+    """
+
+    total: Tensor
+    parts: Mapping[str, Tensor] = field(default_factory=dict)
+    tokens_TE: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+def routing_losses(
+    config: RoutingLossConfig,
+    model: DecoderConfig,
+    seen: Mapping[int, Routing],
+    batch: Batch,
+    indices_N: Tensor,
+    gather: Callable[[Tensor], Tensor] = lambda x: x,
+) -> RoutingLosses:
+    """The losses of one forward pass of `hidden_at` at the positions `indices_N` of the flattened batch.
+
+    The balance loss of a row is E * sum over experts of (share of its tokens) * (mean probability), 1 when all is even
+    (arXiv 2101.03961, by row as in arXiv 2412.19437); the z loss is the mean squared logsumexp of the logits (arXiv
+    2202.08906). Both are means over tracks and layers; `gather` makes sums over all tracks of sums over those held here.
+    """
+    device = indices_N.device
+    if not seen:
+        return RoutingLosses(total=torch.zeros((), device=device))
+    num_rows, row_length = batch.tokens_BS.shape
+    real_N = _real_positions(batch).to(device)
+    targets_B = torch.bincount(indices_N // row_length, minlength=num_rows).float()
+    divisor = len(seen) * model.num_tracks
+    balance, z = torch.zeros((), device=device), torch.zeros((), device=device)
+    tokens_TE: dict[int, Tensor] = {}
+    for layer, routing in seen.items():
+        narrowed = layer >= model.num_prefill_layers - 1
+        places_N = indices_N if narrowed else real_N
+        logits_TNE, chosen_TNK = routing.logits_TNE, routing.chosen_TNK
+        if not narrowed:
+            logits_TNE, chosen_TNK = logits_TNE[:, places_N], chosen_TNK[:, places_N]
+        num_experts = logits_TNE.shape[-1]
+        in_row_BN = _means_by_row(places_N // row_length, num_rows)
+        got_TNE = F.one_hot(chosen_TNK, num_experts).sum(2)
+        tokens_TE[layer] = got_TNE.sum(1)
+        shares_TBE = in_row_BN @ got_TNE.float() / chosen_TNK.shape[-1]
+        probabilities_TBE = in_row_BN @ logits_TNE.softmax(-1)
+        balance = balance + num_experts * (shares_TBE * probabilities_TBE).sum((0, 2)) @ targets_B / divisor
+        squares_TN1 = logits_TNE.logsumexp(-1, keepdim=True).square()
+        z = z + (in_row_BN @ squares_TN1).sum((0, 2)) @ targets_B / divisor
+    balance, z = gather(torch.stack([balance, z]))
+    return RoutingLosses(
+        total=config.balance_weight * balance + config.z_weight * z,
+        parts={"expert_balance": balance.detach(), "router_z": z.detach()},
+        tokens_TE=tokens_TE,
+    )
+
+
+def _real_positions(batch: Batch) -> Tensor:
+    """Indices into the flattened batch of all that is not padding."""
+    row_length = batch.tokens_BS.shape[1]
+    spans = [torch.arange(row * row_length + start, row * row_length + stop) for row, start, stop in batch.documents]
+    return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
+
+
+def _means_by_row(rows_N: Tensor, num_rows: int) -> Tensor:
+    """A matrix [B, N] that takes the mean over the positions of each row; zeros for a row without any."""
+    membership_BN = (torch.arange(num_rows, device=rows_N.device)[:, None] == rows_N).float()
+    return membership_BN / membership_BN.sum(1, keepdim=True).clamp(min=1)

@@ -1,0 +1,353 @@
+"""What a teacher thinks of every token that a student will learn, computed once and kept (report 4.3).
+
+CACHE/  manifest.json  key.json  pieces.npy  00000.npy  00001.npy ...
+
+Of each position that carries loss: the log probabilities of the likeliest tokens in fp16, their ids, and that of all other
+tokens together. A position is known by where its token is stored in the corpus, so it is computed once however often the
+student sees it. Killed at any point, the same call goes on with the shards that stand; the manifest, written last, vouches
+for every byte.
+
+Shapes: N positions that carry loss, C positions of a chunk, K likeliest tokens, E teacher dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from openafm.core.config import Config, ConfigError, dump, from_dict
+from openafm.core.errors import OpenAFMError
+from openafm.core.files import atomic_file, file_digest, folder_lock
+from openafm.core.progress import progress
+from openafm.data.loader import Batch, LoaderConfig, Origin
+from openafm.data.shards import FileRecord, read_manifest
+from openafm.models.accounting import training_flops
+from openafm.models.attention_context import PackedDocuments
+from openafm.models.decoder import Decoder
+from openafm.training.config import StepBudget, TrainerConfig
+from openafm.training.objectives.config import CachedDistillationConfig, Teacher
+from openafm.training.objectives.cross_entropy import CHUNK_ELEMENTS
+
+FORMAT = "openafm.teacher_logits"
+VERSION = 1
+POSITIONS_PER_SHARD = 1 << 16
+_MEANINGS = {
+    "teacher": "another teacher",
+    "data": "other data or another number of steps",
+    "num_logits": "another number of logits",
+    "num_tokens": "another vocabulary",
+}
+_PIECE = np.dtype([("origin", "<i8", (4,)), ("shard", "<i8"), ("row", "<i8")])
+
+
+class TeacherLogitsError(OpenAFMError):
+    """A cache of a teacher's logits that is missing, damaged, or made of something else than the run wants."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheKey(Config):
+    """What a cache is made of: the identity of the teacher, the digest of all that the student will see, and how much of the
+    law is kept. Caches with equal keys hold the same."""
+
+    teacher: str
+    data: str
+    num_logits: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheManifest(Config):
+    """What `manifest.json` holds. `flops` is what the teacher's forward passes cost."""
+
+    format: str = FORMAT
+    version: int = VERSION
+    key: CacheKey
+    num_positions: int
+    flops: int
+    sources: tuple[str, ...]
+    pieces: FileRecord
+    shards: tuple[FileRecord, ...]
+
+    def __post_init__(self) -> None:
+        self.require(
+            (self.format, self.version) == (FORMAT, VERSION),
+            f"is {self.format} version {self.version}, this openafm reads {FORMAT} version {VERSION}",
+        )
+
+
+class TeacherLogits:
+    """An open cache."""
+
+    def __init__(self, folder: Path, manifest: CacheManifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._shards = [np.load(folder / file.name, mmap_mode="r") for file in manifest.shards]
+        self._rows = {
+            Origin(manifest.sources[source], shard, start, stop): (int(piece["shard"]), int(piece["row"]))
+            for piece in np.load(folder / manifest.pieces.name)
+            for source, shard, start, stop in [piece["origin"].tolist()]
+        }
+
+    def rows(self, batch: Batch) -> NDArray[Any]:
+        """Of the positions of a batch that carry loss, in order: a structured array [N] with the fields of `_row_type`.
+
+        Raises:
+            TeacherLogitsError: the cache knows nothing of one of them.
+        """
+        if not batch.origins:  # it stands in for an empty one, and what is learned from it counts for nothing
+            return self._shards[0][: batch.num_targets]
+        found = [self._piece(origin, count) for origin, count in _targets_by_piece(batch) if count]
+        return np.concatenate(found)
+
+    def _piece(self, origin: Origin, count: int) -> NDArray[Any]:
+        if origin not in self._rows:
+            raise TeacherLogitsError(
+                f"{self.folder} holds nothing of '{origin.source}' shard {origin.shard} [{origin.start}:{origin.stop}]; "
+                "remove it to have the teacher compute it anew"
+            )
+        shard, row = self._rows[origin]
+        return self._shards[shard][row : row + count]
+
+
+def open_teacher_logits(folder: Path) -> TeacherLogits:
+    """Open a cache and compare every byte with its manifest.
+
+    Raises:
+        TeacherLogitsError: there is none, or it is damaged.
+    """
+    manifest = _read_manifest(folder)
+    for file in (manifest.pieces, *manifest.shards):
+        if _record(folder / file.name) != file:
+            raise TeacherLogitsError(
+                f"{folder / file.name} was changed after it was written; remove {folder} to have it computed anew"
+            )
+    return TeacherLogits(folder, manifest)
+
+
+def check_teacher_logits(config: CachedDistillationConfig, trainer: TrainerConfig) -> None:
+    """Refuse a cache that is not what this run learns from.
+
+    Raises:
+        TeacherLogitsError: there is none, or it is of another teacher, of other data or holds other logits.
+    """
+    folder = Path(config.cache)
+    key = _read_manifest(folder).key
+    wanted = replace(
+        key,
+        teacher=config.identity or key.teacher,
+        data=data_digest(trainer),
+        num_logits=config.num_logits,
+        num_tokens=config.num_tokens or key.num_tokens,
+    )
+    for name, meaning in _MEANINGS.items():
+        if getattr(key, name) != getattr(wanted, name):
+            raise TeacherLogitsError(
+                f"{folder} was made of {meaning} ({name} is {getattr(key, name)}, the run wants {getattr(wanted, name)}); "
+                "remove it to have the teacher compute it anew"
+            )
+
+
+def data_digest(trainer: TrainerConfig) -> str:
+    """SHA-256 in hex of all that decides what the student sees: data, loaders and steps, those of the evaluation too."""
+    parts = [_loader_digest(trainer.data), str(_num_steps(trainer))]
+    if trainer.evaluation is not None:
+        parts += [_loader_digest(trainer.evaluation.data), str(trainer.evaluation.num_batches)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def write_teacher_logits(trainer: TrainerConfig, *, device: str = "cpu") -> TeacherLogits:
+    """Let the teacher of a run's `CachedDistillationConfig` pass all that its student will see, unless it already has.
+
+    What stands of the same cache is kept, that of another is removed.
+
+    Raises:
+        TeacherError: there is no teacher, it has changed, or it reads another vocabulary than the data.
+        ConfigError: the objective is another one, the number of steps is not known, or as many logits are not there.
+        FolderInUseError: another process writes this cache.
+        OutOfSpaceError: the disk is full; what was computed stands.
+    """
+    config = trainer.objective
+    if not isinstance(config, CachedDistillationConfig):
+        raise ConfigError(f"a {type(config).__name__} keeps no logits; use CachedDistillationConfig")
+    teacher = config.open()
+    teacher.check_vocabulary(trainer)
+    num_tokens = config.num_tokens or teacher.bundle.config.vocab_size
+    config.require(config.num_logits < num_tokens, f"num_logits must be below the teacher's {num_tokens} tokens")
+    key = CacheKey(teacher=teacher.identity, data=data_digest(trainer), num_logits=config.num_logits, num_tokens=num_tokens)
+    folder = Path(config.cache)
+    with folder_lock(folder):
+        if not _holds(folder, key):
+            _write(folder, key, trainer, teacher, device)
+    return open_teacher_logits(folder)
+
+
+def _write(folder: Path, key: CacheKey, trainer: TrainerConfig, teacher: Teacher, device: str) -> None:
+    _keep_shards_of(folder, key)
+    decoder = teacher.load().to(device).requires_grad_(False)
+    sources: dict[str, int] = {}
+    pieces: list[tuple[tuple[int, ...], int, int]] = []
+    shards: list[FileRecord] = []
+    flops = num_positions = 0
+    num_batches = _num_steps(trainer) + (trainer.evaluation.num_batches if trainer.evaluation else 0)
+    with progress("teacher", num_batches) as bar:
+        for number, group in enumerate(_groups(_new_pieces(_batches(trainer)))):
+            file = folder / f"{number:05}.npy"
+            if not file.is_file():
+                with atomic_file(file) as stream:
+                    np.save(stream, np.concatenate([_row_array(decoder, news.batch, news.indices_N, key) for news in group]))
+            shards.append(_record(file))
+            row = 0
+            for origin, count in (piece for news in group for piece in news.pieces):
+                pieces.append(((sources.setdefault(origin.source, len(sources)), *origin[1:]), number, row))
+                row += count
+            num_positions += row
+            flops += sum(_forward_flops(decoder, news) for news in group)
+            bar.update(group[-1].number + 1, f"{num_positions:,} positions")
+        bar.update(num_batches)
+    with atomic_file(folder / "pieces.npy") as stream:
+        np.save(stream, np.array(pieces, dtype=_PIECE))
+    manifest = CacheManifest(
+        key=key,
+        num_positions=num_positions,
+        flops=flops,
+        sources=tuple(sources),
+        pieces=_record(folder / "pieces.npy"),
+        shards=tuple(shards),
+    )
+    with atomic_file(folder / "manifest.json", "w") as text:
+        text.write(dump(manifest))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _News:
+    """Batch number `number`, its pieces that no batch before had with their targets, and these targets' positions in it."""
+
+    number: int
+    batch: Batch
+    pieces: list[tuple[Origin, int]]
+    indices_N: Tensor
+
+
+def _batches(trainer: TrainerConfig) -> Iterator[Batch]:
+    """All that the student will see, then all that it will be judged by."""
+    loader = trainer.data.build()
+    yield from (loader.batch(step) for step in range(_num_steps(trainer)))
+    if trainer.evaluation is not None:
+        held_out = trainer.evaluation.data.build()
+        yield from (held_out.batch(step) for step in range(trainer.evaluation.num_batches))
+
+
+def _new_pieces(batches: Iterable[Batch]) -> Iterator[_News]:
+    seen: set[Origin] = set()
+    for number, batch in enumerate(batches):
+        new_BS = np.zeros_like(batch.loss_mask_BS)
+        pieces = []
+        for span, (origin, count) in zip(batch.documents, _targets_by_piece(batch), strict=True):
+            if count and origin not in seen:
+                seen.add(origin)
+                pieces.append((origin, count))
+                new_BS[span.row, span.start : span.stop] = batch.loss_mask_BS[span.row, span.start : span.stop]
+        if pieces:
+            indices_N = torch.from_numpy(new_BS).flatten().nonzero()[:, 0]
+            yield _News(number=number, batch=batch, pieces=pieces, indices_N=indices_N)
+
+
+def _groups(news: Iterable[_News]) -> Iterator[list[_News]]:
+    """What goes into one shard each."""
+    group: list[_News] = []
+    num_positions = 0
+    for item in news:
+        group.append(item)
+        num_positions += len(item.indices_N)
+        if num_positions >= POSITIONS_PER_SHARD:
+            yield group
+            group, num_positions = [], 0
+    if group:
+        yield group
+
+
+def _targets_by_piece(batch: Batch) -> Iterator[tuple[Origin, int]]:
+    for span, origin in zip(batch.documents, batch.origins, strict=True):
+        yield origin, int(batch.loss_mask_BS[span.row, span.start : span.stop].sum())
+
+
+def _row_type(key: CacheKey) -> np.dtype[Any]:
+    ids = "<u2" if key.num_tokens <= 1 << 16 else "<u4"
+    return np.dtype([("log_p", "<f2", (key.num_logits,)), ("ids", ids, (key.num_logits,)), ("log_tail", "<f4")])
+
+
+@torch.no_grad()
+def _row_array(teacher: Decoder, batch: Batch, indices_N: Tensor, key: CacheKey) -> NDArray[Any]:
+    """The rows of the cache for some positions of a batch."""
+    device = teacher.device
+    num_rows, row_length = batch.tokens_BS.shape
+    context = PackedDocuments(batch.documents, num_rows, row_length, device)
+    x_1NE = teacher.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N.to(device))
+    rows_N = np.empty(len(indices_N), dtype=_row_type(key))
+    chunk = max(256, CHUNK_ELEMENTS // key.num_tokens)
+    for start in range(0, len(rows_N), chunk):
+        log_p_CV = teacher.head(x_1NE[0, start : start + chunk])[:, : key.num_tokens].float().log_softmax(-1)
+        top = log_p_CV.topk(key.num_logits)
+        rows_C = rows_N[start : start + chunk]
+        rows_C["log_p"], rows_C["ids"] = top.values.cpu().numpy(), top.indices.cpu().numpy()
+        rows_C["log_tail"] = log_p_CV.scatter_(1, top.indices, -torch.inf).logsumexp(-1).cpu().numpy()
+    return rows_N
+
+
+def _forward_flops(teacher: Decoder, news: _News) -> int:
+    lengths = [span.stop - span.start for span in news.batch.documents]
+    return training_flops(teacher.config, lengths, len(news.indices_N)) // 3
+
+
+def _num_steps(trainer: TrainerConfig) -> int:
+    if not isinstance(trainer.budget, StepBudget):
+        raise ConfigError("a teacher that computes beforehand must know the number of steps: give the run a StepBudget")
+    return trainer.budget.num_steps
+
+
+def _loader_digest(loader: LoaderConfig) -> str:
+    anywhere = replace(loader, sources=tuple(replace(source, path="") for source in loader.sources))
+    return dump(anywhere) + "".join(read_manifest(Path(source.path)).digest for source in loader.sources)
+
+
+def _holds(folder: Path, key: CacheKey) -> bool:
+    return (folder / "manifest.json").is_file() and _read_manifest(folder).key == key
+
+
+def _keep_shards_of(folder: Path, key: CacheKey) -> None:
+    """Leave only what a killed writer of the same cache has finished."""
+    text = folder / "key.json"
+    same = text.is_file() and text.read_text(encoding="utf-8") == dump(key)
+    for file in folder.iterdir():
+        is_shard = file.suffix == ".npy" and not file.name.startswith(".")
+        if file.name not in (".lock", "key.json") and not (same and is_shard):
+            file.unlink()
+    with atomic_file(text, "w") as stream:
+        stream.write(dump(key))
+
+
+def _read_manifest(folder: Path) -> CacheManifest:
+    file = folder / "manifest.json"
+    try:
+        return from_dict(CacheManifest, json.loads(file.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise TeacherLogitsError(
+            f"{folder} holds no whole cache of a teacher's logits; write_teacher_logits makes it"
+        ) from None
+    except (ValueError, ConfigError) as error:
+        raise TeacherLogitsError(f"{file} is not the manifest of a teacher's logits ({error}); remove {folder}") from error
+
+
+def _record(file: Path) -> FileRecord:
+    try:
+        return FileRecord(name=file.name, num_bytes=file.stat().st_size, sha256=file_digest(file))
+    except FileNotFoundError:
+        raise TeacherLogitsError(f"{file} is missing; remove {file.parent} to have it computed anew") from None

@@ -1,0 +1,1 @@
+"""Metrics, goodput, curves and the live view of a run."""

@@ -1,0 +1,128 @@
+"""What the devices of a mesh say to each other in a step, as `parallel.py` shares a model out. Imports no tensor library.
+
+Bytes are those that one device sends. Of p devices in a ring each sends (p - 1) / p of the whole to gather or to scatter
+it, twice that to sum it; and (p - 1) / p of its rows to exchange them. A sum that crosses slices is taken inside each slice
+first, so a device carries only its share of it across.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openafm.models.config import DecoderConfig
+from openafm.models.experts_config import ExpertsConfig
+from openafm.training.distributed.config import MeshShape
+from openafm.training.planning.device_memory import gathered_apart, pieces
+from openafm.training.planning.footprint import MASTER_BYTES, DecoderFootprint, Weights
+
+BUCKET_BYTES = 64 << 20
+"""Of gradients that are summed in one call, as in parallel.py, where FSDP does not sum them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """All calls of one kind in a step: along which axis, how many, and the bytes a device sends `inside` its slice and
+    `across` slices. `overlaps` says that the device computes meanwhile instead of waiting."""
+
+    axis: str
+    kind: str
+    what: str
+    count: int
+    inside: int
+    across: int
+    overlaps: bool
+
+
+def collectives(
+    model: DecoderConfig,
+    footprint: DecoderFootprint,
+    shape: MeshShape,
+    *,
+    microbatch_tokens: int,
+    num_microbatches: int,
+    number_bytes: int,
+) -> tuple[Collective, ...]:
+    """Those of a step that grow with the model; sums of single numbers are left out."""
+    states = _of_tracks(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
+    rows = _of_experts(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
+    weights = _of_weights(model, footprint, shape, num_microbatches)
+    return (*_of_copies(footprint, shape), *weights, *rows, *states)
+
+
+def _of_tracks(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_microbatches: int) -> list[Collective]:
+    """One sum of states at the end of each block forward, and one of their gradients at its start backward."""
+    if shape.track == 1 or model.tracks is None:
+        return []
+    count = 2 * num_microbatches * (len(model.layers) // model.tracks.block_depth)
+    return [
+        _inside("track", "all-reduce", "states at block ends", count, 2 * _ring(shape.track, count * state_bytes), False)
+    ]
+
+
+def _of_experts(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_microbatches: int) -> list[Collective]:
+    """Rows to their experts and back, forward and backward; how many there are goes ahead of them."""
+    chosen = [
+        layer.feed_forward.router.num_chosen for layer in model.layers if isinstance(layer.feed_forward, ExpertsConfig)
+    ]
+    if shape.expert == 1:
+        return []
+    tracks = model.num_tracks // shape.track
+    sent = 4 * num_microbatches * sum(chosen) * tracks * state_bytes
+    count = 4 * num_microbatches * len(chosen)
+    return [_inside("expert", "all-to-all", "rows of experts", count, _ring(shape.expert, sent), False)]
+
+
+def _of_weights(
+    model: DecoderConfig, footprint: DecoderFootprint, shape: MeshShape, num_microbatches: int
+) -> list[Collective]:
+    """FSDP: gathered for a layer's forward pass and again for its backward pass; gradients summed where they are kept."""
+    layers, root = gathered_apart(model, footprint)
+    cut, found = pieces(shape), []
+    for axis, size, of in (
+        ("shard" if shape.expert == 1 else "shard+expert", cut.dense, lambda weights: weights.dense),
+        ("shard", cut.experts, lambda weights: weights.experts),
+    ):
+        per_layer = [of(weights) for weights in layers if of(weights)]
+        with_model = of(root)
+        if size == 1 or not (per_layer or with_model):
+            continue
+        kind = "experts" if of(Weights(experts=1)) else "weights"
+        gathers = num_microbatches * (2 * len(per_layer) + bool(with_model))
+        sums = num_microbatches * (len(per_layer) + bool(with_model))
+        gathered = num_microbatches * MASTER_BYTES * (2 * sum(per_layer) + with_model)
+        summed = num_microbatches * MASTER_BYTES * (sum(per_layer) + with_model)
+        found.append(_inside(axis, "all-gather", kind, gathers, _ring(size, gathered), True))
+        found.append(_inside(axis, "reduce-scatter", f"gradients of {kind}", sums, _ring(size, summed), True))
+    return found
+
+
+def _of_copies(footprint: DecoderFootprint, shape: MeshShape) -> list[Collective]:
+    """The sum of gradients over the copies of the model, once a step: the one thing that crosses slices."""
+    found, cut, inner = [], pieces(shape), shape.replicate // shape.slices
+    for what, size, is_cut in (
+        ("gradients of weights", footprint.weights.dense // cut.dense, cut.dense > 1),
+        ("gradients of experts", footprint.weights.experts // cut.experts, cut.experts > 1),
+    ):
+        if shape.replicate == 1 or not size:
+            continue
+        found.append(
+            Collective(
+                axis="replicate",
+                kind="all-reduce",
+                what=what,
+                count=len(footprint.layers) if is_cut else -(-MASTER_BYTES * size // BUCKET_BYTES),
+                inside=2 * _ring(inner, MASTER_BYTES * size),
+                across=2 * _ring(shape.slices, MASTER_BYTES * size // inner),
+                overlaps=is_cut,
+            )
+        )
+    return found
+
+
+def _inside(axis: str, kind: str, what: str, count: int, sent: int, overlaps: bool) -> Collective:
+    return Collective(axis=axis, kind=kind, what=what, count=count, inside=sent, across=0, overlaps=overlaps)
+
+
+def _ring(size: int, total: int) -> int:
+    """Of `total` bytes, those that each of `size` devices sends to gather, scatter or exchange them."""
+    return total * (size - 1) // size

@@ -1,0 +1,180 @@
+"""Adapters as app developers name them: found for the bundle that answers, or refused with a typed error."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_bundles import tiny_recovery, write_tiny_bundle
+
+import openafm as fm
+from openafm.adapters import package
+from openafm.adapters.package import AdapterAbout, write_adapter
+from openafm.adapters.store import adapters_home, install_adapter
+from openafm.bundle import Bundle, bundle_place, choose_model
+from openafm.framework.backends.adapter import (
+    Adapter,
+    AssetError,
+    CompatibleAdapterNotFoundError,
+    InvalidAdapterNameError,
+    InvalidAssetError,
+    resolve_adapter,
+)
+from openafm.framework.errors import FoundationModelsError
+from openafm.runtime.engines.torch_engine import TorchEngine
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
+    """The bundle that answers, in a home of its own."""
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    bundle = write_tiny_bundle(bundle_place("base"))
+    choose_model("base")
+    return bundle
+
+
+def write(path: Path, base_signature: str, name: str = "tags", scale: float = 1.0) -> package.Adapter:
+    recovery = tiny_recovery()
+    return write_adapter(
+        path,
+        weights={key: scale * weight for key, weight in recovery.weights.items()},
+        config=recovery.config,
+        base_signature=base_signature,
+        name=name,
+        about=AdapterAbout(creator_defined={"topics": ["news"]}),
+    )
+
+
+def test_by_file(base: Bundle, tmp_path: Path) -> None:
+    written = write(tmp_path / "tags.fmadapter", base.signature)
+    adapter = Adapter(written.path)
+    assert (adapter.name, adapter.creator_defined_metadata) == ("tags", {"topics": ["news"]})
+    for given in (adapter, written.path, str(written.path)):
+        assert resolve_adapter(given, base) == written
+
+
+def test_by_name_for_the_base_that_answers(base: Bundle, tmp_path: Path) -> None:
+    other = write_tiny_bundle(bundle_place("other"), seed=1)
+    for bundle, scale in ((base, 1.0), (other, 2.0)):
+        install_adapter(write(tmp_path / "a", bundle.signature, scale=scale).path)
+    adapter = Adapter(name="tags")
+    assert adapter.creator_defined_metadata == {"topics": ["news"]}
+    for bundle, scale in ((base, 1.0), (other, 2.0)):
+        for given in (adapter, "tags"):
+            found = resolve_adapter(given, bundle)
+            assert found.base_signature == bundle.signature
+            assert all(np.all(weight == scale) for weight in found.weights().values())
+        assert Adapter.compatible_identifiers("tags", bundle.path) == [f"fmadapter-tags-{bundle.signature[:7]}"]
+    assert Adapter.compatible_identifiers("tags") == [f"fmadapter-tags-{base.signature[:7]}"]
+    assert Adapter.compatible_identifiers("none") == []
+
+
+def test_another_base_is_refused(base: Bundle, tmp_path: Path) -> None:
+    path = write(tmp_path / "a", "f" * 40).path
+    with pytest.raises(CompatibleAdapterNotFoundError, match=f"{'f' * 40}.*{base.signature}"):
+        resolve_adapter(path, base)
+    install_adapter(path)
+    with pytest.raises(CompatibleAdapterNotFoundError, match="fmadapter-tags-fffffff"):
+        resolve_adapter("tags", base)
+    # A folder under the name of the right base that holds another's.
+    shutil.copytree(path, adapters_home() / "tags" / f"fmadapter-tags-{base.signature[:7]}")
+    with pytest.raises(CompatibleAdapterNotFoundError, match=base.signature):
+        resolve_adapter("tags", base)
+
+
+def test_what_is_not_there_is_refused(base: Bundle, tmp_path: Path) -> None:
+    for make in (lambda: Adapter(name="tags"), lambda: resolve_adapter("tags", base)):
+        with pytest.raises(CompatibleAdapterNotFoundError, match="no adapter 'tags' is installed"):
+            make()
+    for make in (lambda: Adapter(tmp_path / "x"), lambda: resolve_adapter("./x", base), lambda: Adapter(tmp_path)):
+        with pytest.raises(InvalidAssetError):
+            make()
+
+
+@pytest.mark.parametrize("name", ["", " ", "two words", "tägs", "-x", "a" * 65])
+def test_bad_names_are_refused(base: Bundle, name: str) -> None:
+    for make in (
+        lambda: Adapter(name=name),
+        lambda: resolve_adapter(name, base),
+        lambda: Adapter.compatible_identifiers(name),
+    ):
+        with pytest.raises(InvalidAdapterNameError, match="letters"):
+            make()
+
+
+def test_it_is_a_file_or_a_name() -> None:
+    for arguments in ({}, {"file": "a", "name": "b"}):
+        with pytest.raises(ValueError, match="one of the two"):
+            Adapter(**arguments)  # type: ignore[arg-type]
+
+
+def test_damage_is_found_before_it_answers(base: Bundle, tmp_path: Path) -> None:
+    path = write(tmp_path / "a", base.signature).path
+    weights = path / package.WEIGHTS
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    adapter = Adapter(path)
+    with pytest.raises(InvalidAssetError, match="not what was written"):
+        resolve_adapter(adapter, base)
+    metadata = json.loads((path / package.METADATA).read_text())
+    (path / package.METADATA).write_text(json.dumps(metadata | {"draftSignature": "0" * 40}))
+    with pytest.raises(InvalidAssetError, match="half a draft"):
+        Adapter(path)
+
+
+def test_obsolete_ones_go(base: Bundle, tmp_path: Path) -> None:
+    kept = install_adapter(write(tmp_path / "a", base.signature).path)
+    for name in ("tags", "other"):
+        install_adapter(write(tmp_path / "a", "f" * 40, name=name).path)
+    assert sorted(Adapter.remove_obsolete()) == ["fmadapter-other-fffffff", "fmadapter-tags-fffffff"]
+    assert [folder.name for folder in adapters_home().iterdir()] == ["tags"]
+    assert resolve_adapter("tags", base) == kept
+    assert Adapter.remove_obsolete() == []
+
+
+def test_the_tree_of_errors() -> None:
+    for error in (InvalidAssetError, InvalidAdapterNameError, CompatibleAdapterNotFoundError):
+        assert issubclass(error, AssetError)
+    assert issubclass(AssetError, FoundationModelsError)
+
+
+def answer(model: fm.SystemLanguageModel, session: fm.LanguageModelSession | None = None) -> str:
+    session = session or fm.LanguageModelSession(model=model)
+    options = fm.GenerationOptions(sampling=fm.SamplingMode.greedy(), maximum_response_tokens=12)
+    return str(session.respond_blocking("the cat", options=options))
+
+
+def test_sessions_with_different_adapters_share_the_weights(base: Bundle, tmp_path: Path) -> None:
+    plain = fm.SystemLanguageModel(bundle=base.path)
+    adapted = [
+        fm.SystemLanguageModel(bundle=base.path, adapter=write(tmp_path / name, base.signature, scale=scale).path)
+        for name, scale in (("one", 1.0), ("two", 0.3))
+    ]
+    engines = [model.load().engine for model in (plain, *adapted)]
+    assert all(isinstance(engine, TorchEngine) for engine in engines)
+    pointers = {engine.decoder.embedding.data_ptr() for engine in engines if isinstance(engine, TorchEngine)}
+    assert len(engines) == 3
+    assert len(pointers) == 1
+    assert len({answer(model) for model in (plain, *adapted)}) == 3
+
+
+def test_an_adapter_swapped_under_a_session_is_the_next_ones(base: Bundle, tmp_path: Path) -> None:
+    path = write(tmp_path / "a", base.signature).path
+    model = fm.SystemLanguageModel(bundle=base.path, adapter=path)
+    undisturbed, session = (fm.LanguageModelSession(model=model) for _ in range(2))
+    expected = [answer(model, undisturbed) for _ in range(2)]
+    assert answer(model, session) == expected[0]
+    write(path, base.signature, scale=0.3)
+    assert answer(model, session) == expected[1]
+    assert answer(fm.SystemLanguageModel(bundle=base.path, adapter=path)) != expected[0]
+
+
+def test_a_model_with_an_adapter_of_another_base_says_so(base: Bundle, tmp_path: Path) -> None:
+    model = fm.SystemLanguageModel(bundle=base.path, adapter=write(tmp_path / "a", "f" * 40).path)
+    assert model.is_available()[0] is False
+    with pytest.raises(AssetError):
+        answer(model)

@@ -1,0 +1,60 @@
+"""The benchmark of schema coverage, on a few cases; and that its judge of calls can say no."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import openafm as fm
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("pydantic")
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import schema_coverage
+
+    yield schema_coverage
+    for name in set(sys.modules) - before:
+        if name.split(".")[0] in ("schema_coverage", "guided", "tokenizer_extension"):
+            del sys.modules[name]
+
+
+def test_types_and_tools_compile_and_are_obeyed(benchmark: Any) -> None:
+    figures = benchmark.run(benchmark.Setting(cases=45, vocab_size=1_024, num_languages=0, seed=31))
+    assert figures["problems"] == []
+    assert (figures["cases"], figures["compiled"], figures["invalid"]) == (45, 45, 0)
+    assert {"mean_mask_us", "compile_p50_ms"} <= figures.keys()
+
+
+def test_the_judge_of_calls_refuses_what_is_wrong(benchmark: Any) -> None:
+    from guided.random_types import RandomType
+
+    @fm.generable
+    class Arguments:
+        n: int = fm.guide(minimum=3)
+
+    made = {"tool": RandomType(annotation=Arguments, judge=lambda value: bool(value.n < 9))}
+    schemas = {"tool": fm.GenerationSchema(Arguments)}
+
+    def judge(calls: Any) -> None:
+        benchmark._judge_calls(json.dumps(calls), made, schemas)
+
+    judge([{"name": "tool", "arguments": {"n": 3}}])
+    for calls, error in [
+        ([], AssertionError),
+        ([{"name": "other", "arguments": {"n": 3}}], AssertionError),
+        ([{"name": "tool", "arguments": {"n": 9}}], AssertionError),
+        ([{"name": "tool", "arguments": {"n": 2}}], jsonschema.ValidationError),
+        ([{"name": "tool"}], AssertionError),
+    ]:
+        with pytest.raises(error):
+            judge(calls)

@@ -1,0 +1,74 @@
+"""Prompts: text, attachments and values, alone or in a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import openafm as fm
+from openafm.framework.transcripts.prompt import (
+    Attachment,
+    ImageAttachment,
+    ImagePromptError,
+    PromptError,
+    UnsupportedAttachmentError,
+    prompt_attachments,
+    prompt_text,
+)
+
+
+@fm.generable
+class Spot:
+    town: str
+    days: int
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> ImageAttachment:
+    path = tmp_path / "photo.png"
+    path.write_bytes(b"pixels")
+    return ImageAttachment(path, label="photo")
+
+
+def test_text_alone_is_as_it_is() -> None:
+    assert prompt_text(" two\nlines ") == " two\nlines "
+    assert prompt_attachments("text") == ()
+
+
+def test_components_are_lines_and_values_are_compact_json(image: ImageAttachment) -> None:
+    spot = Spot(town="Ås", days=2)
+    prompt = ["Plan this:", image, spot, fm.GeneratedContent({"a": [1]}), "Thanks"]  # type: ignore[list-item]
+    assert prompt_text(prompt) == 'Plan this:\n{"town":"Ås","days":2}\n{"a":[1]}\nThanks'  # type: ignore[arg-type]
+    assert prompt_attachments(prompt) == (image,)  # type: ignore[arg-type]
+    assert prompt_text(spot) == '{"town":"Ås","days":2}'  # type: ignore[arg-type]
+
+
+def test_an_attachment_alone(image: ImageAttachment) -> None:
+    assert prompt_text(image) == ""
+    assert prompt_attachments(image) == (image,)
+    assert isinstance(image, Attachment)
+    assert (image.label, image.read()) == ("photo", b"pixels")
+
+
+@pytest.mark.parametrize("prompt", [3, [3], [["nested"]], None, Spot, {"a": 1}, b"bytes"])
+def test_anything_else_is_refused(prompt: object) -> None:
+    with pytest.raises(PromptError, match="a prompt is made of"):
+        prompt_text(prompt)  # type: ignore[arg-type]
+
+
+def test_a_missing_image_is_refused_at_once(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.png", tmp_path):
+        with pytest.raises(ImagePromptError, match="does not exist"):
+            ImageAttachment(path)
+
+
+def test_an_image_that_went_away_is_a_typed_error(image: ImageAttachment) -> None:
+    image.path.unlink()
+    with pytest.raises(ImagePromptError, match="cannot be read"):
+        image.read()
+
+
+def test_unsupported_attachments_are_caught_under_either_name() -> None:
+    assert issubclass(UnsupportedAttachmentError, ImagePromptError)
+    assert issubclass(UnsupportedAttachmentError, fm.GenerationError)

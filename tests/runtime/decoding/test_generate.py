@@ -1,0 +1,294 @@
+"""Generation: the same tokens as the plain loop, exact sequences afterwards, and clean ends of every kind."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import json
+from collections.abc import Sequence as List
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+from tiny_engines import CONFIGS
+from tiny_tokenizer import TOKENIZER
+
+from openafm.runtime.batching.admission import PREFILL_CHUNK
+from openafm.runtime.batching.pending import Piece
+from openafm.runtime.decoding.generation import Generation, GenerationRunningError, generate
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.prefill import prefill
+from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.runtime.engines.base import ContextWindowError, Engine, Sequence, SequenceError, TokenError
+from openafm.runtime.engines.torch_engine import TorchEngine
+from openafm.tokenizer.bpe import SPECIAL_TOKENS
+
+STOP = SPECIAL_TOKENS.turn_end
+CONTEXT_LENGTH = 1400
+COMPILER = GrammarCompiler(TOKENIZER)
+EVENT = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 8},
+        "date": {"type": "string", "format": "date"},
+        "temperature": {"type": "integer", "minimum": 0, "maximum": 99},
+        "unit": {"enum": ["celsius", "kelvin"]},
+        "guests": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["title", "date", "temperature", "unit", "guests"],
+    "additionalProperties": False,
+}
+PROMPT = TOKENIZER.encode("the meeting starts at noon")
+
+
+class CountingEngine(TorchEngine):
+    """Counts steps and may be told to fail at one."""
+
+    num_steps = 0
+    fails_at = -1
+
+    def _forward(self, pieces: List[Piece]) -> list[np.ndarray]:
+        if self.num_steps == self.fails_at:
+            raise MemoryError
+        self.num_steps += 1
+        return super()._forward(pieces)
+
+
+@functools.cache
+def decoder() -> torch.nn.Module:
+    torch.set_num_threads(1)
+    config = dataclasses.replace(CONFIGS["shared"], vocab_size=TOKENIZER.vocab_size + 7, context_length=CONTEXT_LENGTH)
+    model = config.build(seed=11)
+    with torch.no_grad():
+        model.embedding.normal_(std=0.4, generator=torch.Generator().manual_seed(1))
+    return model
+
+
+@pytest.fixture
+def engine() -> CountingEngine:
+    return CountingEngine(decoder())
+
+
+def plain_loop(
+    engine: Engine, sequence: Sequence, sampling: SamplingConfig, grammar: Grammar | None, most: int
+) -> list[int]:
+    """One token, one step, one mask: what `generate` must agree with."""
+    sampler, matcher, tokens = sampling.build(), grammar.matcher() if grammar else None, list[int]()
+    (logits_V,) = engine.step([(sequence, PROMPT)])
+    while len(tokens) < most and tokens[-1:] != [STOP]:
+        if matcher:
+            matcher.apply(logits_V)
+        tokens.append(sampler.sample(logits_V, len(tokens)))
+        if matcher:
+            matcher.accept(tokens[-1:])
+        (logits_V,) = engine.step([(sequence, tokens[-1:])])
+    return tokens
+
+
+def started(engine: Engine, **options: object) -> tuple[Sequence, Generation]:
+    sequence = engine.new_sequence()
+    settings = {"sampling": GreedyConfig(), "stop_tokens": {STOP}} | options
+    return sequence, generate(engine, sequence, settings.pop("prompt_tokens", PROMPT), **settings)
+
+
+def assert_holds(engine: Engine, sequence: Sequence, tokens: list[int]) -> None:
+    """The sequence goes on as a fresh one of these tokens does."""
+    assert sequence.length == len(tokens)
+    fresh = engine.new_sequence()
+    (expected_V,) = engine.step([(fresh, [*tokens, 70])])
+    (actual_V,) = engine.step([(sequence, [70])])
+    assert np.abs(actual_V - expected_V).max() < 1e-5 * max(1, np.abs(expected_V).max())
+
+
+SAMPLINGS = [
+    GreedyConfig(),
+    *(RandomConfig(seed=seed, temperature=1.5) for seed in range(6)),
+    RandomConfig(seed=9, top_k=20, top_p=0.8),
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_forced_tokens_as_drafts_change_no_token(engine: CountingEngine, sampling: SamplingConfig) -> None:
+    grammar = COMPILER.json_schema(EVENT)
+    expected = plain_loop(engine, engine.new_sequence(), sampling, grammar, 300)
+    engine.num_steps = 0
+    sequence, generation = started(engine, sampling=sampling, grammar=grammar, max_tokens=300)
+    events = list(generation)
+    assert [event.token for event in events] == expected
+    summary = generation.summary
+    assert summary.finish == "stop"
+    assert summary.num_target_steps == engine.num_steps
+    assert summary.num_forced_tokens == sum(event.is_forced for event in events)
+    # Every step but the prefill feeds one sampled token and what is forced after it.
+    assert summary.num_target_steps == 1 + summary.num_tokens - summary.num_forced_tokens
+    assert summary.num_forced_tokens > 0.25 * summary.num_tokens
+    jsonschema.validate(json.loads(TOKENIZER.decode([event.token for event in events])), EVENT)
+    assert_holds(engine, sequence, PROMPT + expected)
+
+
+@pytest.mark.parametrize("sampling", [GreedyConfig(), RandomConfig(seed=3), RandomConfig(seed=4, top_k=3)], ids=str)
+@pytest.mark.parametrize("grammar", [None, COMPILER.text()], ids=["free", "text"])
+def test_free_text_equals_the_plain_loop(engine: CountingEngine, sampling: SamplingConfig, grammar: Grammar | None) -> None:
+    expected = plain_loop(engine, engine.new_sequence(), sampling, grammar, 60)
+    sequence, generation = started(engine, sampling=sampling, grammar=grammar, max_tokens=60)
+    tokens = [event.token for event in generation]
+    assert tokens[:60] == expected[:60]
+    assert generation.summary.finish == ("stop" if tokens[-1] == STOP else "length")
+    assert_holds(engine, sequence, PROMPT + tokens)
+
+
+def test_the_same_seed_gives_the_same_answer_and_another_another(engine: CountingEngine) -> None:
+    answers = []
+    for seed in (1, 1, 2, None, None):
+        _, generation = started(engine, sampling=RandomConfig(seed=seed), grammar=COMPILER.text(), max_tokens=20)
+        answers.append(tuple(event.token for event in generation))
+    assert answers[0] == answers[1]
+    assert len(set(answers)) == 4
+
+
+def test_a_cut_structure_ends_by_length(engine: CountingEngine) -> None:
+    whole = [event.token for event in started(engine, grammar=COMPILER.json_schema(EVENT))[1]]
+    for most in (1, 2, 5, 11, *range(len(whole) - 4, len(whole))):
+        sequence, generation = started(engine, grammar=COMPILER.json_schema(EVENT), max_tokens=most)
+        tokens = [event.token for event in generation]
+        cut = most < len(whole) - 1  # the stop token does not count
+        assert generation.summary.finish == ("length" if cut else "stop")
+        assert tokens == (whole[:most] if cut else whole)
+        assert sequence.length == len(PROMPT) + len(tokens)
+
+
+def test_a_wholly_forced_answer_takes_the_prefill_and_no_more(engine: CountingEngine) -> None:
+    sequence, generation = started(engine, grammar=COMPILER.json_schema({"const": ["title", "celsius"]}))
+    tokens = [event.token for event in generation]
+    assert tokens == [*TOKENIZER.encode('["title","celsius"]'), STOP]
+    summary = generation.summary
+    assert (summary.finish, summary.num_target_steps, summary.num_forced_tokens) == ("stop", 1, len(tokens))
+    assert_holds(engine, sequence, PROMPT + tokens)
+
+
+def test_cancelled_between_steps_keeps_what_was_told(engine: CountingEngine) -> None:
+    told: list[int] = []
+    sequence, generation = started(
+        engine, grammar=COMPILER.text(), cancelled=lambda: len(told) >= 5, sampling=RandomConfig(seed=1)
+    )
+    for event in generation:
+        told.append(event.token)
+    assert generation.summary.finish == "cancelled"
+    assert len(told) == 5
+    assert_holds(engine, sequence, PROMPT + told)
+
+
+def test_cancelled_during_a_long_prompt_keeps_none_of_it(engine: CountingEngine) -> None:
+    sequence = engine.new_sequence()
+    engine.step([(sequence, PROMPT)])
+    asked = iter([False, False, True])
+    prompt = PROMPT * 1000
+    prompt = prompt[: 2 * PREFILL_CHUNK + 10]
+    generation = generate(
+        engine, sequence, prompt, sampling=GreedyConfig(), stop_tokens={STOP}, cancelled=lambda: next(asked),
+        grammar=COMPILER.json_schema(EVENT),
+    )  # fmt: skip
+    assert list(generation) == []
+    summary = generation.summary
+    assert (summary.finish, summary.num_tokens, summary.time_to_first_token_s) == ("cancelled", 0, None)
+    assert_holds(engine, sequence, PROMPT)
+
+
+def test_prefill_in_chunks_equals_one_step(engine: CountingEngine) -> None:
+    tokens = (PROMPT * 1000)[: 2 * PREFILL_CHUNK + 3]
+    logits_V = prefill(engine, sequence := engine.new_sequence(), tokens)
+    assert engine.num_steps == 3
+    (expected_V,) = engine.step([(engine.new_sequence(), tokens)])
+    assert logits_V is not None
+    assert np.abs(logits_V - expected_V).max() < 1e-5 * max(1, np.abs(expected_V).max())
+    assert sequence.length == len(tokens)
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 4])
+def test_a_failing_step_leaves_the_sequence_as_it_was(engine: CountingEngine, fails_at: int) -> None:
+    sequence = engine.new_sequence()
+    engine.step([(sequence, PROMPT[:2])])
+    engine.num_steps, engine.fails_at = 0, fails_at
+    generation = generate(
+        engine, sequence, PROMPT, sampling=GreedyConfig(), stop_tokens={STOP}, grammar=COMPILER.json_schema(EVENT)
+    )
+    with pytest.raises(MemoryError):
+        list(generation)
+    with pytest.raises(GenerationRunningError):
+        _ = generation.summary
+    engine.fails_at = -1
+    assert_holds(engine, sequence, PROMPT[:2])
+
+
+def test_given_up_it_leaves_the_sequence_as_it_was(engine: CountingEngine) -> None:
+    sequence, generation = started(engine, grammar=COMPILER.text(), sampling=RandomConfig(seed=1))
+    next(generation)
+    next(generation)
+    with pytest.raises(GenerationRunningError):
+        _ = generation.summary
+    generation.close()
+    assert sequence.length == 0
+    assert next(generation, None) is None
+
+
+def test_a_sequence_closed_meanwhile_raises(engine: CountingEngine) -> None:
+    sequence, generation = started(engine, grammar=COMPILER.text(), sampling=RandomConfig(seed=1))
+    next(generation)
+    engine.close(sequence)
+    with pytest.raises(SequenceError):
+        list(generation)
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_computed(engine: CountingEngine) -> None:
+    prompt = [70] * CONTEXT_LENGTH
+    with pytest.raises(ContextWindowError) as caught:
+        started(engine, prompt_tokens=prompt)
+    assert (caught.value.token_count, caught.value.context_length) == (CONTEXT_LENGTH + 1, CONTEXT_LENGTH)
+    with pytest.raises(ContextWindowError):
+        prefill(engine, engine.new_sequence(), [*prompt, 70])
+    assert engine.num_steps == 0
+    with pytest.raises(TokenError):
+        started(engine, prompt_tokens=[])
+    with pytest.raises(TokenError):
+        prefill(engine, engine.new_sequence(), [])
+
+
+def test_an_answer_that_reaches_the_window_raises_and_leaves_the_sequence(engine: CountingEngine) -> None:
+    prompt = [70] * (CONTEXT_LENGTH - 6)
+    schema = COMPILER.json_schema({"type": "string", "minLength": 50})
+    sequence, generation = started(engine, prompt_tokens=prompt, grammar=schema)
+    told = []
+    with pytest.raises(ContextWindowError) as caught:
+        for event in generation:
+            told.append(event)
+    assert (len(told), caught.value.token_count) == (6, CONTEXT_LENGTH + 1)
+    assert sequence.length == 0
+    sequence, generation = started(engine, prompt_tokens=prompt, grammar=schema, max_tokens=6)
+    assert len(list(generation)) == 6
+    assert generation.summary.finish == "length"
+    assert sequence.length == CONTEXT_LENGTH
+
+
+def test_ids_beyond_the_tokenizer_never_come_under_a_grammar(engine: CountingEngine) -> None:
+    for seed in range(5):
+        _, generation = started(
+            engine, grammar=COMPILER.text(), sampling=RandomConfig(seed=seed, temperature=50.0), max_tokens=30
+        )
+        assert all(event.token < TOKENIZER.vocab_size for event in generation)
+
+
+def test_an_answer_that_is_left_is_taken_back_at_once_and_not_later(engine: CountingEngine) -> None:
+    sequence = engine.new_sequence()
+    gc.disable()  # a collection would close it, some time, whatever the sequence holds by then
+    try:
+        generation = generate(engine, sequence, PROMPT, sampling=GreedyConfig(), stop_tokens=())
+        next(generation)
+        del generation
+        assert sequence.length == 0
+        engine.step([(sequence, [7, 8])])
+    finally:
+        gc.enable()
+    gc.collect()
+    assert list(sequence.tokens) == [7, 8]

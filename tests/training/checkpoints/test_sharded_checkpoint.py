@@ -1,0 +1,359 @@
+"""Checkpoints of many processes: resumed by any number, whole or absent, verified, never pickle."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoint_runs import Job, carry_out, check_parts, parts_at
+from forked_processes import fork_together, together
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from parallel_runs import track_model
+from safetensors.torch import save_file
+from tiny_runs import exit_code, final_bytes, tiny_run, write_corpus
+
+from openafm.core.config import dump
+from openafm.training.checkpoints.checkpoint import (
+    AnotherRunError,
+    DamagedCheckpointError,
+    LayoutMismatchError,
+    checkpoint_paths,
+    newest_checkpoint,
+    open_checkpoint,
+    remove_leftovers,
+)
+from openafm.training.checkpoints.index import Part, StoredTensor, read_index, write_index
+from openafm.training.checkpoints.sharded import load
+from openafm.training.checkpoints.writer import write_checkpoint
+from openafm.training.config import CheckpointConfig, EMAConfig, TrainerConfig
+from openafm.training.distributed.config import ParallelConfig
+from openafm.training.distributed.processes import ElsewhereError, Processes
+from openafm.training.observability.metrics import read_metrics
+from openafm.training.run import load_trained, train, trained_model
+from openafm.training.state import fresh_state, resumed_state
+
+DIGEST = "data"
+HERE = Path(__file__).parents[1]
+SAVED, LAST = 3, 6
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def losses(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """Losses of the runs below by name; one says where it was saved after step 3, the others where they go on from."""
+    folder = tmp_path_factory.mktemp("runs")
+    jobs: list[tuple[int, dict[str, Job]]] = [
+        (1, {"one": _job(folder, saved="one")}),
+        (
+            4,
+            {
+                "four": _job(folder, expert=2, track=2, saved="four"),
+                "four, resumed": _job(folder, expert=2, track=2, source="four"),
+                "one, by four": _job(folder, shard=2, track=2, source="one"),
+            },
+        ),
+        (
+            2,
+            {
+                "two": _job(folder, shard=2, saved="two"),
+                "two, resumed": _job(folder, shard=2, source="two"),
+                "four, by two": _job(folder, track=2, source="four"),
+                "one, by two": _job(folder, expert=2, source="one"),
+            },
+        ),
+        (1, {"four, by one": _job(folder, source="four"), "two, by one": _job(folder, source="two")}),
+    ]
+    found: dict[str, Any] = {"folder": folder}
+    for world, named in jobs:
+        found |= dict(zip(named, carry_out(world, list(named.values()), corpus, folder / "results"), strict=True))
+    return found
+
+
+def _job(folder: Path, saved: str | None = None, source: str | None = None, **axes: int) -> Job:
+    return Job(
+        model="tracks",
+        axes=axes,
+        stop=LAST,
+        source=None if source is None else str(folder / source / "checkpoints"),
+        save=None if saved is None else SAVED,
+        folder=None if saved is None else str(folder / saved / "checkpoints"),
+    )
+
+
+@pytest.mark.parametrize("layout", ["four", "two"])
+def test_the_same_processes_go_on_to_the_bit(losses: dict[str, Any], layout: str) -> None:
+    """Although they trained on while the checkpoint was written."""
+    assert losses[f"{layout}, resumed"] == losses[layout][SAVED:]
+
+
+@pytest.mark.parametrize("name", ["four, by two", "four, by one", "two, by one", "one, by four", "one, by two"])
+def test_other_processes_go_on_with_the_same_losses(losses: dict[str, Any], name: str) -> None:
+    undisturbed = losses[name.partition(",")[0]]
+    assert len(losses[name]) == LAST - SAVED
+    assert losses[name] == pytest.approx(undisturbed[SAVED:], abs=1e-6)
+    assert undisturbed[SAVED - 1] != pytest.approx(undisturbed[SAVED], abs=1e-3)  # a lost step would be seen
+
+
+def test_the_averaged_weights_are_loaded_by_one_process(losses: dict[str, Any]) -> None:
+    model = load_trained(losses["folder"] / "four").state_dict()
+    alone = load_trained(losses["folder"] / "one").state_dict()
+    assert model.keys() == alone.keys()
+    for name, tensor in model.items():
+        torch.testing.assert_close(tensor, alone[name], rtol=0, atol=1e-5)
+
+
+def test_each_part_is_written_once_and_nothing_is_pickled(losses: dict[str, Any]) -> None:
+    (path,) = checkpoint_paths(losses["folder"] / "four" / "checkpoints")
+    files = sorted(file.name for file in path.iterdir())
+    ranks = [f"rank-{rank:05}-of-00004.safetensors" for rank in range(4)]
+    assert files == sorted(["config.json", "index.json", "record.json", *ranks])
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.record.num_processes == 4
+    stored = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in checkpoint.index.values())
+    on_disk = sum((path / name).stat().st_size for name in ranks)
+    assert stored <= on_disk < stored * 1.2  # what is left are the headers
+
+
+@pytest.fixture
+def config(corpus: Path) -> TrainerConfig:
+    return tiny_run(_loader(corpus), checkpoint=CheckpointConfig(keep=2))
+
+
+def _loader(corpus: Path) -> Any:
+    return Job(model="plain", axes={}, stop=0).config(corpus).data
+
+
+def test_writers_killed_amid_a_save_leave_the_last_checkpoint_whole(tmp_path: Path, config: TrainerConfig) -> None:
+    folder, choose, num_cut_short, newest = tmp_path / "checkpoints", random.Random(5), 0, 0
+
+    def write_on(processes: Processes) -> None:
+        for step in range(newest + 1, newest + 1000):
+            write_checkpoint(folder, config, parts_at(step, processes), DIGEST, processes)
+
+    for _ in range(6):
+        processes = fork_together(2, write_on)
+        while not list(folder.glob(f"step-{newest + 2:08}")):
+            time.sleep(0.002)
+        time.sleep(choose.random() * 0.05)
+        victim = choose.randrange(2)
+        os.kill(processes[victim], signal.SIGKILL)
+        assert exit_code(processes[victim]) == -signal.SIGKILL
+        if choose.random() < 0.5:  # the other one sees the connection break, or is killed too
+            os.kill(processes[1 - victim], signal.SIGKILL)
+        assert exit_code(processes[1 - victim]) in (1, -signal.SIGKILL)
+        notes: list[str] = []
+        step = check_parts(folder, notes)
+        assert notes == []
+        assert step >= newest + 2
+        newest = step
+        num_cut_short += len(list(folder.glob(".step-*")))
+        remove_leftovers(folder)
+    assert num_cut_short >= 1
+
+
+@pytest.mark.parametrize("damaged", ["rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors", "index.json"])
+def test_processes_pass_over_a_damaged_checkpoint_together(tmp_path: Path, config: TrainerConfig, damaged: str) -> None:
+    def write(processes: Processes) -> None:
+        for step in (3, 6):
+            write_checkpoint(tmp_path, config, parts_at(step, processes, side=8), DIGEST, processes)
+
+    def read(processes: Processes) -> None:
+        notes: list[str] = []
+        found = newest_checkpoint(tmp_path, config, DIGEST, notes.append, processes)
+        assert found is not None
+        assert found.record.step == 3
+        assert [("step-00000006" in note, damaged in note) for note in notes] == [(True, True)] * processes.is_main
+        with pytest.raises((AnotherRunError, ElsewhereError), match=r"optimizer\.learning_rate"):
+            newest_checkpoint(
+                tmp_path, replace(config, optimizer=replace(config.optimizer, learning_rate=1.0)), DIGEST, print, processes
+            )
+
+    together(2, write)
+    file = tmp_path / "step-00000006" / damaged
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    together(2, read)
+    notes: list[str] = []
+    assert check_parts(tmp_path, notes) == 3
+    assert len(notes) == 1
+
+
+FILL_THE_DISK = """
+import sys
+from pathlib import Path
+from forked_processes import together
+from openafm.core.files import OutOfSpaceError
+from openafm.training.distributed.config import ParallelConfig
+from openafm.training.run import last_checkpoint, train
+from tiny_runs import tiny_run, write_corpus
+disk = Path(sys.argv[1])
+config = tiny_run(write_corpus(Path(sys.argv[2])), num_steps=200, parallel=ParallelConfig(shard=2))
+
+def fill(processes):
+    try:
+        train(config, disk / "run", processes=processes)
+    except OutOfSpaceError as error:
+        print("error:", error, flush=True)
+
+together(2, fill)
+print("leftovers:", list((disk / "run" / "checkpoints").glob(".*")))
+print("step:", last_checkpoint(disk / "run").record.step)
+"""
+
+
+def test_a_full_disk_is_the_same_typed_error_in_every_process(tmp_path: Path) -> None:
+    """On a real file system of its own, large enough for one checkpoint and not for three."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f"mount -t tmpfs -o size=650k tmpfs {disk}"
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("this system does not let a user mount a file system of his own")
+    script = tmp_path / "fill.py"
+    script.write_text(FILL_THE_DISK)
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", f"{mount} && exec {sys.executable} {script} {disk} {tmp_path / 'corpus'}"],
+        env={"PYTHONPATH": ":".join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("error: no space left on the disk while writing") == 2
+    assert "leftovers: []" in done.stdout
+    assert int(done.stdout.rsplit("step: ", 1)[1]) > 0
+
+
+def test_a_run_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path, corpus: Path) -> None:
+    """Its processes share out tracks; one of them is killed, and the other ends with it."""
+    config = tiny_run(
+        _loader(corpus),
+        num_steps=24,
+        model=track_model(),
+        ema=EMAConfig(decay=0.9),
+        parallel=ParallelConfig(track=2),
+        checkpoint=CheckpointConfig(every_steps=2, every_seconds=None),
+    )
+    choose = random.Random(11)
+    output = tmp_path / "killed"
+    for step in (6, 14):
+        processes = fork_together(2, lambda processes: train(config, output, processes=processes))
+        while not any(line["step"] >= step for line in read_metrics(output)):
+            time.sleep(0.002)
+        time.sleep(choose.random() * 0.1)
+        victim = choose.randrange(2)
+        os.kill(processes[victim], signal.SIGKILL)
+        assert exit_code(processes[victim]) == -signal.SIGKILL
+        assert exit_code(processes[1 - victim]) == 1
+    together(2, lambda processes: train(config, output, processes=processes))
+    together(2, lambda processes: train(config, tmp_path / "undisturbed", processes=processes))
+    assert final_bytes(output) == final_bytes(tmp_path / "undisturbed")
+    curves = [[(line["step"], line["loss"]) for line in read_metrics(run)] for run in (output, tmp_path / "undisturbed")]
+    assert curves[0] == curves[1]
+    assert [step for step, _ in curves[0]] == list(range(1, 25))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda model: replace(model, layers=model.layers[:2]), r"model.layers has 4 items, not 2"),
+        (lambda model: replace(model, tracks=replace(model.tracks, num_tracks=2)), r"model.tracks.num_tracks is 4, not 2"),
+        (lambda model: replace(model, dim=48), r"model.dim is 32, not 48"),
+    ],
+)
+def test_another_layer_layout_is_refused_by_its_key(tmp_path: Path, corpus: Path, change: Any, message: str) -> None:
+    config = tiny_run(_loader(corpus), model=track_model())
+    write_checkpoint(tmp_path, config, fresh_state(config, "cpu").snapshot(), DIGEST)
+    with pytest.raises(AnotherRunError, match=message):
+        newest_checkpoint(tmp_path, replace(config, model=change(config.model)), DIGEST, print)
+
+
+def test_tensors_of_another_layout_than_the_config_says_are_refused(tmp_path: Path, corpus: Path) -> None:
+    config = tiny_run(_loader(corpus), model=track_model(), ema=EMAConfig())
+    path = write_checkpoint(tmp_path, config, fresh_state(config, "cpu").snapshot(), DIGEST)
+    wider = replace(config, model=replace(config.model, dim=48))
+    (path / "config.json").write_text(dump(wider))
+    found = newest_checkpoint(tmp_path, wider, DIGEST, print)
+    assert found is not None
+    with pytest.raises(LayoutMismatchError, match=r"embedding is \[97, 32\] there, \[97, 48\] in the model"):
+        resumed_state(wider, "cpu", found)
+    with pytest.raises(LayoutMismatchError, match="another model than its config describes"):
+        trained_model(found)
+
+
+@st.composite
+def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[tuple[tuple[int, int], ...]]]:
+    """A tensor and a grid of blocks that covers it, as (start, length) of each dim."""
+    shape = draw(st.lists(st.integers(1, 7), min_size=0, max_size=3))
+    cuts = [sorted({0, size, *draw(st.lists(st.integers(1, size), max_size=3))}) for size in shape]
+    blocks: list[tuple[tuple[int, int], ...]] = [()]
+    for edges in cuts:
+        spans = [(start, stop - start) for start, stop in itertools.pairwise(edges)]
+        blocks = [(*block, span) for block in blocks for span in spans]
+    dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))
+    return torch.arange(prod(shape)).reshape(shape).to(dtype), draw(st.permutations(blocks))
+
+
+@settings(max_examples=60, deadline=None)
+@given(cut=cut_tensors(), num_files=st.integers(1, 4))
+def test_a_tensor_in_any_parts_is_read_whole(
+    tmp_path_factory: pytest.TempPathFactory, cut: tuple[torch.Tensor, list[tuple[tuple[int, int], ...]]], num_files: int
+) -> None:
+    tensor, blocks = cut
+    folder, parts = tmp_path_factory.mktemp("parts"), []
+    for number, block in enumerate(blocks):  # a file holds one part of a tensor
+        file = f"rank-{number:05}.safetensors"
+        piece = tensor[tuple(slice(start, start + length) for start, length in block)].clone()
+        save_file({"model/w": piece}, folder / file)
+        parts.append(Part(file=file, key="model/w", offsets=tuple(start for start, _ in block), shape=tuple(piece.shape)))
+    written = {"model/w": StoredTensor(dtype=tensor.dtype, shape=tuple(tensor.shape), parts=tuple(parts))}
+    write_index(folder, written)
+    files = sorted(path.name for path in folder.iterdir())
+    index = read_index(folder, files)
+    assert index == written
+    target = torch.empty_like(tensor)
+    load(folder, index, {"model/w": target}, Processes())
+    assert torch.equal(target, tensor)
+    with pytest.raises(ValueError, match="that the record does not"):
+        read_index(folder, [name for name in files if name != "rank-00000.safetensors"])
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        "[]",
+        '{"model/w": 3}',
+        '{"model/w": {"dtype": "object", "shape": [], "parts": []}}',
+        '{"model/w": {"dtype": "F32", "shape": [4], "parts": [{"file": "a.safetensors", "offsets": [0], "shape": [3]}]}}',
+        "not json",
+    ],
+)
+def test_an_index_that_is_none_is_damage(tmp_path: Path, config: TrainerConfig, index: str) -> None:
+    path = write_checkpoint(tmp_path, config, fresh_state(config, "cpu").snapshot(), DIGEST)
+    record = json.loads((path / "record.json").read_text())
+    record["files"]["index.json"] = "0" * 64
+    (path / "record.json").write_text(json.dumps(record))
+    (path / "index.json").write_text(index)
+    with pytest.raises(DamagedCheckpointError, match=r"index\.json|not a readable"):
+        _ = open_checkpoint(path).index

@@ -1,0 +1,142 @@
+"""A rank of a real run is killed, or hangs: the agent starts all again, and the weights do not know it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from openafm.training.observability.goodput import FILE, Account, goodput, read_accounts
+from openafm.training.observability.metrics import read_metrics
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of a run in /proc")
+
+TORCHRUN = [
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node=2",
+    "--max-restarts=9",
+    "--monitor-interval=0.1",
+]
+OURS = ["--processes=2", "--restarts=9"]
+NUM_STEPS = 60
+
+
+def command(place: Path, name: str, torchrun: bool) -> list[str]:
+    changes = {
+        "budget.num_steps": NUM_STEPS,
+        "data.rows_per_step": 2,
+        "data.row_tokens": 32,
+        "parallel.track": 2,
+        "log_every": 1,
+        "checkpoint.every_steps": 5,
+    }
+    sets = [f"--set=trainer.{key}={value}" for key, value in changes.items()]
+    train = ["-m", "openafm", "train", "server.pretrain", "--size=micro", f"--data={place / 'text'}", "--json", *sets]
+    train += [f"--output={place / name}", f"--name={name}"]
+    return [sys.executable, *TORCHRUN, *train] if torchrun else [sys.executable, *train, *OURS]
+
+
+def start(place: Path, name: str, torchrun: bool) -> subprocess.Popen[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENAFM_HOME": str(place / "home")}
+    with (place / f"{name}.log").open("w") as log:
+        line = command(place, name, torchrun)
+        return subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+
+
+def finish(process: subprocess.Popen[str], place: Path, name: str) -> dict[str, object]:
+    printed, _ = process.communicate()
+    assert process.returncode == 0, (place / f"{name}.log").read_text()[-3000:]
+    lines = printed.splitlines()
+    assert len(lines) == 1  # one rank speaks for all
+    return json.loads(lines[0])
+
+
+def children(process: int) -> list[int]:
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return sorted(int(child) for thread in threads for child in (thread / "children").read_text().split())
+
+
+def ranks_of(process: subprocess.Popen[str], torchrun: bool) -> list[int]:
+    below = children(process.pid)
+    return below if torchrun else [rank for child in below for rank in children(child)]
+
+
+def wait_for(process: subprocess.Popen[str], folder: Path, starts: int, step: int) -> list[Account]:
+    """Until the process number `starts` of the main rank has got to `step`."""
+    while len(accounts := read_accounts(folder / FILE)) < starts or accounts[-1].step < step:
+        assert process.poll() is None
+        time.sleep(0.02)
+    return accounts
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("elastic")
+    (folder / "text").mkdir()
+    chance = random.Random(0)
+    words = ["".join(chance.choices("abcdefghijklmnop", k=chance.randint(2, 9))) for _ in range(3000)]
+    texts = (" ".join(chance.choices(words, k=40)) for _ in range(1000))
+    (folder / "text" / "words.txt").write_text("\n\n".join(texts))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> dict[str, object]:
+    return finish(start(place, "undisturbed", torchrun=False), place, "undisturbed")
+
+
+@pytest.mark.parametrize("torchrun", [False, True], ids=["openafm", "torchrun"])
+def test_ranks_killed_under_an_agent_end_with_the_same_bits(
+    place: Path, undisturbed: dict[str, object], torchrun: bool
+) -> None:
+    name = f"killed-{torchrun}"
+    process = start(place, name, torchrun)
+    for number, rank in enumerate([1, 0] if not torchrun else [1], start=1):
+        wait_for(process, place / name, starts=number, step=15 * number + 2)
+        os.kill(ranks_of(process, torchrun)[rank], signal.SIGKILL)
+    result = finish(process, place, name)
+    assert result["signature"] == undisturbed["signature"]
+    curves = [[(line["step"], line["loss"]) for line in read_metrics(place / run)] for run in (name, "undisturbed")]
+    assert curves[0] == curves[1]
+    assert [step for step, _ in curves[0]] == list(range(1, NUM_STEPS + 1))
+    found = goodput(read_accounts(place / name / FILE))
+    assert found.starts == (2 if torchrun else 3)
+    assert found.lost["start"] > 0
+    assert result["goodput"] == pytest.approx(found.share)
+
+
+def test_what_can_never_succeed_is_told_once_and_not_started_again(place: Path) -> None:
+    bad = [*command(place, "bad", torchrun=False), "--set=trainer.parallel.track=3"]
+    done = subprocess.run(bad, capture_output=True, text=True, env={**os.environ, "OPENAFM_HOME": str(place / "home")})
+    assert done.returncode == 2
+    told = [line for line in done.stderr.splitlines() if line.startswith("openafm: ")]
+    assert len(told) == 1
+    assert "track" in told[0]
+
+
+@pytest.mark.parametrize("reached", ["agent", "everybody"])
+def test_asked_to_stop_all_processes_save_and_the_same_command_goes_on(
+    place: Path, undisturbed: dict[str, object], reached: str
+) -> None:
+    name = f"stopped-{reached}"
+    process = start(place, name, torchrun=False)
+    wait_for(process, place / name, starts=1, step=12)
+    (os.killpg if reached == "everybody" else os.kill)(process.pid, signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 0, (place / f"{name}.log").read_text()[-3000:]
+    accounts = read_accounts(place / name / FILE)
+    assert accounts[-1].ended
+    assert len(accounts) == 1
+    assert (place / name / "checkpoints" / f"step-{accounts[-1].step:08}").is_dir()
+    result = finish(start(place, name, torchrun=False), place, name)
+    assert result["signature"] == undisturbed["signature"]
+    assert goodput(read_accounts(place / name / FILE)).lost["rework"] == 0

@@ -1,0 +1,167 @@
+"""A run over several processes is the run of one: losses, norms, counts and weights, in every combination of axes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from parallel_runs import COMBINATIONS, NUM_STEPS, Combination
+from parallel_runs import train as train_combination
+from tiny_runs import write_corpus
+
+from openafm.training.checkpoints.checkpoint import checkpoint_paths, open_checkpoint
+from openafm.training.distributed.processes import open_processes
+
+HERE = Path(__file__).parents[1]
+TIMEOUT_S = 240
+
+
+def start_together(num_processes: int, arguments: Sequence[str | Path], **environment: str) -> list[subprocess.Popen[str]]:
+    """The same program in several processes that find each other as torchrun lets them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"WORLD_SIZE": str(num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, *map(str, arguments)],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=HERE,
+        )
+        for rank in range(num_processes)
+    ]
+
+
+def wait_for(processes: list[subprocess.Popen[str]]) -> list[str]:
+    try:
+        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return outputs
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    write_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder, found = tmp_path_factory.mktemp("results"), {}
+    for num_processes in (2, 4):
+        file = folder / f"{num_processes}.json"
+        processes = start_together(num_processes, ["parallel_runs.py", corpus, file])
+        outputs = wait_for(processes)
+        assert [process.returncode for process in processes] == [0] * num_processes, "\n".join(outputs)
+        found |= json.loads(file.read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone(corpus: Path) -> dict[str, Any]:
+    """The runs of one process, which must not open a process group."""
+    with open_processes() as processes:
+        found = {c.model: train_combination(c.config(corpus), processes) for c in COMBINATIONS[1]}
+        assert not dist.is_initialized()
+    return json.loads(json.dumps(found))
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS[2] + COMBINATIONS[4], ids=lambda c: c.name)
+def test_a_run_over_processes_is_the_run_of_one(
+    combination: Combination, alone: dict[str, Any], results: dict[str, Any]
+) -> None:
+    expected, found = alone[combination.model], results[combination.name]
+    assert len(found["losses"]) == NUM_STEPS
+    assert expected["losses"][0] > expected["losses"][-1] + 0.1
+    assert found["losses"] == pytest.approx(expected["losses"], abs=1e-5)
+    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-3)
+    for name in expected["parts"][0]:
+        of_steps = [[part[name] for part in run["parts"]] for run in (found, expected)]
+        assert of_steps[0] == pytest.approx(of_steps[1], abs=1e-4)
+    assert found["held_out"] == pytest.approx(expected["held_out"], abs=1e-5)
+    assert found["num_tokens"] == expected["num_tokens"]
+    assert found["expert_tokens"] == expected["expert_tokens"]
+    assert found["weights"].keys() == expected["weights"].keys()
+    for name, (total, norm) in expected["weights"].items():
+        assert found["weights"][name] == pytest.approx([total, norm], abs=2e-3), name
+
+
+@pytest.mark.parametrize(
+    ("combination", "most"),
+    [
+        ("plain shard=4", 0.26),
+        ("tracks track=4", 0.35),
+        ("tracks shard=2 track=2 microbatches", 0.27),
+        ("tracks expert=4", 0.75),
+    ],
+)
+def test_processes_hold_their_share_of_the_weights(results: dict[str, Any], combination: str, most: float) -> None:
+    assert results[combination]["held"] < most
+
+
+def test_a_signal_to_one_process_stops_all_at_the_same_step(corpus: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    processes = start_together(2, ["stopped_run.py", corpus, output])
+    log = output / "metrics.jsonl"
+    deadline = time.monotonic() + TIMEOUT_S
+    while not (log.exists() and log.read_text().count("\n") >= 3) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    processes[1].send_signal(signal.SIGTERM)
+    outputs = wait_for(processes)
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+    steps = [json.loads(text.splitlines()[-1]) for text in outputs]
+    assert steps[0] == steps[1]
+    assert 3 <= steps[0]["step"] < steps[0]["num_steps"]
+    (newest, *_) = checkpoint_paths(output / "checkpoints")
+    assert open_checkpoint(newest).record.step == steps[0]["step"]
+
+
+ONE_FAILS = """
+from openafm.core.errors import OpenAFMError
+from openafm.training.distributed.processes import open_processes
+
+def fail():
+    raise OpenAFMError("the disk is full")
+
+with open_processes() as everyone:
+    in_second = lambda: everyone.together(lambda: fail() if everyone.rank == 1 else None)
+    for work in (in_second, lambda: everyone.main_only(fail)):
+        try:
+            work()
+        except OpenAFMError as error:
+            print(type(error).__name__, error, error.shared)
+    print(everyone.main_only(lambda: 7), everyone.main_first(lambda: everyone.rank), everyone.any(everyone.rank == 1, False))
+"""
+
+
+def test_an_error_of_one_process_is_raised_by_all() -> None:
+    processes = start_together(2, ["-c", ONE_FAILS])
+    outputs = wait_for(processes)
+    assert [output.splitlines()[-3:] for output in outputs] == [
+        [
+            "ElsewhereError process 1: the disk is full True",
+            "OpenAFMError the disk is full True",
+            "7 0 (True, False)",
+        ],
+        [
+            "OpenAFMError the disk is full True",
+            "ElsewhereError process 0: the disk is full True",
+            "7 1 (True, False)",
+        ],
+    ]

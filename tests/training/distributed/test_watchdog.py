@@ -1,0 +1,125 @@
+"""A process that hangs is ended, and says where; one that works, or was only stopped, is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_runs import tiny_run, write_corpus
+
+from openafm.core.config import ConfigError
+from openafm.training.distributed.watchdog import EXIT_CODE, WatchdogConfig, watchdog
+from openafm.training.observability.goodput import FILE, goodput, read_accounts
+from openafm.training.observability.metrics import read_metrics
+from openafm.training.run import train
+
+HANGING = """
+import sys, threading
+from pathlib import Path
+import openafm.data.loader as loader
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.training.run import train
+from openafm.training.distributed.watchdog import WatchdogConfig
+from tiny_runs import tiny_run
+
+whole_batch = loader.Loader.batch
+def lost_file_server(self, step):
+    if step == 30:
+        threading.Event().wait()
+    return whole_batch(self, step)
+loader.Loader.batch = lost_file_server
+corpus = LoaderConfig(sources=(SourceConfig(name="count", path=sys.argv[1]),), rows_per_step=4, row_tokens=48)
+train(tiny_run(corpus, num_steps=40, watchdog=WatchdogConfig(seconds=4.0, start_seconds=120.0)), Path(sys.argv[2]))
+"""
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from openafm.training.distributed.watchdog import WatchdogConfig, watchdog
+
+def cannot_be_told():
+    raise OSError("the disk is full")
+
+with watchdog(WatchdogConfig(seconds=0.5, start_seconds=30.0), Path(sys.argv[1]), cannot_be_told) as dog:
+    time.sleep(1.0)  # the start
+    for _ in range(4):
+        dog.alive()
+        time.sleep(0.2)
+    dog.alive_before_long_work()
+    time.sleep(1.0)
+    dog.alive()
+    print("working", flush=True)
+    while sys.argv[2] == "goes on":
+        dog.alive()
+        time.sleep(0.05)
+    time.sleep(30)
+"""
+
+
+def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *arguments],
+        env={"PYTHONPATH": ":".join([str(Path(__file__).parents[1]), *sys.path]), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_run_that_hangs_ends_with_its_stacks_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    output = tmp_path / "run"
+    process = start(HANGING, corpus.sources[0].path, str(output))
+    _, told = process.communicate()
+    assert process.returncode == EXIT_CODE
+    report = (output / "hang-0.txt").read_text()
+    for stacks in (told, report):
+        assert f"process {process.pid} did nothing for 4 s" in stacks
+        assert "in lost_file_server" in stacks  # the thread that waits
+        assert "in run" in stacks  # the one that waits for it
+    assert read_metrics(output)[-1]["step"] == 30
+    assert goodput(read_accounts(output / FILE)).lost["hang"] >= 3.9
+
+    result = train(tiny_run(corpus, num_steps=40), output)  # with another watchdog: it changes nothing in the weights
+    assert result.finished
+    undisturbed = train(tiny_run(corpus, num_steps=40), tmp_path / "undisturbed")
+    assert result.loss == undisturbed.loss
+    assert result.goodput.lost["hang"] >= 3.9
+    assert result.goodput.starts == 2
+
+
+def test_the_start_and_long_work_have_more_time_and_steps_less(tmp_path: Path) -> None:
+    process = start(SLOW, str(tmp_path / "hang.txt"), "hangs")
+    told, _ = process.communicate()
+    assert told == "working\n"
+    assert process.returncode == EXIT_CODE
+    assert "did nothing for" in (tmp_path / "hang.txt").read_text()
+
+
+def test_a_process_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    process = start(SLOW, str(tmp_path / "hang.txt"), "goes on")
+    assert process.stdout is not None
+    process.stdout.readline()
+    for _ in range(3):
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1.5)
+        os.kill(process.pid, signal.SIGCONT)
+        time.sleep(0.1)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "hang.txt").exists()
+
+
+def test_without_a_watchdog_nothing_is_watched(tmp_path: Path) -> None:
+    with watchdog(None, tmp_path / "hang.txt", lambda: None) as dog:
+        dog.alive()
+    with pytest.raises(ConfigError, match=r"start_seconds must be at least seconds \(600.0\)"):
+        WatchdogConfig(start_seconds=10)
+    with pytest.raises(ConfigError, match="above 0"):
+        WatchdogConfig(seconds=0)
