@@ -87,7 +87,7 @@ def test_unknown_and_missing_keys_in_json_are_refused() -> None:
         from_dict(Picture, {"weight": {}})
     with pytest.raises(ConfigError, match="missing weights"):
         from_dict(Picture, {})
-    with pytest.raises(ConfigError, match="unknown type"):
+    with pytest.raises(ConfigError, match="unknown type 'Wave'"):
         from_dict(Picture, {"weights": {}, "shape": {"type": "Wave"}})
 
 

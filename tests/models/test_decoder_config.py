@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from tiny_decoders import decoder_config, layer
 
-from openafm.core.config import ConfigError, UnknownKeyError, from_dict, to_dict
+from openafm.core.config import ConfigError, UnknownKeyError, UnknownKindError, from_dict, to_dict
 from openafm.models.config import (
     AttentionConfig,
-    BaseAttentionConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
-    FeedForwardConfig,
     LayerConfig,
+    Llama3RotaryConfig,
     OwnKeysValuesConfig,
-    PositionConfig,
     QKNormConfig,
     RotaryConfig,
     UntiedHeadConfig,
@@ -67,14 +65,22 @@ def test_without_rotation_a_head_dim_may_be_odd() -> None:
     assert attention(head_dim=7, position=None).head_dim == 7
 
 
-def test_abstract_kinds_cannot_be_built() -> None:
-    keys_values = OwnKeysValuesConfig(num_heads=1)
-    with pytest.raises(ConfigError, match="BaseAttentionConfig is abstract; use AttentionConfig"):
-        BaseAttentionConfig(num_heads=1, head_dim=2, keys_values=keys_values).build(dim=2, layer=0)
-    with pytest.raises(ConfigError, match="FeedForwardConfig is abstract; use DenseFeedForwardConfig"):
-        FeedForwardConfig().build(dim=2)
-    with pytest.raises(ConfigError, match="PositionConfig is abstract; use RotaryConfig"):
-        PositionConfig().build(None, head_dim=2)  # type: ignore[arg-type]
+def test_json_of_a_layer_part_must_name_a_concrete_kind() -> None:
+    values = to_dict(decoder_config(layer()))
+    del values["layers"][0]["feed_forward"]["type"]
+    with pytest.raises(ConfigError, match=r'feed_forward: missing "type".*known: .*DenseFeedForwardConfig'):
+        from_dict(DecoderConfig, values)
+    values["layers"][0]["feed_forward"]["type"] = "FeedForwardConfig"
+    with pytest.raises(UnknownKindError, match=r"feed_forward: unknown type 'FeedForwardConfig'"):
+        from_dict(DecoderConfig, values)
+
+
+def test_a_former_class_name_is_read_and_the_present_one_written() -> None:
+    rope = Llama3RotaryConfig(factor=8.0, low_turns=1.0, high_turns=4.0, original_context_length=64)
+    values = to_dict(decoder_config(layer(position=rope)))
+    assert values["layers"][0]["attention"]["position"]["type"] == "Llama3RotaryConfig"
+    values["layers"][0]["attention"]["position"]["type"] = "BandedRotaryConfig"
+    assert from_dict(DecoderConfig, values).layers[0].attention == layer(position=rope).attention
 
 
 def test_own_layers_and_key_value_heads_follow_the_sources() -> None:

@@ -39,7 +39,7 @@ from openafm.models.config import (
     TracksConfig,
 )
 from openafm.models.layers import Linear, Sublayer
-from openafm.models.rotary import PositionEmbedding
+from openafm.models.position_embedding import PositionEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +200,7 @@ def test_tracks_of_a_new_kind_are_tracks(name: str) -> None:
         parameter.copy_(plain.layers.get_parameter(parameter_name).expand_as(parameter))
     tracks.embedding.copy_(plain.embedding)
     tracks.norm.weight.copy_(plain.norm.weight)
-    assert largest_difference(tracks(tokens_BS), plain(tokens_BS)) < 1e-5
+    assert largest_difference(tracks(tokens_BS), plain(tokens_BS)) < 1e-4
 
 
 @pytest.mark.parametrize("tracks", [None, TracksConfig(num_tracks=3, block_depth=1)])

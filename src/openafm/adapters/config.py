@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 from openafm.models.config import DecoderConfig
 
 if TYPE_CHECKING:
@@ -14,12 +15,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdapterStartConfig(Config):
+class AdapterStartConfig(Config, ABC):
     """What an adapter holds before it is trained."""
 
+    @abstractmethod
     def apply(self, decoder: Decoder, config: LoRAConfig, seed: int) -> None:
-        """Put an adapter with these first weights on the decoder."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use ZeroStart or SingularValueStart")
+        """Put an adapter with these initial weights on the decoder."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ from openafm.adapters.metadata import (
     adapter_identifier,
     read_metadata,
 )
-from openafm.core.config import ConfigError, to_dict
+from openafm.core.config import ConfigError, UnknownKindError, to_dict
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_folder, write_json
 
@@ -179,6 +179,8 @@ def open_adapter(path: Path) -> Adapter:
         metadata = read_metadata(values)
     except AdapterVersionError as error:
         raise AdapterVersionError(f"{file}: {error}") from error
+    except UnknownKindError:
+        raise
     except (AdapterError, ConfigError) as error:
         raise AdapterError(f"{file} does not describe an adapter that this version knows: {error}") from error
     if not (path / WEIGHTS).is_file():

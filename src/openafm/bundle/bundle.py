@@ -24,7 +24,7 @@ from openafm.bundle.signature import SIGNATURE_LENGTH, sign
 from openafm.bundle.store import find_bundle
 from openafm.bundle.tensor_file import StoredTensor, copy_tensors, read_tensors, write_tensors
 from openafm.compression.numerics import FULL_PRECISION, Numerics
-from openafm.core.config import ConfigError, from_dict, to_dict
+from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, write_json
 from openafm.models.config import DecoderConfig
@@ -60,6 +60,8 @@ class Bundle:
         try:
             self.config = from_dict(DecoderConfig, header["model"])
             self.numerics = from_dict(Numerics, header["numerics"])
+        except UnknownKindError:
+            raise
         except (KeyError, ConfigError) as error:
             raise BundleError(f"{path / 'config.json'} does not describe a model this version knows: {error}") from error
         self.signature: str = _read_json(path / "signature.json").get("signature", "")

@@ -1,10 +1,10 @@
 """Configs: frozen, keyword-only dataclasses that describe a component completely and build it.
 
-A run of the report is a function that returns one such tree (`recipes/`). This module turns trees into plain JSON and back,
-changes single values by dotted key, and refuses what it does not know, naming the nearest key it does.
+A recipe (`recipes/`) is a function that returns one tree of configs. This module converts trees to JSON and back and
+replaces single values by dotted key. Unknown keys are errors that name the nearest known key.
 
-A field annotated with a union of configs, or with a base class, takes any of them; the JSON form then carries the class name
-under `"type"`. Nothing here imports a tensor library.
+A field annotated with a base class, or with a union of configs, accepts any subclass, called a kind; its JSON form holds the
+class name under `"type"`. `core/registry.py` loads kinds that are defined outside openafm. Imports no tensor library.
 """
 
 from __future__ import annotations
@@ -12,28 +12,40 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import json
 import types
-from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from openafm.core.errors import UsageError
+from openafm.core.registry import ENTRY_POINT_GROUP, ENVIRONMENT_VARIABLE, discover_kind
 
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
 class ConfigError(UsageError):
-    """A config holds an impossible value, or a text cannot be read as one."""
+    """A config value is out of range, missing or of the wrong type."""
 
 
 class UnknownKeyError(ConfigError):
-    """A key that no config has; the message names the nearest one that exists."""
+    """The config class has no such key; the message names the nearest key."""
+
+
+class UnknownKindError(ConfigError):
+    """No loaded config class has this name. The message names the nearest class and how to load others.
+
+    Readers of bundles, checkpoints, runs and adapters let it pass: the data is intact, a plugin is missing.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Base of every config. Subclasses are frozen, keyword-only dataclasses and check their values in `__post_init__`."""
+
+    FORMER_NAMES: ClassVar[tuple[str, ...]] = ()
+    """Class names under which JSON of earlier versions holds this very class; subclasses do not inherit them."""
 
     def require(self, condition: bool, message: str) -> None:
         """Raise `ConfigError` prefixed with the class name unless `condition` holds."""
@@ -159,15 +171,39 @@ _hints_of_classes: WeakKeyDictionary[type[Config], dict[str, Any]] = WeakKeyDict
 
 
 def _concrete_class(cls: type[ConfigT], values: Mapping[str, Any], path: str) -> type[ConfigT]:
-    name = values.get("type", cls.__name__)
-    candidates = {candidate.__name__: candidate for candidate in _subclasses(cls)}
-    if not isinstance(name, str) or name not in candidates:
-        raise ConfigError(f"{path}: unknown type '{name}'{nearest(str(name), list(candidates))}")
-    return candidates[name]
+    """Return the class that `values["type"]` names, `cls` itself without one."""
+    if "type" not in values and not inspect.isabstract(cls):
+        return cls
+    found = _kinds(cls)
+    if "type" not in values:
+        raise ConfigError(f'{path}: missing "type", the class name of a {cls.__name__}; known: {", ".join(found)}')
+    name = values["type"]
+    if isinstance(name, str) and name not in found:
+        discover_kind(name)
+        found = _kinds(cls)
+    if not isinstance(name, str) or name not in found:
+        raise _unknown_kind(name, [cls], path)
+    return found[name]
+
+
+def _kinds(cls: type[ConfigT]) -> dict[str, type[ConfigT]]:
+    """Return the loaded concrete classes below `cls`, itself included, by their names of today and before."""
+    classes = [each for each in _subclasses(cls) if not inspect.isabstract(each)]
+    former = {name: each for each in classes for name in each.__dict__.get("FORMER_NAMES", ())}
+    return former | {each.__name__: each for each in classes}
 
 
 def _subclasses(cls: type[ConfigT]) -> list[type[ConfigT]]:
     return [cls] + [below for child in cls.__subclasses__() for below in _subclasses(child)]
+
+
+def _unknown_kind(name: object, bases: Sequence[type[Config]], path: str) -> UnknownKindError:
+    known = list(dict.fromkeys(each.__name__ for base in bases for each in _kinds(base).values()))
+    return UnknownKindError(
+        f"{path}: unknown type {name!r} of {' or '.join(base.__name__ for base in bases)}{nearest(str(name), known)}. If a "
+        f"plugin defines it, load its package with --plugins MODULE, {ENVIRONMENT_VARIABLE} or an entry point of the group "
+        f"'{ENTRY_POINT_GROUP}'"
+    )
 
 
 def _value_from_json(hint: Any, value: Any, path: str) -> Any:
@@ -205,10 +241,7 @@ def _union_from_json(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
     members = [argument for argument in arguments if argument is not type(None)]
     configs = [member for member in members if isinstance(member, type) and issubclass(member, Config)]
     if isinstance(value, Mapping) and configs:
-        for member in configs:
-            if value.get("type", member.__name__) in [cls.__name__ for cls in _subclasses(member)]:
-                return _config_from_json(member, value, path)
-        raise ConfigError(f"{path}: unknown type {value.get('type')!r}; known: {', '.join(c.__name__ for c in configs)}")
+        return _config_from_json(_member(configs, value, path), value, path)
     for member in members:
         try:
             return _value_from_json(member, value, path)
@@ -216,6 +249,20 @@ def _union_from_json(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
             if member is members[-1]:
                 raise
     raise ConfigError(f"{path}: {value!r} is not allowed here")
+
+
+def _member(configs: list[type[Config]], value: Mapping[str, Any], path: str) -> type[Config]:
+    """Return the config class of a union that reads `value`: the first one without a `"type"`."""
+    if "type" not in value or len(configs) == 1:
+        return configs[0]
+    name = value["type"]
+    for is_discovered in (False, True):
+        if is_discovered and isinstance(name, str):
+            discover_kind(name)
+        for member in configs:
+            if isinstance(name, str) and name in _kinds(member):
+                return member
+    raise _unknown_kind(name, configs, path)
 
 
 def _scalar(hint: Any, value: Any, path: str) -> Any:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from openafm.models.config import PositionConfig
-from openafm.models.rotary import PositionEmbedding
+from openafm.models.position_embedding import PositionEmbedding
 from openafm.models.spans import Span as Span
 
 LOCAL_BLOCK = 64  # positions that a block of local attention has at least: fewer are too little work for one call

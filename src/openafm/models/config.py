@@ -7,10 +7,11 @@ it (tests/models/test_new_kinds.py adds one of each).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
     from openafm.models.attention import BaseAttention
     from openafm.models.decoder import Decoder
     from openafm.models.layers import Sublayer
-    from openafm.models.rotary import PositionEmbedding
+    from openafm.models.position_embedding import PositionEmbedding
 
 
 @dataclass(frozen=True, kw_only=True)
-class PositionConfig(Config):
+class PositionConfig(Config, ABC):
     """A way to tell attention where a token stands, applied to queries and keys. `None` in its place means NoPE."""
 
+    @abstractmethod
     def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
-        raise ConfigError(f"{type(self).__name__} is abstract; use RotaryConfig")
+        """Return the embedding of a batch with these positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +68,14 @@ class LinearRotaryConfig(RotaryConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BandedRotaryConfig(RotaryConfig):
+class Llama3RotaryConfig(RotaryConfig):
     """Rotation that slow frequencies make `factor` times slower, for a longer context, as in Llama 3.1 (arXiv 2407.21783).
 
     A frequency is slow when it turns less than `low_turns` times within `original_context_length` tokens, and kept when it
     turns more than `high_turns` times; in between it goes over smoothly.
     """
+
+    FORMER_NAMES: ClassVar[tuple[str, ...]] = ("BandedRotaryConfig",)
 
     factor: float
     low_turns: float
@@ -85,9 +89,9 @@ class BandedRotaryConfig(RotaryConfig):
         self.require(self.original_context_length > 0, "original_context_length must be positive")
 
     def build(self, positions_BS: Tensor, head_dim: int) -> PositionEmbedding:
-        from openafm.models.rotary import BandedRotation
+        from openafm.models.rotary import Llama3Rotation
 
-        return BandedRotation(self, positions_BS, head_dim)
+        return Llama3Rotation(self, positions_BS, head_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +124,7 @@ class SharedKeysValuesConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BaseAttentionConfig(Config):
+class BaseAttentionConfig(Config, ABC):
     """Base of the attention kinds: what the decoder, the caches and the accounting ask of any of them.
 
     `window` counts the keys that a query sees *including* the one at its own position; None sees all.
@@ -141,9 +145,9 @@ class BaseAttentionConfig(Config):
                 f"num_heads ({self.num_heads}) must be a multiple of the key/value heads ({kv_heads})",
             )
 
+    @abstractmethod
     def build(self, dim: int, layer: int) -> BaseAttention:
-        """The module of layer number `layer`."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use AttentionConfig")
+        """Return the module of layer number `layer`."""
 
     def store_flops(self, dim: int) -> int:
         """Floating-point operations of one token's key and value projections, a multiply-add counting as two."""
@@ -178,16 +182,16 @@ class AttentionConfig(BaseAttentionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedForwardConfig(Config):
+class FeedForwardConfig(Config, ABC):
     """Base of the feed-forward kinds."""
 
+    @abstractmethod
     def build(self, dim: int) -> Sublayer:
-        """The module; its forward takes x_BSD."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use DenseFeedForwardConfig")
+        """Return the module; its forward takes x_BSD."""
 
+    @abstractmethod
     def linear_flops(self, dim: int) -> int:
-        """Floating-point operations that one token takes, a multiply-add counting as two."""
-        raise ConfigError(f"{type(self).__name__} must say in linear_flops how many operations a token takes")
+        """Return the floating-point operations of one token; a multiply-add counts as two."""
 
     def idle_parameters(self, dim: int) -> int:
         """Weights that a token does not pass; none, but for experts that are not chosen."""

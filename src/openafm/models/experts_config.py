@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 from openafm.models.config import FeedForwardConfig
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ ALIGNMENT = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class RouterConfig(Config):
+class RouterConfig(Config, ABC):
     """Base of the ways to choose experts for a token, `num_chosen` of them."""
 
     num_chosen: int = 2
@@ -25,8 +26,9 @@ class RouterConfig(Config):
     def __post_init__(self) -> None:
         self.require(self.num_chosen > 0, f"num_chosen must be at least 1, got {self.num_chosen}")
 
+    @abstractmethod
     def build(self, dim: int, num_experts: int) -> Router:
-        raise ConfigError(f"{type(self).__name__} is abstract; use TopKRouterConfig")
+        """Return the router of a layer."""
 
 
 @dataclass(frozen=True, kw_only=True)

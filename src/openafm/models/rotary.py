@@ -6,21 +6,13 @@ Shapes: B batch, S sequence, H heads, C head dim, F = C / 2 frequencies.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from openafm.models.config import BandedRotaryConfig, LinearRotaryConfig, RotaryConfig
-
-
-class PositionEmbedding(ABC):
-    """The position embedding of one batch, made once per forward and shared by all layers."""
-
-    @abstractmethod
-    def apply(self, x_BSHC: Tensor) -> Tensor:
-        """Queries or keys with their positions worked in; the result has the input's dtype."""
+from openafm.models.config import LinearRotaryConfig, Llama3RotaryConfig, RotaryConfig
+from openafm.models.position_embedding import PositionEmbedding
 
 
 class Rotation(PositionEmbedding):
@@ -56,10 +48,10 @@ class LinearRotation(Rotation):
         return frequencies_F / config.factor
 
 
-class BandedRotation(Rotation):
+class Llama3Rotation(Rotation):
     """Pairs that turn slowly made slower still, those that turn fast left alone."""
 
-    def _scaled(self, config: BandedRotaryConfig, frequencies_F: Tensor) -> Tensor:
+    def _scaled(self, config: Llama3RotaryConfig, frequencies_F: Tensor) -> Tensor:
         turns_F = config.original_context_length * frequencies_F / (2 * math.pi)
         kept_F = ((turns_F - config.low_turns) / (config.high_turns - config.low_turns)).clamp(0, 1)
         return kept_F * frequencies_F + (1 - kept_F) * frequencies_F / config.factor

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from openafm.models.attention_context import AttentionContext, LastPositions
 from openafm.models.config import PositionConfig, TracksConfig
 from openafm.models.layers import RMSNorm, spread_over_tracks
-from openafm.models.rotary import PositionEmbedding
+from openafm.models.position_embedding import PositionEmbedding
 
 
 class Tracks(nn.Module):

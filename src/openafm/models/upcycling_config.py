@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 from openafm.core.errors import UsageError
 from openafm.models.config import DecoderConfig, DenseFeedForwardConfig, LayerConfig
 from openafm.models.experts_config import ExpertsConfig, RouterConfig, TopKRouterConfig
@@ -21,12 +22,12 @@ class UpcyclingError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExpertStartConfig(Config):
+class ExpertStartConfig(Config, ABC):
     """Base of what experts are, beside copies of the dense feed-forward, before the first step."""
 
+    @abstractmethod
     def apply(self, experts: Experts, generator: torch.Generator) -> None:
         """Change the copies in place."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use CopiedExperts or PartlyFreshExperts")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,11 @@ from openafm.bundle.hugging_face.errors import CheckpointError, UnsupportedCheck
 from openafm.core.config import ConfigError
 from openafm.models.config import (
     AttentionConfig,
-    BandedRotaryConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
     LayerConfig,
     LinearRotaryConfig,
+    Llama3RotaryConfig,
     OwnKeysValuesConfig,
     QKNormConfig,
     RotaryConfig,
@@ -109,7 +109,7 @@ def _rotary(family: str, values: Values) -> RotaryConfig:
         case "linear":
             return LinearRotaryConfig(theta=theta, layout="half", factor=float(stated["factor"]))
         case "llama3":
-            return BandedRotaryConfig(
+            return Llama3RotaryConfig(
                 theta=theta,
                 layout="half",
                 factor=float(stated["factor"]),

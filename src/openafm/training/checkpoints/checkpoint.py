@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from openafm.core.config import Config, ConfigError, from_dict
+from openafm.core.config import Config, ConfigError, UnknownKindError, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import file_digest
 from openafm.training.checkpoints.index import INDEX, Index, read_index
@@ -192,10 +192,13 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises:
         DamagedCheckpointError: they are missing or unreadable.
+        UnknownKindError: the config names a kind of a plugin that is not loaded.
     """
     try:
         record = from_dict(CheckpointRecord, json.loads((path / "record.json").read_text(encoding="utf-8")))
         config = from_dict(TrainerConfig, json.loads((path / "config.json").read_text(encoding="utf-8")))
+    except UnknownKindError:
+        raise
     except (OSError, ValueError, ConfigError) as error:
         raise DamagedCheckpointError(f"{path} is not a readable checkpoint: {error}") from error
     return Checkpoint(path=path, config=config, record=record)
