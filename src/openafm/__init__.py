@@ -107,8 +107,8 @@ if TYPE_CHECKING:
     from openafm.safety.guardrail import Allowed as Allowed
     from openafm.safety.guardrail import Guardrail as Guardrail
     from openafm.safety.guardrail import Refused as Refused
+    from openafm.safety.guardrail import SystemLanguageModelGuardrails as SystemLanguageModelGuardrails
     from openafm.safety.guardrail import Violation as Violation
-    from openafm.safety.guardrails import SystemLanguageModelGuardrails as SystemLanguageModelGuardrails
 
 _MODULES = {
     "Adapter": "framework.backends.adapter",
@@ -173,7 +173,7 @@ _MODULES = {
     "Sentiment": "framework.transcripts.feedback",
     "Snapshot": "framework.session.formats",
     "SystemLanguageModel": "framework.backends.system_model",
-    "SystemLanguageModelGuardrails": "safety.guardrails",
+    "SystemLanguageModelGuardrails": "safety.guardrail",
     "SystemLanguageModelUnavailableReason": "framework.backends.language_model",
     "SystemLanguageModelUseCase": "framework.backends.system_model",
     "TextPiece": "framework.backends.language_model",

@@ -51,3 +51,19 @@ def test_every_public_name_exists_and_is_typed() -> None:
         assert name in ("Prompt", "PromptComponent") or getattr(fm, name).__name__ == name  # a union has no name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fm.nothing  # noqa: B018
+
+
+def test_modules_of_schemas_and_tools_import_each_other_without_cycles() -> None:
+    """Counts every import statement, also those inside functions and for type checking."""
+    folder = Path(fm.__file__).parent / "framework"
+    imports = {
+        ".".join(["openafm.framework", *path.relative_to(folder).with_suffix("").parts]): {
+            node.module
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom) and node.module
+        }
+        for path in [*folder.glob("schema/**/*.py"), *folder.glob("tools/*.py"), *folder.glob("*.py")]
+    }
+    while leaves := {name for name, imported in imports.items() if not imported & (imports.keys() - {name})}:
+        imports = {name: imported for name, imported in imports.items() if name not in leaves}
+    assert not imports

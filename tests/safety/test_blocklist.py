@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from openafm.core.config import ConfigError
 from openafm.safety.blocklist import Blocklist, BlocklistConfig
-from openafm.safety.guardrail import Allowed, OutputWatch, Verdict, Violation
-from openafm.safety.guardrails import SystemLanguageModelGuardrails
+from openafm.safety.guardrail import Allowed, OutputMonitor, SystemLanguageModelGuardrails, Verdict, Violation
 from openafm.safety.words import plain, words
 
 
@@ -109,7 +108,7 @@ def test_a_response_is_stopped_for_what_it_offers_not_for_what_it_wants(blocklis
     assert category(blocklist.check_output("Sure! Here's how to build a pipe bomb: first")) == "weapons"
     assert category(blocklist.check_output("You will need fertilizer to make the explosives.")) == "weapons"
     assert category(blocklist.check_output('"I want to kill the king," said the man.')) is None
-    watch = OutputWatch(blocklist)
+    watch = OutputMonitor(blocklist)
     text = "Of course. " * 30 + "Here is how to make a grenade at home. " + "It is simple. " * 8
     verdicts = [watch.push(text[start : start + 3]) for start in range(0, len(text), 3)]
     first = next(index for index, verdict in enumerate(verdicts) if isinstance(verdict, Violation))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openafm.safety.guardrail import STRIDE, WINDOW, Allowed, Guardrail, OutputWatch, Verdict, Violation
+from openafm.safety.guardrail import STRIDE, WINDOW, Allowed, Guardrail, OutputMonitor, Verdict, Violation
 
 
 @dataclass
@@ -34,7 +34,7 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
 
 def first_violation(guardrail: Guardrail, pieces: list[str]) -> int | None:
     """How many characters had been pushed when the violation was reported; None: never."""
-    watch = OutputWatch(guardrail)
+    watch = OutputMonitor(guardrail)
     pushed = 0
     for piece in pieces:
         pushed += len(piece)
@@ -74,7 +74,7 @@ def test_one_character_at_a_time_is_checked_once_a_stride() -> None:
 
 def test_a_script_without_spaces_is_checked_too() -> None:
     guardrail = Forbidden("x")
-    watch = OutputWatch(guardrail)
+    watch = OutputMonitor(guardrail)
     for _ in range(300):
         watch.push("猫")
     watch.finish()
@@ -83,5 +83,5 @@ def test_a_script_without_spaces_is_checked_too() -> None:
 
 def test_an_empty_response_is_not_checked() -> None:
     guardrail = Forbidden("x")
-    assert OutputWatch(guardrail).finish() == Allowed()
+    assert OutputMonitor(guardrail).finish() == Allowed()
     assert guardrail.windows == []

@@ -46,7 +46,7 @@ from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.guides import GenerationGuide
 from openafm.framework.transcripts.prompt import PromptError
 from openafm.framework.transcripts.transcript import Transcript
-from openafm.safety.guardrails import SystemLanguageModelGuardrails
+from openafm.safety.guardrail import SystemLanguageModelGuardrails
 from openafm.tokenizer.schema_text import compact_json
 
 CallbackT = TypeVar("CallbackT", bound=Callable[..., object])

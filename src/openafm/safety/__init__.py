@@ -1,1 +1,1 @@
-"""Guardrails on what goes into a model and what comes out of it (report 9)."""
+"""Guardrails on prompts and responses (report 9)."""

@@ -1,27 +1,39 @@
-"""What a guardrail is, and how one watches a response that is still being written."""
+"""Guardrails: the protocol, its verdicts, and the check of a streamed response."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
-WINDOW = 400  # characters that are looked at together; longer than anything a blocklist pairs up
-STRIDE = 64  # new characters after which the window is looked at again
+WINDOW = 400  # characters that one check sees; longer than any rule of the blocklist spans
+STRIDE = 64  # new characters between checks
 
-# Longer runs of letters are text in a script without spaces, which may be cut anywhere.
+# Longer runs of letters belong to a script without spaces and may be cut anywhere.
 _LAST_WORD = re.compile(r"(?<!\w)\w{1,24}$")
 _FIRST_WORD = re.compile(r"\w{1,24}(?!\w)")
 
 
+class SystemLanguageModelGuardrails(IntEnum):
+    """Strictness of a model's guardrails. Names and numbers are Apple's.
+
+    DEFAULT checks prompts and responses. PERMISSIVE_CONTENT_TRANSFORMATIONS leaves plain text unchecked, for apps that
+    rewrite or summarize text of their users; guided requests are still checked.
+    """
+
+    DEFAULT = 0
+    PERMISSIVE_CONTENT_TRANSFORMATIONS = 1
+
+
 @dataclass(frozen=True)
 class Allowed:
-    """Nothing was found."""
+    """The text passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """The text may not be asked for or shown. `category` is what it is about, `reason` a sentence for the developer."""
+    """The text is blocked. `category` is its topic, `reason` a sentence for the developer."""
 
     category: str
     reason: str
@@ -29,7 +41,7 @@ class Violation:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """The text may be asked for, but the model declines to answer it."""
+    """The prompt is accepted, but the model refuses to answer it."""
 
     reason: str
 
@@ -39,38 +51,38 @@ Verdict: TypeAlias = Allowed | Violation | Refused
 
 @runtime_checkable
 class Guardrail(Protocol):
-    """Decides about texts. Called from any thread, for each request, so it holds no state of one."""
+    """Check texts. Called from any thread for every request, so implementations keep no state of a request."""
 
     def check_input(self, text: str) -> Verdict:
-        """Whether a prompt may be answered; `text` is all of it."""
+        """Check a complete prompt."""
 
     def check_output(self, window: str) -> Verdict:
-        """Whether a response may go on; `window` is its latest part: `WINDOW` characters at most, and what is new."""
+        """Check the end of a response: at most `WINDOW` characters that were checked before, and all new ones."""
 
 
-class OutputWatch:
-    """One response under a guardrail, checked in windows that overlap while it streams.
+class OutputMonitor:
+    """Check one streamed response in overlapping windows.
 
-    What is pushed may be shown before it was checked, and what was shown stays shown: a violation is reported at the latest
-    `STRIDE` characters and one word after it was complete, or by `finish`. One of up to `WINDOW` characters is found however
-    the pieces cut it. Windows begin and end between words, so that no part of a word is taken for one.
+    Text may be shown before it is checked. A violation of up to `WINDOW` characters is reported at most `STRIDE` characters
+    and one word after its end, or by `finish`, independently of how the text is split. Windows start and end between words,
+    so that a rule never matches part of a word.
     """
 
     def __init__(self, guardrail: Guardrail) -> None:
         self._guardrail = guardrail
-        self._text = ""  # what may still matter
-        self._num_checked = 0  # characters at its beginning
+        self._text = ""  # the latest text, of which the first `_num_checked` characters are checked
+        self._num_checked = 0
 
-    def push(self, piece: str) -> Verdict:
-        """The verdict on the response so far, now that `piece` was added to it."""
-        self._text += piece
+    def push(self, text: str) -> Verdict:
+        """Append text; return the verdict on the response so far."""
+        self._text += text
         if len(self._text) - self._num_checked < STRIDE:
             return Allowed()
         last_word = _LAST_WORD.search(self._text)
         return self._check(len(self._text) if last_word is None else last_word.start())
 
     def finish(self) -> Verdict:
-        """The verdict on the whole response."""
+        """Return the verdict on the complete response."""
         return self._check(len(self._text)) if len(self._text) > self._num_checked else Allowed()
 
     def _check(self, end: int) -> Verdict:

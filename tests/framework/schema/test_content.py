@@ -1,4 +1,4 @@
-"""From JSON to typed values and back; partial JSON; snapshots that only grow."""
+"""Generated content: conversion to typed values and back, partial JSON, growing snapshots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import openafm as fm
@@ -92,13 +92,13 @@ def test_absent_properties_take_defaults_or_none() -> None:
         (Literal[1], True, "expected Literal"),
     ],
 )
-def test_values_of_another_type_are_refused(type_class: Any, value: Any, text: str) -> None:
+def test_values_of_another_type_raise(type_class: Any, value: Any, text: str) -> None:
     content = fm.GeneratedContent({"it": value})
     with pytest.raises(fm.DecodingFailureError, match=text.replace(r"\$", r"\$\.it")):
         content.value(type_class, "it")
 
 
-def test_values_by_property() -> None:
+def test_value_of_one_property() -> None:
     content = fm.GeneratedContent({"n": 3, "list": [1], "cat": {"name": "Mo"}})
     assert content.value(int, "n") == 3
     assert content.value(int, "absent") is None
@@ -110,7 +110,7 @@ def test_values_by_property() -> None:
     assert caught.value.raw_content == content.to_json()
 
 
-def test_empty_content_and_content_that_is_no_json() -> None:
+def test_empty_and_invalid_content() -> None:
     empty = fm.GeneratedContent({})
     assert empty.to_json() == "{}"
     assert empty.is_complete
@@ -123,7 +123,7 @@ def test_empty_content_and_content_that_is_no_json() -> None:
         assert caught.value.raw_content == text
 
 
-def test_a_class_that_refuses_its_values() -> None:
+def test_error_of_a_constructor_is_a_decoding_failure() -> None:
     @fm.generable
     class Even:
         n: int
@@ -136,7 +136,7 @@ def test_a_class_that_refuses_its_values() -> None:
         fm.GeneratedContent({"n": 3}).value(Even)
 
 
-def test_recursion_deeper_than_python_is_an_error_of_ours() -> None:
+def test_deep_nesting_is_a_decoding_failure() -> None:
     @fm.generable
     class Deep:
         next: Deep | None = None
@@ -176,7 +176,7 @@ def test_snapshots_grow_field_by_field_in_declared_order() -> None:
     assert previous.pets[0].generation_id != previous.pets[1].generation_id
 
 
-def test_a_string_that_may_become_either_type_waits_for_its_end() -> None:
+def test_ambiguous_string_is_none_until_complete() -> None:
     @fm.generable
     class When:
         day: datetime.date | str
@@ -190,12 +190,12 @@ def test_a_string_that_may_become_either_type_waits_for_its_end() -> None:
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=12,
+    max_leaves=8,
 )
 
 
 def is_prefix(part: Any, whole: Any, is_open: bool) -> bool:
-    """Whether `part` is what `whole` looks like before it is fully written."""
+    """Check whether `part` is a snapshot of `whole`."""
     if isinstance(part, str) and isinstance(whole, str) and is_open:
         return whole.startswith(part)
     if isinstance(part, list) and isinstance(whole, list) and is_open:
@@ -209,8 +209,9 @@ def is_prefix(part: Any, whole: Any, is_open: bool) -> bool:
     return type(part) is type(whole) and part == whole
 
 
+@settings(max_examples=60, deadline=None)
 @given(JSON_VALUES, st.booleans(), st.integers(1, 7))
-def test_every_prefix_of_json_is_read_and_never_shrinks(value: Any, is_ascii: bool, step: int) -> None:
+def test_every_prefix_of_json_is_a_growing_value(value: Any, is_ascii: bool, step: int) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii)
     partial = PartialJson()
     for start in range(0, len(text), step):
@@ -224,7 +225,7 @@ def test_every_prefix_of_json_is_read_and_never_shrinks(value: Any, is_ascii: bo
         assert prefix.num_open == 0
 
 
-def test_pieces_of_a_character_are_not_shown() -> None:
+def test_incomplete_escapes_are_not_shown() -> None:
     partial = PartialJson()
     shown = []
     for character in r'"a\ud83c\udf39\n\\"':
@@ -236,7 +237,7 @@ def test_pieces_of_a_character_are_not_shown() -> None:
 @pytest.mark.parametrize(
     "text", ["}", "[}", "[1,]", "{1", '{"a":}', "[1 2", "truf", "[--", "01", "1.e", '"\x01', '{"a":1}x', '"\\q', "tru "]
 )
-def test_text_that_cannot_become_json_is_refused(text: str) -> None:
+def test_invalid_prefix_raises(text: str) -> None:
     with pytest.raises(PartialJsonError):
         partial = PartialJson()
         partial.push(text)

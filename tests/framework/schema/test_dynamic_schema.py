@@ -1,4 +1,4 @@
-"""Schemas put together at run time: their shape, recursion by name, and errors at construction."""
+"""Dynamic schemas: JSON Schema, recursion by name, errors at construction."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def menu() -> fm.GenerationSchema:
     return fm.GenerationSchema(root=dish, dependencies=[size])
 
 
-def test_objects_have_the_shape_of_classes() -> None:
+def test_objects_have_the_schema_of_classes() -> None:
     assert menu().to_dict() == {
         "title": "Dish",
         "description": "Something to eat",
@@ -76,7 +76,7 @@ def test_objects_have_the_shape_of_classes() -> None:
     }
 
 
-def test_values_are_checked_and_plain() -> None:
+def test_values_are_checked_plain_json() -> None:
     schema = menu()
     side: dict[str, Any] = {"name": "rice", "size": "small", "sides": [], "note": "", "from": {"street": "A"}}
     value = fm.GeneratedContent({"name": "fish", "size": "large", "sides": [side], "note": 3}).value(schema.type_class)
@@ -87,7 +87,7 @@ def test_values_are_checked_and_plain() -> None:
             fm.GeneratedContent(side | wrong).value(schema.type_class)
 
 
-def test_recursion_through_choices_and_roots_of_every_kind() -> None:
+def test_recursion_through_choices_and_roots_of_each_kind() -> None:
     add = D.object("Add", properties=[P("left", D.reference_to("Expr")), P("right", D.reference_to("Expr"))])
     expression = D.any_of([add, D.of(int)], name="Expr")
     schema = fm.GenerationSchema(root=expression)
@@ -120,15 +120,15 @@ def test_errors_at_construction() -> None:
     for choices in ([], ()):
         with pytest.raises(EmptyTypeChoicesError):
             D.any_of(choices, name="Nothing")
-    with pytest.raises(UndefinedReferencesError, match="nothing is called 'Ghost', 'Shade'"):
+    with pytest.raises(UndefinedReferencesError, match="no type is called 'Ghost', 'Shade'"):
         fm.GenerationSchema(root=D.any_of([D.reference_to("Ghost"), D.reference_to("Shade")]))
     with pytest.raises(DuplicateTypeError, match="'Same'"):
         fm.GenerationSchema(root=D.object("Same"), dependencies=[D.object("Same")])
     with pytest.raises(DuplicateTypeError, match="Address"):
         fm.GenerationSchema(root=D.object("Address", properties=[P("of", D.of(Address))]))
-    with pytest.raises(fm.InvalidGenerationSchemaError, match="own choices"):
+    with pytest.raises(fm.InvalidGenerationSchemaError, match="own alternatives"):
         fm.GenerationSchema(root=D.any_of([D.reference_to("A"), D.of(int)], name="A"))
-    with pytest.raises(fm.InvalidGenerationSchemaError, match="without end"):
+    with pytest.raises(fm.InvalidGenerationSchemaError, match="no value is finite"):
         fm.GenerationSchema(root=D.object("Endless", properties=[P("next", D.reference_to("Endless"))]))
     with pytest.raises(fm.InvalidGenerationSchemaError, match="invalid type bytes"):
         D.of(bytes)
@@ -138,11 +138,11 @@ def test_errors_at_construction() -> None:
         D.array_of(D.of(str), 3, 2)
     with pytest.raises(ValueError, match="min_items"):
         D.array_of(D.of(str), -1)
-    with pytest.raises(fm.InvalidGenerationSchemaError, match="choices"):
+    with pytest.raises(fm.InvalidGenerationSchemaError, match="a choice takes only"):
         D.any_of([D.of(int), 3])  # type: ignore[list-item]
 
 
-def test_one_part_may_stand_in_many_places() -> None:
+def test_a_part_may_be_used_repeatedly() -> None:
     point = D.object("Point", properties=[P("x", D.of(int))])
     line = D.object("Line", properties=[P("start", point), P("end", point), P("middle", D.reference_to("Point"))])
     schema = fm.GenerationSchema(root=line, dependencies=[point]).to_dict()
@@ -150,7 +150,7 @@ def test_one_part_may_stand_in_many_places() -> None:
 
 
 @pytest.mark.parametrize("name", ["Box[int]", "Kätze", "My item", "a/b", "a~b", "50%", "日本", "it's"])
-def test_definitions_may_be_called_anything(name: str) -> None:
+def test_definitions_may_have_any_name(name: str) -> None:
     item = D.object(name, properties=[P("n", D.of(int))])
     holder = D.object("Holder", properties=[P("first", item), P("second", D.reference_to(name))])
     schema = fm.GenerationSchema(root=holder).to_dict()

@@ -1,4 +1,4 @@
-"""A function's signature as a schema, and typed arguments back."""
+"""Function schemas: properties of parameters, and typed arguments."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_every_parameter_is_a_typed_property() -> None:
     assert "description" not in as_dict
 
 
-def test_arguments_are_typed_and_defaults_stay_with_the_function() -> None:
+def test_arguments_are_typed_and_omitted_ones_absent() -> None:
     content = fm.GeneratedContent({"place": {"city": "Ulm"}, "day": "2024-02-29", "hours": [1, 2]})
     arguments = FunctionSchema(weather).call_arguments(content)
     assert arguments == {"place": Place("Ulm"), "day": datetime.date(2024, 2, 29), "hours": [1, 2]}
@@ -99,7 +99,7 @@ def test_a_function_without_parameters() -> None:
     assert schema.call_arguments(fm.GeneratedContent({})) == {}
 
 
-def test_names_of_the_place_where_it_stands() -> None:
+def test_annotations_may_name_local_classes() -> None:
     @dataclass
     class Local:
         n: int
@@ -133,6 +133,6 @@ def guided(number: int = fm.guide(minimum=1)) -> None: ...
         (guided, "Annotated"),
     ],
 )
-def test_parameters_that_cannot_be_generated_are_refused(function: Any, text: str) -> None:
+def test_unsupported_parameters_raise(function: Any, text: str) -> None:
     with pytest.raises(fm.InvalidGenerationSchemaError, match=text):
         FunctionSchema(function)

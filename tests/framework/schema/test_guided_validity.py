@@ -1,4 +1,4 @@
-"""The benchmark of guided validity, on a few cases; and that its judges can say no."""
+"""The guided-validity benchmark on a few cases; its judges reject invalid texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_random_types_under_random_logits_are_valid(benchmark: Any) -> None:
     tally = benchmark.Tally()
-    figures = benchmark.run(benchmark.Setting(cases=60, vocab_size=1_024, seed=77), tally)
+    figures = benchmark.run(benchmark.Setting(cases=40, vocab_size=1_024, seed=77), tally)
     assert figures["problems"] == []
     assert figures["invalid"] == 0
     assert figures["forced_share"] > 0.3
@@ -43,7 +43,7 @@ def test_random_types_under_random_logits_are_valid(benchmark: Any) -> None:
         ('{"day":"2024-02-29"', ValueError),
     ],
 )
-def test_judges_refuse_what_is_wrong(benchmark: Any, text: str, error: type[Exception]) -> None:
+def test_judges_reject_invalid_text(benchmark: Any, text: str, error: type[Exception]) -> None:
     import datetime
 
     from guided.random_types import RandomType

@@ -1,4 +1,4 @@
-"""Guides and options refuse values of the wrong kind; patterns mean the same everywhere."""
+"""Guides and options reject invalid values; patterns mean the same in every engine."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from openafm.framework.schema.patterns import common_pattern, matches
         ({"regex": 5}, "'regex' must be a string"),
     ],
 )
-def test_guides_refuse_values_of_the_wrong_kind(arguments: dict[str, Any], text: str) -> None:
+def test_guides_reject_values_of_the_wrong_kind(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         fm.guide(**arguments)
 
 
-def test_guides_made_directly() -> None:
+def test_guides_from_class_methods() -> None:
     assert fm.GenerationGuide.anyOf(["a"]) == fm.GenerationGuide(fm.GuideType.anyOf, ["a"])
     assert fm.GenerationGuide.range((1, 10)).value == (1, 10)
     element = fm.GenerationGuide.element(fm.GenerationGuide.count(2))
@@ -60,12 +60,12 @@ def test_guides_made_directly() -> None:
         (lambda: fm.GenerationOptions(sampling="greedy"), "sampling.*SamplingMode"),
     ],
 )
-def test_options_refuse_values_out_of_range(make: Any, text: str) -> None:
+def test_options_reject_values_out_of_range(make: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make()
 
 
-def test_options_keep_what_they_are_given() -> None:
+def test_options_store_their_arguments() -> None:
     options = fm.GenerationOptions(fm.SamplingMode.random(top=50, seed=4), temperature=0.7, maximum_response_tokens=9)
     assert options.sampling is not None
     assert (options.sampling.mode_type, options.sampling.top, options.sampling.seed) == ("random", 50, 4)
@@ -85,7 +85,7 @@ def test_options_keep_what_they_are_given() -> None:
         ("", "^$"),
     ],
 )
-def test_patterns_are_written_the_way_every_engine_reads(regex: str, pattern: str) -> None:
+def test_rewritten_patterns(regex: str, pattern: str) -> None:
     assert common_pattern(regex) == pattern
 
 
@@ -93,7 +93,7 @@ UNENFORCEABLE = [r"(?i)a", r"(?i:a)", r"a(?=b)", r"(?<!a)b", r"(a)\1", r"\bfoo",
 
 
 @pytest.mark.parametrize("regex", UNENFORCEABLE)
-def test_patterns_that_cannot_be_enforced_are_refused(regex: str) -> None:
+def test_unenforceable_patterns_raise(regex: str) -> None:
     with pytest.raises(fm.UnsupportedGuideError, match="regex="):
         common_pattern(regex)
 
@@ -112,5 +112,5 @@ def test_rewritten_patterns_accept_the_same_strings(regex: str, data: st.DataObj
     pattern = common_pattern(regex)
     like = st.from_regex(re.compile(regex, re.ASCII), fullmatch=True)
     text = data.draw(like | like.map(lambda s: s + "x") | st.text(alphabet="aB7-_ .\n\x1c\u00a0é٣\\", max_size=5))
-    assume(not text.endswith("\n"))  # Python's $ also sees one before a last newline
+    assume(not text.endswith("\n"))  # Python's $ also matches before a final newline
     assert matches(regex, text) == (re.search(pattern, text) is not None)

@@ -1,4 +1,4 @@
-"""Pydantic models are taken as they are, and pydantic is not imported for it."""
+"""Pydantic models as types; openafm never imports pydantic."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_fields_and_constraints_become_schema() -> None:
     assert schema["$defs"]["Author"]["properties"]["name"]["pattern"].startswith("^[A-Z]")
 
 
-def test_values_pass_through_the_model() -> None:
+def test_values_pass_the_validators_of_the_model() -> None:
     content = fm.GeneratedContent(BOOK)
     book = content.value(Book)
     assert isinstance(book, Book)
@@ -92,7 +92,7 @@ def test_values_pass_through_the_model() -> None:
     assert (partial.title, partial.pages) == ("Em", None)
 
 
-def test_models_beside_other_types() -> None:
+def test_models_within_other_types() -> None:
     def lend(book: Book, days: Annotated[int, Field(ge=1, description="How long")] = 7) -> None: ...
 
     schema = FunctionSchema(lend)
@@ -137,7 +137,7 @@ class Root(RootModel[list[int]]):
         (Root, fm.InvalidGenerationSchemaError, "root model"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused(model: Any, error: type[Exception], text: str) -> None:
+def test_unenforceable_constraints_raise(model: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         fm.GenerationSchema(model)
 

@@ -27,8 +27,7 @@ from openafm.framework.tools.tool import Tool
 from openafm.framework.transcripts.prompt import Prompt, prompt_text
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.safety.blocklist import BlocklistConfig
-from openafm.safety.guardrail import Guardrail
-from openafm.safety.guardrails import SystemLanguageModelGuardrails
+from openafm.safety.guardrail import Guardrail, SystemLanguageModelGuardrails
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import Instructions, Turn, UserTurn
 

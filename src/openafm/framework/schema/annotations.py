@@ -1,20 +1,20 @@
-"""From a Python annotation to a value type.
+"""Value types of Python annotations.
 
 | annotation | value |
 |---|---|
-| `str`, `int`, `float`, `bool` | itself (numbers up to 1e18) |
-| `Decimal` | a number, of 15 significant digits for certain |
-| `datetime.date`, `datetime.datetime`, `datetime.time` | YYYY-MM-DD; date and time with an offset; time without |
-| `uuid.UUID`; `openafm.URL` and pydantic's `AnyUrl`, `AnyHttpUrl`, `HttpUrl` | strings; addresses are of http or https |
+| `str`, `int`, `float`, `bool` | the same (numbers up to 1e18) |
+| `Decimal` | a number of up to 15 significant digits |
+| `datetime.date`, `datetime.datetime`, `datetime.time` | YYYY-MM-DD; date and time with an offset; time without one |
+| `uuid.UUID`; `openafm.URL` and pydantic's `AnyUrl`, `AnyHttpUrl`, `HttpUrl` | strings; addresses use http or https |
 | `Literal["a", 1]` | one of the values |
-| an `Enum` | one of its values where all are text, else one of its names |
-| `list[T]`, `tuple[T, ...]`, nested at will | list |
-| `dict[str, T]` | object of any names |
-| `T | None`, `Optional[T]` | a property that may be left out; null inside a list or union |
+| an `Enum` | one of its values if all are text, else one of its names |
+| `list[T]`, `tuple[T, ...]`, nested | list |
+| `dict[str, T]` | object with arbitrary names |
+| `T | None`, `Optional[T]` | an optional property; null inside a list or union |
 | a generable class, a dataclass, a pydantic model, a `TypedDict`; also by name and recursively | object |
-| `A | B` | a union: structures tagged (see `composite_types.Tagged`), scalars as they are |
-| `Annotated[T, ...]` | T under the guides or pydantic's constraints; a text there describes a property |
-| `Any`, and `list` and `dict` by themselves | any JSON |
+| `A | B` | a union: structures tagged (see `types/composite.py`), scalars without a tag |
+| `Annotated[T, ...]` | T narrowed by guides or pydantic's constraints; a text describes the property |
+| `Any`, bare `list` and `dict` | any JSON |
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ import uuid
 from collections.abc import Iterable
 from decimal import Decimal
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NewType, NotRequired, Required, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NewType, NotRequired, Required, Union, get_args, get_origin
 
 from openafm.framework.errors import InvalidGenerationSchemaError
-from openafm.framework.schema.types.base import AnyJson, Boolean, Choices, Definition, Text, ValueType
+from openafm.framework.schema.pydantic_metadata import constraint_guides, is_model, is_url
+from openafm.framework.schema.pydantic_record import ModelRecord
+from openafm.framework.schema.records import DataclassRecord, TypedDictRecord
+from openafm.framework.schema.structure import Record, Structure
+from openafm.framework.schema.types.base import Definition, ValueType
 from openafm.framework.schema.types.composite import Array, Mapping, Nullable, OneOf, Tagged
 from openafm.framework.schema.types.formatted import ADDRESS, DATE, DATE_TIME, IDENTIFIER, LOCAL_TIME, URL, url_type
 from openafm.framework.schema.types.numbers import DecimalNumber, Number
-from openafm.framework.schema.types.pydantic_types import constraint_guides, field_description, is_model, is_url
+from openafm.framework.schema.types.plain import AnyJson, Boolean, Choices, Text
 
-if TYPE_CHECKING:
-    from openafm.framework.schema.structure import Structure
-
-STRUCTURE = "__openafm_structure__"  # attribute of a class whose values can be generated
-PARTIAL_OF = "__openafm_partial_of__"  # attribute of its class of snapshots: that class
+STRUCTURE = "__openafm_structure__"  # attribute of a class: its structure
 
 _SCALARS: dict[Any, ValueType] = {
     Any: AnyJson(),
@@ -62,11 +62,11 @@ _structures_lock = threading.Lock()
 
 
 def value_type(annotation: Any) -> ValueType:
-    """The value type of an annotation whose names are resolved. A value type stands for itself.
+    """Return the value type of an annotation whose names are resolved. A value type is returned unchanged.
 
     Raises:
-        InvalidGenerationSchemaError: a type that cannot be generated; the message lists those that can.
-        UnsupportedGuideError: a guide or constraint inside `Annotated` that does not fit.
+        InvalidGenerationSchemaError: values of the type cannot be generated; the message lists the supported types.
+        UnsupportedGuideError: a guide or constraint inside `Annotated` does not fit the type.
     """
     if isinstance(annotation, ValueType):
         return annotation
@@ -93,12 +93,9 @@ def value_type(annotation: Any) -> ValueType:
     return _scalar(annotation)
 
 
-def annotated_description(annotation: Any) -> str | None:
-    """The text inside `Annotated`, which describes what has that type; None where there is none."""
-    if get_origin(annotation) is not Annotated:
-        return None
-    texts = [item if isinstance(item, str) else field_description(item) for item in annotation.__metadata__]
-    return next((text for text in texts if text is not None), None)
+def structure_of(record: Record) -> Structure:
+    """Return the structure of a record; its annotations resolve through `value_type`."""
+    return Structure(record, value_type)
 
 
 def _class(cls: type) -> ValueType:
@@ -106,23 +103,19 @@ def _class(cls: type) -> ValueType:
         return _enum(cls)
     if is_url(cls):
         return url_type(cls)
-    return _structure(cls) or _scalar(cls)
+    return _class_structure(cls) or _scalar(cls)
 
 
-def _structure(cls: type) -> Structure | None:
-    """The structure of a class, always the same one; None where the class is none of those that have one."""
-    from openafm.framework.schema.records import DataclassRecord, TypedDictRecord  # they hold annotations in turn
-    from openafm.framework.schema.structure import Structure
-    from openafm.framework.schema.types.pydantic_models import ModelRecord
-
+def _class_structure(cls: type) -> Structure | None:
+    """Return the structure of a class, the same object for each call; None for a class of another kind."""
     with _structures_lock:
         if STRUCTURE not in vars(cls):
             if is_model(cls):
-                setattr(cls, STRUCTURE, Structure(ModelRecord(cls)))
+                setattr(cls, STRUCTURE, structure_of(ModelRecord(cls)))
             elif dataclasses.is_dataclass(cls):
-                setattr(cls, STRUCTURE, Structure(DataclassRecord(cls)))
+                setattr(cls, STRUCTURE, structure_of(DataclassRecord(cls)))
             elif issubclass(cls, dict) and hasattr(cls, "__required_keys__"):
-                setattr(cls, STRUCTURE, Structure(TypedDictRecord(cls)))
+                setattr(cls, STRUCTURE, structure_of(TypedDictRecord(cls)))
         found: Structure | None = vars(cls).get(STRUCTURE)
         return found
 
@@ -132,9 +125,9 @@ def _scalar(annotation: Any) -> ValueType:
         return _SCALARS[annotation]
     except (KeyError, TypeError):
         raise InvalidGenerationSchemaError(
-            f"invalid type {_name(annotation)}: a generation schema is made of str, int, float, bool, Decimal, dates, times,"
-            " UUID, URL, Literal, Enum, list[...], tuple[..., ...], dict[str, ...], optionals, unions, dataclasses,"
-            " pydantic models, TypedDicts and classes with @generable"
+            f"invalid type {_name(annotation)}: use str, int, float, bool, Decimal, dates, times, UUID, URL, Literal, Enum,"
+            " list[...], tuple[..., ...], dict[str, ...], optionals, unions, dataclasses, pydantic models, TypedDicts or"
+            " classes with @generable"
         ) from None
 
 
@@ -153,7 +146,7 @@ def _annotated(annotation: Any, metadata: Iterable[Any]) -> ValueType:
 def _enum(cls: type[Enum]) -> Choices:
     members = list(cls)
     if not members:
-        raise InvalidGenerationSchemaError(f"the Enum {cls.__name__} has no members to choose from")
+        raise InvalidGenerationSchemaError(f"the Enum {cls.__name__} has no members; add at least one")
     by_value = all(type(member.value) is str for member in members)
     return Choices(
         choices=tuple((member.value if by_value else member.name, member) for member in members), label=cls.__name__
@@ -175,11 +168,11 @@ def _union(members: list[ValueType]) -> ValueType:
     members = [part for member in members for part in (member.members if isinstance(member, OneOf) else (member,))]
     names = [str(member) for member in members if isinstance(member, Definition | Tagged)]
     if len(set(names)) < len(names):
-        raise InvalidGenerationSchemaError(f"a union of classes of the same name, {max(names, key=names.count)}; rename one")
+        raise InvalidGenerationSchemaError(f"a union has two classes named {max(names, key=names.count)}; rename one")
     if sum("array" in member.kinds for member in members) > 1:
-        raise InvalidGenerationSchemaError("a union of several lists cannot be told apart; use a list of a union")
+        raise InvalidGenerationSchemaError("a union of several lists is ambiguous; use a list of a union")
     if names and any("object" in member.kinds for member in members if not isinstance(member, Definition | Tagged)):
-        raise InvalidGenerationSchemaError("a union of classes and dict cannot be told apart; put the dict into a class")
+        raise InvalidGenerationSchemaError("a union of classes and dict is ambiguous; put the dict into a class")
     return OneOf(members=tuple(_tagged(member) for member in members))
 
 

@@ -1,4 +1,4 @@
-"""Generated content: JSON on its way to a typed value, whole or still being written."""
+"""Generated content: complete or partial JSON, convertible to typed values."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Iterator
 from typing import Any, Protocol, TypeVar, overload, runtime_checkable
 
 from openafm.framework.errors import DecodingFailureError
-from openafm.framework.schema.annotations import PARTIAL_OF, value_type
+from openafm.framework.schema.annotations import value_type
 from openafm.framework.schema.generation_id import GenerationID
-from openafm.framework.schema.partial_json import PartialJson, PartialJsonError, Prefix, read_json
+from openafm.framework.schema.partial_json import JsonPrefix, PartialJson, PartialJsonError, read_json
+from openafm.framework.schema.records import PARTIAL_OF
 from openafm.tokenizer.schema_text import compact_json
 
 T = TypeVar("T")
 
 
 class GeneratedContent:
-    """A JSON value that a model wrote, or part of one, and its identity.
+    """Hold a complete or partial JSON value and its identity.
 
     Args:
         content_dict: any JSON value; an empty object by default.
         id: the identity; a new one by default.
 
     Raises:
-        TypeError: a value that is not serializable as JSON.
+        TypeError: the value is not serializable as JSON.
     """
 
     def __init__(self, content_dict: Any = None, id: GenerationID | None = None) -> None:
@@ -34,14 +35,14 @@ class GeneratedContent:
 
     @classmethod
     def from_json(cls, json_str: str, id: GenerationID | None = None) -> GeneratedContent:
-        """Read JSON text, which may end anywhere.
+        """Return the content of complete or truncated JSON text.
 
         Raises:
-            DecodingFailureError: text that is not the beginning of JSON; `raw_content` holds it.
+            DecodingFailureError: the text is not a prefix of JSON; `raw_content` holds it.
         """
         try:
-            return cls.from_prefix(Prefix(value=read_json(json_str), num_open=0), id)
-        except ValueError:  # not whole
+            return cls.from_prefix(JsonPrefix(value=read_json(json_str), num_open=0), id)
+        except ValueError:  # incomplete or invalid
             partial = PartialJson()
         try:
             partial.push(json_str)
@@ -50,30 +51,30 @@ class GeneratedContent:
             raise DecodingFailureError(str(error), raw_content=json_str) from error
 
     @classmethod
-    def from_prefix(cls, prefix: Prefix, id: GenerationID | None = None) -> GeneratedContent:
-        """Content of which `prefix` is what is settled so far."""
+    def from_prefix(cls, prefix: JsonPrefix, id: GenerationID | None = None) -> GeneratedContent:
+        """Return the content of a parsed prefix."""
         content = cls.__new__(cls)
         content._value, content._num_open, content.id = prefix.value, prefix.num_open, id or GenerationID()
         return content
 
     @classmethod
     def of(cls, value: Any, type_class: Any = None) -> GeneratedContent:
-        """The content that a Python value is written as, of its own class or another type that can be generated.
+        """Return the content of a Python value, encoded as its class or as `type_class`.
 
         Raises:
-            DecodingFailureError: the value is not of that type.
+            DecodingFailureError: the value does not have that type.
             InvalidGenerationSchemaError: values of that type cannot be generated.
         """
         encoded = value_type(type(value) if type_class is None else type_class).encode(value)
-        return cls.from_prefix(Prefix(value=encoded, num_open=0))
+        return cls.from_prefix(JsonPrefix(value=encoded, num_open=0))
 
     @property
     def is_complete(self) -> bool:
-        """Whether the JSON was written to its end."""
+        """True if the JSON is complete."""
         return self._num_open == 0
 
     def to_json(self) -> str:
-        """Compact JSON; of incomplete content, what is settled, closed."""
+        """Return compact JSON. Of partial content: the determined part, with open values closed."""
         return compact_json(self._value)
 
     @overload
@@ -81,36 +82,37 @@ class GeneratedContent:
     @overload
     def value(self, type_class: Any = None, for_property: str | None = None) -> Any: ...
     def value(self, type_class: Any = None, for_property: str | None = None) -> Any:
-        """The content, or one property of it, as `type_class`: a type that can be generated, `list` or `dict`; else as JSON.
+        """Return the content, or one property of it, converted to `type_class`; without a type, as JSON.
 
-        A property that is not there, or null, is None. Incomplete content converts to a class's `PartiallyGenerated`.
+        A property that is absent or null converts to None. Partial content converts to a class's `PartiallyGenerated`.
 
         Raises:
-            DecodingFailureError: the content is not of that type.
+            DecodingFailureError: the content does not have that type.
             InvalidGenerationSchemaError: values of that type cannot be generated.
         """
-        value, num_open, identity, path = self._value, self._num_open, self.id, "$"
+        value, num_open, generation_id, path = self._value, self._num_open, self.id, "$"
         if for_property is not None:
             if not isinstance(value, dict):
                 raise DecodingFailureError(f"expected an object with '{for_property}', got {value!r}", self.to_json())
             if value.get(for_property) is None:
                 return None
             num_open = max(num_open - 1, 0) if for_property == next(reversed(value)) else 0
-            value, identity, path = value[for_property], identity.child(for_property), f"$.{for_property}"
+            value, generation_id = value[for_property], generation_id.child(for_property)
+            path = f"$.{for_property}"
         if type_class is None:
             return value
         with self._raw_content_in_errors():
             if isinstance(type_class, type) and PARTIAL_OF in vars(type_class):
-                return value_type(vars(type_class)[PARTIAL_OF]).decode_partial(value, num_open, identity, path)
+                return value_type(vars(type_class)[PARTIAL_OF]).decode_partial(value, num_open, generation_id, path)
             return value_type(type_class).decode(value, path)
 
     def partial_value(self, type_class: Any) -> Any:
-        """What a `type_class` looks like so far: classes as their `PartiallyGenerated`, None where nothing is to be seen.
+        """Return a snapshot of a `type_class`: classes as `PartiallyGenerated`, None where nothing is determined yet.
 
         Raises:
-            DecodingFailureError: the content is not the beginning of that type.
+            DecodingFailureError: the content is not a prefix of that type.
         """
-        if self._value is None and self._num_open:  # nothing is written yet
+        if self._value is None and self._num_open:  # nothing is determined yet
             return None
         with self._raw_content_in_errors():
             return value_type(type_class).decode_partial(self._value, self._num_open, self.id, "$")
@@ -123,7 +125,7 @@ class GeneratedContent:
             error.raw_content = self.to_json()
             raise
         except RecursionError as error:
-            raise DecodingFailureError("nested deeper than Python can follow", self.to_json()) from error
+            raise DecodingFailureError("nested deeper than Python's recursion limit", self.to_json()) from error
 
     def __repr__(self) -> str:
         return f"GeneratedContent({self._value!r}{'' if self.is_complete else ', incomplete'})"
@@ -138,7 +140,7 @@ class GeneratedContent:
 
 @runtime_checkable
 class ConvertibleFromGeneratedContent(Protocol):
-    """A class that is made from generated content, as generable ones are."""
+    """A class that generated content converts to, such as a generable class."""
 
     @classmethod
     def _from_generated_content(cls, content: GeneratedContent) -> Any: ...
@@ -146,7 +148,7 @@ class ConvertibleFromGeneratedContent(Protocol):
 
 @runtime_checkable
 class ConvertibleToGeneratedContent(Protocol):
-    """A value that can be written as generated content, as those of generable classes."""
+    """A value that converts to generated content, such as an instance of a generable class."""
 
     @property
     def generated_content(self) -> GeneratedContent: ...

@@ -1,4 +1,4 @@
-"""Schemas put together at run time, of parts that may refer to each other by name. Values under them are plain JSON."""
+"""Schemas built at run time from parts that may refer to each other by name. Their values are plain JSON."""
 
 from __future__ import annotations
 
@@ -10,34 +10,35 @@ from functools import cached_property
 from typing import Any
 
 from openafm.framework.errors import InvalidGenerationSchemaError
-from openafm.framework.schema.annotations import value_type
+from openafm.framework.schema.annotations import structure_of, value_type
 from openafm.framework.schema.guides import GenerationGuide
 from openafm.framework.schema.records import DictRecord
-from openafm.framework.schema.structure import Property, Structure
-from openafm.framework.schema.types.base import Definition, Text, ValueType
+from openafm.framework.schema.structure import SchemaProperty
+from openafm.framework.schema.types.base import Definition, ValueType
 from openafm.framework.schema.types.composite import Array, OneOf
+from openafm.framework.schema.types.plain import Text
 from openafm.tokenizer.conversation import JsonSchema
 
 
 class DuplicateTypeError(InvalidGenerationSchemaError):
-    """Two different types of one name in one schema."""
+    """Two types of a schema share a name."""
 
 
 class DuplicatePropertyError(InvalidGenerationSchemaError):
-    """Two properties of one name in one object."""
+    """Two properties of an object share a name."""
 
 
 class EmptyTypeChoicesError(InvalidGenerationSchemaError):
-    """A choice of nothing."""
+    """A choice has no alternatives."""
 
 
 class UndefinedReferencesError(InvalidGenerationSchemaError):
-    """References to names that neither the root nor a dependency has."""
+    """A reference names neither the root nor a dependency."""
 
 
 @dataclass(frozen=True)
 class DynamicProperty:
-    """A property of a dynamic object; `DynamicGenerationSchema.Property`."""
+    """Declare a property of a dynamic object. Also available as `DynamicGenerationSchema.Property`."""
 
     name: str
     schema: DynamicGenerationSchema
@@ -46,7 +47,7 @@ class DynamicProperty:
 
 
 class DynamicGenerationSchema(ABC):
-    """A part of a schema: made by one of the class methods, used by `GenerationSchema(root=..., dependencies=[...])`.
+    """Hold a part of a schema, made by a class method. `GenerationSchema(root=..., dependencies=[...])` assembles parts:
 
     dynamic = DynamicGenerationSchema
     parts = dynamic.array_of(dynamic.reference_to("Item"))
@@ -65,10 +66,10 @@ class DynamicGenerationSchema(ABC):
     def object(
         name: str, description: str | None = None, properties: Iterable[DynamicProperty] = ()
     ) -> DynamicGenerationSchema:
-        """An object of these properties, in the order of generation.
+        """Return an object of these properties, in the order of generation.
 
         Raises:
-            DuplicatePropertyError: two properties of one name.
+            DuplicatePropertyError: two properties share a name.
         """
         return _Object(name, description, tuple(properties))
 
@@ -76,11 +77,11 @@ class DynamicGenerationSchema(ABC):
     def array_of(
         item: DynamicGenerationSchema, minimum_elements: int | None = None, maximum_elements: int | None = None
     ) -> DynamicGenerationSchema:
-        """A list of `item`, of so many of them.
+        """Return a list of `item`, with optional bounds on its length.
 
         Raises:
-            ValueError: a number below 0.
-            UnsupportedGuideError: numbers that leave no list.
+            ValueError: a bound is negative.
+            UnsupportedGuideError: the minimum exceeds the maximum.
         """
         return _ArrayOf(item, minimum_elements, maximum_elements)
 
@@ -88,43 +89,44 @@ class DynamicGenerationSchema(ABC):
     def any_of(
         choices: Iterable[DynamicGenerationSchema] | Iterable[str], name: str | None = None, description: str | None = None
     ) -> DynamicGenerationSchema:
-        """One of these schemas, or one of these strings. With a name, others may refer to it.
+        """Return a choice among schemas or strings. Other parts may refer to a named choice.
 
         Raises:
-            EmptyTypeChoicesError: no choices.
+            EmptyTypeChoicesError: there are no choices.
         """
         return _AnyOf(tuple(choices), name, description)
 
     @staticmethod
     def of(type_class: Any, guides: Iterable[GenerationGuide] = ()) -> DynamicGenerationSchema:
-        """A value of a type that can be generated (`annotations.py`), under guides.
+        """Return a value of a type (`annotations.py`), narrowed by guides.
 
         Raises:
-            InvalidGenerationSchemaError: a type that cannot be generated.
-            UnsupportedGuideError: a guide that does not fit it.
+            InvalidGenerationSchemaError: values of the type cannot be generated.
+            UnsupportedGuideError: a guide does not fit the type.
         """
         return _Of(type_class, tuple(guides))
 
     @staticmethod
     def reference_to(name: str) -> DynamicGenerationSchema:
-        """What is called `name` in the same schema."""
+        """Return a reference to the part called `name` in the same schema."""
         return _ReferenceTo(name)
 
     @abstractmethod
     def value_type(self, types: DynamicTypes) -> ValueType:
-        """The value type of this part, among `types`."""
+        """Return the value type of this part within `types`."""
 
     def choices(self, types: DynamicTypes) -> Iterable[DynamicGenerationSchema]:
-        """What a value may be instead, without anything around it."""
+        """Return the alternatives that a value of this part may take directly."""
         return ()
 
 
 class DynamicTypes:
-    """The named parts of one schema, and the definitions that they become.
+    """Resolve the named parts of one schema to definitions.
 
     Raises:
-        DuplicateTypeError, UndefinedReferencesError: as their names say.
-        InvalidGenerationSchemaError: a choice that is one of its own choices.
+        DuplicateTypeError: two parts share a name.
+        UndefinedReferencesError: a reference names no part.
+        InvalidGenerationSchemaError: a choice is one of its own alternatives.
     """
 
     def __init__(self, root: DynamicGenerationSchema, dependencies: Iterable[DynamicGenerationSchema]) -> None:
@@ -132,53 +134,51 @@ class DynamicTypes:
         named = [part for part in parts if part.name is not None]
         names = Counter(part.name for part in named)
         if repeated := [name for name, count in names.items() if count > 1]:
-            raise DuplicateTypeError(
-                f"several types are called {', '.join(map(repr, repeated))}; rename all but one of them"
-            )
+            raise DuplicateTypeError(f"several types are called {', '.join(map(repr, repeated))}; rename all but one")
         self.by_name = {part.name: part for part in named}
         wanted = {part.target: None for part in parts if isinstance(part, _ReferenceTo)}
         if undefined := [name for name in wanted if name not in self.by_name]:
             raise UndefinedReferencesError(
-                f"nothing is called {', '.join(map(repr, undefined))}; add it to the dependencies"
-                f" (there are: {', '.join(map(repr, self.by_name)) or 'none'})"
+                f"no type is called {', '.join(map(repr, undefined))}; add it to the dependencies"
+                f" (known types: {', '.join(map(repr, self.by_name)) or 'none'})"
             )
         for part in parts:
-            self._require_an_outcome(part)
+            self._reject_circular_choice(part)
         self._definitions: dict[DynamicGenerationSchema, Definition] = {}
         self.root = root.value_type(self)
         for part in dependencies:
             part.value_type(self)
 
     def definition(self, part: DynamicGenerationSchema, make: Callable[[], Definition]) -> Definition:
-        """The definition of a named part, always the same one."""
+        """Return the definition of a named part; the same object for each call."""
         if part not in self._definitions:
             self._definitions[part] = make()
         return self._definitions[part]
 
-    def _require_an_outcome(self, start: DynamicGenerationSchema) -> None:
+    def _reject_circular_choice(self, start: DynamicGenerationSchema) -> None:
         seen: set[DynamicGenerationSchema] = set()
-        waiting = list(start.choices(self))
-        while waiting:
-            part = waiting.pop()
+        pending = list(start.choices(self))
+        while pending:
+            part = pending.pop()
             if part is start:
                 raise InvalidGenerationSchemaError(
-                    f"{start.name or 'a choice'} is one of its own choices; leave that one out"
+                    f"{start.name or 'a choice'} is one of its own alternatives; remove it from them"
                 )
             if part not in seen:
                 seen.add(part)
-                waiting += part.choices(self)
+                pending += part.choices(self)
 
 
 class _Object(DynamicGenerationSchema):
     def __init__(self, name: str, description: str | None, properties: tuple[DynamicProperty, ...]) -> None:
         repeated = [name for name, count in Counter(prop.name for prop in properties).items() if count > 1]
         if repeated:
-            raise DuplicatePropertyError(f"{name} has several properties called {repeated[0]!r}; rename all but one of them")
+            raise DuplicatePropertyError(f"{name} has several properties called {repeated[0]!r}; rename all but one")
         self.name, self.description, self.properties = name, description, properties
         self.parts = [prop.schema for prop in properties]
 
     def value_type(self, types: DynamicTypes) -> ValueType:
-        return types.definition(self, lambda: Structure(_DynamicRecord(self, types)))
+        return types.definition(self, lambda: structure_of(_DynamicRecord(self, types)))
 
 
 class _DynamicRecord(DictRecord):
@@ -187,9 +187,9 @@ class _DynamicRecord(DictRecord):
         self.name, self.description = part.name, part.description
         self._part, self._types = part, types
 
-    def properties(self) -> Iterable[Property]:
+    def properties(self) -> Iterable[SchemaProperty]:
         return [
-            Property(prop.name, prop.schema.value_type(self._types), prop.description, has_default=prop.is_optional)
+            SchemaProperty(prop.name, prop.schema.value_type(self._types), prop.description, has_default=prop.is_optional)
             for prop in self._part.properties
         ]
 
@@ -213,12 +213,12 @@ class _AnyOf(DynamicGenerationSchema):
         self, choices: tuple[DynamicGenerationSchema | str, ...], name: str | None, description: str | None
     ) -> None:
         if not choices:
-            raise EmptyTypeChoicesError(f"{name or 'a choice'} has nothing to choose from")
+            raise EmptyTypeChoicesError(f"{name or 'a choice'} has no alternatives; add at least one")
         self.name, self.description = name, description
         self.parts = [choice for choice in choices if isinstance(choice, DynamicGenerationSchema)]
         self.texts = [choice for choice in choices if isinstance(choice, str)]
         if len(self.parts) + len(self.texts) < len(choices):
-            raise InvalidGenerationSchemaError("choices are dynamic schemas or strings")
+            raise InvalidGenerationSchemaError("a choice takes only dynamic schemas and strings")
 
     def choices(self, types: DynamicTypes) -> Iterable[DynamicGenerationSchema]:
         return self.parts
@@ -237,7 +237,7 @@ class _AnyOf(DynamicGenerationSchema):
 
 
 class _NamedChoice(Definition):
-    """A choice that others may refer to; its members are worked out later, since they may refer to it."""
+    """A choice that other parts may refer to. Its members resolve on first use, since they may refer back to it."""
 
     def __init__(self, name: str, description: str | None, choice: Callable[[], ValueType]) -> None:
         self.name, self.description, self._make_choice = name, description, choice
@@ -263,7 +263,7 @@ class _NamedChoice(Definition):
     def parts(self) -> Iterable[Definition]:
         return self._choice.definitions()
 
-    def ends(self, finite: Set[Definition]) -> bool:
+    def is_body_finite(self, finite: Set[Definition]) -> bool:
         return self._choice.is_finite(finite)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A function's parameters as a schema: what a model must write to call it."""
+"""Schemas of function parameters, and the conversion of generated arguments."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from openafm.framework.errors import InvalidGenerationSchemaError
+from openafm.framework.schema.annotations import structure_of
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.records import DictRecord
 from openafm.framework.schema.schema import GenerationSchema
-from openafm.framework.schema.structure import Property, Structure
+from openafm.framework.schema.structure import SchemaProperty
 from openafm.framework.schema.type_names import TypeNames
 
 _SECTION = re.compile(r"^(?:Args|Arguments|Parameters):\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE)
@@ -21,30 +22,29 @@ _FIELD = re.compile(r"^:param (?:[^:\n]* )?(\w+): *(.*(?:\n +.*)*)", re.MULTILIN
 
 
 class FunctionSchema:
-    """The schema of a function's arguments, and the arguments of what was generated under it.
+    """Hold the schema of a function's arguments.
 
-    Every parameter is a property: typed by its annotation, described by its docstring (`Args:` or `:param name:`) or
-    by text inside `Annotated`, where guides may stand too, and left out at will where it has a default. `self` of a bound
-    method is no parameter; `async` makes no difference.
+    Each parameter is a property. Its annotation is the type; the docstring (`Args:` or `:param name:`) or text inside
+    `Annotated` is the description; a default makes it optional. `self` of a bound method is skipped.
 
     Args:
-        function: the function.
-        local_names: what names mean where it was defined, if that was inside another function.
+        function: a function, method or coroutine function.
+        local_names: the local names of the enclosing function, for annotations.
 
     Raises:
-        InvalidGenerationSchemaError: a parameter that cannot be passed by name, or whose annotation is missing, unknown or
-            of a type that cannot be generated.
-        UnsupportedGuideError: a guide that does not fit its parameter.
+        InvalidGenerationSchemaError: a parameter cannot be passed by name, or its annotation is missing, undefined or of a
+            type that cannot be generated.
+        UnsupportedGuideError: a guide does not fit its parameter.
     """
 
     def __init__(self, function: Callable[..., Any], local_names: Mapping[str, Any] | None = None) -> None:
-        self.schema = GenerationSchema(Structure(_SignatureRecord(function, local_names or {})))
+        self.schema = GenerationSchema(structure_of(_SignatureRecord(function, local_names or {})))
 
     def call_arguments(self, content: GeneratedContent) -> dict[str, Any]:
-        """The arguments to pass by name; those that were left out and have a default are absent.
+        """Return the keyword arguments in generated content, without those that were omitted and have a default.
 
         Raises:
-            DecodingFailureError: the content does not fit the schema.
+            DecodingFailureError: the content does not match the schema.
         """
         arguments: dict[str, Any] = content.value(self.schema.value_type)
         return arguments
@@ -58,14 +58,14 @@ class _SignatureRecord(DictRecord):
         underlying = inspect.unwrap(getattr(function, "__func__", function))
         self._names = TypeNames(underlying, (parameter.annotation for parameter in self._parameters), local_names)
 
-    def properties(self) -> Iterable[Property]:
+    def properties(self) -> Iterable[SchemaProperty]:
         hints = self._names.type_hints()
         return [self._property(parameter, hints[parameter.name]) for parameter in self._parameters]
 
     def _checked(self, parameter: inspect.Parameter) -> inspect.Parameter:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise InvalidGenerationSchemaError(
-                f"the parameter '{parameter}' of {self.name} cannot be generated; use parameters that are passed by name"
+                f"the parameter '{parameter}' of {self.name} cannot be generated; use parameters that can be passed by name"
             )
         if parameter.annotation is parameter.empty:
             raise InvalidGenerationSchemaError(
@@ -73,13 +73,13 @@ class _SignatureRecord(DictRecord):
             )
         return parameter
 
-    def _property(self, parameter: inspect.Parameter, annotation: Any) -> Property:
+    def _property(self, parameter: inspect.Parameter, annotation: Any) -> SchemaProperty:
         default = None if parameter.default is parameter.empty else parameter.default
         if isinstance(default, dataclasses.Field):
             raise InvalidGenerationSchemaError(
-                f"guide() is for fields of classes; write '{parameter.name}: Annotated[..., fm.GenerationGuide...]'"
+                f"guide() is for class fields; write '{parameter.name}: Annotated[..., fm.GenerationGuide...]'"
             )
-        return Property(
+        return SchemaProperty(
             parameter.name,
             annotation,
             self._descriptions.get(parameter.name),

@@ -1,4 +1,4 @@
-"""`@generable`: a plain annotated class becomes a type that the model can write values of (report 7, guided generation)."""
+"""`@generable` makes an annotated class a type for guided generation (report 7)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar, cast, dataclass_transform, overload, runtime_checkable
 
 from openafm.framework.errors import InvalidGenerationSchemaError
-from openafm.framework.schema.annotations import STRUCTURE
+from openafm.framework.schema.annotations import STRUCTURE, structure_of
 from openafm.framework.schema.content import ConvertibleFromGeneratedContent, ConvertibleToGeneratedContent, GeneratedContent
 from openafm.framework.schema.guides import guide
 from openafm.framework.schema.records import DataclassRecord
 from openafm.framework.schema.schema import GenerationSchema
-from openafm.framework.schema.structure import Structure
 
 T = TypeVar("T")
 
 
 @runtime_checkable
 class Generable(ConvertibleFromGeneratedContent, ConvertibleToGeneratedContent, Protocol):
-    """What `@generable` adds to a class. Only for annotations and `isinstance`; never a base class."""
+    """Protocol of classes with `@generable`, for annotations and `isinstance`. Not a base class."""
 
     PartiallyGenerated: ClassVar[Any]
 
@@ -29,7 +28,7 @@ class Generable(ConvertibleFromGeneratedContent, ConvertibleToGeneratedContent, 
     def generation_schema(cls) -> GenerationSchema: ...
 
     def __init_subclass__(cls) -> None:
-        raise TypeError("Generable is a protocol and no base class; put @fm.generable above the class instead")
+        raise TypeError("Generable is a protocol, not a base class; decorate the class with @fm.generable instead")
 
 
 @overload
@@ -39,15 +38,15 @@ def generable(arg: type[T], /) -> type[T]: ...
 @dataclass_transform(kw_only_default=True, field_specifiers=(guide, dataclasses.field))
 def generable(arg: str | None = None, /) -> Callable[[type[T]], type[T]]: ...
 def generable(arg: Any = None, /) -> Any:
-    """Make a class generable: `@generable`, `@generable()` or `@generable("what it is")`.
+    """Make a class generable: `@generable`, `@generable()` or `@generable("description")`.
 
-    The class becomes a dataclass, unless it is one; where a required field follows one with a default, all are passed by
-    name. It gains `generation_schema()`, `generated_content` and `PartiallyGenerated`, the class of its snapshots while
-    streaming. Its annotations are listed in `annotations.py`; `guide()` narrows them. Types and guides are checked by
-    `generation_schema()`, when every name that the class mentions exists.
+    The class becomes a dataclass, with keyword-only fields if a required field follows an optional one. It gains
+    `generation_schema()`, `generated_content` and `PartiallyGenerated`, the class of streaming snapshots. `annotations.py`
+    lists the supported annotations; `guide()` narrows them. `generation_schema()` checks types and guides, so annotations
+    may name classes that are defined later.
 
     Raises:
-        InvalidGenerationSchemaError: not a class, a class without annotated fields, or one that cannot be a dataclass.
+        InvalidGenerationSchemaError: the argument is not a class, has no annotated fields, or cannot be a dataclass.
     """
     local_names = sys._getframe(1).f_locals
     if arg is None or isinstance(arg, str):
@@ -58,22 +57,22 @@ def generable(arg: Any = None, /) -> Any:
 def _make_generable(cls: Any, description: str | None, local_names: Mapping[str, Any]) -> type:
     if not isinstance(cls, type):
         raise InvalidGenerationSchemaError(
-            f"@generable stands above a class, not above a {type(cls).__name__}; for example\n{_example('Event')}"
+            f"@generable decorates a class, not a {type(cls).__name__}; for example\n{_example('Event')}"
         )
     if "__dataclass_fields__" not in vars(cls):
         try:
             dataclasses.dataclass(kw_only=_needs_keywords(cls))(cls)
         except (TypeError, ValueError) as error:
             raise InvalidGenerationSchemaError(
-                f"{cls.__name__} cannot be a dataclass: {error}; a list is given as a default by\n"
+                f"{cls.__name__} cannot be a dataclass: {error}; write the default of a list as\n"
                 "    tags: list[str] = fm.guide(default_factory=list)"
             ) from error
     if not dataclasses.fields(cls):
         raise InvalidGenerationSchemaError(
-            f"{cls.__name__} has no field with a type, and only those are generated; for example\n{_example(cls.__name__)}"
+            f"{cls.__name__} has no annotated field; add one, for example\n{_example(cls.__name__)}"
         )
     record = DataclassRecord(cls, description, local_names)
-    structure = Structure(record)
+    structure = structure_of(record)
     generable_class = cast(Any, cls)
     setattr(cls, STRUCTURE, structure)
     generable_class.PartiallyGenerated = record.partial_class
@@ -84,7 +83,7 @@ def _make_generable(cls: Any, description: str | None, local_names: Mapping[str,
 
 
 def _needs_keywords(cls: type) -> bool:
-    """Whether a required field follows one with a default, which positions could not tell apart."""
+    """Check whether a required field follows one with a default, which positional arguments do not allow."""
     has_default = {field.name: _has_default(field) for field in getattr(cls, "__dataclass_fields__", {}).values()}
     has_default |= {name: _has_default(vars(cls).get(name, dataclasses.MISSING)) for name in inspect.get_annotations(cls)}
     defaults = list(has_default.values())

@@ -1,4 +1,4 @@
-"""Identity of generated values: the same element keeps its id from one snapshot of a stream to the next."""
+"""Identities of generated values: an element keeps its id across the snapshots of a stream."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import uuid
 
 
 class GenerationID:
-    """A unique identity. `child` derives that of a part, always the same for the same key."""
+    """Hold a unique identity. `child` derives the identity of a part deterministically."""
 
     __slots__ = ("_id",)
 
@@ -14,7 +14,7 @@ class GenerationID:
         self._id = value or uuid.uuid4()
 
     def child(self, key: str | int) -> GenerationID:
-        """The identity of the property or item `key` of this value."""
+        """Return the identity of the property or item `key`."""
         return GenerationID(uuid.uuid5(self._id, repr(key)))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Guides: what a field may hold beyond its type, enforced while decoding (report 7)."""
+"""Guides: constraints on the value of a field, enforced while decoding (report 7)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _METADATA_KEY = "openafm.guide"
 
 
 class GuideType(Enum):
-    """The kinds of guides; a value is the JSON Schema keyword where there is just one.
+    """Kinds of guides. Values are JSON Schema keywords where one corresponds.
 
-    Ten are Apple's; the exclusive bounds and the lengths of strings are further ones.
+    Ten are Apple's; exclusive bounds and lengths of strings are additions.
     """
 
     anyOf = "enum"
@@ -36,14 +36,14 @@ class GuideType(Enum):
 
 @dataclass(frozen=True)
 class GenerationGuide:
-    """One guide. Made by the class method of its name; a value of the wrong kind raises `ValueError`."""
+    """Hold one guide, made by a class method. A value of the wrong kind raises `ValueError`."""
 
     guide_type: GuideType
     value: Any = None
 
     @classmethod
     def anyOf(cls, values: Sequence[str]) -> GenerationGuide:  # noqa: N802
-        """One of these strings."""
+        """Allow one of these strings."""
         _require(
             isinstance(values, list | tuple) and all(isinstance(value, str) for value in values),
             "anyOf",
@@ -53,84 +53,84 @@ class GenerationGuide:
 
     @classmethod
     def constant(cls, value: str) -> GenerationGuide:
-        """Exactly this string."""
+        """Allow exactly this string."""
         _require(isinstance(value, str), "constant", "a string")
         return cls(GuideType.constant, value)
 
     @classmethod
     def count(cls, count: int) -> GenerationGuide:
-        """A list of exactly `count` items."""
+        """Require a list of exactly `count` items."""
         _require(_is_integer(count) and count > 0, "count", "a positive integer")
         return cls(GuideType.count, count)
 
     @classmethod
     def element(cls, guide: GenerationGuide) -> GenerationGuide:
-        """A guide for every item of a list, or every value of a dictionary."""
+        """Apply a guide to each item of a list or each value of a dictionary."""
         _require(isinstance(guide, GenerationGuide), "element", "a GenerationGuide instance")
         return cls(GuideType.element, guide)
 
     @classmethod
     def exclusive_maximum(cls, value: float) -> GenerationGuide:
-        """A number below `value`."""
+        """Require a number below `value`."""
         _require(_is_number(value), "exclusive_maximum", "a number")
         return cls(GuideType.exclusiveMaximum, value)
 
     @classmethod
     def exclusive_minimum(cls, value: float) -> GenerationGuide:
-        """A number above `value`."""
+        """Require a number above `value`."""
         _require(_is_number(value), "exclusive_minimum", "a number")
         return cls(GuideType.exclusiveMinimum, value)
 
     @classmethod
     def max_items(cls, value: int) -> GenerationGuide:
-        """A list of at most `value` items."""
+        """Require a list of at most `value` items."""
         _require(_is_integer(value) and value >= 0, "max_items", "a non-negative integer")
         return cls(GuideType.maxItems, value)
 
     @classmethod
     def max_length(cls, value: int) -> GenerationGuide:
-        """A string of at most `value` characters."""
+        """Require a string of at most `value` characters."""
         _require(_is_integer(value) and value >= 0, "max_length", "a non-negative integer")
         return cls(GuideType.maxLength, value)
 
     @classmethod
     def maximum(cls, value: float) -> GenerationGuide:
-        """A number of at most `value`."""
+        """Require a number of at most `value`."""
         _require(_is_number(value), "maximum", "a number")
         return cls(GuideType.maximum, value)
 
     @classmethod
     def min_items(cls, value: int) -> GenerationGuide:
-        """A list of at least `value` items."""
+        """Require a list of at least `value` items."""
         _require(_is_integer(value) and value >= 0, "min_items", "a non-negative integer")
         return cls(GuideType.minItems, value)
 
     @classmethod
     def min_length(cls, value: int) -> GenerationGuide:
-        """A string of at least `value` characters."""
+        """Require a string of at least `value` characters."""
         _require(_is_integer(value) and value >= 0, "min_length", "a non-negative integer")
         return cls(GuideType.minLength, value)
 
     @classmethod
     def minimum(cls, value: float) -> GenerationGuide:
-        """A number of at least `value`."""
+        """Require a number of at least `value`."""
         _require(_is_number(value), "minimum", "a number")
         return cls(GuideType.minimum, value)
 
     @classmethod
     def range(cls, range_tuple: tuple[float, float]) -> GenerationGuide:
-        """A number between the two, both included."""
+        """Require a number between two inclusive bounds."""
         is_pair = isinstance(range_tuple, tuple) and len(range_tuple) == 2
         _require(is_pair and all(map(_is_number, range_tuple)), "range", "a tuple of (min, max)")
         return cls(GuideType.range, range_tuple)
 
     @classmethod
     def regex(cls, pattern: str) -> GenerationGuide:
-        """A string the whole of which matches `pattern`; `\\d`, `\\w` and `\\s` are ASCII (see `patterns.py`)."""
+        """Require a string that matches `pattern` completely; `\\d`, `\\w` and `\\s` are ASCII (see `patterns.py`)."""
         _require(isinstance(pattern, str), "regex", "a string")
         return cls(GuideType.regex, pattern)
 
-    def __hash__(self) -> int:  # a list of choices has none; unions of `Annotated` types need one
+    def __hash__(self) -> int:  # lists are unhashable; unions of `Annotated` types need a hash
         return hash((self.guide_type, repr(self.value)))
 
 
@@ -154,10 +154,10 @@ def guide(
     default: Any = dataclasses.MISSING,
     default_factory: Any = dataclasses.MISSING,
 ) -> Any:
-    """A dataclass field of a generable class, with what the model is told about it and what it is held to.
+    """Return a dataclass field of a generable class, with a description for the model and guides.
 
     Raises:
-        ValueError: a guide's value is of the wrong kind. Whether the guide fits the field's type is checked with the schema.
+        ValueError: the value of a guide has the wrong kind. The schema checks whether guides fit the type of the field.
     """
     makers: list[tuple[Callable[[Any], GenerationGuide], Any]] = [
         (GenerationGuide.anyOf, anyOf),
@@ -184,13 +184,14 @@ def guide(
 
 @dataclass(frozen=True, kw_only=True)
 class FieldGuide:
-    """What `guide()` leaves on a dataclass field."""
+    """Hold the arguments of `guide()` in the metadata of a dataclass field."""
 
     description: str | None = None
     guides: tuple[GenerationGuide, ...] = ()
 
     @staticmethod
     def of(field: dataclasses.Field[Any]) -> FieldGuide:
+        """Return the metadata of a field; empty for fields without `guide()`."""
         found = field.metadata.get(_METADATA_KEY)
         return found if isinstance(found, FieldGuide) else FieldGuide()
 

@@ -1,7 +1,7 @@
-"""JSON that is still being written: the value that a prefix of the text already settles.
+"""Incremental JSON: the value that a prefix of the text determines.
 
-A scanner follows the text and remembers where it can be cut off and closed: letter by letter in strings, at the end of
-numbers, `true`, `false` and `null`, and at the value of a key. What stands after the cut is not shown yet.
+A scanner tracks the last position at which the text can be cut and closed: after each character of a string, at the end of
+a number, `true`, `false` or `null`, and at the value of a key. Text after that position is not part of the value yet.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from typing import Any
 _WORDS = ("true", "false", "null")
 _NUMBER_START = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:(?<=[0-9])[eE][+-]?[0-9]*)?)?")
 _HIGH_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
-_UNSETTLED = re.compile(rf"(?:{_HIGH_SURROGATE})?(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?")  # half an escape, half a character
+_INCOMPLETE_ESCAPE = re.compile(rf"(?:{_HIGH_SURROGATE})?(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?")  # also half of a surrogate pair
 
 
 class PartialJsonError(ValueError):
-    """Text that no further text can make JSON."""
+    """The text is not a prefix of JSON."""
 
 
 def read_json(text: str) -> Any:
-    """The value of a whole JSON text.
+    """Return the value of complete JSON text.
 
     Raises:
-        ValueError: not JSON, a number beyond floats, or nested deeper than Python can follow.
+        ValueError: the text is not JSON, has a number out of the range of floats, or is nested too deeply.
     """
     try:
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except RecursionError as error:
-        raise ValueError("nested deeper than Python can follow") from error
+        raise ValueError("nested deeper than Python's recursion limit") from error
 
 
 def is_deeper(value: Any, num_levels: int) -> bool:
-    """Whether a JSON value is nested deeper than so many levels; needs no recursion to tell."""
+    """Check whether a JSON value has more than `num_levels` levels of nesting, without recursion."""
     level = [value]
     for _ in range(num_levels):
         level = [child for parent in level for child in _children(parent)]
@@ -44,28 +44,28 @@ def is_deeper(value: Any, num_levels: int) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prefix:
-    """The value so far, and how many values on the way to the end of the text are still open (0: the text is whole)."""
+class JsonPrefix:
+    """Hold the determined value and the number of nested values that are incomplete (0: the text is complete)."""
 
     value: Any
     num_open: int
 
 
 class PartialJson:
-    """A JSON text that grows by `push`."""
+    """Parse JSON text that grows by `push`."""
 
     def __init__(self) -> None:
         self.text = ""
-        self._closers: list[str] = []  # what closes the objects and lists that are open, innermost last
-        self._expects = "value"  # value, item or ], key or }, key, colon, comma; or inside: string, key string, word
-        self._start = 0  # of the string or word under way; within strings, of what is not settled yet
+        self._closers: list[str] = []  # closing brackets of open objects and lists, innermost last
+        self._expects = "value"  # value, item or ], key or }, key, colon, comma, string, key string, word
+        self._start = 0  # of the current string or word; in strings, of an incomplete escape
         self._cut = 0
 
     def push(self, text: str) -> bool:
-        """Read on; return whether more of the value is settled than before.
+        """Append text; return whether it determines more of the value.
 
         Raises:
-            PartialJsonError: the text cannot become JSON.
+            PartialJsonError: the text is not a prefix of JSON.
         """
         cut, start = self._cut, len(self.text)
         self.text += text
@@ -73,20 +73,20 @@ class PartialJson:
             self._step(position, character)
         return self._cut != cut
 
-    def prefix(self) -> Prefix:
-        """The value that the text so far settles; None with one open value before anything is.
+    def prefix(self) -> JsonPrefix:
+        """Return the value determined so far; initially None with one open value.
 
         Raises:
-            PartialJsonError: the text cannot become JSON.
+            PartialJsonError: the text is not a prefix of JSON.
         """
         if self._cut == 0:
-            return Prefix(value=None, num_open=1)
+            return JsonPrefix(value=None, num_open=1)
         in_string = self._expects == "string"
         closed = self.text[: self._cut] + '"' * in_string + "".join(reversed(self._closers))
         try:
-            return Prefix(value=read_json(closed), num_open=len(self._closers) + in_string)
+            return JsonPrefix(value=read_json(closed), num_open=len(self._closers) + in_string)
         except ValueError as error:
-            raise PartialJsonError(f"not the beginning of JSON ({error}): {self.text!r:.200}") from error
+            raise PartialJsonError(f"not a prefix of JSON ({error}): {self.text!r:.200}") from error
 
     def _step(self, position: int, character: str) -> None:
         if self._expects in ("string", "key string"):
@@ -129,7 +129,7 @@ class PartialJson:
                 self._expects = "colon"
             else:
                 self._end_value(position + 1)
-        elif not _UNSETTLED.fullmatch(self.text, self._start, position + 1):
+        elif not _INCOMPLETE_ESCAPE.fullmatch(self.text, self._start, position + 1):
             self._start = position + 1
             self._cut = self._cut if is_key else self._start
 
@@ -144,7 +144,7 @@ class PartialJson:
         self._expects, self._cut = "comma", cut
 
     def _error(self, position: int) -> PartialJsonError:
-        return PartialJsonError(f"not the beginning of JSON, at character {position}: {self.text!r}")
+        return PartialJsonError(f"not a prefix of JSON, at character {position}: {self.text!r}")
 
 
 def _children(value: Any) -> Iterable[Any]:

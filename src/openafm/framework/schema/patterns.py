@@ -1,8 +1,8 @@
-"""Regular expressions of guides, rewritten so that every engine reads them alike.
+"""Regular expressions of guides, rewritten to a dialect that all engines interpret identically.
 
-Python, ECMA-262 (JSON Schema) and the grammar engine disagree about `\\d`, `\\w`, `\\s`, set operators in classes, `{,3}`
-and what `^` and `$` see. A guide's pattern is parsed as Python would with `re.ASCII` and must match the whole string; it
-is written back with explicit classes and one pair of anchors, which all three read alike.
+Python, ECMA-262 (JSON Schema) and the grammar engine differ in `\\d`, `\\w`, `\\s`, set operators in classes, `{,3}`,
+`^` and `$`. A guide's pattern is parsed with Python's parser under `re.ASCII` and must match the whole string. It is
+rewritten with explicit character classes and one pair of anchors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from openafm.framework.errors import UnsupportedGuideError
 
 _MAX_CHARACTER = 0x10FFFF
 _SPECIAL = r"\^$.|?*+()[]{}"
-_SPECIAL_IN_CLASS = r"\^[]-&~"  # doubled, the last three are set operators in some engines
+_SPECIAL_IN_CLASS = r"\^[]-&~"  # the last three are set operators in some engines when doubled
 _CATEGORIES: dict[Any, list[tuple[int, int]]] = {
     op.CATEGORY_DIGIT: [(0x30, 0x39)],
     op.CATEGORY_WORD: [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
@@ -30,28 +30,28 @@ _COMPLEMENTS = {
 
 
 def common_pattern(regex: str) -> str:
-    """The anchored JSON Schema pattern of a Python regular expression that must match a whole string.
+    """Return the anchored JSON Schema pattern of a Python regular expression that must match the whole string.
 
     Raises:
-        UnsupportedGuideError: not a regular expression, or one with look-around, back-references, word boundaries, inline
-            flags or anchors in its middle, which cannot be enforced while decoding.
+        UnsupportedGuideError: the regular expression is invalid, or uses look-around, back-references, word boundaries,
+            inline flags or inner anchors, which cannot be enforced while decoding.
     """
     try:
         tree = _parser.parse(regex, re.ASCII)
     except re.error as error:
         raise UnsupportedGuideError(f"regex={regex!r} is not a regular expression: {error}") from error
     if tree.state.flags != re.ASCII:
-        raise UnsupportedGuideError(f"regex={regex!r} sets flags; spell them out, as in [Aa] for a letter of either case")
-    return f"^{_Writer(regex).sequence(tree, first=True, last=True)}$"
+        raise UnsupportedGuideError(f"regex={regex!r} sets flags; write them out, for example [Aa]")
+    return f"^{_PatternWriter(regex).sequence(tree, first=True, last=True)}$"
 
 
 def matches(regex: str, text: str) -> bool:
-    """Whether the whole of `text` matches, as `common_pattern` understands it."""
+    """Check whether the whole of `text` matches, in the dialect of `common_pattern`."""
     return re.fullmatch(regex, text, re.ASCII) is not None
 
 
-class _Writer:
-    """Writes a parsed pattern back. `first` and `last` say whether a node touches the ends of the string."""
+class _PatternWriter:
+    """Write a parsed pattern. `first` and `last` are true for nodes at the ends of the string."""
 
     def __init__(self, regex: str) -> None:
         self._regex = regex
@@ -74,7 +74,7 @@ class _Writer:
                 return f"(?:{'|'.join(self.sequence(branch, first, last) for branch in value[1])})"
             case op.SUBPATTERN if not value[1] and not value[2]:
                 return self._group(value[3], first, last)
-            case op.MAX_REPEAT | op.MIN_REPEAT:  # greed does not change which whole strings match
+            case op.MAX_REPEAT | op.MIN_REPEAT:  # greediness does not affect whole-string matches
                 least, most, body = value
                 return self._group(body, False, False) + _count(least, most)
             case op.AT if first and value in (op.AT_BEGINNING, op.AT_BEGINNING_STRING):
@@ -103,7 +103,7 @@ class _Writer:
     def _character(self, code_point: int, special: str) -> str:
         character = chr(code_point)
         if 0xD800 <= code_point <= 0xDFFF:
-            raise self._unsupported("half of a surrogate pair")
+            raise self._unsupported("an unpaired surrogate")
         if character in special:
             return f"\\{character}"
         return f"\\x{code_point:02x}" if code_point < 0x20 or code_point == 0x7F else character

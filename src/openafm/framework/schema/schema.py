@@ -1,4 +1,4 @@
-"""Generation schemas: a type, or parts put together at run time, as JSON Schema in Apple's shape; checked before a token."""
+"""Generation schemas: a type or a dynamic schema as JSON Schema in Apple's layout, checked before generation."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from collections.abc import Sequence
 from typing import Any
 
 from openafm.framework.errors import InvalidGenerationSchemaError
-from openafm.framework.schema.annotations import value_type
+from openafm.framework.schema.annotations import structure_of, value_type
 from openafm.framework.schema.dynamic_schema import DuplicateTypeError, DynamicGenerationSchema, DynamicTypes
 from openafm.framework.schema.records import PropertiesRecord
-from openafm.framework.schema.structure import Property, Structure
+from openafm.framework.schema.structure import SchemaProperty, Structure
 from openafm.framework.schema.types.base import Definition, ValueType
 from openafm.tokenizer.conversation import JsonSchema
 from openafm.tokenizer.schema_text import reference_to
 
 
 class GenerationSchema:
-    """The schema of a type: a class, or anything else that a property may hold (`annotations.py`); or of dynamic parts.
+    """Hold the schema of a type (any annotation in `annotations.py`) or of a dynamic schema.
 
     Args:
-        type_class: the type; of dynamic parts, what `GeneratedContent.value` takes to check and convert a value.
-        description: what the model is told about it; by default what the class says.
-        properties: the properties, instead of those of the class; its values are then dictionaries.
-        dynamic_nested_types: schemas of classes that the properties hold; nested classes are found without them too.
+        type_class: the type.
+        description: shown to the model; by default the description of the class.
+        properties: replace the properties of the class; values are then dictionaries.
+        dynamic_nested_types: schemas of nested classes. Optional: nested classes are found without them.
         root: a dynamic schema, instead of a type.
-        dependencies: what `root` refers to by name, beside what it holds.
+        dependencies: named dynamic schemas that `root` refers to.
 
     Raises:
-        InvalidGenerationSchemaError: a type that cannot be generated, two types of one name (`DuplicateTypeError`), a
-            reference to nothing (`UndefinedReferencesError`), or a recursion without end.
-        UnsupportedGuideError: a guide that does not fit its type, contradicts another or cannot be enforced.
+        InvalidGenerationSchemaError: a type cannot be generated, two types share a name (`DuplicateTypeError`), a
+            reference is undefined (`UndefinedReferencesError`), or a class requires itself.
+        UnsupportedGuideError: a guide does not fit its type, contradicts another or cannot be enforced.
     """
 
     def __init__(
         self,
         type_class: Any = None,
         description: str | None = None,
-        properties: Sequence[Property] | None = None,
+        properties: Sequence[SchemaProperty] | None = None,
         dynamic_nested_types: Sequence[GenerationSchema] | None = None,
         *,
         root: DynamicGenerationSchema | None = None,
@@ -46,7 +46,7 @@ class GenerationSchema:
         if root is not None:
             self.value_type = DynamicTypes(root, dependencies).root
         elif properties is not None:
-            self.value_type = Structure(PropertiesRecord(type_class.__name__, description, properties))
+            self.value_type = structure_of(PropertiesRecord(type_class.__name__, description, properties))
         else:
             self.value_type = value_type(type_class)
         self.type_class = type_class if root is None else self.value_type
@@ -55,20 +55,20 @@ class GenerationSchema:
         self.dynamic_nested_types = list(dynamic_nested_types or ())
         self._definitions = _reachable(self.value_type)
         _require_unique_names(self._definitions)
-        _require_an_end(self._definitions)
+        _require_finite_values(self._definitions)
 
     @property
     def name(self) -> str:
-        """What the schema describes: the class name, or the annotation."""
+        """The name of the class, or the annotation."""
         return str(self.value_type)
 
     @property
-    def properties(self) -> tuple[Property, ...]:
-        """The properties of the class, in the order of generation; none for other types."""
+    def properties(self) -> tuple[SchemaProperty, ...]:
+        """The properties of the class, in the order of generation; empty for other types."""
         return self._root.properties if isinstance(self._root, Structure) else ()
 
     def to_dict(self) -> JsonSchema:
-        """The schema as JSON Schema: `title`, `x-order`, `required` without optionals, nested classes under `$defs`."""
+        """Return the JSON Schema: `title`, `x-order`, `required` without optionals, nested classes in `$defs`."""
         nested = [definition for definition in self._definitions if definition is not self._root]
         schema = self._root.definition_schema(self._refer, self.description) if self._root else self._described_schema()
         definitions = {definition.name: definition.definition_schema(self._refer) for definition in nested}
@@ -83,13 +83,13 @@ class GenerationSchema:
 
 
 def _reachable(root: ValueType) -> list[Definition]:
-    """The definitions that a value is made of at any depth, in the order in which they are first met."""
+    """Return the definitions that a type refers to at any depth, in the order of first reference."""
     found: dict[Definition, None] = dict.fromkeys(root.definitions())
-    waiting = list(found)
-    while waiting:
-        new = dict.fromkeys(part for part in waiting.pop(0).parts() if part not in found)
+    pending = list(found)
+    while pending:
+        new = dict.fromkeys(part for part in pending.pop(0).parts() if part not in found)
         found.update(new)
-        waiting += new
+        pending += new
     return list(found)
 
 
@@ -97,17 +97,17 @@ def _require_unique_names(definitions: list[Definition]) -> None:
     names = [definition.name for definition in definitions]
     for name in names:
         if names.count(name) > 1:
-            raise DuplicateTypeError(f"two classes named {name} in one schema; rename one")
+            raise DuplicateTypeError(f"a schema has two classes named {name}; rename one")
 
 
-def _require_an_end(definitions: list[Definition]) -> None:
-    """Refuse a class every value of which would be infinitely large, as one that requires itself."""
-    endless = set(definitions)
-    while ending := {definition for definition in endless if definition.ends(set(definitions) - endless)}:
-        endless -= ending
+def _require_finite_values(definitions: list[Definition]) -> None:
+    """Raise for a class whose values are all infinite, such as a class that requires itself."""
+    infinite = set(definitions)
+    while finite := {each for each in infinite if each.is_body_finite(set(definitions) - infinite)}:
+        infinite -= finite
     for definition in definitions:
-        if definition in endless:
+        if definition in infinite:
             raise InvalidGenerationSchemaError(
-                f"every {definition.name} would hold another one without end;"
-                " make a property on the way optional, or a list that may be empty"
+                f"every {definition.name} contains another {definition.name}, so no value is finite;"
+                " make a property in the cycle optional, or a list that may be empty"
             )

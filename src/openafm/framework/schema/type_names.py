@@ -1,4 +1,4 @@
-"""Resolves annotations, also of what stands inside a function, and of names that are defined only later."""
+"""Resolution of annotations, including names inside functions and names that are defined later."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _local_classes: WeakValueDictionary[str, type] = WeakValueDictionary()  # classe
 
 
 class TypeNames:
-    """What the names in the annotations of a class or function mean, where it stands.
+    """Resolve the annotations of a class or function in its scope.
 
     Args:
         annotated: the class or function.
-        annotations: its annotations, as they are written.
-        local_names: the names of the function that it stands in; those it mentions are kept until they are needed.
+        annotations: its unresolved annotations.
+        local_names: the local names of the enclosing function. Mentioned names are kept until resolution.
     """
 
     def __init__(self, annotated: Any, annotations: Iterable[Any], local_names: Mapping[str, Any]) -> None:
@@ -32,20 +32,20 @@ class TypeNames:
         self._local_names = {name: local_names[name] for name in mentioned & local_names.keys()}
 
     def type_hints(self) -> dict[str, Any]:
-        """The types by name.
+        """Return the resolved types by name.
 
         Raises:
-            InvalidGenerationSchemaError: a name that means nothing where the class or function stands.
+            InvalidGenerationSchemaError: a name is undefined in that scope.
         """
         if self._hints is None:
             siblings = {name.removeprefix(self._scope): cls for name, cls in _local_classes.items()}
             names = siblings | self._local_names | {self._annotated.__name__: self._annotated}
             try:
                 self._hints = get_type_hints(self._annotated, localns=names, include_extras=True)
-            except Exception as error:  # evaluates the caller's annotations: anything can come out
+            except Exception as error:  # annotations are arbitrary expressions of the caller
                 raise InvalidGenerationSchemaError(
                     f"the type hints of {self._annotated.__name__} cannot be resolved ({error});"
-                    " use types that are defined where it stands"
+                    " use types that are defined in its scope"
                 ) from error
             self._local_names = {}  # no longer needed
         return self._hints

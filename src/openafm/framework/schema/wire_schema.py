@@ -1,9 +1,8 @@
-"""Schemas for models behind an endpoint: how they are sent, and how what comes back is held against them.
+"""Schemas for HTTP endpoints: conversion to the strict form, and validation of replies.
 
-Endpoints promise to keep to a schema only in the form that they call strict: every property required and none besides, an
-object at the root, few keywords. Optional properties are sent as ones that may be null, and a root that is no object inside
-of one; both is undone on arrival. A schema beyond that form is sent as it is, and what comes may then not fit. Either way
-everything is validated when it has arrived.
+Endpoints guarantee a schema only in its strict form: an object at the root, all properties required, no further properties,
+few keywords. Optional properties are sent as nullable ones and other roots are wrapped in an object; `read` reverses both.
+A schema without a strict form is sent unchanged and without a guarantee. Replies are validated in both cases.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ _WRAPPED = "value"
 _STRICT = {"type", "title", "description", "enum", "const", "anyOf", "$ref", "$defs"}
 _STRICT |= {"properties", "required", "additionalProperties", "items", "minItems", "maxItems", "pattern", "format"}
 _STRICT |= {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
-_LEFT_OUT = {"default", "$schema", "$id", "$comment", "examples"}  # say nothing about the value
+_LEFT_OUT = {"default", "$schema", "$id", "$comment", "examples"}  # annotations
 _LISTS, _MAPS = ("anyOf", "oneOf", "allOf", "prefixItems"), ("properties", "$defs", "definitions", "patternProperties")
 
 
 class WireSchema:
-    """A schema as an endpoint is sent it; `strict` whether it can promise to keep to it.
+    """Hold a schema as it is sent to an endpoint. `strict`: the endpoint can guarantee it.
 
     Raises:
-        InvalidGenerationSchemaError: it is not a JSON Schema, or a reference leads nowhere.
-        UnsupportedGuideError: what it says cannot be checked on arrival.
-        AssetsUnavailableError: no validator is installed.
+        InvalidGenerationSchemaError: the schema is malformed, or a reference is undefined.
+        UnsupportedGuideError: a pattern cannot be validated.
+        AssetsUnavailableError: the validator is not installed.
     """
 
     def __init__(self, schema: JsonSchema) -> None:
@@ -55,10 +54,10 @@ class WireSchema:
             self.schema = _wrapped(self.schema)
 
     def read(self, text: str) -> Any:
-        """The value that an endpoint's `text` is.
+        """Return the validated value of a reply.
 
         Raises:
-            DecodingFailureError: it is not JSON, or does not fit the schema; `raw_content` holds it.
+            DecodingFailureError: the text is not JSON, or does not match the schema; `raw_content` holds it.
         """
         try:
             value = read_json(text)
@@ -72,16 +71,16 @@ class WireSchema:
             value = self._without_nulls(value, self._root)
             problem = next(iter(self._validator.iter_errors(value)), None)
         except RecursionError as error:
-            raise DecodingFailureError("nested deeper than Python can follow", raw_content=text) from error
+            raise DecodingFailureError("nested deeper than Python's recursion limit", raw_content=text) from error
         if problem is not None:
             raise DecodingFailureError(
-                f"the model's answer does not fit the schema at {problem.json_path}: {problem.message:.200}",
+                f"the model's answer does not match the schema at {problem.json_path}: {problem.message:.200}",
                 raw_content=text,
             )
         return value
 
     def _without_nulls(self, value: Any, schema: Any) -> Any:
-        """`value` without the nulls that stand for optional properties left out."""
+        """Return `value` without the nulls of omitted optional properties."""
         if not isinstance(schema, Mapping):
             return value
         if isinstance(reference := schema.get("$ref"), str):
@@ -110,7 +109,7 @@ def _validator(schema: JsonSchema) -> Draft202012Validator:
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
     except ImportError as error:
-        raise AssetsUnavailableError("models behind HTTP need a validator; install openafm with its extra 'http'") from error
+        raise AssetsUnavailableError("the package jsonschema is missing; install openafm with the extra 'http'") from error
     _check_references_and_patterns(schema, schema)
     try:
         Draft202012Validator.check_schema(schema)
@@ -120,7 +119,7 @@ def _validator(schema: JsonSchema) -> Draft202012Validator:
 
 
 def _check_references_and_patterns(node: Any, root: JsonSchema) -> None:
-    """Follow now what the validator follows when it is too late to say what is wrong."""
+    """Check references and patterns before the validator reaches them."""
     if isinstance(node, list):
         for item in node:
             _check_references_and_patterns(item, root)
@@ -132,7 +131,7 @@ def _check_references_and_patterns(node: Any, root: JsonSchema) -> None:
         if isinstance(pattern := node.get("pattern"), str):
             re.compile(pattern)
     except (LookupError, TypeError, ValueError) as error:
-        raise InvalidGenerationSchemaError(f"the reference {reference!r} leads nowhere in the schema") from error
+        raise InvalidGenerationSchemaError(f"the reference {reference!r} is undefined in the schema") from error
     except (re.error, OverflowError) as error:
         raise UnsupportedGuideError(f"the pattern {pattern!r} cannot be checked: {error}") from error
     for part in node.values():
@@ -140,12 +139,12 @@ def _check_references_and_patterns(node: Any, root: JsonSchema) -> None:
 
 
 def without_extensions(schema: Any) -> Any:
-    """A schema without `x-order` and its like, its properties in that order."""
+    """Return a schema without `x-` keywords, with properties in the order of `x-order`."""
     return _mapped(schema, lambda node: {name: node[name] for name in node if not name.startswith("x-")})
 
 
 def _is_strict(schema: Any) -> bool:
-    """Whether all of it has a strict form."""
+    """Check whether the whole schema has a strict form."""
     if not isinstance(schema, Mapping):
         return False
     if schema.keys() - _STRICT - _LEFT_OUT:
@@ -176,7 +175,7 @@ def _nullable(schema: JsonSchema) -> JsonSchema:
 
 
 def _wrapped(schema: JsonSchema) -> JsonSchema:
-    """An object that holds a value of `schema`; its references still lead where they led."""
+    """Return an object schema with one property of this schema. References are adjusted."""
     inner = _mapped(schema, lambda node: node | {"$ref": f"#/properties/{_WRAPPED}"} if node.get("$ref") == "#" else node)
     definitions = {"$defs": inner.pop("$defs")} if "$defs" in inner else {}
     wrapper = {"type": "object", "properties": {_WRAPPED: inner}, "required": [_WRAPPED], "additionalProperties": False}
@@ -184,7 +183,7 @@ def _wrapped(schema: JsonSchema) -> JsonSchema:
 
 
 def _mapped(schema: Any, change: Any) -> Any:
-    """`change` made to every object of a schema that is itself a schema, the innermost first."""
+    """Apply `change` to every subschema, innermost first."""
     if not isinstance(schema, Mapping):
         return schema
     again = functools.partial(_mapped, change=change)
@@ -209,7 +208,7 @@ def _children(schema: Mapping[str, Any]) -> list[Any]:
 
 def _resolved(root: Any, reference: str) -> Any:
     if reference != "#" and not reference.startswith("#/"):
-        raise ValueError(f"outside of the schema: {reference}")
+        raise ValueError(f"outside the schema: {reference}")
     target = root
     for step in reference.split("/")[1:]:
         key = step.replace("~1", "/").replace("~0", "~")

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 from openafm.framework.errors import DecodingFailureError
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.generation_id import GenerationID
-from openafm.framework.schema.partial_json import PartialJson, PartialJsonError, Prefix
+from openafm.framework.schema.partial_json import JsonPrefix, PartialJson, PartialJsonError
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.tokenizer.conversation import JsonSchema
 
@@ -65,7 +65,7 @@ class TextFormat(ResponseFormat[str, str]):
         for piece in pieces:
             text += piece
             if piece:
-                yield TextSnapshot(text, GeneratedContent.from_prefix(Prefix(value=text, num_open=1), identity))
+                yield TextSnapshot(text, GeneratedContent.from_prefix(JsonPrefix(value=text, num_open=1), identity))
 
     def final(self, text: str) -> Snapshot[str]:
         return TextSnapshot(text, GeneratedContent(text))

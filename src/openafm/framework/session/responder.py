@@ -48,7 +48,7 @@ from openafm.framework.transcripts.transcript import (
     Transcript,
 )
 from openafm.runtime.engines.base import ContextWindowError
-from openafm.safety.guardrail import Guardrail, OutputWatch, Refused, Verdict, Violation
+from openafm.safety.guardrail import Guardrail, OutputMonitor, Refused, Verdict, Violation
 from openafm.tokenizer.conversation import Instructions, ToolDefinition, Turn, UserTurn
 from openafm.tokenizer.schema_text import SchemaTextError
 from openafm.tokenizer.tool_calls import tool_calls_text
@@ -161,7 +161,7 @@ class Responder:
         self, exchange: _Exchange, events: Generator[Event, None, Answer], answers: list[Answer]
     ) -> Generator[str, None, None]:
         """The text of an answer; at its end the answer is in `answers`."""
-        watch = None if exchange.guardrail is None else OutputWatch(exchange.guardrail)
+        watch = None if exchange.guardrail is None else OutputMonitor(exchange.guardrail)
         while True:
             try:
                 event = next(events)

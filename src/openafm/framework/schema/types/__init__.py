@@ -1,1 +1,1 @@
-"""Value types: one annotation as JSON Schema, as JSON and as a Python value."""
+"""Value types, by kind: plain values, numbers, formatted strings, composites."""

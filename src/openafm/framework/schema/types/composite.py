@@ -1,4 +1,4 @@
-"""Value types made of others: lists and tuples, dictionaries, values that may be null, and unions."""
+"""Value types composed of others: lists and tuples, dictionaries, nullable values and unions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 from openafm.framework.errors import DecodingFailureError, UnsupportedGuideError
 from openafm.framework.schema.generation_id import GenerationID
 from openafm.framework.schema.guides import GenerationGuide, GuideType
-from openafm.framework.schema.types.base import Definition, Text, ValueType, mismatch
+from openafm.framework.schema.types.base import Definition, ValueType, mismatch
+from openafm.framework.schema.types.plain import Text
 from openafm.tokenizer.conversation import JsonSchema
 
 
 @dataclass(frozen=True, kw_only=True)
 class Array(ValueType):
-    """`list[T]`, or `tuple[T, ...]` where that is its container, of a bounded number of items."""
+    """`list[T]` or `tuple[T, ...]`, with an optional range of lengths."""
 
     kinds = frozenset({"array"})
     item: ValueType
@@ -42,13 +43,15 @@ class Array(ValueType):
             raise mismatch(self, value, path)
         return self.container(self.item.decode(item, f"{path}[{index}]") for index, item in enumerate(value))
 
-    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> list[Any] | tuple[Any, ...]:
+    def decode_partial(
+        self, value: Any, num_open: int, generation_id: GenerationID, path: str
+    ) -> list[Any] | tuple[Any, ...]:
         if not isinstance(value, list) or len(value) > self._most or (not num_open and len(value) < self.min_items):
             raise mismatch(self, value, path)
         items = []
         for index, item in enumerate(value):
             num_open_below = num_open - 1 if num_open and index == len(value) - 1 else 0
-            decoded = self.item.decode_partial(item, num_open_below, identity.child(index), f"{path}[{index}]")
+            decoded = self.item.decode_partial(item, num_open_below, generation_id.child(index), f"{path}[{index}]")
             if decoded is not None or not num_open_below:
                 items.append(decoded)
         return self.container(items)
@@ -86,13 +89,13 @@ class Array(ValueType):
         low = max(low, self.min_items)
         high = high if self.max_items is None or high is None else min(high, self.max_items)
         if high is not None and low > high:
-            raise UnsupportedGuideError(f"the guides leave no list: it would hold at least {low} and at most {high} items")
+            raise UnsupportedGuideError(f"the guides leave no list: at least {low} and at most {high} items")
         return dataclasses.replace(self, min_items=low, max_items=high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mapping(ValueType):
-    """`dict[str, T]`, of names that the model chooses."""
+    """`dict[str, T]`. The model chooses the names."""
 
     kinds = frozenset({"object"})
     value: ValueType
@@ -115,14 +118,14 @@ class Mapping(ValueType):
         self._require_size(value, path)
         return {name: self.value.decode(below, f"{path}.{name}") for name, below in value.items()}
 
-    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> dict[str, Any]:
+    def decode_partial(self, value: Any, num_open: int, generation_id: GenerationID, path: str) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise mismatch(self, value, path)
         last = next(reversed(value), None)
         values = {}
         for name, below in value.items():
             num_open_below = num_open - 1 if num_open and name == last else 0
-            decoded = self.value.decode_partial(below, num_open_below, identity.child(name), f"{path}.{name}")
+            decoded = self.value.decode_partial(below, num_open_below, generation_id.child(name), f"{path}.{name}")
             if decoded is not None or not num_open_below:
                 values[name] = decoded
         return values
@@ -135,7 +138,7 @@ class Mapping(ValueType):
 
     def with_guide(self, guide: GenerationGuide) -> ValueType:
         match guide.guide_type:
-            case GuideType.minItems | GuideType.minLength if guide.value <= 1:  # a name may come twice
+            case GuideType.minItems | GuideType.minLength if guide.value <= 1:  # the grammar cannot prevent a repeated name
                 return self._sized(guide.value, self.max_items)
             case GuideType.maxItems | GuideType.maxLength:
                 return self._sized(self.min_items, guide.value)
@@ -161,13 +164,13 @@ class Mapping(ValueType):
         low = max(low, self.min_items)
         high = high if self.max_items is None or high is None else min(high, self.max_items)
         if high is not None and low > high:
-            raise UnsupportedGuideError(f"the guides leave no dict: it would hold at least {low} and at most {high} items")
+            raise UnsupportedGuideError(f"the guides leave no dict: at least {low} and at most {high} items")
         return dataclasses.replace(self, min_items=low, max_items=high)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nullable(ValueType):
-    """`T | None`: null where a value stands by itself; as a property of a structure, left out instead."""
+    """`T | None`. As a property of a structure it is omitted instead of null."""
 
     value: ValueType
 
@@ -186,8 +189,8 @@ class Nullable(ValueType):
     def decode(self, value: Any, path: str) -> Any:
         return None if value is None else self.value.decode(value, path)
 
-    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> Any:
-        return None if value is None else self.value.decode_partial(value, num_open, identity, path)
+    def decode_partial(self, value: Any, num_open: int, generation_id: GenerationID, path: str) -> Any:
+        return None if value is None else self.value.decode_partial(value, num_open, generation_id, path)
 
     def encode(self, value: Any) -> Any:
         return None if value is None else self.value.encode(value)
@@ -201,10 +204,10 @@ class Nullable(ValueType):
 
 @dataclass(frozen=True, kw_only=True)
 class Tagged(ValueType):
-    """A structure as a member of a union: an object of one property, named after the class, that holds it.
+    """A structure as a member of a union: an object with one property, named after the class.
 
-    `Cat | Dog` is `{"Cat":{...}}` or `{"Dog":{...}}`: the model chooses first, no property of the class can clash with the
-    tag, and the class's own schema is the same inside and outside of unions.
+    `Cat | Dog` is `{"Cat":{...}}` or `{"Dog":{...}}`. The model chooses the class first, the tag cannot clash with a
+    property, and the schema of the class is the same inside and outside of unions.
     """
 
     kinds = frozenset({"object"})
@@ -229,13 +232,13 @@ class Tagged(ValueType):
             raise mismatch(self, value, path)
         return self.structure.decode(value[tag], f"{path}.{tag}")
 
-    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> Any:
+    def decode_partial(self, value: Any, num_open: int, generation_id: GenerationID, path: str) -> Any:
         if value == {}:
             return None
         tag = self.structure.name
         if not isinstance(value, dict) or value.keys() != {tag}:
             raise mismatch(self, value, path)
-        return self.structure.decode_partial(value[tag], max(num_open - 1, 0), identity.child(tag), f"{path}.{tag}")
+        return self.structure.decode_partial(value[tag], max(num_open - 1, 0), generation_id.child(tag), f"{path}.{tag}")
 
     def encode(self, value: Any) -> Any:
         return {self.structure.name: self.structure.encode(value)}
@@ -249,7 +252,7 @@ class Tagged(ValueType):
 
 @dataclass(frozen=True, kw_only=True)
 class OneOf(ValueType):
-    """A union. A value is read by the first member, in declared order, that it fits."""
+    """A union. The first member that accepts a value decodes it."""
 
     members: tuple[ValueType, ...]
 
@@ -264,15 +267,15 @@ class OneOf(ValueType):
         return {"anyOf": [member.json_schema(refer) for member in self.members]}
 
     def decode(self, value: Any, path: str) -> Any:
-        return self._first(value, path, lambda member: member.decode(value, path))
+        return self._first_fit(value, path, lambda member: member.decode(value, path))
 
-    def decode_partial(self, value: Any, num_open: int, identity: GenerationID, path: str) -> Any:
+    def decode_partial(self, value: Any, num_open: int, generation_id: GenerationID, path: str) -> Any:
         if num_open and isinstance(value, str) and sum("string" in member.kinds for member in self.members) > 1:
-            return None  # its end decides which member it is
-        return self._first(value, path, lambda member: member.decode_partial(value, num_open, identity, path))
+            return None  # the complete string decides between the members
+        return self._first_fit(value, path, lambda member: member.decode_partial(value, num_open, generation_id, path))
 
     def encode(self, value: Any) -> Any:
-        return self._first(value, "$", lambda member: member.encode(value))
+        return self._first_fit(value, "$", lambda member: member.encode(value))
 
     def definitions(self) -> Iterable[Definition]:
         for member in self.members:
@@ -281,7 +284,7 @@ class OneOf(ValueType):
     def is_finite(self, finite: Set[Definition]) -> bool:
         return any(member.is_finite(finite) for member in self.members)
 
-    def _first(self, value: Any, path: str, read: Callable[[ValueType], Any]) -> Any:
+    def _first_fit(self, value: Any, path: str, read: Callable[[ValueType], Any]) -> Any:
         for member in self.members:
             try:
                 return read(member)

@@ -1,4 +1,4 @@
-"""Value types that are strings of a format in JSON: dates, times, identifiers and addresses of the web."""
+"""Value types with a string format in JSON: dates, times, UUIDs and web addresses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LOCAL_TIME = r"^(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?$"
 
 
 class URL(str):
-    """The address of a page: `http` or `https`, with a host. A `str` in all else.
+    """A `str` that is an `http` or `https` address with a host.
 
     Raises:
-        ValueError: text that is no such address.
+        ValueError: the text is not such an address.
     """
 
     __slots__ = ()
@@ -30,19 +30,19 @@ class URL(str):
     def __new__(cls, text: str) -> URL:
         parts = urlsplit(text)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{text!r} is not a URL; write it as https://host/path")
+            raise ValueError(f"{text!r} is not a web address; write it as https://host/path")
         return super().__new__(cls, text)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Any]) -> Any:
-        """How pydantic validates it as a field of a model; only pydantic asks."""
+        """Return the validator that pydantic uses for fields of this type."""
         core_schema: Any = import_module("pydantic_core.core_schema")
         return core_schema.no_info_after_validator_function(cls, handler(str))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Formatted(ValueType):
-    """A Python type whose values are written as strings. `parse` raises `ValueError` for other texts."""
+    """A Python type whose values are strings in JSON. `parse` raises `ValueError` for other strings."""
 
     kinds = frozenset({"string"})
     label: str
@@ -76,20 +76,20 @@ class Formatted(ValueType):
         return text
 
 
-def _matching(pattern: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`parse` for texts that match `pattern` only; what Python reads beyond it is not JSON Schema's format."""
+def _parse_matching(pattern: str, parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return `parse` restricted to `pattern`: Python's parsers accept more than JSON Schema's formats."""
     expression = re.compile(pattern)
 
     def parse_exactly(text: str) -> Any:
         if not expression.fullmatch(text):
-            raise ValueError(f"{text!r} is not of the format")
+            raise ValueError(f"{text!r} does not have the format")
         return parse(text)
 
     return parse_exactly
 
 
 def url_type(cls: type) -> Formatted:
-    """The value type of a class of URLs that is made from, and written as, a string."""
+    """Return the value type of a class of web addresses that converts from and to `str`."""
     return Formatted(label=cls.__name__, python_type=cls, schema={"type": "string", "format": "uri"}, parse=cls)
 
 
@@ -97,27 +97,27 @@ DATE = Formatted(
     label="date",
     python_type=datetime.date,
     schema={"type": "string", "format": "date"},
-    parse=_matching(FORMATS["date"], datetime.date.fromisoformat),
+    parse=_parse_matching(FORMATS["date"], datetime.date.fromisoformat),
     write=datetime.date.isoformat,
 )
 DATE_TIME = Formatted(
     label="datetime with a time zone",
     python_type=datetime.datetime,
     schema={"type": "string", "format": "date-time"},
-    parse=_matching(FORMATS["date-time"], datetime.datetime.fromisoformat),
+    parse=_parse_matching(FORMATS["date-time"], datetime.datetime.fromisoformat),
     write=datetime.datetime.isoformat,
 )
 LOCAL_TIME = Formatted(
     label="time without a time zone",
     python_type=datetime.time,
     schema={"type": "string", "pattern": _LOCAL_TIME},
-    parse=_matching(_LOCAL_TIME, datetime.time.fromisoformat),
+    parse=_parse_matching(_LOCAL_TIME, datetime.time.fromisoformat),
     write=datetime.time.isoformat,
 )
 IDENTIFIER = Formatted(
     label="UUID",
     python_type=uuid.UUID,
     schema={"type": "string", "format": "uuid"},
-    parse=_matching(FORMATS["uuid"], uuid.UUID),
+    parse=_parse_matching(FORMATS["uuid"], uuid.UUID),
 )
 ADDRESS = url_type(URL)

@@ -1,4 +1,4 @@
-"""Value types of numbers: `int`, `float` and `Decimal`, within bounds."""
+"""Value types of numbers: `int`, `float` and `Decimal`, with bounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openafm.tokenizer.conversation import JsonSchema
 
 @dataclass(frozen=True, kw_only=True)
 class Number(ValueType):
-    """`int` (`is_integer`) or `float`, within bounds. Bounds of integers are never exclusive."""
+    """`int` (`is_integer`) or `float`, with optional bounds. Bounds of integers are inclusive."""
 
     is_integer: bool
     minimum: float | None = None
@@ -53,7 +53,7 @@ class Number(ValueType):
             raise mismatch(self, value, path)
         try:
             number = int(value) if self.is_integer else float(value)
-        except (OverflowError, ValueError):  # an integer beyond floats, or an infinity
+        except (OverflowError, ValueError):  # out of the range of floats, or infinite
             raise mismatch(self, value, path) from None
         if not math.isfinite(number) or (self.is_integer and number != value) or not self._allows(number):
             raise mismatch(self, value, path)
@@ -109,22 +109,22 @@ class Number(ValueType):
         )
         if any(bound is not None and abs(bound) > LARGEST_NUMBER for bound in (low, high, above, below)):
             raise UnsupportedGuideError(f"bounds beyond ±{LARGEST_NUMBER:.0e} cannot be enforced while decoding")
-        narrowed._require_room()
+        narrowed._require_nonempty()
         return narrowed
 
-    def _require_room(self) -> None:
+    def _require_nonempty(self) -> None:
         low = _bound(max, self.minimum, self.exclusive_minimum)
         high = _bound(min, self.maximum, self.exclusive_maximum)
         if low is None or high is None or low < high or (low == high and self._allows(low)):
             return
         least = "at least" if low == self.minimum else "above"
         most = "at most" if high == self.maximum else "below"
-        raise UnsupportedGuideError(f"the guides leave no {self._name}: it would be {least} {low} and {most} {high}")
+        raise UnsupportedGuideError(f"the guides leave no {self._name}: {least} {low} and {most} {high}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecimalNumber(Number):
-    """`Decimal`, as a JSON number: of 15 significant digits for certain."""
+    """`Decimal`, a JSON number of up to 15 significant digits."""
 
     is_integer: bool = False
 
@@ -136,7 +136,7 @@ class DecimalNumber(Number):
         if type(value) is not Decimal or not value.is_finite():
             raise mismatch(self, value, "$")
         number = int(value) if value == value.to_integral_value() else float(value)
-        if self.decode(number, "$") != value:  # more digits than a JSON number carries
+        if self.decode(number, "$") != value:  # more digits than a JSON number holds
             raise mismatch(self, value, "$")
         return number
 

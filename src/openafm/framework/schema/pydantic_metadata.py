@@ -1,18 +1,18 @@
-"""What of pydantic stands in annotations: classes, constraints, descriptions. Pydantic is never imported here.
+"""Metadata inside `Annotated`: guides, descriptions, and pydantic's fields and constraints.
 
-Something can only be pydantic's where pydantic has been imported, so its classes are looked up among the imported modules.
+Pydantic is never imported here: its classes are looked up in `sys.modules`, which holds them whenever an annotation does.
 """
 
 from __future__ import annotations
 
 import sys
 from decimal import Decimal
-from typing import Any, cast
+from typing import Annotated, Any, cast, get_origin
 
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.framework.schema.guides import GenerationGuide, GuideType
 
-# Attributes of the constraints that pydantic keeps (of `annotated_types`, and its own), and the guides they mean.
+# Attributes of constraints (of `annotated_types` and of pydantic) and the guides with that meaning.
 _GUIDES = {
     "ge": GuideType.minimum,
     "gt": GuideType.exclusiveMinimum,
@@ -26,23 +26,31 @@ _ANYTHING = r"(?:.|\n)*"
 _UNENFORCED = ("multiple_of", "max_digits", "decimal_places")
 
 
+def annotated_description(annotation: Any) -> str | None:
+    """Return the text inside `Annotated`, which describes the value; None where there is no text."""
+    if get_origin(annotation) is not Annotated:
+        return None
+    texts = [item if isinstance(item, str) else _field_description(item) for item in annotation.__metadata__]
+    return next((text for text in texts if text is not None), None)
+
+
 def is_model(annotation: Any) -> bool:
-    """Whether this is a class of pydantic's models."""
+    """Check whether this is a pydantic model class."""
     base = _pydantic("main", "BaseModel")
     return base is not None and isinstance(annotation, type) and issubclass(annotation, base)
 
 
 def is_url(annotation: Any) -> bool:
-    """Whether this is a class of pydantic's for addresses of the web."""
+    """Check whether this is one of pydantic's classes of web addresses."""
     known = [_pydantic("networks", name) for name in ("AnyUrl", "AnyHttpUrl", "HttpUrl")]
     return annotation is not None and annotation in known
 
 
 def constraint_guides(metadata: Any) -> list[GenerationGuide]:
-    """The guides that a piece of metadata inside `Annotated` is or means; none where it says nothing about values.
+    """Return the guides that one item of `Annotated` metadata means; none where it does not constrain values.
 
     Raises:
-        UnsupportedGuideError: a constraint that cannot be enforced while decoding.
+        UnsupportedGuideError: the constraint cannot be enforced while decoding.
     """
     if isinstance(metadata, GenerationGuide):
         return [metadata]
@@ -55,8 +63,7 @@ def constraint_guides(metadata: Any) -> list[GenerationGuide]:
     return [_guide(name, value) for name, value in found.items() if value is not None]
 
 
-def field_description(metadata: Any) -> str | None:
-    """The description in a pydantic field; None where it has none, or is something else."""
+def _field_description(metadata: Any) -> str | None:
     return cast("str | None", metadata.description) if _is_field(metadata) else None
 
 
@@ -77,7 +84,7 @@ def _guide(name: str, value: Any) -> GenerationGuide:
 
 
 def _whole_pattern(pattern: str) -> str:
-    """The pattern of the whole string, of one that may match anywhere in it."""
+    """Return a pattern for the whole string, given one that may match anywhere in it."""
     before = "" if pattern.startswith(("^", r"\A")) else _ANYTHING
     after = "" if pattern.endswith(("$", r"\z", r"\Z")) and not pattern.endswith(r"\$") else _ANYTHING
     return f"{before}(?:{pattern}){after}" if before or after else pattern
