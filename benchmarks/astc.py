@@ -30,6 +30,8 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
+from openafm.compression.errors import CompressionError
+
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import astc_encoder
@@ -37,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.compression.astc.config import AstcConfig, LiteralAstcConfig
-from openafm.compression.astc.decoder import IllegalBlockError, decode_blocks
+from openafm.compression.astc.decoder import decode_blocks
 from openafm.compression.astc.matrix import AstcMatrix, decode_matrix, encode_matrix
 from openafm.compression.astc.rotation import rotate
 from openafm.core.files import write_json
@@ -170,7 +172,7 @@ class Decoding:
         for block in blocks[~is_legal][:2_000]:
             try:
                 decode_blocks(block[None])
-            except IllegalBlockError:
+            except CompressionError:
                 continue
             self.num_mismatches += 36
 

@@ -17,14 +17,23 @@ from checkpoints import FAMILIES, TEMPLATES, chatml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openafm.bundle.hugging_face import UnsupportedCheckpointError
+from openafm.bundle.hugging_face import HuggingFaceError
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.sampling import RandomConfig
-from openafm.tokenizer.bpe import TokenizerFileError
-from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
-from openafm.tokenizer.imported import ImportedTokenizer, UnsupportedTokenizerError, read_tokenizer
+from openafm.tokenizer.bpe import TokenizerError
+from openafm.tokenizer.conversation import (
+    AssistantTurn,
+    ImagePart,
+    Instructions,
+    ToolCall,
+    ToolDefinition,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
+from openafm.tokenizer.imported import ImportedTokenizer, read_tokenizer
 from openafm.tokenizer.imported_template import read_template
 from openafm.tokenizer.template import ChatTemplateError, MalformedAnswerError, opened
 from openafm.tokenizer.tool_calls import tool_calls_schema
@@ -191,7 +200,13 @@ def test_texts_cannot_imitate_turns(family: str, turns: tuple[Turn, ...]) -> Non
     harmless: list[Turn] = []
     for turn in turns:
         text = "a" if turn.text else ""
-        harmless.append(replace(turn, text=text, name="n") if isinstance(turn, ToolTurn) else replace(turn, text=text))
+        match turn:
+            case UserTurn():
+                harmless.append(UserTurn(text=text, response_format=turn.response_format))
+            case ToolTurn():
+                harmless.append(ToolTurn(name="n", text=text))
+            case _:
+                harmless.append(replace(turn, text=text))
     tokens, expected = (
         [token for token in template.encode(tokenizer, some).tokens if token in special] for some in (turns, harmless)
     )
@@ -248,8 +263,8 @@ def test_calls_are_read_back(family: str) -> None:
         (("<tool_call>", '\n{"name": "x"}\n', "</tool_call>"), "exactly the keys"),
         (("<tool_call>", '\n{"name": "x", "arguments": {}}'), "follows the last call"),
         (("<tool_call>", '\n{"name": "', "<|im_end|>", '", "arguments": {}}\n', "</tool_call>"), "inside a call"),
-        (("a", "<|im_start|>", "b"), r"<\|im_start\|> stands inside"),
-        (("<think>", "b"), "<think> stands inside"),
+        (("a", "<|im_start|>", "b"), r"special token <\|im_start\|>"),
+        (("<think>", "b"), "special token <think>"),
     ],
 )
 def test_malformed_answers_are_refused(pieces: tuple[str, ...], problem: str) -> None:
@@ -344,7 +359,7 @@ REFUSED: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_templates_that_are_not_append_only_are_refused(name: str) -> None:
     source, reason = REFUSED[name]
-    with pytest.raises(UnsupportedCheckpointError, match=reason):
+    with pytest.raises(HuggingFaceError, match=reason):
         read("qwen3", source)
 
 
@@ -406,10 +421,18 @@ FAR["model"]["vocab"] |= {"far": 100_000_000}
     ],
 )
 def test_other_tokenizers_are_refused(text: str, message: str) -> None:
-    with pytest.raises(TokenizerFileError, match=message):
+    with pytest.raises(TokenizerError, match=message):
         ImportedTokenizer(text)
 
 
 def test_an_imported_tokenizer_has_no_special_tokens_of_ours() -> None:
-    with pytest.raises(UnsupportedTokenizerError, match="conversations"):
+    with pytest.raises(TokenizerError, match="conversations"):
         _ = TOKENIZERS["llama"].special
+
+
+def test_images_are_refused_without_image_tokens() -> None:
+    template = TEMPLATE["qwen3"]
+    turn = UserTurn(content=(ImagePart(digest="ca7", num_tokens=3),))
+    assert not template.can_take_images
+    with pytest.raises(ChatTemplateError, match="no image tokens"):
+        template.encode_turn(TOKENIZERS["qwen3"], turn)

@@ -12,15 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openafm.compression.astc.config import AstcConfig, HadamardConfig, LiteralAstcConfig
-from openafm.compression.astc.jobs import Encoded, EncoderWorkerError, run
-from openafm.compression.astc.matrix import (
-    AstcMatrix,
-    AstcTensorsError,
-    decode_matrix,
-    encode_matrix,
-)
+from openafm.compression.astc.jobs import Encoded, run
+from openafm.compression.astc.matrix import AstcMatrix, decode_matrix, encode_matrix
 from openafm.compression.astc.rotation import rotate, rotate_inputs, unrotate
-from openafm.compression.errors import UncompressibleWeightError
+from openafm.compression.errors import CompressionError
 from openafm.core.errors import UsageError
 
 CONFIGS = [AstcConfig(), AstcConfig(partitions=1, rotation=None), LiteralAstcConfig()]
@@ -63,14 +58,14 @@ def test_stored_tensors_hold_everything(config: AstcConfig | LiteralAstcConfig) 
 
 def test_stored_tensors_that_do_not_fit_are_refused() -> None:
     tensors = encode_matrix(weights(20, 30), AstcConfig()).tensors("w")
-    with pytest.raises(AstcTensorsError, match="got nothing"):
+    with pytest.raises(CompressionError, match="got nothing"):
         AstcMatrix.from_tensors("v", tensors, (20, 30))
-    with pytest.raises(AstcTensorsError, match=r"\[1, 5, 5, 16\]"):
+    with pytest.raises(CompressionError, match=r"\[1, 5, 5, 16\]"):
         AstcMatrix.from_tensors("w", tensors, (25, 30))
-    with pytest.raises(AstcTensorsError, match=r"\.scale"):
+    with pytest.raises(CompressionError, match=r"\.scale"):
         AstcMatrix.from_tensors("w", {"w": tensors["w"]}, (20, 30))
     for part in ("scale", "offset", "rotation_seed"):
-        with pytest.raises(AstcTensorsError, match=rf"'w\.{part}' has shape \[2\]"):
+        with pytest.raises(CompressionError, match=rf"'w\.{part}' has shape \[2\]"):
             AstcMatrix.from_tensors("w", tensors | {f"w.{part}": np.zeros(2, np.float32)}, (20, 30))
 
 
@@ -137,7 +132,7 @@ class KilledJob:
 
 
 def test_a_killed_worker_is_reported() -> None:
-    with pytest.raises(EncoderWorkerError, match="fewer workers"):
+    with pytest.raises(CompressionError, match="fewer workers"):
         list(run([KilledJob()] * 8, num_workers=2))
 
 
@@ -145,18 +140,18 @@ def test_a_killed_worker_is_reported() -> None:
 def test_numbers_that_are_none_are_refused(bad: float) -> None:
     weight = weights(12, 12)
     weight[3, 4] = bad
-    with pytest.raises(UncompressibleWeightError, match=r"'layers\.3\.up' \[12, 12\] holds NaN or infinity"):
+    with pytest.raises(CompressionError, match=r"'layers\.3\.up' \[12, 12\] holds NaN or infinity"):
         encode_matrix(weight, AstcConfig(), name="layers.3.up")
 
 
 @pytest.mark.parametrize("shape", [(5, 100), (100, 5), (100,), (0, 12, 12)])
 def test_what_is_too_small_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UncompressibleWeightError, match="too small to block"):
+    with pytest.raises(CompressionError, match="too small to block"):
         encode_matrix(np.ones(shape, np.float32), AstcConfig())
 
 
 def test_all_zero_weights_are_refused_but_one_of_a_stack_may_be() -> None:
-    with pytest.raises(UncompressibleWeightError, match=r"'w' .* all zero"):
+    with pytest.raises(CompressionError, match=r"'w' .* all zero"):
         encode_matrix(np.zeros((12, 12), np.float32), AstcConfig(), name="w")
     weight = weights(2, 12, 12)
     weight[1] = 0
@@ -165,7 +160,7 @@ def test_all_zero_weights_are_refused_but_one_of_a_stack_may_be() -> None:
 
 def test_weights_beyond_fp16_cannot_have_fp16_minima() -> None:
     weight = weights(12, 12) * 1e6
-    with pytest.raises(UncompressibleWeightError, match="fp16"):
+    with pytest.raises(CompressionError, match="fp16"):
         encode_matrix(weight, LiteralAstcConfig())
     assert np.isfinite(decode_matrix(encode_matrix(weight, AstcConfig()))).all()
 

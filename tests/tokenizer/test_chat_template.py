@@ -147,10 +147,10 @@ def test_answers_are_read_back(tokenizer: Tokenizer, turn: AssistantTurn) -> Non
         (("<|tool_calls|>", '[{"name":"clock","arguments":[]}]'), "object arguments"),
         (("<|tool_calls|>", '[{"name":1,"arguments":{}}]'), "text name"),
         (("<|tool_calls|>", "[3]"), "exactly the keys"),
-        (("one", "<|turn_end|>", "two"), r"<\|turn_end\|> stands inside"),
-        (("<|user|>", "hi"), r"<\|user\|> stands inside"),
-        (("<|tool_calls|>", "[", "<|tool_calls|>", "]"), r"<\|tool_calls\|> stands inside"),
-        (("<|pad|>",), r"<\|pad\|> stands inside"),
+        (("one", "<|turn_end|>", "two"), r"special token <\|turn_end\|>"),
+        (("<|user|>", "hi"), r"special token <\|user\|>"),
+        (("<|tool_calls|>", "[", "<|tool_calls|>", "]"), r"special token <\|tool_calls\|>"),
+        (("<|pad|>",), r"special token <\|pad\|>"),
     ],
 )
 def test_malformed_answers_are_refused(tokenizer: Tokenizer, answer: tuple[str, ...], problem: str) -> None:
@@ -194,7 +194,7 @@ def test_template_is_data() -> None:
         ({"user": ["<|usr|>", "{text}", "{response_format}"]}, "user must be"),
         ({"user": ["<|user|>", "{text}{response_format}"]}, "user must be"),
         ({"user": ["<|user|>", "{text}"]}, "user must be"),
-        ({"assistant": ["<|assistant|>", "{tool_calls}", "{text}", "<|turn_end|>"]}, "parsed back"),
+        ({"assistant": ["<|assistant|>", "{tool_calls}", "{text}", "<|turn_end|>"]}, "answers are parsed"),
         ({"usr": []}, "did you mean 'user'"),
     ],
 )

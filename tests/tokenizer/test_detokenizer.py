@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openafm.tokenizer.bpe import Tokenizer, UnknownTokenError
+from openafm.tokenizer.bpe import EncodingError, Tokenizer
 from openafm.tokenizer.detokenizer import Detokenizer
 
 BYTES_ONLY = Tokenizer(merges=())
@@ -43,5 +43,5 @@ def test_a_broken_off_character_shows_and_leaves_no_trace() -> None:
 def test_special_tokens_say_nothing_and_unknown_ones_are_refused(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(tokenizer.special.turn_end) == ""
-    with pytest.raises(UnknownTokenError):
+    with pytest.raises(EncodingError):
         detokenizer.push(tokenizer.vocab_size)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openafm.tokenizer.bpe import Tokenizer
-from openafm.tokenizer.report import Corpus, CorpusError, find_corpora, language_costs
+from openafm.tokenizer.bpe import Tokenizer, TokenizerError
+from openafm.tokenizer.report import Corpus, find_corpora, language_costs
 
 BYTES_ONLY = Tokenizer(merges=())
 
@@ -41,13 +41,13 @@ def test_folders_hold_one_file_a_language(tmp_path: Path) -> None:
     corpus = Corpus(language="sv", path=tmp_path / "sv.jsonl")
     assert list(corpus) == list(corpus) == ["Hej", "världen"]
     (tmp_path / "en.jsonl").write_text("")
-    with pytest.raises(CorpusError, match="both for 'en'"):
+    with pytest.raises(TokenizerError, match="both for 'en'"):
         find_corpora(tmp_path)
 
 
 def test_absent_texts_are_asked_for(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(CorpusError, match="it needs one file a language"):
+        with pytest.raises(TokenizerError, match="it needs one file a language"):
             find_corpora(folder)
 
 
@@ -57,10 +57,10 @@ def test_absent_texts_are_asked_for(tmp_path: Path) -> None:
 )
 def test_broken_texts_are_named(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(CorpusError, match=name):
+    with pytest.raises(TokenizerError, match=name):
         list(find_corpora(tmp_path)["en"])
 
 
 def test_empty_texts_are_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(CorpusError, match="'en' are empty"):
+    with pytest.raises(TokenizerError, match="'en' are empty"):
         language_costs(tokenizer, tokenizer, {"en": [""]})

@@ -19,7 +19,7 @@ from openafm.bundle import RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.config import QATConfig
 from openafm.compression.deploy import build_decoder, packed_tensors
-from openafm.compression.errors import AlreadyCompressedError
+from openafm.compression.errors import UncompressibleModelError
 from openafm.compression.qat import FakeQuantLinear
 from openafm.core.config import ConfigError
 from openafm.data.loader import LoaderConfig
@@ -172,7 +172,7 @@ def test_a_larger_adapter_starts_as_the_one_that_the_bundle_carries(tmp_path: Pa
 def test_compressed_weights_are_not_trained(tmp_path: Path, corpus: LoaderConfig) -> None:
     base = compressed_bundle(tmp_path / "base")
     for changes in ({}, {"qat": QAT}):
-        with pytest.raises(AlreadyCompressedError, match=r"is compressed \(int2_balanced\)"):
+        with pytest.raises(UncompressibleModelError, match=r"is compressed \(int2_balanced\)"):
             train(tiny_run(corpus, model=MODEL, from_bundle=base, **changes), tmp_path / "run")
 
 

@@ -3,10 +3,8 @@
 from openafm.bundle.bundle import Bundle, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.errors import (
     BundleError,
-    BundleNameError,
     BundleNotFoundError,
     BundleTamperedError,
-    BundleTruncatedError,
     BundleVersionError,
 )
 from openafm.bundle.store import bundle_place, choose_model, find_bundle, list_bundles, resolve_model, shipped_bundle
@@ -16,10 +14,8 @@ __all__ = [
     "FULL_PRECISION",
     "Bundle",
     "BundleError",
-    "BundleNameError",
     "BundleNotFoundError",
     "BundleTamperedError",
-    "BundleTruncatedError",
     "BundleVersionError",
     "Numerics",
     "RecoveryAdapter",

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.package import Adapter, open_adapter, write_adapter
-from openafm.bundle.errors import BundleError, BundleTamperedError, BundleTruncatedError, BundleVersionError
+from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError
 from openafm.bundle.signature import SIGNATURE_LENGTH, sign
 from openafm.bundle.store import find_bundle
-from openafm.bundle.tensor_file import StoredTensor, copy_tensors, read_tensors, write_tensors
+from openafm.bundle.tensor_file import MappedTensor, copy_tensors, read_tensors, write_tensors
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
@@ -91,11 +91,11 @@ class Bundle:
         return _read_part(self.path / "chat_template.json", read_template)
 
     @cached_property
-    def stored_tensors(self) -> dict[str, StoredTensor]:
+    def stored_tensors(self) -> dict[str, MappedTensor]:
         """Every weight by name, mapped from the files.
 
         Raises:
-            BundleTruncatedError: a file is missing or too short.
+            BundleError: a file is missing or too short.
         """
         return _read_all_tensors(self.path)
 
@@ -172,7 +172,7 @@ def write_bundle(
     config: DecoderConfig,
     tokenizer: Tokenizer,
     template: BaseChatTemplate,
-    tensors: Mapping[str, NDArray[Any]] | Sequence[StoredTensor],
+    tensors: Mapping[str, NDArray[Any]] | Sequence[MappedTensor],
     numerics: Numerics = FULL_PRECISION,
     recovery: RecoveryAdapter | None = None,
     card: str = "",
@@ -244,10 +244,10 @@ def _check_version(path: Path, header: dict[str, Any]) -> None:
         )
 
 
-def _read_all_tensors(folder: Path) -> dict[str, StoredTensor]:
+def _read_all_tensors(folder: Path) -> dict[str, MappedTensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise BundleTruncatedError(f"{folder} holds no *.safetensors file; restore it")
+        raise BundleError(f"{folder} holds no *.safetensors file; restore it")
     return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
 
 
@@ -255,7 +255,7 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise BundleTruncatedError(f"{file} is missing; restore it") from None
+        raise BundleError(f"{file} is missing; restore it") from None
     except UnicodeDecodeError as error:
         raise BundleError(f"{file} is not UTF-8 text ({error})") from error
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a bundle. Every message names the file."""
+"""Errors of the bundle room. Every message names the file."""
 
 from __future__ import annotations
 
@@ -6,24 +6,16 @@ from openafm.core.errors import OpenAFMError, UsageError
 
 
 class BundleError(OpenAFMError):
-    """A folder that is not a readable bundle."""
+    """A folder is not a readable bundle: a file is missing, truncated or malformed."""
 
 
 class BundleNotFoundError(UsageError):
-    """No bundle of this name or at this path, or none at all on this machine."""
-
-
-class BundleNameError(UsageError):
-    """A name that cannot be a folder of its own among this user's bundles."""
-
-
-class BundleTruncatedError(BundleError):
-    """A file of the bundle is missing or shorter than it says."""
+    """No bundle has this name or path, or this machine has none at all."""
 
 
 class BundleTamperedError(BundleError):
-    """A file of the bundle is not the one that was signed."""
+    """A file of the bundle differs from the signed one."""
 
 
 class BundleVersionError(BundleError):
-    """The bundle was written for another version of the format."""
+    """The bundle has another version of the format."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from openafm.bundle.tensor_file import StoredTensor
+from openafm.bundle.tensor_file import MappedTensor
 
 SIGNATURE_LENGTH = 40
 
@@ -29,7 +29,7 @@ class Signature:
         return hashlib.sha256(b"openafm-bundle-1\n" + lines.encode()).hexdigest()[:SIGNATURE_LENGTH]
 
 
-def sign(documents: dict[str, Any], tensors: Iterable[StoredTensor]) -> Signature:
+def sign(documents: dict[str, Any], tensors: Iterable[MappedTensor]) -> Signature:
     """The signature of JSON documents by file name and tensors."""
     parts = {name: hashlib.sha256(canonical_json(value)).hexdigest() for name, value in documents.items()}
     for tensor in tensors:

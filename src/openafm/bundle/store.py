@@ -6,8 +6,9 @@ import json
 import re
 from pathlib import Path
 
-from openafm.bundle.errors import BundleError, BundleNameError, BundleNotFoundError
+from openafm.bundle.errors import BundleError, BundleNotFoundError
 from openafm.core.config import nearest
+from openafm.core.errors import UsageError
 from openafm.core.files import data_home, write_json
 
 SHIPPED_NAME = "nano"
@@ -23,10 +24,10 @@ def bundle_place(name: str) -> Path:
     """Where a bundle of this name lives, or would.
 
     Raises:
-        BundleNameError: the name is no plain folder name, and might lead elsewhere.
+        UsageError: the name is no plain folder name, and might lead elsewhere.
     """
     if name.startswith(".") or not re.fullmatch(r"[\w.+-]+", name):
-        raise BundleNameError(f"'{name}' is no name for a bundle; use letters, digits, '.', '_', '+' and '-'")
+        raise UsageError(f"'{name}' is no name for a bundle; use letters, digits, '.', '_', '+' and '-'")
     return bundles_home() / name
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.bundle.errors import BundleError, BundleTruncatedError
+from openafm.bundle.errors import BundleError
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_SHARD_BYTES = 4 << 30
@@ -37,7 +37,7 @@ _NUMPY_DTYPES: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class MappedTensor:
     """A tensor where it lies in a mapped file: dtype in safetensors' names ("F32", "BF16", ...)."""
 
     name: str
@@ -56,24 +56,24 @@ class StoredTensor:
         return hashlib.sha256(self.data.data).hexdigest()
 
 
-def read_tensors(path: Path) -> dict[str, StoredTensor]:
+def read_tensors(path: Path) -> dict[str, MappedTensor]:
     """The tensors of one safetensors file, mapped, not copied.
 
     Raises:
-        BundleTruncatedError: the file ends before its data does.
+        BundleError: the file ends before its data does.
         BundleError: the header is not one of a safetensors file.
     """
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
-        raise BundleTruncatedError(f"{path} is empty or cannot be read ({error}); restore the file") from error
+        raise BundleError(f"{path} is empty or cannot be read ({error}); restore the file") from error
     if len(data) < 8:
-        raise BundleTruncatedError(f"{path} holds {len(data)} bytes, too few for a safetensors file; restore the file")
+        raise BundleError(f"{path} holds {len(data)} bytes, too few for a safetensors file; restore the file")
     (header_bytes,) = struct.unpack("<Q", data[:8].tobytes())
     if header_bytes > MAX_HEADER_BYTES:
         raise BundleError(f"{path} does not start with a safetensors header; is it another kind of file?")
     if 8 + header_bytes > len(data):
-        raise BundleTruncatedError(f"{path} ends inside its header; restore the file")
+        raise BundleError(f"{path} ends inside its header; restore the file")
     header = _parse_header(path, data[8 : 8 + header_bytes].tobytes())
     body = data[8 + header_bytes :]
     return {name: _stored(path, name, entry, body) for name, entry in header.items()}
@@ -89,7 +89,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, NDArray[Any]], max_shard_b
         save_file({name: np.asarray(tensors[name], order="C") for name in names}, file, {"format": "pt"})
 
 
-def copy_tensors(folder: Path, tensors: Iterable[StoredTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+def copy_tensors(folder: Path, tensors: Iterable[MappedTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
     """The same from stored tensors, one at a time: no more than one is in memory. float16 becomes float32, which is exact.
 
     Raises:
@@ -120,7 +120,7 @@ class _Copy:
     _CHUNK_BYTES = 1 << 26
     _INFINITE: ClassVar = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}  # exponents of infinities and NaN
 
-    def __init__(self, tensor: StoredTensor) -> None:
+    def __init__(self, tensor: MappedTensor) -> None:
         if tensor.dtype not in self._INFINITE:
             known = ", ".join(self._INFINITE)
             raise BundleError(f"{tensor.file}: tensor '{tensor.name}' is {tensor.dtype}; weights here are {known}")
@@ -166,7 +166,7 @@ def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _stored(path: Path, name: str, entry: Any, body: NDArray[np.uint8]) -> StoredTensor:
+def _stored(path: Path, name: str, entry: Any, body: NDArray[np.uint8]) -> MappedTensor:
     try:
         dtype, shape = entry["dtype"], tuple(entry["shape"])
         start, stop = entry["data_offsets"]
@@ -178,5 +178,5 @@ def _stored(path: Path, name: str, entry: Any, body: NDArray[np.uint8]) -> Store
     except (KeyError, TypeError, ValueError) as error:
         raise BundleError(f"{path}: tensor '{name}' has an unreadable header entry ({error})") from error
     if stop > len(body):
-        raise BundleTruncatedError(f"{path} ends inside tensor '{name}'; restore the file")
-    return StoredTensor(name=name, file=path, dtype=dtype, shape=shape, data=body[start:stop])
+        raise BundleError(f"{path} ends inside tensor '{name}'; restore the file")
+    return MappedTensor(name=name, file=path, dtype=dtype, shape=shape, data=body[start:stop])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from openafm.compression.config import AbsmaxClip, ClipConfig, LevelSetConfig, LloydClip, NewtonClip, OctavClip
-from openafm.compression.errors import UncompressibleWeightError
+from openafm.compression.errors import CompressionError
 from openafm.core.config import ConfigError
 
 TOLERANCE = 1e-4  # of the scale, from one iteration to the next
@@ -36,13 +36,13 @@ def find_scale(clip: ClipConfig, weight_GN: Tensor, levels: LevelSetConfig, name
     """The scale that each group of weights starts from, in fp32.
 
     Raises:
-        UncompressibleWeightError: a weight is not finite, or all of a group are zero; the message holds `name`.
+        CompressionError: a weight is not finite, or all of a group are zero; the message holds `name`.
     """
     weight_GN = weight_GN.detach().float()
     if not bool(weight_GN.isfinite().all()):
-        raise UncompressibleWeightError(f"{name} holds a value that is not finite; the model is broken, train it again")
+        raise CompressionError(f"{name} holds a value that is not finite; the model is broken, train it again")
     if not bool(weight_GN.any(dim=1).all()):
-        raise UncompressibleWeightError(f"{name} is all zero, or a row of it is: it has no scale; leave it out or train it")
+        raise CompressionError(f"{name} is all zero, or a row of it is: it has no scale; leave it out or train it")
     match clip:
         case AbsmaxClip():
             return Clip(scale_G=weight_GN.abs().amax(1) / levels.largest, num_iterations=0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from openafm.compression.errors import UncompressibleWeightError
+from openafm.compression.errors import CompressionError
 from openafm.compression.int4_embedding import BITS, GROUP, width_message
 from openafm.compression.rounding import straight_through
 
@@ -19,10 +19,10 @@ def fake_quantize_embedding(weight_VD: Tensor) -> Tensor:
     """The values of `quantize_embedding(weight, MinMaxRange())` in fp32, with the gradient of the weight itself.
 
     Raises:
-        UncompressibleWeightError: the width is no multiple of 32.
+        CompressionError: the width is no multiple of 32.
     """
     if weight_VD.shape[1] % GROUP:
-        raise UncompressibleWeightError(width_message("the embedding", weight_VD.shape[1]))
+        raise CompressionError(width_message("the embedding", weight_VD.shape[1]))
     return straight_through(weight_VD, _rounded(weight_VD.detach().float()))
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.compression.errors import UncompressibleWeightError
+from openafm.compression.errors import CompressionError
 from openafm.compression.post_training.groups import (
     ClippedRange,
     Codes,
@@ -25,14 +25,9 @@ from openafm.compression.post_training.groups import (
     RangeConfig,
     quantize_groups,
 )
-from openafm.core.errors import OpenAFMError
 
 BITS, GROUP = 4, 32
 Arrays: TypeAlias = dict[str, NDArray[Any]]
-
-
-class EmbeddingFormatError(OpenAFMError):
-    """Tensors that do not make up a 4-bit embedding."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,15 +54,15 @@ class Int4Embedding:
         """The inverse of `tensors`.
 
         Raises:
-            EmbeddingFormatError: a tensor is absent, or of another type or shape than the rest asks for.
+            CompressionError: a tensor is absent, or of another type or shape than the rest asks for.
         """
         packed, scale, minimum = (_tensor(tensors, key) for key in (name, f"{name}.scale", f"{name}.minimum"))
         if packed.ndim != 2 or packed.dtype != np.uint8:
-            raise EmbeddingFormatError(f"'{name}' is {_kind(packed)}; expected U8 [vocabulary, width / 2]")
+            raise CompressionError(f"'{name}' is {_kind(packed)}; expected U8 [vocabulary, width / 2]")
         expected = (packed.shape[0], 2 * packed.shape[1] // GROUP)
         for key, tensor in ((f"{name}.scale", scale), (f"{name}.minimum", minimum)):
             if tensor.shape != expected or tensor.dtype != np.float16:
-                raise EmbeddingFormatError(f"'{key}' is {_kind(tensor)}; expected float16 {list(expected)}")
+                raise CompressionError(f"'{key}' is {_kind(tensor)}; expected float16 {list(expected)}")
         return cls(codes_VD=unpack_nibbles(packed), scale_VG=scale, minimum_VG=minimum)
 
 
@@ -77,10 +72,10 @@ def quantize_embedding(weight_VD: Floats, range: RangeConfig | None = None, name
     `MinMaxRange()` gives the values of `fake_quantize_embedding`, bit for bit.
 
     Raises:
-        UncompressibleWeightError: not a matrix, not finite, beyond fp16, or a width that is no multiple of 32.
+        CompressionError: not a matrix, not finite, beyond fp16, or a width that is no multiple of 32.
     """
     if weight_VD.ndim == 2 and weight_VD.shape[1] % GROUP:
-        raise UncompressibleWeightError(width_message(name, weight_VD.shape[1]))
+        raise CompressionError(width_message(name, weight_VD.shape[1]))
     groups = quantize_groups(weight_VD, bits=BITS, group=GROUP, range=range or ClippedRange(), name=name)
     return Int4Embedding(codes_VD=groups.codes_RC, scale_VG=groups.scale_RG, minimum_VG=groups.minimum_RG)
 
@@ -101,7 +96,7 @@ def unpack_nibbles(packed: Codes) -> Codes:
 
 def _tensor(tensors: Mapping[str, NDArray[Any]], key: str) -> NDArray[Any]:
     if key not in tensors:
-        raise EmbeddingFormatError(f"a 4-bit embedding needs a tensor '{key}', and there is none; the file is incomplete")
+        raise CompressionError(f"a 4-bit embedding needs a tensor '{key}', and there is none; the file is incomplete")
     return tensors[key]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.compression.errors import UncompressibleWeightError
+from openafm.compression.errors import CompressionError
 
 _SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)
 
@@ -17,11 +17,11 @@ def pack_codes(codes_RC: NDArray[np.uint8], name: str = "the matrix") -> NDArray
     """Codes 0 to 3 as bytes [R, P].
 
     Raises:
-        UncompressibleWeightError: the number of inputs is no multiple of four; the message holds `name`.
+        CompressionError: the number of inputs is no multiple of four; the message holds `name`.
     """
     num_rows, num_inputs = codes_RC.shape
     if num_inputs % 4:
-        raise UncompressibleWeightError(f"{name} has {num_inputs} inputs; 2-bit codes need a multiple of 4")
+        raise CompressionError(f"{name} has {num_inputs} inputs; 2-bit codes need a multiple of 4")
     packed = codes_RC.reshape(num_rows, -1, 4).astype(np.uint8) << _SHIFTS
     return np.bitwise_or.reduce(packed, axis=2)
 

@@ -86,7 +86,7 @@ def install(decoder: Decoder, config: QATConfig) -> QuantizationAwareness:
     """Simulate a 2-bit decoder over this one's weights, in place; clips start from the weights as they are.
 
     Raises:
-        UncompressibleWeightError: a matrix is all zero or not finite; the message names it.
+        CompressionError: a matrix is all zero or not finite; the message names it.
     """
     awareness = QuantizationAwareness(config)
     replace_linears(

@@ -19,7 +19,7 @@ from openafm.bundle import Bundle, Numerics, RecoveryAdapter, bundle_place, writ
 from openafm.bundle.describe import stored_bits
 from openafm.compression.astc.config import AstcConfig, LiteralAstcConfig
 from openafm.compression.config import QATConfig
-from openafm.compression.errors import AlreadyCompressedError
+from openafm.compression.errors import UncompressibleModelError
 from openafm.core.config import Config, ConfigError, nearest, override
 from openafm.core.errors import UsageError
 from openafm.core.progress import Progress, progress
@@ -243,20 +243,20 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     """Compress a bundle into another one, called `name`.
 
     Raises:
-        AlreadyCompressedError: the bundle has few bits already, or a recovery adapter.
+        UncompressibleModelError: the bundle has few bits already, or a recovery adapter.
         SourceBundleError: `name` is the bundle itself.
         UncompressibleModelError: the format does not take models of this kind.
-        UncompressibleWeightError, SingularRankError, NonFiniteWeightError: a tensor that cannot be
+        CompressionError, SingularRankError, NonFiniteWeightError: a tensor that cannot be
             compressed; the message names it.
-        CalibrationError: calibration does not fit into memory.
+        CompressionError: calibration does not fit into memory.
         BundleError: the bundle is damaged.
-        BundleNameError: `name` is no name for a bundle.
+        UsageError: `name` is no name for a bundle.
     """
     place = bundle_place(name)
     if bundle.numerics.is_compressed or bundle.recovery_adapter is not None:
         has = f"weights {bundle.numerics.weights}, embedding {bundle.numerics.embedding}"
         has += ", a recovery adapter" if bundle.recovery_adapter is not None else ""
-        raise AlreadyCompressedError(f"{bundle.name} is compressed already ({has}); compress what it was made from")
+        raise UncompressibleModelError(f"{bundle.name} is compressed already ({has}); compress what it was made from")
     if place.resolve() == bundle.path.resolve():
         raise SourceBundleError(f"'{name}' is the bundle to compress itself, which stays as it is; choose another --name")
     config.check(bundle.config)

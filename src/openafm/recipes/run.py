@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from openafm.adapters.package import open_adapter
 from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.store import bundle_place
-from openafm.compression.errors import AlreadyCompressedError
+from openafm.compression.errors import UncompressibleModelError
 from openafm.core.config import dump, from_dict, override
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file, folder_lock
@@ -102,7 +102,7 @@ def prepare_run(
     Raises:
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
         BundleNotFoundError: `start` names no bundle.
-        AlreadyCompressedError: `start` has few bits, and the recipe trains its weights.
+        UncompressibleModelError: `start` has few bits, and the recipe trains its weights.
         UpcyclingError: the recipe upcycles `start`, which is not dense.
         TeacherError: the teacher reads another vocabulary than `start`.
     """
@@ -113,7 +113,7 @@ def prepare_run(
     elif start is not None:
         bundle = open_bundle(start)
         if bundle.numerics.is_compressed and config.trainer.adapter is None:
-            raise AlreadyCompressedError(
+            raise UncompressibleModelError(
                 f"{bundle.name} is compressed ({bundle.numerics.weights}): its weights can no longer be trained; start from"
                 " the bundle that it was made of, or train an adapter"
             )

@@ -48,20 +48,12 @@ PATTERN = "|".join(
 PATTERN_SPACES_APART = PATTERN.replace(" ?", "")
 
 
-class TokenizerFileError(OpenAFMError):
-    """A text or file that is not a tokenizer of openafm."""
+class TokenizerError(OpenAFMError):
+    """A tokenizer cannot be read, trained or used; the message says why."""
 
 
-class TooLittleTextError(OpenAFMError):
-    """The texts do not repeat enough to fill the vocabulary that was asked for."""
-
-
-class UnencodableTextError(UsageError):
-    """A text that has no UTF-8 form: it holds half of a surrogate pair."""
-
-
-class UnknownTokenError(UsageError):
-    """A token id outside the vocabulary."""
+class EncodingError(UsageError):
+    """A text cannot be encoded, or token ids cannot be decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +133,7 @@ class Tokenizer:
         self.special_names = tuple(special_names or _default_special_names())
         self.pattern = pattern
         if len(self.special_names) != NUM_SPECIAL_TOKENS:
-            raise TokenizerFileError(f"expected {NUM_SPECIAL_TOKENS} special tokens, got {len(self.special_names)}")
+            raise TokenizerError(f"expected {NUM_SPECIAL_TOKENS} special tokens, got {len(self.special_names)}")
         self._vocab = _vocab(self.merges, self.special_names)
         self._backend = _filled_backend(self._vocab, self.merges, self.special_names, pattern)
         self._model = self._backend.model
@@ -173,7 +165,7 @@ class Tokenizer:
         """Token ids of `text`. A special token spelled out in the text is plain text: this never returns a special id.
 
         Raises:
-            UnencodableTextError: the text holds half of a surrogate pair.
+            EncodingError: the text holds half of a surrogate pair.
         """
         _check_encodable(text)
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
@@ -212,12 +204,12 @@ class Tokenizer:
         """Bytes of token ids: the inverse of `encode_bytes`.
 
         Raises:
-            UnknownTokenError: an id outside the vocabulary.
+            EncodingError: an id outside the vocabulary.
         """
         try:
             return b"".join(map(self._bytes.__getitem__, ids))
         except KeyError as error:
-            raise UnknownTokenError(f"token {error} is not one of the {self.vocab_size} of this tokenizer") from None
+            raise EncodingError(f"token {error} is not one of the {self.vocab_size} of this tokenizer") from None
 
     def token_bytes(self, id: int) -> bytes:
         """Bytes of one token; empty for a special token."""
@@ -233,7 +225,7 @@ class Tokenizer:
         """Read what `to_json` wrote.
 
         Raises:
-            TokenizerFileError: the text is no tokenizer of openafm, or one that was edited.
+            TokenizerError: the text is no tokenizer of openafm, or one that was edited.
         """
         try:
             form = json.loads(text)
@@ -243,11 +235,11 @@ class Tokenizer:
                 pattern=form["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"],
             )
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise TokenizerFileError(f"this is not a tokenizer.json of openafm ({error!r}); train one with it") from error
+            raise TokenizerError(f"this is not a tokenizer.json of openafm ({error!r}); train one with it") from error
         canonical = tokenizer._file_form()
         changed = [key for key in canonical.keys() | form.keys() if canonical.get(key) != form.get(key)]
         if changed:
-            raise TokenizerFileError(f"tokenizer.json differs from what its merges say in {', '.join(sorted(changed))}")
+            raise TokenizerError(f"tokenizer.json differs from what its merges say in {', '.join(sorted(changed))}")
         return tokenizer
 
     def save(self, path: Path) -> None:
@@ -260,12 +252,12 @@ class Tokenizer:
         """Read a tokenizer from `path`.
 
         Raises:
-            TokenizerFileError: the file is absent or is no tokenizer of openafm.
+            TokenizerError: the file is absent or is no tokenizer of openafm.
         """
         try:
             return Tokenizer.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, TokenizerFileError) as error:
-            raise TokenizerFileError(f"cannot read the tokenizer {path}: {error}") from error
+        except (OSError, UnicodeDecodeError, TokenizerError) as error:
+            raise TokenizerError(f"cannot read the tokenizer {path}: {error}") from error
 
     def _file_form(self) -> dict[str, Any]:
         """The tokenizer as the `tokenizers` library stores it."""
@@ -279,7 +271,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """Learn merges from texts. Depends on the texts alone, not on their order, the machine or the number of cores.
 
     Raises:
-        TooLittleTextError: the texts do not repeat enough for `config.vocab_size`.
+        TokenizerError: the texts do not repeat enough for `config.vocab_size`.
     """
     import tokenizers
 
@@ -297,7 +289,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     merges = ((left, right) for left, right in json.loads(backend.to_str())["model"]["merges"])
     tokenizer = Tokenizer(merges, pattern=pattern)
     if tokenizer.vocab_size != config.vocab_size:
-        raise TooLittleTextError(
+        raise TokenizerError(
             f"these texts give {tokenizer.vocab_size} tokens, not the {config.vocab_size} asked for; "
             "give more text, a smaller vocab_size (in a recipe that of the tokenizer and of the model) or min_frequency=1"
         )
@@ -381,7 +373,7 @@ def _filled_backend(
     try:
         backend.model = tokenizers.models.BPE(vocab=vocab, merges=list(merges))
     except Exception as error:  # the library raises nothing narrower
-        raise TokenizerFileError(f"the merges of this tokenizer do not fit together: {error}") from error
+        raise TokenizerError(f"the merges of this tokenizer do not fit together: {error}") from error
     return backend
 
 
@@ -391,7 +383,7 @@ def _backend(text: str) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing narrower
-        raise TokenizerFileError(f"the merges or the pattern of this tokenizer do not fit together: {error}") from error
+        raise TokenizerError(f"the merges or the pattern of this tokenizer do not fit together: {error}") from error
     backend.encode_special_tokens = True  # that is: encode their spelling as text
     return backend
 
@@ -400,7 +392,7 @@ def _check_encodable(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UnencodableTextError(
+        raise EncodingError(
             f"character {error.start} of the text is half of a surrogate pair ({text[error.start]!r}); "
             "mend the text, or give its bytes to encode_bytes"
         ) from None

@@ -1,4 +1,4 @@
-r"""The chat template: a conversation as tokens and, for the assistant's turn, back.
+r"""The chat template of openafm: a conversation to tokens and, for the assistant's turn, back.
 
 Each turn is encoded by itself, between special tokens that open and close it:
 
@@ -8,8 +8,9 @@ Each turn is encoded by itself, between special tokens that open and close it:
     <|assistant|><|tool_calls|>[{"name":"...","arguments":{...}}]<|turn_end|>
     <|tool|>name<|content|>text<|turn_end|>
 
-So a session only ever appends, token counts add up exactly, and no text can imitate a turn, because texts never encode to
-special tokens. A structured answer is the assistant's text: compact JSON (`schema_text.compact_json`).
+An image inside a prompt is <|image_start|>, as many <|image|> as the image takes tokens, <|image_end|>; `EncodedText.images`
+holds the positions of the <|image|> tokens, whose embeddings the model replaces. A structured answer is the assistant's
+text: compact JSON (`schema_text.compact_json`).
 """
 
 from __future__ import annotations
@@ -21,26 +22,38 @@ from dataclasses import dataclass
 
 from openafm.core.config import ConfigError, from_dict
 from openafm.tokenizer.bpe import SPECIAL_TOKEN_IDS, SPECIAL_TOKENS, Tokenizer
-from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, ToolDefinition, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.conversation import (
+    AssistantTurn,
+    ConversationError,
+    ImagePart,
+    Instructions,
+    JsonSchema,
+    TextPart,
+    ToolDefinition,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
 from openafm.tokenizer.schema_text import schema_text
 from openafm.tokenizer.template import (
     BaseChatTemplate,
     CallsSyntax,
     ChatTemplateError,
     EncodedText,
+    ImageSpan,
     MalformedAnswerError,
     Parts,
     check_no_special,
     encode_parts,
     opened,
 )
-from openafm.tokenizer.tool_calls import MalformedToolCallsError, parse_tool_calls, tool_calls_text
+from openafm.tokenizer.tool_calls import parse_tool_calls, tool_calls_text
 
-__all__ = ["ChatTemplate", "ChatTemplateError", "EncodedText", "MalformedAnswerError", "opened"]
+__all__ = ["ChatTemplate", "ChatTemplateError", "EncodedText", "ImageSpan", "MalformedAnswerError", "opened"]
 
 VERSION = 1
 
-# The fields that each layout of `ChatTemplate` holds.
+# The fields of each layout of `ChatTemplate`.
 _FIELDS = {
     "instructions": ("text", "tools"),
     "tool_definition": ("name", "description", "parameters"),
@@ -54,10 +67,10 @@ _FIELDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ChatTemplate(BaseChatTemplate):
-    """The layout of every kind of turn, as data. The defaults are frozen: models are trained on them.
+    """Hold the layout of every kind of turn as data. The defaults are frozen: models are trained on them.
 
-    A layout is a row of pieces. A piece is a special token, or a text with one `{field}`; a text whose field is empty is
-    left out, and texts that touch are encoded as one.
+    A layout is a row of pieces. A piece is a special token, or a text with one `{field}`. A text whose field is empty is
+    left out; adjacent texts are encoded as one.
     """
 
     version: int = VERSION
@@ -74,38 +87,49 @@ class ChatTemplate(BaseChatTemplate):
         for name, known in _FIELDS.items():
             layout = getattr(self, name)
             used = [field for piece in layout if piece not in SPECIAL_TOKEN_IDS for field in re.findall(r"{(\w+)}", piece)]
-            whole = len(used) == sum(piece not in SPECIAL_TOKEN_IDS for piece in layout)
+            has_one_field_each = len(used) == sum(piece not in SPECIAL_TOKEN_IDS for piece in layout)
             self.require(
-                whole and sorted(used) == sorted(known) and layout[0] in SPECIAL_TOKEN_IDS,
-                f"{name} must be special tokens and texts with one field each, must start with a special token "
-                f"and hold exactly {', '.join(known)}; got {layout}",
+                has_one_field_each and sorted(used) == sorted(known) and layout[0] in SPECIAL_TOKEN_IDS,
+                f"{name} must be special tokens and texts with one field each, start with a special token and "
+                f"hold exactly the fields {', '.join(known)}; got {layout}",
             )
         self.require(
             self.assistant[1:] == ("{text}", "{tool_calls}", "<|turn_end|>") and len(self.tool_calls) == 2,
-            "assistant must be one token, {text}, {tool_calls}, <|turn_end|> and tool_calls one token, {calls}: "
-            "answers are parsed back",
+            "assistant must be one token, {text}, {tool_calls}, <|turn_end|>, and tool_calls one token, {calls}, "
+            "because answers are parsed",
         )
 
     @property
     def can_call_tools(self) -> bool:
         return True
 
+    @property
+    def can_take_images(self) -> bool:
+        return True
+
     def encode_turn(self, tokenizer: Tokenizer, turn: Turn) -> EncodedText:
+        images: tuple[ImagePart, ...] = ()
         match turn:
             case Instructions():
                 tools = [part for tool in turn.tools for part in self._tool_parts(tool)]
                 parts = _fill(self.instructions, text=turn.text, tools=tools)
             case UserTurn():
-                wanted = [] if turn.response_format is None else self._response_format_parts(turn.response_format)
-                parts = _fill(self.user, text=turn.text, response_format=wanted)
+                images = turn.images
+                content = _content_parts(turn) if images else turn.text
+                response_format = None if turn.response_format is None else self._response_format_parts(turn.response_format)
+                parts = _fill(self.user, text=content, response_format=response_format or [])
             case AssistantTurn():
                 calls = _fill(self.tool_calls, calls=tool_calls_text(turn.tool_calls)) if turn.tool_calls else []
                 parts = _fill(self.assistant, text=turn.text, tool_calls=calls)
             case ToolTurn():
                 parts = _fill(self.tool, name=turn.name, text=turn.text)
         tokens = encode_parts(tokenizer, parts)
-        generated = isinstance(turn, AssistantTurn)
-        return EncodedText(tokens=tokens, loss_mask=[generated and position > 0 for position in range(len(tokens))])
+        is_generated = isinstance(turn, AssistantTurn)
+        return EncodedText(
+            tokens=tokens,
+            loss_mask=[is_generated and position > 0 for position in range(len(tokens))],
+            images=_image_spans(tokens, images),
+        )
 
     def encode_tool(self, tokenizer: Tokenizer, tool: ToolDefinition) -> list[int]:
         return encode_parts(tokenizer, self._tool_parts(tool))
@@ -143,20 +167,20 @@ class ChatTemplate(BaseChatTemplate):
         check_no_special(tokenizer, (*before, *after), content)
         try:
             calls = parse_tool_calls(tokenizer.decode(after)) if called else ()
-        except MalformedToolCallsError as error:
+        except ConversationError as error:
             raise MalformedAnswerError(str(error), tokenizer.decode(content)) from error
         return AssistantTurn(text=tokenizer.decode(before), tool_calls=calls)
 
     @staticmethod
     def from_json(text: str) -> ChatTemplate:
-        """Read what `to_json` wrote.
+        """Read the output of `to_json`.
 
         Raises:
-            ChatTemplateError: the text is no chat template, or one of an unknown version.
+            ChatTemplateError: the text is not a chat template, or has an unknown version.
         """
         try:
             return from_dict(ChatTemplate, json.loads(text))
-        except (ValueError, ConfigError) as error:
+        except (ValueError, RecursionError, ConfigError) as error:
             raise ChatTemplateError(f"this is not a chat template of openafm: {error}") from error
 
     def _tool_parts(self, tool: ToolDefinition) -> Parts:
@@ -176,11 +200,31 @@ def _fill(layout: tuple[str, ...], **values: str | Parts) -> Parts:
             continue
         field = re.findall(r"{(\w+)}", piece)[0]
         value = values[field]
-        if isinstance(value, list):
-            parts.extend(value)
+        if isinstance(value, str):
+            parts += [piece.replace(f"{{{field}}}", value)] if value else []
         elif value:
-            parts.append(piece.replace(f"{{{field}}}", value))
+            before, _, after = piece.partition(f"{{{field}}}")
+            parts += [before] * bool(before) + value + [after] * bool(after)
     return parts
+
+
+def _content_parts(turn: UserTurn) -> Parts:
+    parts: Parts = []
+    for part in turn.content:
+        if isinstance(part, TextPart):
+            parts.append(part.text)
+        else:
+            parts += [SPECIAL_TOKENS.image_start, *[SPECIAL_TOKENS.image] * part.num_tokens, SPECIAL_TOKENS.image_end]
+    return parts
+
+
+def _image_spans(tokens: list[int], images: Sequence[ImagePart]) -> tuple[ImageSpan, ...]:
+    """Where the placeholders of images are: text never encodes to <|image_start|>, so each one opens an image."""
+    starts = (position + 1 for position, token in enumerate(tokens) if token == SPECIAL_TOKENS.image_start)
+    return tuple(
+        ImageSpan(start=start, stop=start + image.num_tokens, digest=image.digest)
+        for start, image in zip(starts, images, strict=False)
+    )
 
 
 def _partition(tokens: list[int], separator: int) -> tuple[list[int], bool, list[int]]:

@@ -1,15 +1,20 @@
-"""A conversation as plain data: what the chat template encodes, training data stores and sessions append to.
+"""Conversations as plain data: the chat template encodes them, training data stores them, sessions append to them.
 
 On disk a conversation is one line of chat JSONL (`Conversation.to_dict`):
 
     {"messages": [{"role": "instructions", "content": "...", "tools": [...]},
                   {"role": "user", "content": "...", "response_format": {JSON Schema}},
                   {"role": "assistant", "content": "..."}], "task": "event", "language": "en"}
+
+The content of a user message is a string, or a list of parts where it holds images:
+
+    [{"type": "text", "text": "What is this?"}, {"type": "image", "digest": "9f86...", "num_tokens": 16}]
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -19,12 +24,36 @@ JsonSchema: TypeAlias = dict[str, Any]
 
 
 class ConversationError(OpenAFMError):
-    """A dictionary that is not a conversation; the message names the message and the key."""
+    """A dictionary or a turn is not a valid conversation; the text names the message and the key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextPart:
+    """Text inside the content of a turn."""
+
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePart:
+    """An image inside the content of a turn: the digest of its bytes and the number of tokens it takes in the sequence."""
+
+    digest: str
+    num_tokens: int
+
+    def __post_init__(self) -> None:
+        if not self.digest:
+            raise ConversationError("an image part needs the digest of its bytes, got an empty string")
+        if self.num_tokens < 1:
+            raise ConversationError(f"an image takes at least 1 token, got num_tokens={self.num_tokens}")
+
+
+ContentPart: TypeAlias = TextPart | ImagePart
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolDefinition:
-    """A tool as the model sees it. `parameters` is a JSON Schema object."""
+    """A tool as shown to the model. `parameters` is a JSON Schema object."""
 
     name: str
     description: str
@@ -41,23 +70,51 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Instructions:
-    """The developer's turn, always the first: outranks what follows and announces the tools."""
+    """The developer's turn. Always first: it takes precedence over later turns and lists the tools."""
 
     text: str
     tools: tuple[ToolDefinition, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class UserTurn:
-    """A prompt; `response_format` is the JSON Schema that the answer follows, shown to the model as schema text."""
+    """A prompt: `UserTurn(text="...")`, or `UserTurn(content=(...))` with text and image parts.
 
-    text: str
-    response_format: JsonSchema | None = None
+    Attributes:
+        content: parts in order. Empty texts are dropped and adjacent texts joined, so equal prompts compare equal.
+        response_format: JSON Schema of the answer, shown to the model as schema text.
+    """
+
+    content: tuple[ContentPart, ...]
+    response_format: JsonSchema | None
+
+    def __init__(
+        self,
+        *,
+        text: str | None = None,
+        content: Sequence[ContentPart] | None = None,
+        response_format: JsonSchema | None = None,
+    ) -> None:
+        if (text is None) == (content is None):
+            raise TypeError("UserTurn takes either text or content")
+        parts = (TextPart(text=text),) if text is not None else content or ()
+        object.__setattr__(self, "content", tuple(_joined(parts)))
+        object.__setattr__(self, "response_format", response_format)
+
+    @property
+    def text(self) -> str:
+        """The text parts, joined; images are left out."""
+        return "".join(part.text for part in self.content if isinstance(part, TextPart))
+
+    @property
+    def images(self) -> tuple[ImagePart, ...]:
+        """The image parts, in order."""
+        return tuple(part for part in self.content if isinstance(part, ImagePart))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AssistantTurn:
-    """The model's answer: text, or one or several tool calls made in parallel."""
+    """The model's answer: text, tool calls made in parallel, or text followed by calls."""
 
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -76,7 +133,7 @@ Turn: TypeAlias = Instructions | UserTurn | AssistantTurn | ToolTurn
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Turns in order, with the task and language they were made for (empty when unknown)."""
+    """Turns in order, with their task and language (empty when unknown)."""
 
     turns: tuple[Turn, ...]
     task: str = ""
@@ -84,7 +141,7 @@ class Conversation:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """The chat JSONL form."""
+        """Return the chat JSONL form."""
         messages = [_turn_to_dict(turn) for turn in self.turns]
         tags = {name: value for name, value in (("task", self.task), ("language", self.language)) if value}
         return {"messages": messages} | tags | dict(self.extra)
@@ -94,7 +151,7 @@ class Conversation:
         """Read the chat JSONL form.
 
         Raises:
-            ConversationError: a message without a known role, or a key of the wrong type.
+            ConversationError: a message has no known role, or a key has the wrong type.
         """
         messages = values.get("messages")
         if not isinstance(messages, list) or not messages:
@@ -104,6 +161,14 @@ class Conversation:
         return Conversation(
             turns=turns, task=str(values.get("task", "")), language=str(values.get("language", "")), extra=extra
         )
+
+
+def _joined(parts: Iterable[ContentPart]) -> Iterator[ContentPart]:
+    for is_text, run in itertools.groupby(parts, key=lambda part: isinstance(part, TextPart)):
+        if not is_text:
+            yield from run
+        elif text := "".join(part.text for part in run if isinstance(part, TextPart)):
+            yield TextPart(text=text)
 
 
 def _turn_to_dict(turn: Turn) -> dict[str, Any]:
@@ -117,7 +182,8 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
                 ]
             return message
         case UserTurn():
-            message = {"role": "user", "content": turn.text}
+            content = [_part_to_dict(part) for part in turn.content] if turn.images else turn.text
+            message = {"role": "user", "content": content}
             return message if turn.response_format is None else message | {"response_format": turn.response_format}
         case AssistantTurn():
             message = {"role": "assistant", "content": turn.text}
@@ -128,12 +194,18 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
             return {"role": "tool", "name": turn.name, "content": turn.text}
 
 
+def _part_to_dict(part: ContentPart) -> dict[str, Any]:
+    match part:
+        case TextPart():
+            return {"type": "text", "text": part.text}
+        case ImagePart():
+            return {"type": "image", "digest": part.digest, "num_tokens": part.num_tokens}
+
+
 def _turn_from_dict(message: Any, position: int) -> Turn:
     if not isinstance(message, Mapping):
         raise ConversationError(f"message {position}: expected an object, got {message!r}")
-    text = message.get("content", "")
-    if not isinstance(text, str):
-        raise ConversationError(f"message {position}: 'content' must be text, got {text!r}")
+    content = message.get("content", "")
     try:
         match message.get("role"):
             case "instructions" | "system":
@@ -143,20 +215,32 @@ def _turn_from_dict(message: Any, position: int) -> Turn:
                     )
                     for t in message.get("tools", ())
                 )
-                return Instructions(text=text, tools=tools)
+                return Instructions(text=_text(content), tools=tools)
             case "user":
-                return UserTurn(text=text, response_format=message.get("response_format"))
+                parts = [TextPart(text=content)] if isinstance(content, str) else list(map(_part_from_dict, content))
+                return UserTurn(content=parts, response_format=message.get("response_format"))
             case "assistant":
                 calls = tuple(ToolCall(name=c["name"], arguments=c["arguments"]) for c in message.get("tool_calls", ()))
-                return AssistantTurn(text=text, tool_calls=calls)
+                return AssistantTurn(text=_text(content), tool_calls=calls)
             case "tool":
-                return ToolTurn(name=_text(message["name"]), text=text)
+                return ToolTurn(name=_text(message["name"]), text=_text(content))
             case role:
-                raise ConversationError(
-                    f"message {position}: unknown role {role!r}; known: instructions, user, assistant, tool"
-                )
+                raise ConversationError(f"unknown role {role!r}; known: instructions, user, assistant, tool")
+    except ConversationError as error:
+        raise ConversationError(f"message {position}: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise ConversationError(f"message {position}: missing or ill-typed {error}") from error
+
+
+def _part_from_dict(part: Any) -> ContentPart:
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return TextPart(text=text)
+        case {"type": "image", "digest": str(digest), "num_tokens": int(num_tokens)}:
+            return ImagePart(digest=digest, num_tokens=num_tokens)
+    raise ConversationError(
+        f"the content part {part!r} is neither {{'type': 'text', 'text'}} nor {{'type': 'image', 'digest', 'num_tokens'}}"
+    )
 
 
 def _text(value: Any) -> str:

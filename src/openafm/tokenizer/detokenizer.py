@@ -21,7 +21,7 @@ class Detokenizer:
         """The text that is certain now that token `id` arrived; often the token's own, sometimes none yet.
 
         Raises:
-            UnknownTokenError: an id outside the vocabulary.
+            EncodingError: an id outside the vocabulary.
         """
         return self._decoder.decode(self._tokenizer.token_bytes(id))
 

@@ -17,12 +17,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openafm.core.errors import UsageError
-from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, TooLittleTextError, characters_of
+from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, TokenizerError, characters_of
 from openafm.tokenizer.merges import Merge, learn_merges
-
-
-class VocabularySizeError(UsageError):
-    """The size asked for does not extend the vocabulary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +40,11 @@ def extend_tokenizer(
     """Extend `tokenizer` to `vocab_size` ids with what is frequent in `texts`; deterministic as `train_tokenizer` is.
 
     Raises:
-        VocabularySizeError: `vocab_size` is not above the present one.
-        TooLittleTextError: the texts do not repeat enough for `vocab_size`.
+        UsageError: `vocab_size` is not above the present one.
+        TokenizerError: the texts do not repeat enough for `vocab_size`.
     """
     if vocab_size <= tokenizer.vocab_size:
-        raise VocabularySizeError(f"the vocabulary has {tokenizer.vocab_size} tokens; {vocab_size} would not extend it")
+        raise UsageError(f"the vocabulary has {tokenizer.vocab_size} tokens; {vocab_size} would not extend it")
     tokens = {id: tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)}
     known = set(tokens.values())
 
@@ -68,7 +64,7 @@ def extend_tokenizer(
         if len(tokens) == vocab_size:
             break
     if len(tokens) < vocab_size:
-        raise TooLittleTextError(
+        raise TokenizerError(
             f"these texts extend {tokenizer.vocab_size} tokens to {len(tokens)}, not the {vocab_size} asked for; "
             "give more text, a smaller vocab_size or min_frequency=1"
         )

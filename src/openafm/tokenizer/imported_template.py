@@ -150,6 +150,10 @@ class ImportedTemplate(BaseChatTemplate):
     def can_call_tools(self) -> bool:
         return self.tools is not None
 
+    @property
+    def can_take_images(self) -> bool:
+        return False
+
     def encode_turn(self, tokenizer: Tokenizer, turn: Turn) -> EncodedText:
         match turn:
             case Instructions():
@@ -239,6 +243,10 @@ class ImportedTemplate(BaseChatTemplate):
         return self._fill(tokenizer, tools.instructions if turn.text else tools.start, text=turn.text, tools=listed)
 
     def _user(self, tokenizer: Tokenizer, turn: UserTurn) -> Parts:
+        if turn.images:
+            raise ChatTemplateError(
+                "this model's chat template has no image tokens; send text only, or use a model for images"
+            )
         wanted: Parts = []
         if turn.response_format is not None:
             wanted = self._fill(tokenizer, self.response_format, schema=schema_text(turn.response_format))

@@ -10,15 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from openafm.core.errors import OpenAFMError
-from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.bpe import Tokenizer, TokenizerError
 
 _SUFFIXES = (".jsonl", ".txt")
 _BATCH_SIZE = 256
-
-
-class CorpusError(OpenAFMError):
-    """There is no text to measure, or a file that does not hold it as expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +31,7 @@ class Corpus:
                 else:
                     yield file.read()
         except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
-            raise CorpusError(f"cannot read {self.path} as UTF-8 text or JSON lines with a 'text': {error!r}") from error
+            raise TokenizerError(f"cannot read {self.path} as UTF-8 text or JSON lines with a 'text': {error!r}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +56,7 @@ def find_corpora(folder: Path) -> dict[str, Corpus]:
     """The corpora of a folder by language: one file each, named after it.
 
     Raises:
-        CorpusError: the folder is absent or holds none, or two files claim a language.
+        TokenizerError: the folder is absent or holds none, or two files claim a language.
     """
     corpora: dict[str, Corpus] = {}
     for path in sorted(folder.glob("[!.]*")):
@@ -69,10 +64,10 @@ def find_corpora(folder: Path) -> dict[str, Corpus]:
             continue
         language = path.name.split(".")[0]
         if language in corpora:
-            raise CorpusError(f"{path} and {corpora[language].path} are both for '{language}'; leave one of them there")
+            raise TokenizerError(f"{path} and {corpora[language].path} are both for '{language}'; leave one of them there")
         corpora[language] = Corpus(language=language, path=path)
     if not corpora:
-        raise CorpusError(
+        raise TokenizerError(
             f"no texts in {folder}; it needs one file a language, named after it: "
             "en.txt, or en.jsonl with a 'text' in each line (either may be gzip-compressed: en.jsonl.gz)"
         )
@@ -83,7 +78,7 @@ def language_costs(before: Tokenizer, after: Tokenizer, texts: Mapping[str, Iter
     """Both tokenizers on the texts of each language, in the order given.
 
     Raises:
-        CorpusError: a language without a single character.
+        TokenizerError: a language without a single character.
     """
     return [_language_cost(before, after, language, its_texts) for language, its_texts in texts.items()]
 
@@ -95,7 +90,7 @@ def _language_cost(before: Tokenizer, after: Tokenizer, language: str, texts: It
         num_before += sum(map(len, before.encode_batch(batch)))
         num_after += sum(map(len, after.encode_batch(batch)))
     if not num_characters:
-        raise CorpusError(f"the texts for '{language}' are empty; give at least one character to measure")
+        raise TokenizerError(f"the texts for '{language}' are empty; give at least one character to measure")
     return LanguageCost(
         language=language, num_characters=num_characters, num_tokens_before=num_before, num_tokens_after=num_after
     )

@@ -85,7 +85,7 @@ def schema_text(schema: JsonSchema) -> str:
         SchemaTextError: part of it is not a schema, or a `$ref` leads outside it or nowhere.
     """
     try:
-        return _Writer(schema).text()
+        return _SchemaTextWriter(schema).text()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise SchemaTextError(f"this is not a JSON Schema ({error}): {schema!r}") from error
 
@@ -97,7 +97,7 @@ def ordered_properties(schema: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*order, *properties]))
 
 
-class _Writer:
+class _SchemaTextWriter:
     """One walk over one root schema; definitions that cannot stand where they are used collect in `_named`."""
 
     def __init__(self, root: JsonSchema) -> None:

@@ -1,8 +1,7 @@
-"""What every chat template gives, the frozen one of this house and imported ones: turns as tokens and, for answers, back.
+"""Base of the chat templates: turns to tokens and, for answers, back.
 
-A template is data: rows of special tokens and texts. Each turn, or run of tool outputs, is encoded by itself, so a session
-only ever appends and token counts add up exactly; and no text can imitate a turn, because texts never encode to special
-tokens.
+A template is data: rows of special tokens and texts. Each turn, or run of tool outputs, is encoded by itself. So sessions
+only append, token counts add up exactly, and no text can imitate a turn, because text never encodes to special tokens.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import itertools
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from openafm.core.config import Config, dump
@@ -32,11 +31,11 @@ Parts: TypeAlias = list[int | str]
 
 
 class ChatTemplateError(UsageError):
-    """A template that cannot be read, or turns that it has no place for."""
+    """A template cannot be read, or has no place for a turn: tools, images, late instructions."""
 
 
 class MalformedAnswerError(OpenAFMError):
-    """Generated tokens that are no assistant turn. `text` is what they say."""
+    """Generated tokens are not an assistant turn. `text` is their text."""
 
     def __init__(self, problem: str, text: str) -> None:
         super().__init__(f"the model's answer is malformed: {problem}; it reads {text!r}")
@@ -44,11 +43,21 @@ class MalformedAnswerError(OpenAFMError):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImageSpan:
+    """Positions `start` to `stop` (exclusive) of the placeholder tokens of one image, and the image's digest."""
+
+    start: int
+    stop: int
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class EncodedText:
-    """Tokens, and for each of them whether the model generates it, and so learns to."""
+    """Tokens; for each of them whether the model generates it, and so is trained on it; where images are inserted."""
 
     tokens: list[int]
     loss_mask: list[bool]
+    images: tuple[ImageSpan, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -56,10 +65,10 @@ class EncodedText:
 
 @dataclass(frozen=True, kw_only=True)
 class CallsSyntax:
-    """How tool calls are written: `opening`, JSON that fits `schema`, `separator` and JSON again for more, `closing`.
+    """Syntax of tool calls: `opening`, JSON that fits `schema`, `separator` and JSON again for more calls, `closing`.
 
-    Special tokens stand as ids. No `separator`: one JSON only, which may itself be an array of calls. `item_separator` and
-    `key_separator` are the white space of the JSON.
+    Special tokens are given as ids. Without `separator` there is one JSON value only, which may itself be an array of calls.
+    `item_separator` and `key_separator` are the white space of the JSON.
     """
 
     opening: Parts
@@ -77,85 +86,91 @@ class BaseChatTemplate(Config, ABC):
     @property
     @abstractmethod
     def can_call_tools(self) -> bool:
-        """Whether it has a place for tools, their calls and their outputs."""
+        """Whether the template has a place for tools, their calls and their outputs."""
+
+    @property
+    @abstractmethod
+    def can_take_images(self) -> bool:
+        """Whether the template has tokens for images inside a user's turn."""
 
     @abstractmethod
     def encode_turn(self, tokenizer: Tokenizer, turn: Turn) -> EncodedText:
-        """One turn; only an assistant's turn has tokens that the model generates: all between what opens it and what
-        follows its stop token.
+        """Encode one turn. In an assistant's turn, everything between its opening and the text after its stop token carries
+        loss; other turns carry none.
 
         Raises:
             SchemaTextError: a schema in the turn has no text.
-            ChatTemplateError: tools, and no place for them.
+            ChatTemplateError: the turn has tools or images, and the template has no place for them.
         """
 
     def encode_outputs(self, tokenizer: Tokenizer, outputs: Sequence[ToolTurn]) -> EncodedText:
-        """The outputs of calls that were made in parallel."""
+        """Encode the outputs of calls that were made in parallel."""
         return concatenated(self.encode_turn(tokenizer, output) for output in outputs)
 
     def encode(self, tokenizer: Tokenizer, turns: Iterable[Turn]) -> EncodedText:
-        """Turns in order: exactly the concatenation of what `encode_turn`, or `encode_outputs` of a run of outputs, gives.
-        Adds no turn of its own, so it serves to append to a session; what starts one passes through `opened` first.
+        """Encode turns in order: the concatenation of `encode_turn`, and of `encode_outputs` for runs of tool outputs.
+
+        Adds no turn, so it also encodes what a session appends. `opened` prepares the start of a conversation.
 
         Raises:
-            ChatTemplateError: instructions that do not stand first.
+            ChatTemplateError: a turn after the first holds instructions.
         """
         turns = tuple(turns)
         for position, turn in enumerate(turns):
             if position > 0 and isinstance(turn, Instructions):
-                raise ChatTemplateError(f"turn {position} holds instructions; they are the first turn or absent")
+                raise ChatTemplateError(f"turn {position} holds instructions; only the first turn may hold them")
         return concatenated(self._encoded(tokenizer, turns))
 
     def encode_conversation(self, tokenizer: Tokenizer, conversation: Conversation) -> EncodedText:
-        """A whole conversation: what a session would hold at its end, and what training reads."""
+        """Encode a whole conversation: the content of a session at its end, and a document of training data."""
         return self.encode(tokenizer, opened(conversation.turns))
 
     @abstractmethod
     def encode_tool(self, tokenizer: Tokenizer, tool: ToolDefinition) -> list[int]:
-        """What one tool adds to the instructions; to the token, where special tokens divide it from what is around it."""
+        """Return the tokens that one tool adds to the instructions. Exact where special tokens separate it from the rest."""
 
     @abstractmethod
     def encode_response_format(self, tokenizer: Tokenizer, schema: JsonSchema) -> list[int]:
-        """What a wanted response format adds to the user's turn; to the token, as with `encode_tool`."""
+        """Return the tokens that a response format adds to a user's turn; as exact as `encode_tool`."""
 
     @abstractmethod
     def generation_prompt(self, tokenizer: Tokenizer) -> list[int]:
-        """Opens the assistant's turn; generation starts after it."""
+        """Return the tokens that open the assistant's turn; generation starts after them."""
 
     @abstractmethod
     def tool_calls_prompt(self, tokenizer: Tokenizer) -> list[int]:
-        """Follows the generation prompt when the answer is tool calls; their JSON follows it."""
+        """Return the tokens between the generation prompt and the JSON of tool calls."""
 
     @abstractmethod
     def stop_tokens(self, tokenizer: Tokenizer) -> frozenset[int]:
-        """Tokens that end the assistant's turn."""
+        """Return the tokens that end the assistant's turn."""
 
     @abstractmethod
     def stop_token(self, tokenizer: Tokenizer) -> int:
-        """The one of them that the template itself puts there: the only one that a grammar allows."""
+        """Return the stop token that the template itself writes: the only one that a grammar allows."""
 
     @abstractmethod
     def calls_syntax(self, tokenizer: Tokenizer, calls_schema: JsonSchema) -> CallsSyntax:
-        """How calls that fit `calls_schema` (`tool_calls.tool_calls_schema`) are written.
+        """Return the syntax of calls that fit `calls_schema` (`tool_calls.tool_calls_schema`).
 
         Raises:
-            ChatTemplateError: it has no place for tools.
+            ChatTemplateError: the template has no place for tools.
         """
 
     @abstractmethod
     def is_calls(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> bool | None:
-        """Whether an answer that begins with `tokens` is tool calls rather than text; None when it may become either."""
+        """Whether an answer that begins with `tokens` is tool calls rather than text; None while it can become either."""
 
     @abstractmethod
     def parse_assistant(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> AssistantTurn:
-        """The turn that `tokens` are, with or without its generation prompt and its stop token.
+        """Return the turn of `tokens`, with or without its generation prompt and its stop token.
 
         Raises:
-            MalformedAnswerError: special tokens where none belong, or tool calls that are not calls.
+            MalformedAnswerError: a special token is inside the text, or tool calls cannot be parsed.
         """
 
     def to_json(self) -> str:
-        """`chat_template.json`."""
+        """Return the text of `chat_template.json`."""
         return dump(self)
 
     def _encoded(self, tokenizer: Tokenizer, turns: Iterable[Turn]) -> Iterator[EncodedText]:
@@ -167,14 +182,16 @@ class BaseChatTemplate(Config, ABC):
 
 
 def opened(turns: Iterable[Turn]) -> tuple[Turn, ...]:
-    """The turns of a whole conversation: with an empty Instructions turn in front when they have none, since that turn
-    carries what begins every conversation."""
+    """Return the turns of a whole conversation, with an empty Instructions turn first if they have none.
+
+    That turn carries the tokens that begin every conversation.
+    """
     turns = tuple(turns)
     return turns if turns and isinstance(turns[0], Instructions) else (Instructions(text=""), *turns)
 
 
 def encode_parts(tokenizer: Tokenizer, parts: Parts) -> list[int]:
-    """Special tokens as they are; texts that touch are encoded as one."""
+    """Return the special tokens of `parts` unchanged and encode its texts; adjacent texts are encoded as one."""
     tokens: list[int] = []
     for is_text, run in itertools.groupby(parts, key=lambda part: isinstance(part, str)):
         if is_text:
@@ -185,28 +202,33 @@ def encode_parts(tokenizer: Tokenizer, parts: Parts) -> list[int]:
 
 
 def check_no_special(tokenizer: Tokenizer, tokens: Iterable[int], answer: Sequence[int]) -> None:
-    """Refuse special tokens inside an answer's text.
+    """Check that an answer's text holds no special token.
 
     Raises:
-        MalformedAnswerError: there is one.
+        MalformedAnswerError: it holds one.
     """
     names = {id: name for name, id in tokenizer.special_ids.items()}
     for token in tokens:
         if not tokenizer.token_bytes(token):
             name = names.get(token, token)
-            raise MalformedAnswerError(f"the special token {name} stands inside it", tokenizer.decode(answer))
+            raise MalformedAnswerError(f"it contains the special token {name}", tokenizer.decode(answer))
 
 
 def concatenated(parts: Iterable[EncodedText]) -> EncodedText:
-    encoded = list(parts)
-    return EncodedText(
-        tokens=[token for part in encoded for token in part.tokens],
-        loss_mask=[flag for part in encoded for flag in part.loss_mask],
-    )
+    """Return texts as one; the spans of images are shifted to their place in it."""
+    tokens: list[int] = []
+    loss_mask: list[bool] = []
+    images: list[ImageSpan] = []
+    for part in parts:
+        first = len(tokens)
+        images += [replace(span, start=first + span.start, stop=first + span.stop) for span in part.images]
+        tokens += part.tokens
+        loss_mask += part.loss_mask
+    return EncodedText(tokens=tokens, loss_mask=loss_mask, images=tuple(images))
 
 
 def version_of(text: str) -> Any:
-    """The version that a `chat_template.json` says it has; None where it says none."""
+    """Return the version stated in a `chat_template.json`, or None."""
     try:
         values = json.loads(text)
     except ValueError:

@@ -6,13 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from openafm.core.errors import OpenAFMError
-from openafm.tokenizer.conversation import JsonSchema, ToolCall, ToolDefinition
+from openafm.tokenizer.conversation import ConversationError, JsonSchema, ToolCall, ToolDefinition
 from openafm.tokenizer.schema_text import compact_json, reference_to
-
-
-class MalformedToolCallsError(OpenAFMError):
-    """A text that is not an array of tool calls."""
 
 
 def tool_calls_text(calls: Sequence[ToolCall]) -> str:
@@ -24,14 +19,14 @@ def parse_tool_calls(text: str) -> tuple[ToolCall, ...]:
     """The inverse of `tool_calls_text`.
 
     Raises:
-        MalformedToolCallsError: the text is not JSON, or not a non-empty array of calls.
+        ConversationError: the text is not JSON, or not a non-empty array of calls.
     """
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise MalformedToolCallsError(f"tool calls are not JSON: {error}") from error
+        raise ConversationError(f"tool calls are not JSON: {error}") from error
     if not isinstance(values, list) or not values:
-        raise MalformedToolCallsError("tool calls must be a non-empty JSON array")
+        raise ConversationError("tool calls must be a non-empty JSON array")
     return tuple(map(_call, values))
 
 
@@ -73,7 +68,7 @@ def _rebased(schema: Any, pointer: str) -> Any:
 
 def _call(value: Any) -> ToolCall:
     if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
-        raise MalformedToolCallsError(f"a tool call has exactly the keys name and arguments, got {compact_json(value)}")
+        raise ConversationError(f"a tool call has exactly the keys name and arguments, got {compact_json(value)}")
     if not isinstance(value["name"], str) or not isinstance(value["arguments"], dict):
-        raise MalformedToolCallsError(f"a tool call has a text name and object arguments, got {compact_json(value)}")
+        raise ConversationError(f"a tool call has a text name and object arguments, got {compact_json(value)}")
     return ToolCall(name=value["name"], arguments=value["arguments"])

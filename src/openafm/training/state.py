@@ -13,7 +13,7 @@ from openafm.adapters.lora import install as install_adapter
 from openafm.adapters.lora import load_smaller_adapter
 from openafm.bundle import open_bundle
 from openafm.bundle.decoder import load_decoder
-from openafm.compression.errors import AlreadyCompressedError
+from openafm.compression.errors import UncompressibleModelError
 from openafm.compression.qat import QuantizationAwareness
 from openafm.core.errors import UsageError
 from openafm.models.decoder import Decoder
@@ -174,7 +174,7 @@ def fresh_state(config: TrainerConfig, device: str, parallelism: Parallelism | N
         BundleMismatchError: the bundle is not the one that the run is of, or differs in more than a shorter context.
         UpcyclingError: the bundle is to be upcycled and cannot be, or there is none.
         AdapterWeightsError: the bundle carries an adapter, to be trained further, that is larger than the one to be trained.
-        AlreadyCompressedError: the bundle's weights have few bits and are to be trained.
+        UncompressibleModelError: the bundle's weights have few bits and are to be trained.
     """
     torch.manual_seed(config.seed)
     if config.upcycle is not None and config.from_bundle is None:
@@ -241,7 +241,7 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
         upcycled = "" if config.upcycle is None else " upcycled"
         raise BundleMismatchError(f"the model of {bundle.path}{upcycled} is another one: {difference}")
     if bundle.numerics.is_compressed and config.adapter is None:
-        raise AlreadyCompressedError(
+        raise UncompressibleModelError(
             f"{bundle.path} is compressed ({bundle.numerics.weights}): its weights can no longer be trained; start from the"
             " bundle that it was made of, or train an adapter"
         )

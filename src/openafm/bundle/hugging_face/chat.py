@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from openafm.bundle.hugging_face.errors import UnsupportedCheckpointError
+from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
-from openafm.bundle.hugging_face.layout import AppendOnlyError, Layout, Reader, messages_of, read_layout, template_of
+from openafm.bundle.hugging_face.layout import Layout, Reader, messages_of, read_layout, template_of
 from openafm.bundle.hugging_face.tools import WAYS, Way, read_tools
 from openafm.core.config import ConfigError
 from openafm.tokenizer.bpe import Tokenizer
@@ -50,8 +50,8 @@ class _Comparison:
         """Compare every beginning of a conversation that the model would answer, and the whole.
 
         Raises:
-            AppendOnlyError: texts or tokens differ.
-            TemplateRefusedError: the Jinja template does not take it.
+            UnsupportedTemplateError: texts or tokens differ.
+            UnsupportedTemplateError: the Jinja template does not take it.
         """
         for end in range(1, len(turns) + 1):
             is_inside_outputs = (
@@ -71,12 +71,12 @@ class _Comparison:
         theirs = self.jinja.text(messages, tools, prompt=not is_answered, **way.keywords)
         if self._without_kept(ours) != self._without_kept(theirs):
             at = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
-            raise AppendOnlyError(
+            raise UnsupportedTemplateError(
                 f"the chat template treats longer conversations differently: {theirs[at : at + 60]!r} where turns that "
                 f"only follow each other give {ours[at : at + 60]!r}"
             )
         if self.home.encode(ours, add_special_tokens=False).ids != tokens:
-            raise AppendOnlyError("turns encoded one by one give other tokens than the whole conversation")
+            raise UnsupportedTemplateError("turns encoded one by one give other tokens than the whole conversation")
 
     def _without_kept(self, text: str) -> str:
         return text.replace(self.layout.kept, "") if self.layout.kept else text
@@ -99,7 +99,7 @@ def read_chat_template(
         stop: tokens that end an answer beside the one that the template puts there.
 
     Raises:
-        UnsupportedCheckpointError: the template cannot be made append-only; the message says where.
+        HuggingFaceError: the template cannot be made append-only; the message says where.
     """
     reader = Reader(jinja, tokenizer)
     layout = read_layout(reader)
@@ -132,7 +132,7 @@ def _with_tools(reader: Reader, template: ImportedTemplate, comparison: _Compari
             for conversation in _TOOL_USES if calls.separator is not None else _SINGLE_TOOL_USES:
                 comparison.check(extended, conversation, way)
             return extended, ""
-        except (UnsupportedCheckpointError, ConfigError, ChatTemplateError) as error:
+        except (HuggingFaceError, ConfigError, ChatTemplateError) as error:
             reasons.append(str(error))
     return template, reasons[0]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from openafm.bundle.hugging_face.errors import CheckpointError, UnsupportedCheckpointError
+from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.core.config import ConfigError
 from openafm.models.config import (
     AttentionConfig,
@@ -31,34 +31,34 @@ def decoder_config(values: Values) -> DecoderConfig:
     """The decoder that a checkpoint's `config.json` describes.
 
     Raises:
-        UnsupportedCheckpointError: it is of another family, or needs what decoders here do not have.
-        CheckpointError: a value is missing or impossible.
+        HuggingFaceError: it is of another family, or needs what decoders here do not have.
+        HuggingFaceError: a value is missing or impossible.
     """
     family = values.get("model_type")
     if family not in FAMILIES:
-        raise UnsupportedCheckpointError(f"the checkpoint is a '{family}' model; openafm imports {', '.join(FAMILIES)}")
+        raise HuggingFaceError(f"the checkpoint is a '{family}' model; openafm imports {', '.join(FAMILIES)}")
     try:
         _refuse_unsupported(values)
         return _decoder(family, values)
     except KeyError as error:
-        raise CheckpointError(f"config.json does not say {error}; restore the folder") from error
+        raise HuggingFaceError(f"config.json does not say {error}; restore the folder") from error
     except (ConfigError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-        raise CheckpointError(f"config.json holds an impossible value: {error}") from error
+        raise HuggingFaceError(f"config.json holds an impossible value: {error}") from error
 
 
 def _refuse_unsupported(values: Values) -> None:
     if quantized := values.get("quantization_config"):
         method = quantized.get("quant_method", "unknown") if isinstance(quantized, Mapping) else "unknown"
-        raise UnsupportedCheckpointError(
+        raise HuggingFaceError(
             f"the checkpoint is quantized ({method}); import the original in float32, bfloat16 or float16"
         )
     if values.get("hidden_act", "silu") not in ("silu", "gelu"):
-        raise UnsupportedCheckpointError(f"the activation '{values['hidden_act']}' is not supported; silu and gelu are")
+        raise HuggingFaceError(f"the activation '{values['hidden_act']}' is not supported; silu and gelu are")
     if (values.get("num_experts") or values.get("num_local_experts") or 0) > 1:
-        raise UnsupportedCheckpointError("the checkpoint is a mixture of experts; only dense decoders can be imported")
+        raise HuggingFaceError("the checkpoint is a mixture of experts; only dense decoders can be imported")
     rotary = values.get("rope_parameters") or {}
     if (values.get("partial_rotary_factor") or rotary.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise UnsupportedCheckpointError("only part of each head is rotated; decoders here rotate whole heads")
+        raise HuggingFaceError("only part of each head is rotated; decoders here rotate whole heads")
 
 
 def _decoder(family: str, values: Values) -> DecoderConfig:
@@ -117,7 +117,7 @@ def _rotary(family: str, values: Values) -> RotaryConfig:
                 high_turns=float(stated["high_freq_factor"]),
                 original_context_length=int(stated["original_max_position_embeddings"]),
             )
-    raise UnsupportedCheckpointError(
+    raise HuggingFaceError(
         f"rotary scaling '{kind}' is not supported; default, linear and llama3 are. Where it only lengthens the context, "
         "take it out of config.json and lower max_position_embeddings"
     )
@@ -144,11 +144,11 @@ def _windows(family: str, values: Values) -> list[int | None]:
         return [None] * num_layers
     if kinds is None:
         if family == "smollm3":
-            raise UnsupportedCheckpointError("config.json has a sliding window but no layer_types that say where")
+            raise HuggingFaceError("config.json has a sliding window but no layer_types that say where")
         first = int(values["max_window_layers"])
         return [window if layer >= first else None for layer in range(num_layers)]
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:
-        raise UnsupportedCheckpointError(f"attention of kind {', '.join(sorted(unknown))} is not supported")
+        raise HuggingFaceError(f"attention of kind {', '.join(sorted(unknown))} is not supported")
     if len(kinds) != num_layers:
-        raise CheckpointError(f"config.json has {num_layers} layers but {len(kinds)} layer_types; restore the folder")
+        raise HuggingFaceError(f"config.json has {num_layers} layers but {len(kinds)} layer_types; restore the folder")
     return [window if kind == "sliding_attention" else None for kind in kinds]

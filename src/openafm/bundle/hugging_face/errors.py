@@ -1,13 +1,13 @@
-"""Why a folder cannot be imported. Nothing is written then."""
+"""Errors of the import of Hugging Face checkpoints. Nothing is written when one is raised."""
 
 from __future__ import annotations
 
 from openafm.core.errors import OpenAFMError
 
 
-class CheckpointError(OpenAFMError):
-    """A folder that is no whole Hugging Face checkpoint; the message names the file."""
+class HuggingFaceError(OpenAFMError):
+    """A folder is not a complete checkpoint, or needs an unsupported feature; the message names the file or feature."""
 
 
-class UnsupportedCheckpointError(CheckpointError):
-    """A checkpoint that needs what openafm does not have; the message says what."""
+class UnsupportedTemplateError(HuggingFaceError):
+    """A chat template fails to render, or its turns cannot be appended one by one."""

@@ -11,12 +11,12 @@ from typing import Any, Literal
 from openafm.bundle.bundle import Bundle, write_bundle
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.config import decoder_config
-from openafm.bundle.hugging_face.errors import CheckpointError, UnsupportedCheckpointError
+from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import read_weights
-from openafm.bundle.tensor_file import StoredTensor
+from openafm.bundle.tensor_file import MappedTensor
 from openafm.compression.numerics import Numerics
-from openafm.tokenizer.bpe import TokenizerFileError
+from openafm.tokenizer.bpe import TokenizerError
 from openafm.tokenizer.imported import ImportedTokenizer
 
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
@@ -45,8 +45,8 @@ def import_hugging_face(
         today: the date that a chat template is told where it asks for one.
 
     Raises:
-        UnsupportedCheckpointError: the checkpoint needs what openafm does not have.
-        CheckpointError: it is not whole.
+        HuggingFaceError: the checkpoint needs what openafm does not have.
+        HuggingFaceError: it is not whole.
         BundleError: a weight file is damaged, a weight is not finite, or `place` holds something else.
         OutOfSpaceError: the disk is full. In every case `place` is as it was.
     """
@@ -56,7 +56,7 @@ def import_hugging_face(
     tokenizer = _tokenizer(folder)
     if tokenizer.vocab_size > config.vocab_size:
         counts = f"{tokenizer.vocab_size} tokens, the model has {config.vocab_size}"
-        raise CheckpointError(f"{folder / 'tokenizer.json'} has {counts}; restore the folder")
+        raise HuggingFaceError(f"{folder / 'tokenizer.json'} has {counts}; restore the folder")
     read = _chat_template(folder, values, tokenizer, today or datetime.date.today())
     bundle = write_bundle(
         place,
@@ -73,13 +73,11 @@ def import_hugging_face(
 def _tokenizer(folder: Path) -> ImportedTokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise UnsupportedCheckpointError(
-            f"{file} is missing; a tokenizer in another form (SentencePiece) cannot be imported"
-        )
+        raise HuggingFaceError(f"{file} is missing; a tokenizer in another form (SentencePiece) cannot be imported")
     try:
         return ImportedTokenizer(file.read_text(encoding="utf-8"))
-    except (TokenizerFileError, UnicodeDecodeError) as error:
-        raise UnsupportedCheckpointError(f"{file} cannot be used: {error}") from error
+    except (TokenizerError, UnicodeDecodeError) as error:
+        raise HuggingFaceError(f"{file} cannot be used: {error}") from error
 
 
 def _chat_template(folder: Path, values: dict[str, Any], tokenizer: ImportedTokenizer, today: datetime.date) -> ReadTemplate:
@@ -105,20 +103,20 @@ def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
         try:
             return file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise CheckpointError(f"{file} is not UTF-8 text ({error}); restore it") from error
+            raise HuggingFaceError(f"{file} is not UTF-8 text ({error}); restore it") from error
     source = settings.get("chat_template")
     if isinstance(source, list):  # several by name
         named = (entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default")
         source = next(named, {}).get("template")
     if not isinstance(source, str):
-        raise UnsupportedCheckpointError(
+        raise HuggingFaceError(
             f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "
             "import a model that was trained to answer, not a base model"
         )
     return source
 
 
-def _numerics(tensors: list[StoredTensor], compute: Literal["float32", "bfloat16"]) -> Numerics:
+def _numerics(tensors: list[MappedTensor], compute: Literal["float32", "bfloat16"]) -> Numerics:
     layers = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name != "embedding"}
     embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
     return Numerics(weights=_dtype(layers), embedding=_dtype(embedding), activations=compute, kv=compute)
@@ -148,9 +146,9 @@ def _read_json(file: Path, *, may_be_missing: bool = False) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing; give the folder of a Hugging Face checkpoint") from None
+        raise HuggingFaceError(f"{file} is missing; give the folder of a Hugging Face checkpoint") from None
     except (ValueError, OSError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not readable JSON ({error}); restore it") from error
+        raise HuggingFaceError(f"{file} is not readable JSON ({error}); restore it") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{file} does not hold a JSON object; restore it")
+        raise HuggingFaceError(f"{file} does not hold a JSON object; restore it")
     return values

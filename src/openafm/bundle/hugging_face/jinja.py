@@ -7,13 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openafm.bundle.hugging_face.errors import CheckpointError, UnsupportedCheckpointError
+from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
 
 Message = dict[str, Any]
-
-
-class TemplateRefusedError(UnsupportedCheckpointError):
-    """The Jinja template itself cannot render these messages."""
 
 
 class JinjaTemplate:
@@ -25,7 +21,7 @@ class JinjaTemplate:
         today: what it is told where it asks for the date; `asked_for_date` is True after that.
 
     Raises:
-        CheckpointError: the source is no Jinja template.
+        HuggingFaceError: the source is no Jinja template.
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any], today: datetime.date) -> None:
@@ -54,7 +50,7 @@ class JinjaTemplate:
         try:
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
-            raise CheckpointError(f"the chat template is not Jinja: {error}") from error
+            raise HuggingFaceError(f"the chat template is not Jinja: {error}") from error
 
     def text(
         self,
@@ -68,14 +64,14 @@ class JinjaTemplate:
         """The text of a conversation; with `prompt` up to where the model's answer begins, without thinking.
 
         Raises:
-            TemplateRefusedError: the template does not take it.
+            UnsupportedTemplateError: the template does not take it.
         """
         known = {"messages": list(messages), "tools": None, "documents": None} | {tools_as: list(tools) or None}
         options = {"add_generation_prompt": prompt, "enable_thinking": False}
         try:
             return self._template.render(**self._variables | known | options | arguments)
         except Exception as error:  # whatever code the template brings may raise
-            raise TemplateRefusedError(f"the chat template fails: {error}") from error
+            raise UnsupportedTemplateError(f"the chat template fails: {error}") from error
 
     def _date(self, form: str) -> str:
         self.asked_for_date = True

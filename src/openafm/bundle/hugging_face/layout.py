@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from openafm.bundle.hugging_face.errors import UnsupportedCheckpointError
+from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
 from openafm.bundle.hugging_face.jinja import JinjaTemplate, Message
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolTurn, Turn, UserTurn
@@ -20,10 +20,6 @@ from openafm.tokenizer.imported_template import FIELD, ImportedTemplate, JsonSty
 
 CALL_ID = "call00000"
 SYSTEM, USER, USER_2, ANSWER, ANSWER_2 = "Zqsystemqz", "Zquseraqz", "Zquserbqz", "Zqansweraqz", "Zqanswerbqz"
-
-
-class AppendOnlyError(UnsupportedCheckpointError):
-    """A chat template whose turns do not simply follow each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +67,8 @@ def read_layout(reader: Reader) -> Layout:
     """The layout of instructions, prompts and answers.
 
     Raises:
-        AppendOnlyError: the turns do not simply follow each other.
-        TemplateRefusedError: the template has no place for one of them.
+        UnsupportedTemplateError: the turns do not simply follow each other.
+        UnsupportedTemplateError: the template has no place for one of them.
     """
     text = reader.jinja.text
     asked, prompted = text([user(USER)]), text([user(USER)], prompt=True)
@@ -84,7 +80,7 @@ def read_layout(reader: Reader) -> Layout:
     user_head = rest(between(history, ANSWER, USER_2), closing, "a second prompt")
     opening = rest(between(history, USER, ANSWER), user_tail, "an answer")
     if re.search(r"<think>(?!.*</think>)", prompt, re.DOTALL):
-        raise UnsupportedCheckpointError("this model always thinks before it answers; models that do are not supported")
+        raise HuggingFaceError("this model always thinks before it answers; models that do are not supported")
     instructed = text([system(SYSTEM), user(USER)])
     system_field = _field(text([system(f" {SYSTEM} "), user(USER)]), SYSTEM)
     instructions = before(instructed, SYSTEM) + SYSTEM + without_end(between(instructed, SYSTEM, USER), user_head)
@@ -105,15 +101,17 @@ def template_of(reader: Reader, layout: Layout, stop: Sequence[str]) -> Imported
     """The template without tools. `stop` are tokens that end an answer beside the one that the layout ends it with.
 
     Raises:
-        AppendOnlyError: no token ends an answer, or none begins a turn.
+        UnsupportedTemplateError: no token ends an answer, or none begins a turn.
     """
     user_row = (*reader.row(layout.user_head), layout.user_field, "{response_format}", *reader.row(layout.user_tail))
     start, opening, closing = map(reader.row, (layout.start, layout.opening + layout.kept, layout.closing))
     for row in (user_row, opening, closing):
         if not reader.tokens_of([row[:1]]):
-            raise AppendOnlyError(f"no special token begins {''.join(row)!r}, so a text could imitate it")
+            raise UnsupportedTemplateError(f"no special token begins {''.join(row)!r}, so a text could imitate it")
     if layout.kept and "<think>" not in layout.kept and not reader.tokens_of([reader.row(layout.kept)]):
-        raise AppendOnlyError(f"the chat template puts {layout.kept!r} before an answer and drops it from the history")
+        raise UnsupportedTemplateError(
+            f"the chat template puts {layout.kept!r} before an answer and drops it from the history"
+        )
     stops = tuple(dict.fromkeys((closing[0], *stop)))
     return ImportedTemplate(
         tokens=reader.tokens_of([start, layout.instructions, user_row, opening, closing, stops]),
@@ -188,22 +186,26 @@ def rest(text: str, beginning: str, what: str) -> str:
     """`text` without its beginning.
 
     Raises:
-        AppendOnlyError: it begins otherwise.
+        UnsupportedTemplateError: it begins otherwise.
     """
     if not text.startswith(beginning):
-        raise AppendOnlyError(f"the chat template rewrites what came before when {what} follows; sessions only append")
+        raise UnsupportedTemplateError(
+            f"the chat template rewrites what came before when {what} follows; sessions only append"
+        )
     return text[len(beginning) :]
 
 
 def without_end(text: str, end: str) -> str:
     if not text.endswith(end):
-        raise AppendOnlyError("the chat template puts the first prompt differently from later ones; sessions only append")
+        raise UnsupportedTemplateError(
+            "the chat template puts the first prompt differently from later ones; sessions only append"
+        )
     return text[: len(text) - len(end)]
 
 
 def _halves(text: str, mark: str) -> tuple[str, str]:
     if text.count(mark) != 1:
-        raise AppendOnlyError(f"the chat template writes a text {text.count(mark)} times instead of once")
+        raise UnsupportedTemplateError(f"the chat template writes a text {text.count(mark)} times instead of once")
     head, _, tail = text.partition(mark)
     return head, tail
 

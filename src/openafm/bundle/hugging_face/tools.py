@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from openafm.bundle.hugging_face.jinja import Message, TemplateRefusedError
+from openafm.bundle.hugging_face.errors import UnsupportedTemplateError
+from openafm.bundle.hugging_face.jinja import Message
 from openafm.bundle.hugging_face.layout import (
     ANSWER,
     SYSTEM,
     USER,
-    AppendOnlyError,
     Layout,
     Reader,
     calling,
@@ -97,8 +97,8 @@ def read_tools(reader: Reader, layout: Layout, way: Way) -> ToolsLayout:
     """The layout of tools.
 
     Raises:
-        AppendOnlyError: the turns do not simply follow each other, or tools are written in no known way.
-        TemplateRefusedError: the template has no place for tools.
+        UnsupportedTemplateError: the turns do not simply follow each other, or tools are written in no known way.
+        UnsupportedTemplateError: the template has no place for tools.
     """
 
     def text(messages: list[Message], *probes: _Probe) -> str:
@@ -128,7 +128,7 @@ def _check_left_to_users(text: _Text, start: str) -> None:
     """That a template writes no calls itself, though it tells the model how to."""
     ignored = text([user(USER), calling([_ONE.call], in_text=False)]) == text([user(USER), calling([], in_text=True)])
     if not ignored or "<tool_call>" not in start or "</tool_call>" not in start:
-        raise AppendOnlyError("the chat template writes calls in no known way")
+        raise UnsupportedTemplateError("the chat template writes calls in no known way")
 
 
 _TOOLS = "Zqtoolsqz"
@@ -140,14 +140,16 @@ def _announced(text: str) -> _Announced:
         announced = _Announced(is_wrapped, style)
         if text.count(announced.text(_ONE)) == 1:
             return announced
-    raise AppendOnlyError("the chat template ignores tools" if _ONE.name not in text else "it writes tools in no known way")
+    raise UnsupportedTemplateError(
+        "the chat template ignores tools" if _ONE.name not in text else "it writes tools in no known way"
+    )
 
 
 def _marked(text: str, layout: Layout, announced: _Announced) -> str:
     """What begins a conversation with tools, a mark in the place of their definitions."""
     head, found, _ = text.replace(announced.text(_ONE), _TOOLS).rpartition(USER)
     if not found or _TOOLS not in head:
-        raise AppendOnlyError("the chat template announces tools after the first prompt")
+        raise UnsupportedTemplateError("the chat template announces tools after the first prompt")
     return without_end(head, layout.user_head)
 
 
@@ -155,7 +157,7 @@ def _separator(text: str, announced: _Announced) -> str:
     _, found, tail = text.partition(announced.text(_ONE))
     separator, found_2, _ = tail.partition(announced.text(_TWO))
     if not (found and found_2):
-        raise AppendOnlyError("the chat template writes several tools in no known way")
+        raise UnsupportedTemplateError("the chat template writes several tools in no known way")
     return separator
 
 
@@ -175,12 +177,14 @@ def _calls(reader: Reader, layout: Layout, text: _Text, way: Way) -> tuple[Calls
         if one.count(written[0]) == 1:
             break
     else:
-        raise AppendOnlyError("the chat template writes calls in no known way")
+        raise UnsupportedTemplateError("the chat template writes calls in no known way")
     opening, _, closing = one.partition(written[0])
     if not opening and style == _COMPACT:
-        raise AppendOnlyError("the chat template writes calls as structured answers are written, nothing tells them apart")
+        raise UnsupportedTemplateError(
+            "the chat template writes calls as structured answers are written, nothing tells them apart"
+        )
     separator = None
-    with contextlib.suppress(TemplateRefusedError, AppendOnlyError):
+    with contextlib.suppress(UnsupportedTemplateError, UnsupportedTemplateError):
         further = rest(inside(calling_both), opening + written[0], "two calls")
         separator = without_end(further, written[1] + closing)
     after_text = ""
@@ -213,7 +217,7 @@ def _outputs(reader: Reader, text: _Text, conversation: list[Message], can_be_pa
     else:
         separator = tail + head
     if not tail:
-        raise AppendOnlyError("the chat template writes the outputs of tools in no known way")
+        raise UnsupportedTemplateError("the chat template writes the outputs of tools in no known way")
     names = {probe.name: "{name}" for probe in probes}
     head_row, tail_row = reader.row(head, names), reader.row(tail, names)
     if reader.row(separator, names) == (*reader.row(tail), *head_row) or not can_be_parallel:

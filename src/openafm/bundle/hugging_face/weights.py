@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from openafm.bundle.hugging_face.errors import CheckpointError, UnsupportedCheckpointError
-from openafm.bundle.tensor_file import StoredTensor, read_tensors
+from openafm.bundle.hugging_face.errors import HuggingFaceError
+from openafm.bundle.tensor_file import MappedTensor, read_tensors
 from openafm.models.config import DecoderConfig
 
 INDEX = "model.safetensors.index.json"
@@ -45,21 +45,21 @@ def our_name(theirs: str) -> str | None:
     return f"layers.{found[1]}.{_IN_LAYERS[found[2]]}.{found[3]}"
 
 
-def read_weights(folder: Path, config: DecoderConfig) -> list[StoredTensor]:
+def read_weights(folder: Path, config: DecoderConfig) -> list[MappedTensor]:
     """Every weight of the decoder, mapped from the checkpoint's files and not yet read.
 
     Raises:
-        CheckpointError: a file or weight is missing, or a weight has another shape than the config says.
-        UnsupportedCheckpointError: a weight has no place in our decoder, or there are no safetensors.
+        HuggingFaceError: a file or weight is missing, or a weight has another shape than the config says.
+        HuggingFaceError: a weight has no place in our decoder, or there are no safetensors.
         BundleError: a file is damaged.
     """
     expected = _shapes(config)
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, MappedTensor] = {}
     for file in _files(folder):
         for name, tensor in read_tensors(file).items():
             ours = our_name(name)
             if ours is None and not _DERIVED.fullmatch(name):
-                raise UnsupportedCheckpointError(f"{file.name}: the weight '{name}' has no place in a decoder of openafm")
+                raise HuggingFaceError(f"{file.name}: the weight '{name}' has no place in a decoder of openafm")
             if ours is not None:
                 found[ours] = replace(tensor, name=ours)
     if "output.weight" not in expected:
@@ -67,10 +67,10 @@ def read_weights(folder: Path, config: DecoderConfig) -> list[StoredTensor]:
     for kind, names in (("lacks", expected.keys() - found.keys()), ("does not ask for", found.keys() - expected.keys())):
         if names:
             owner = "the checkpoint" if kind == "lacks" else "config.json"
-            raise CheckpointError(f"{owner} {kind} the weight '{min(names)}' ({len(names)} in all); restore the folder")
+            raise HuggingFaceError(f"{owner} {kind} the weight '{min(names)}' ({len(names)} in all); restore the folder")
     for name, shape in expected.items():
         if found[name].shape != shape:
-            raise CheckpointError(f"weight '{name}' is {found[name].shape}, config.json says {shape}; restore the folder")
+            raise HuggingFaceError(f"weight '{name}' is {found[name].shape}, config.json says {shape}; restore the folder")
     return [found[name] for name in expected]
 
 
@@ -81,7 +81,7 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
         with torch.device("meta"):
             return {name: tuple(weight.shape) for name, weight in config.build().state_dict().items()}
     except (RuntimeError, TypeError) as error:  # sizes beyond what any tensor can have
-        raise CheckpointError(f"config.json describes no model that can be built ({error}); restore the folder") from error
+        raise HuggingFaceError(f"config.json describes no model that can be built ({error}); restore the folder") from error
 
 
 def _files(folder: Path) -> list[Path]:
@@ -90,16 +90,16 @@ def _files(folder: Path) -> list[Path]:
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{index} is not an index of weight files ({error!r}); restore it") from error
+            raise HuggingFaceError(f"{index} is not an index of weight files ({error!r}); restore it") from error
         if any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise CheckpointError(f"{index} names a file outside its folder; do not trust this checkpoint")
+            raise HuggingFaceError(f"{index} names a file outside its folder; do not trust this checkpoint")
         files = [folder / name for name in names]
     else:
         files = [folder / "model.safetensors"]
     for file in files:
         if not file.is_file():
             others = ", ".join(sorted(path.name for path in folder.glob("*.bin"))) or "none"
-            raise CheckpointError(
+            raise HuggingFaceError(
                 f"{file} is missing (weights in other formats there: {others}); only safetensors can be imported"
             )
     return files

@@ -25,23 +25,19 @@ from openafm.compression.astc.block_layout import (
     weight_grid,
     weight_levels,
 )
-from openafm.compression.astc.endpoints import HDR_MODES, Ends, red_ends
+from openafm.compression.astc.endpoints import HDR_MODES, RedEndpoints, red_ends
 from openafm.compression.astc.integer_sequence import Bits, unpack
-from openafm.core.errors import OpenAFMError
+from openafm.compression.errors import CompressionError
 
 _VOID_EXTENT = 0x1FC
 _CHUNK = 8192  # blocks decoded at once: their bits stay in the cache
-
-
-class IllegalBlockError(OpenAFMError):
-    """Sixteen bytes that are no ASTC 6x6 block: the data is damaged or something else."""
 
 
 def decode_blocks(blocks_N16: NDArray[np.uint8]) -> NDArray[np.float16]:
     """The values of each block, row by row: [N, 36].
 
     Raises:
-        IllegalBlockError: a block that the format forbids.
+        CompressionError: a block that the format forbids.
     """
     values_NT = np.empty((len(blocks_N16), NUM_TEXELS), np.float16)
     for first in range(0, len(blocks_N16), _CHUNK):
@@ -65,7 +61,7 @@ def _decode(bits_NB: Bits, first_block: int) -> NDArray[np.float16]:
             decoded_NT = None if layout is None else _decode_layout(chosen_NB, layout)
         if decoded_NT is None:
             index = first_block + int(np.argmax(is_chosen_N))
-            raise IllegalBlockError(f"block {index} is not a legal ASTC 6x6 block; the file is damaged: fetch it again")
+            raise CompressionError(f"block {index} is not a legal ASTC 6x6 block; the file is damaged: fetch it again")
         values_NT[is_chosen_N] = decoded_NT
     return values_NT
 
@@ -117,7 +113,7 @@ def _texel_weights(bits_NB: Bits, layout: BlockLayout) -> NDArray[np.int32]:
     return (weights_NK[:, corners_T4] * shares_T4).sum(2, dtype=np.int32) + 8 >> 4
 
 
-def _interpolate(ends: Ends, weight_NT: NDArray[np.int32], is_hdr: bool) -> NDArray[np.float16]:
+def _interpolate(ends: RedEndpoints, weight_NT: NDArray[np.int32], is_hdr: bool) -> NDArray[np.float16]:
     code_NT = ends.low[:, None] * 64 + (ends.high - ends.low)[:, None] * weight_NT + 32 >> 6
     return (hdr_values() if is_hdr else ldr_values())[code_NT]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from openafm.compression.astc.block_layout import BLOCK_BITS, NUM_TEXELS, BlockLayout, block_layout, partition_table
 from openafm.compression.astc.config import AstcConfig
 from openafm.compression.astc.integer_sequence import pack
-from openafm.compression.astc.level_search import Ends, Floats, Ranks, Texels, best_ends
+from openafm.compression.astc.level_search import EndPairs, Floats, Ranks, Texels, best_ends
 from openafm.compression.astc.levels import Components, Positions
 from openafm.compression.astc.partition_search import candidate_seeds
 
@@ -64,7 +64,7 @@ class Fit:
         return self._of_texels(self._ends.high_PN - self._ends.low_PN)
 
     @property
-    def _ends(self) -> Ends:
+    def _ends(self) -> EndPairs:
         return self.ranks.ends(self.format.components)
 
     def nearest_levels(self, x_TN: Floats, texels: slice = slice(None)) -> NDArray[np.uint8]:

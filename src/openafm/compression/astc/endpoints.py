@@ -1,7 +1,7 @@
 """The two ends between which the weights of a partition choose: ASTC's sixteen ways of describing a pair of colors.
 
 Khronos Data Format Specification 1.4, "Endpoint Interpretation". Weight matrices live in the red component, so only red is
-worked out. Ends are on the 16-bit scale of interpolation: linear for the LDR modes, nearly logarithmic for the HDR modes.
+computed. Endpoints are on the 16-bit scale of interpolation: linear for the LDR modes, nearly logarithmic for the HDR modes.
 
 Shapes: N blocks, K stored numbers.
 """
@@ -20,14 +20,14 @@ HDR_MODES = frozenset({2, 3, 7, 11, 14, 15})
 
 
 @dataclass(frozen=True)
-class Ends:
+class RedEndpoints:
     """Red at weight 0 and at weight 64: [N] each, 0..65535."""
 
     low: Integers
     high: Integers
 
 
-def red_ends(endpoint_mode: int, values_NK: Integers) -> Ends:
+def red_ends(endpoint_mode: int, values_NK: Integers) -> RedEndpoints:
     """The ends of a partition from its stored components 0..255."""
     v = [values_NK[:, k] for k in range(values_NK.shape[1])]
     match endpoint_mode:
@@ -58,8 +58,8 @@ def red_ends(endpoint_mode: int, values_NK: Integers) -> Ends:
         case _:
             low, high = _hdr_direct(v)
     if endpoint_mode in HDR_MODES:
-        return Ends(np.clip(low, 0, 0xFFF) << 4, np.clip(high, 0, 0xFFF) << 4)
-    return Ends(np.clip(low, 0, 0xFF) * 257, np.clip(high, 0, 0xFF) * 257)
+        return RedEndpoints(np.clip(low, 0, 0xFFF) << 4, np.clip(high, 0, 0xFFF) << 4)
+    return RedEndpoints(np.clip(low, 0, 0xFF) * 257, np.clip(high, 0, 0xFF) * 257)
 
 
 def _transfer_bit(offset: Integers, base: Integers) -> tuple[Integers, Integers]:

@@ -23,14 +23,10 @@ from openafm.compression.astc.gptq import encode_calibrated
 from openafm.compression.astc.level_search import Floats
 from openafm.compression.astc.literal import encode_above_minimum
 from openafm.compression.astc.rotation import rotate, rotate_inputs
-from openafm.core.errors import OpenAFMError
+from openafm.compression.errors import CompressionError
 
 _BLOCKS_PER_JOB = 8192
 _CALIBRATION_ROOM = 0.1  # calibration moves weights: so much of their range is kept free on either side
-
-
-class EncoderWorkerError(OpenAFMError):
-    """A worker process died, most likely for want of memory."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Encoded:
     minima: NDArray[np.float16] | None = None
 
 
-class Job(Protocol):
+class EncodingJob(Protocol):
     """A part of the work; it travels to another process by pickle."""
 
     def run(self) -> Encoded: ...
@@ -102,13 +98,15 @@ class Affine:
         return (weight_RC - self.offset_S[matrix]) / self.scale_S[matrix]
 
 
-def literal_jobs(stack_SRC: Floats) -> Iterator[Job]:
+def literal_jobs(stack_SRC: Floats) -> Iterator[EncodingJob]:
     for weight_RC in stack_SRC:
         for x_TN in _parts(_texels(_padded(weight_RC))):
             yield LiteralJob(x_TN)
 
 
-def jobs(stack_SRC: Floats, config: AstcConfig, moments: list[NDArray[np.float64]] | None, affine: Affine) -> Iterator[Job]:
+def jobs(
+    stack_SRC: Floats, config: AstcConfig, moments: list[NDArray[np.float64]] | None, affine: Affine
+) -> Iterator[EncodingJob]:
     """Jobs matrix by matrix; `affine` is filled on the way. `moments` are of one matrix or of each, or none."""
     seed = config.rotation.seed if config.rotation else None
     for s, weight_RC in enumerate(stack_SRC):
@@ -121,11 +119,11 @@ def jobs(stack_SRC: Floats, config: AstcConfig, moments: list[NDArray[np.float64
             yield CalibratedJob(affine.fit(s, rotated_RC, _CALIBRATION_ROOM), moments_CC, config)
 
 
-def run(jobs: Iterable[Job], num_workers: int) -> Iterator[Encoded]:
+def run(jobs: Iterable[EncodingJob], num_workers: int) -> Iterator[Encoded]:
     """Results in the order of the jobs, few of which wait in memory at a time.
 
     Raises:
-        EncoderWorkerError: a worker process was killed.
+        CompressionError: a worker process was killed.
     """
     if num_workers <= 1:
         yield from (job.run() for job in jobs)
@@ -141,7 +139,7 @@ def run(jobs: Iterable[Job], num_workers: int) -> Iterator[Encoded]:
             while waiting:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
-            raise EncoderWorkerError(
+            raise CompressionError(
                 "a worker process of the ASTC encoder was killed, most likely for want of memory; use fewer workers"
             ) from error
 

@@ -53,7 +53,7 @@ class Texels:
         spread_TN = self.second_TN * (values_PN[1] - values_PN[0])
         return np.add(spread_TN, values_PN[0], out=spread_TN)
 
-    def along(self, ends: Ends) -> Floats:
+    def along(self, ends: EndPairs) -> Floats:
         """How far each weight is on the way from its low to its high end."""
         fraction_TN = self.x_TN - self.spread(ends.low_PN)
         slope_PN = ends.high_PN - ends.low_PN
@@ -61,18 +61,18 @@ class Texels:
         fraction_TN *= self.spread(inverse_PN)
         return fraction_TN
 
-    def ranges(self) -> Ends:
+    def ranges(self) -> EndPairs:
         """The least and the largest weight of each partition."""
         if self.second_TN is None:
-            return Ends(self.x_TN.min(0)[None], self.x_TN.max(0)[None])
+            return EndPairs(self.x_TN.min(0)[None], self.x_TN.max(0)[None])
         away_TN = self.second_TN * _FAR, (1 - self.second_TN) * _FAR
         low_PN = np.stack([(self.x_TN + away).min(0) for away in away_TN])
         high_PN = np.stack([(self.x_TN - away).max(0) for away in away_TN])
-        return Ends(low_PN, high_PN)
+        return EndPairs(low_PN, high_PN)
 
 
 @dataclass(frozen=True)
-class Ends:
+class EndPairs:
     """The values at positions 0 and 1 of each partition."""
 
     low_PN: Floats
@@ -81,7 +81,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ends as ranks among the components."""
+    """EndPairs as ranks among the components."""
 
     low_PN: NDArray[np.int64]
     high_PN: NDArray[np.int64]
@@ -90,8 +90,8 @@ class Ranks:
         """Those of some blocks, in the given order."""
         return Ranks(self.low_PN[:, index_N], self.high_PN[:, index_N])
 
-    def ends(self, components: Components) -> Ends:
-        return Ends(components.values[self.low_PN], components.values[self.high_PN])
+    def ends(self, components: Components) -> EndPairs:
+        return EndPairs(components.values[self.low_PN], components.values[self.high_PN])
 
 
 @dataclass(frozen=True)
@@ -116,15 +116,15 @@ class _Sums:
             self, w_PN=texels.totals(w_TN), ww_PN=texels.totals(w_TN * w_TN), xw_PN=texels.totals(texels.x_TN * w_TN)
         )
 
-    def line(self) -> Ends:
+    def line(self) -> EndPairs:
         """Least squares: the ends that suit these positions best; both the mean where all weights have one position."""
         count_PN: Any = np.maximum(self.count_PN, np.float32(1))  # numpy's stubs make it fp64
         spread_PN = np.maximum(count_PN * self.ww_PN - self.w_PN * self.w_PN, np.float32(1e-6))
         slope_PN = (count_PN * self.xw_PN - self.w_PN * self.x_PN) / spread_PN
         low_PN = (self.x_PN - slope_PN * self.w_PN) / count_PN
-        return Ends(low_PN, low_PN + slope_PN)
+        return EndPairs(low_PN, low_PN + slope_PN)
 
-    def cost(self, ends: Ends) -> Floats:
+    def cost(self, ends: EndPairs) -> Floats:
         """The squared error with these ends, less the sum of squares of the weights."""
         slope_PN = ends.high_PN - ends.low_PN
         of_low_PN = ends.low_PN * (ends.low_PN * self.count_PN + 2 * (slope_PN * self.w_PN - self.x_PN))
@@ -139,7 +139,7 @@ def best_ends(texels: Texels, positions: Positions, components: Components) -> R
     return _rounded(sums, components)
 
 
-def _best_start(texels: Texels, positions: Positions) -> Ends:
+def _best_start(texels: Texels, positions: Positions) -> EndPairs:
     """The best line over all starts, in units in which the weights of each partition fill 0..1."""
     ranges = texels.ranges()
     unit_TN = texels.along(ranges)
@@ -156,9 +156,9 @@ def _best_start(texels: Texels, positions: Positions) -> Ends:
         cost_PN = sums.cost(line)
         is_better_PN = cost_PN < best_cost_PN
         best_cost_PN = np.minimum(cost_PN, best_cost_PN)
-        best = Ends(np.where(is_better_PN, line.low_PN, best.low_PN), np.where(is_better_PN, line.high_PN, best.high_PN))
+        best = EndPairs(np.where(is_better_PN, line.low_PN, best.low_PN), np.where(is_better_PN, line.high_PN, best.high_PN))
     span_PN = ranges.high_PN - ranges.low_PN
-    return Ends(ranges.low_PN + span_PN * best.low_PN, ranges.low_PN + span_PN * best.high_PN)
+    return EndPairs(ranges.low_PN + span_PN * best.low_PN, ranges.low_PN + span_PN * best.high_PN)
 
 
 def _rounded(sums: _Sums, components: Components) -> Ranks:

@@ -22,14 +22,10 @@ from openafm.compression.astc.decoder import decode_blocks
 from openafm.compression.astc.jobs import Affine, jobs, literal_jobs, run
 from openafm.compression.astc.level_search import Floats
 from openafm.compression.astc.rotation import unrotate
-from openafm.compression.errors import UncompressibleWeightError
-from openafm.core.errors import OpenAFMError, UsageError
+from openafm.compression.errors import CompressionError
+from openafm.core.errors import UsageError
 
 _LARGEST_MINIMUM = 32_000  # in the literal recipe: block ranges, too, must fit fp16
-
-
-class AstcTensorsError(OpenAFMError):
-    """Stored tensors that are not an ASTC matrix of the expected shape."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,13 +75,13 @@ class AstcMatrix:
         """The matrix of `shape` that `tensors` wrote.
 
         Raises:
-            AstcTensorsError: a tensor is missing, or they do not fit the shape.
+            CompressionError: a tensor is missing, or they do not fit the shape.
         """
         blocks = tensors.get(name)
         grid = (math.prod(shape[:-2]), *_grid(shape))
         if blocks is None or blocks.dtype != np.uint8 or blocks.shape != (*grid, BLOCK_BITS // 8):
             found = "nothing" if blocks is None else f"{blocks.dtype} {list(blocks.shape)}"
-            raise AstcTensorsError(
+            raise CompressionError(
                 f"'{name}': expected ASTC blocks uint8 {[*grid, 16]} for a {list(shape)} tensor, got {found}"
             )
         minima, seed = (
@@ -93,7 +89,7 @@ class AstcMatrix:
         )
         scale, offset = (_fitting(tensors, f"{name}.{part}", grid[:1]) for part in ("scale", "offset"))
         if minima is None and (scale is None or offset is None):
-            raise AstcTensorsError(f"'{name}': its .scale and .offset (or .minima) are missing; fetch the file again")
+            raise CompressionError(f"'{name}': its .scale and .offset (or .minima) are missing; fetch the file again")
         return AstcMatrix(
             blocks=blocks,
             scale=np.ones(grid[0], np.float32) if scale is None else scale,
@@ -120,9 +116,9 @@ def encode_matrix(
     `on_progress` is told the number of weights done so far. `name` is how errors call the tensor.
 
     Raises:
-        UncompressibleWeightError: weights that are not finite, all zero, or fewer than 6 rows or columns.
+        CompressionError: weights that are not finite, all zero, or fewer than 6 rows or columns.
         UsageError: a calibration matrix that does not fit the weights, is not finite or is no sum of x x^T.
-        EncoderWorkerError: a worker process was killed.
+        CompressionError: a worker process was killed.
     """
     _check(weight, name)
     stack_SRC = np.asarray(weight, np.float32).reshape(-1, *weight.shape[-2:])
@@ -131,7 +127,7 @@ def encode_matrix(
         if calibration is not None:
             raise UsageError(f"'{name}': the literal recipe takes no calibration; use AstcConfig")
         if np.abs(stack_SRC).max() > _LARGEST_MINIMUM:
-            raise UncompressibleWeightError(f"'{name}' holds weights beyond the fp16 of the literal recipe; use AstcConfig")
+            raise CompressionError(f"'{name}' holds weights beyond the fp16 of the literal recipe; use AstcConfig")
         work = literal_jobs(stack_SRC)
     else:
         work = jobs(stack_SRC, config, None if calibration is None else _moments(calibration, weight, name), affine)
@@ -161,7 +157,7 @@ def encode_matrix(
 def _fitting(tensors: Mapping[str, NDArray[Any]], key: str, shape: tuple[int, ...]) -> NDArray[Any] | None:
     found = tensors.get(key)
     if found is not None and found.shape != shape:
-        raise AstcTensorsError(f"'{key}' has shape {list(found.shape)}, expected {list(shape)}")
+        raise CompressionError(f"'{key}' has shape {list(found.shape)}, expected {list(shape)}")
     return found
 
 
@@ -174,7 +170,7 @@ def decode_matrix(matrix: AstcMatrix) -> Floats:
     """The weights [..., R, C].
 
     Raises:
-        IllegalBlockError: the blocks are damaged.
+        CompressionError: the blocks are damaged.
     """
     num_rows, num_columns = matrix.shape[-2:]
     weight_SRC = np.empty((len(matrix.blocks), num_rows, num_columns), np.float32)
@@ -194,15 +190,13 @@ def decode_matrix(matrix: AstcMatrix) -> Floats:
 def _check(weight: NDArray[np.floating[Any]], name: str) -> None:
     shape = list(weight.shape)
     if weight.ndim < 2 or min(weight.shape[-2:]) < BLOCK_SIZE or weight.size == 0:
-        raise UncompressibleWeightError(
+        raise CompressionError(
             f"'{name}' {shape} is too small to block: ASTC needs at least 6 rows and 6 columns; keep it uncompressed"
         )
     if not np.isfinite(weight).all():
-        raise UncompressibleWeightError(
-            f"'{name}' {shape} holds NaN or infinity: the model it comes from is broken; train it again"
-        )
+        raise CompressionError(f"'{name}' {shape} holds NaN or infinity: the model it comes from is broken; train it again")
     if not weight.any():
-        raise UncompressibleWeightError(f"'{name}' {shape} is all zero: leave it out of the model or keep it uncompressed")
+        raise CompressionError(f"'{name}' {shape} is all zero: leave it out of the model or keep it uncompressed")
 
 
 def _moments(

@@ -12,9 +12,10 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
+from openafm.compression.errors import CompressionError
 from openafm.compression.low_bit import layer_linears
 from openafm.core.config import nearest
-from openafm.core.errors import OpenAFMError, UsageError
+from openafm.core.errors import UsageError
 from openafm.data.loader import Batch
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder, Layer
@@ -22,10 +23,6 @@ from openafm.models.layers import Linear
 
 Compress: TypeAlias = Callable[[str, Tensor, Tensor], Tensor]
 """(name, weight [R, C], second moment [C, C]) -> the values that take the weight's place."""
-
-
-class CalibrationError(OpenAFMError):
-    """Calibration data from which nothing can be learned, or more of it than fits into memory."""
 
 
 @torch.no_grad()
@@ -38,7 +35,7 @@ def collect_second_moments(
 
     Raises:
         UsageError: a name that no Linear of the layers has.
-        CalibrationError: no tokens, or out of memory.
+        CompressionError: no tokens, or out of memory.
     """
     linears = layer_linears(decoder)
     for name in names or ():
@@ -61,7 +58,7 @@ def compress_linears(decoder: Decoder, batches: Iterable[Batch], compress: Compr
     a copy.
 
     Raises:
-        CalibrationError: no tokens, or out of memory.
+        CompressionError: no tokens, or out of memory.
     """
     batches = list(batches)
     with out_of_memory_explained("calibration"):
@@ -82,12 +79,12 @@ def compress_linears(decoder: Decoder, batches: Iterable[Batch], compress: Compr
 
 @contextmanager
 def out_of_memory_explained(what: str) -> Iterator[None]:
-    """Turn every library's way to say that memory is used up into `CalibrationError`."""
+    """Turn every library's way to say that memory is used up into `CompressionError`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
-            raise CalibrationError(
+            raise CompressionError(
                 f"{what} does not fit into memory; use fewer or shorter calibration rows, or a machine with more memory"
             ) from error
         raise
@@ -114,7 +111,7 @@ class _Moments:
 
     def complete(self) -> dict[str, Tensor]:
         if self._num_tokens == 0:
-            raise CalibrationError("no calibration tokens; give at least one batch with a document in it")
+            raise CompressionError("no calibration tokens; give at least one batch with a document in it")
         return self._moments
 
     def _hook(self, moment_CC: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from openafm.compression.post_training.calibration import CalibrationError, out_of_memory_explained
+from openafm.compression.errors import CompressionError
+from openafm.compression.post_training.calibration import out_of_memory_explained
 from openafm.compression.post_training.config import GPTQConfig
 from openafm.compression.post_training.groups import (
     Codes,
@@ -31,9 +32,9 @@ def gptq(weight_RC: Tensor, moment_CC: Tensor, config: GPTQConfig, name: str = "
     """Round a matrix whose inputs have the second moment H = `moment_CC`; its scale does not matter.
 
     Raises:
-        UncompressibleWeightError: the weight is no matrix, not finite, or beyond fp16; the message holds `name`.
+        CompressionError: the weight is no matrix, not finite, or beyond fp16; the message holds `name`.
         UsageError: the moment has another size than a row.
-        CalibrationError: the damped moment is not positive definite, or memory is used up.
+        CompressionError: the damped moment is not positive definite, or memory is used up.
     """
     weight = checked_matrix(weight_RC.numpy(force=True), name)
     num_inputs = weight.shape[1]
@@ -77,7 +78,7 @@ def _inverse_factor(moment_CC: Tensor, damping: float, name: str) -> Floats:
     damped_CC = moment_CC + damping * moment_CC.diagonal().mean() * identity_CC
     lower_CC, failed = torch.linalg.cholesky_ex(damped_CC.flip(0, 1))
     if int(failed) or not bool(lower_CC.isfinite().all()):
-        raise CalibrationError(
+        raise CompressionError(
             f"the second moment of {name}'s inputs is not positive definite after damping by {damping:g}; "
             "calibrate on more tokens or raise the damping"
         )

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.compression.errors import UncompressibleWeightError
+from openafm.compression.errors import CompressionError
 from openafm.core.config import Config, ConfigError
 
 Floats: TypeAlias = NDArray[np.float32]
@@ -132,7 +132,7 @@ def quantize_groups(
     """Round a matrix in groups; the last group of a row is shorter where `group` does not divide the row.
 
     Raises:
-        UncompressibleWeightError: not a matrix with numbers in it, not finite, or beyond fp16; the message holds `name`.
+        CompressionError: not a matrix with numbers in it, not finite, or beyond fp16; the message holds `name`.
     """
     weight_RC = checked_matrix(weight_RC, name)
     slices = group_slices(weight_RC.shape[1], group)
@@ -146,12 +146,12 @@ def assembled(codes_RC: Codes, grids: list[Grid], group: int, name: str) -> Grou
     """The groups of a matrix put together.
 
     Raises:
-        UncompressibleWeightError: a scale or minimum is beyond fp16.
+        CompressionError: a scale or minimum is beyond fp16.
     """
     scale_RG = np.stack([grid.scale_R for grid in grids], axis=1)
     minimum_RG = np.stack([grid.minimum_R for grid in grids], axis=1)
     if not (np.isfinite(scale_RG).all() and np.isfinite(minimum_RG).all()):
-        raise UncompressibleWeightError(f"{name} holds numbers beyond 65,504, the largest of fp16; scale it down")
+        raise CompressionError(f"{name} holds numbers beyond 65,504, the largest of fp16; scale it down")
     return GroupQuantized(codes_RC=codes_RC, scale_RG=scale_RG, minimum_RG=minimum_RG, bits=grids[0].bits, group=group)
 
 
@@ -164,11 +164,11 @@ def checked_matrix(weight_RC: Floats, name: str) -> Floats:
     """The matrix in fp32.
 
     Raises:
-        UncompressibleWeightError: not a matrix with numbers in it, or not finite; the message holds `name`.
+        CompressionError: not a matrix with numbers in it, or not finite; the message holds `name`.
     """
     weight_RC = np.asarray(weight_RC, dtype=np.float32)
     if weight_RC.ndim != 2 or weight_RC.size == 0:
-        raise UncompressibleWeightError(f"{name} has shape {list(weight_RC.shape)}; expected rows and columns of numbers")
+        raise CompressionError(f"{name} has shape {list(weight_RC.shape)}; expected rows and columns of numbers")
     if not np.isfinite(weight_RC).all():
-        raise UncompressibleWeightError(f"{name} holds a value that is not finite; the model is broken, train it again")
+        raise CompressionError(f"{name} holds a value that is not finite; the model is broken, train it again")
     return weight_RC
