@@ -23,8 +23,10 @@ from tiny_decoders import (
 )
 from torch import Tensor
 
-from openafm.models.attention_context import PackedDocuments, Span, WholeRows, causal_attention
+from openafm.models.attention_context import PackedDocuments, Span, WholeRows
 from openafm.models.decoder import Decoder
+from openafm.models.masked_attention import causal_attention
+from openafm.models.masks import CausalMask
 
 TOLERANCE = 1e-5
 CONFIGS = {
@@ -152,7 +154,7 @@ def test_padding_has_an_output_of_zeros() -> None:
     context = PackedDocuments(DOCUMENTS, NUM_ROWS, ROW_LENGTH)
     x_BSHC = torch.randn(NUM_ROWS, ROW_LENGTH, 2, 4)
     context.store(0, x_BSHC, x_BSHC)
-    output_BS = context.attend(0, x_BSHC, None).abs().sum((2, 3))
+    output_BS = context.attend(0, x_BSHC, CausalMask()).abs().sum((2, 3))
     is_document_BS = torch.zeros(NUM_ROWS, ROW_LENGTH, dtype=torch.bool)
     for d in DOCUMENTS:
         is_document_BS[d.row, d.start : d.stop] = True
@@ -200,7 +202,7 @@ def test_keys_and_values_pass_the_slot_on_their_way_into_the_context() -> None:
     model(tokens_BS, context)
     assert [x.shape for x in stored] == [(1, 6, 2, 8)] * 2
     q_BSHC = torch.randn(1, 6, 4, 8)
-    assert context.attend(0, q_BSHC, None).count_nonzero() == 0
+    assert context.attend(0, q_BSHC, CausalMask()).count_nonzero() == 0
 
 
 def masked_attention(q_BSHC: Tensor, k_BSKC: Tensor, v_BSKC: Tensor, window: int) -> Tensor:

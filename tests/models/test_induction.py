@@ -16,6 +16,7 @@ from openafm.models.config import (
     RotaryConfig,
 )
 from openafm.models.induction import CONTENT_SCALE, NUM_POSITION_LAYERS, start_induction
+from openafm.models.masks import Mask
 from openafm.models.sizes import named_size, shared_kv_decoder
 
 CONFIG = shared_kv_decoder(
@@ -43,9 +44,9 @@ class Recorder(WholeRows):
         self.keys[layer] = k_BSKC
         super().store(layer, k_BSKC, v_BSKC)
 
-    def attend(self, layer: int, q_BSHC: torch.Tensor, window: int | None) -> torch.Tensor:
+    def attend(self, layer: int, q_BSHC: torch.Tensor, mask: Mask) -> torch.Tensor:
         self.queries.setdefault(layer, q_BSHC)
-        return super().attend(layer, q_BSHC, window)
+        return super().attend(layer, q_BSHC, mask)
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])

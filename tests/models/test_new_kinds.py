@@ -111,7 +111,7 @@ class OneMatrixAttention(BaseAttention):
     def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
         keys_values = self.config.keys_values
         source = keys_values.layer if isinstance(keys_values, SharedKeysValuesConfig) else self.layer
-        o_BSHC = context.attend(source, self._heads(x_BSD) * self.config.gain, self.config.window)
+        o_BSHC = context.attend(source, self._heads(x_BSD) * self.config.gain, self.config.mask)
         return self.output(o_BSHC.flatten(-2))
 
     def _heads(self, x_BSD: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ def training_flops(config: DecoderConfig, lengths: Iterable[int], num_targets: i
     layers, boundary = 0.0, config.num_prefill_layers - 1
     for index, layer in enumerate(config.layers):
         share = 1.0 if index < boundary else num_targets / max(num_tokens, 1)
-        num_pairs = sum(_visible_pairs(length, layer.attention.window) for length in lengths)
+        num_pairs = sum(layer.attention.mask.num_pairs(length) for length in lengths)
         layers += num_tokens * layer.attention.store_flops(config.dim)
         layers += share * (num_tokens * _read_flops(layer, config.dim) + num_pairs * _pair_flops(layer))
     return round(3 * (config.num_tracks * layers + num_targets * _head_flops(config)))
@@ -109,9 +109,3 @@ def _pair_flops(layer: LayerConfig) -> int:
 
 def _head_flops(config: DecoderConfig) -> int:
     return 2 * config.vocab_size * config.dim
-
-
-def _visible_pairs(length: int, window: int | None) -> int:
-    """Pairs of a query and a key that it sees, in one document."""
-    seen = length if window is None else min(length, window)
-    return seen * (seen + 1) // 2 + (length - seen) * seen

@@ -66,7 +66,7 @@ class Attention(BaseAttention):
 
     def __init__(self, config: AttentionConfig, dim: int, layer: int) -> None:
         super().__init__()
-        self.num_heads, self.head_dim, self.window = config.num_heads, config.head_dim, config.window
+        self.num_heads, self.head_dim, self.mask = config.num_heads, config.head_dim, config.mask
         self.position, self._config, self._layer = config.position, config, layer
         inner_dim = config.num_heads * config.head_dim
         self.query = Linear(dim, inner_dim, config.input_bias)
@@ -88,7 +88,7 @@ class Attention(BaseAttention):
     def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
         q_BSHC = self.query(x_BSD).unflatten(-1, (self.num_heads, self.head_dim))
         q_BSHC = _norm_and_position(q_BSHC, self.query_norm, self._config, context)
-        o_BSHC = context.attend(self._source, self.slot(q_BSHC), self.window)
+        o_BSHC = context.attend(self._source, self.slot(q_BSHC), self.mask)
         return self.output(o_BSHC.flatten(-2).to(x_BSD.dtype))
 
     def initialize(self, generator: torch.Generator, residual_scale: float) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from openafm.core.config import Config
+from openafm.models.masks import BidirectionalMask, CausalMask, Mask, PrefixMask
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -145,6 +146,11 @@ class BaseAttentionConfig(Config, ABC):
                 f"num_heads ({self.num_heads}) must be a multiple of the key/value heads ({kv_heads})",
             )
 
+    @property
+    def mask(self) -> Mask:
+        """Which positions of its document a query sees."""
+        return CausalMask(self.window)
+
     @abstractmethod
     def build(self, dim: int, layer: int) -> BaseAttention:
         """Return the module of layer number `layer`."""
@@ -179,6 +185,28 @@ class AttentionConfig(BaseAttentionConfig):
         from openafm.models.attention import Attention
 
         return Attention(self, dim, layer)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrefixAttentionConfig(AttentionConfig):
+    """Causal attention in which the positions of an embedding span, such as an image, also see each other."""
+
+    @property
+    def mask(self) -> Mask:
+        return PrefixMask(self.window)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BidirectionalAttentionConfig(AttentionConfig):
+    """Attention of every position to every position of its document, as in an encoder."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.window is None, f"bidirectional attention has no window, got {self.window}; use null")
+
+    @property
+    def mask(self) -> Mask:
+        return BidirectionalMask()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ Shapes: T tracks, B batch, S sequence, N positions, D model dim, V vocabulary. S
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,11 +16,15 @@ from torch import Tensor, nn
 from openafm.models.attention_context import AttentionContext, BatchContext, WholeRows
 from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
 from openafm.models.layers import Linear, RMSNorm, spread_over_tracks
+from openafm.models.spans import EmbeddingSpan, SpanError, check_spans
 from openafm.models.tracks import Tracks, TracksAsHeads
 
 # What computes no more tokens at once, as an engine does when it verifies drafts, gives each the bits that it would get
 # alone, as far as it can: then no choice depends on whether tokens come one by one or several in a step.
 FEW_TOKENS = 32
+
+InsertedEmbedding: TypeAlias = tuple[EmbeddingSpan, Tensor]
+"""A span of a sequence and the embeddings [length, D] that replace those of its tokens, such as an image's."""
 
 
 class Layer(nn.Module):
@@ -80,38 +84,45 @@ class Decoder(nn.Module):
         if not self.embedding.is_meta:
             self.initialize(seed)
 
-    def forward(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
-        """Logits of every position, [B, S, V] in `compute_dtype`. Without a context each row is one document."""
-        return self.head(self.hidden(tokens_BS, context))
+    def forward(
+        self, tokens_BS: Tensor, context: AttentionContext | None = None, inserted: Sequence[InsertedEmbedding] = ()
+    ) -> Tensor:
+        """Return the logits of every position, [B, S, V] in `compute_dtype`. Without a context each row is one document."""
+        return self.head(self.hidden(tokens_BS, context, inserted))
 
-    def hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
-        """The normalized output of the last layer at every position, [B, S, D]: what the head reads."""
-        context = self._seen_by_layers(context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device))
-        x = self.embed(tokens_BS)
+    def hidden(
+        self, tokens_BS: Tensor, context: AttentionContext | None = None, inserted: Sequence[InsertedEmbedding] = ()
+    ) -> Tensor:
+        """Return the normalized output of the last layer at every position, [B, S, D]: the input of the head."""
+        context = self._seen_by_layers(context or _whole_rows(tokens_BS, inserted))
+        x = self.embed(tokens_BS, inserted)
         for index, layer in enumerate(self.layers):
             x = self._leave(index, layer(self._enter(index, x), context))
         return self.norm(x)
 
-    def last_hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
-        """The same at the last position of every document only, [1, documents, D].
+    def last_hidden(
+        self, tokens_BS: Tensor, context: AttentionContext | None = None, inserted: Sequence[InsertedEmbedding] = ()
+    ) -> Tensor:
+        """Return `hidden` at the last position of every document only, [1, documents, D].
 
-        The other positions stop at the last keys and values they store: the prompt skips block 2 (report 2.1), and the
-        attention and feed-forward of the last layer before it.
+        The other positions stop at the last layer that stores keys and values: the prompt skips block 2 (report 2.1), and
+        the attention and feed-forward of the layer before it.
         """
-        context = self._seen_by_layers(context or WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device))
-        x = self._prefill(tokens_BS, context)
+        context = self._seen_by_layers(context or _whole_rows(tokens_BS, inserted))
+        x = self._prefill(self.embed(tokens_BS, inserted), context)
         last = context.last()
         return self._finish(x, last.indices_D, last.context)
 
-    def hidden_at(self, tokens_BS: Tensor, context: BatchContext, indices_N: Tensor) -> Tensor:
-        """The same at some positions of the flattened batch, [1, N, D]: the bypass in training, where they carry loss."""
-        x = self._prefill(tokens_BS, self._seen_by_layers(context))
+    def hidden_at(
+        self, tokens_BS: Tensor, context: BatchContext, indices_N: Tensor, inserted: Sequence[InsertedEmbedding] = ()
+    ) -> Tensor:
+        """Return `hidden` at some positions of the flattened batch, [1, N, D]: in training those that carry loss."""
+        x = self._prefill(self.embed(tokens_BS, inserted), self._seen_by_layers(context))
         return self._finish(x, indices_N, self._seen_by_layers(context.narrow(indices_N)))
 
-    def _prefill(self, tokens_BS: Tensor, context: AttentionContext) -> Tensor:
-        """Store all keys and values there are. Returns the input of the last layer that stores any."""
+    def _prefill(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Store the keys and values of all layers. Return the input of the last layer that stores any."""
         *before, last = cast("Iterable[Layer]", self.layers[: self.config.num_prefill_layers])
-        x = self.embed(tokens_BS)
         for index, layer in enumerate(before):
             x = self._leave(index, layer(self._enter(index, x), context))
         x = self._enter(self.config.num_prefill_layers - 1, x)
@@ -151,8 +162,23 @@ class Decoder(nn.Module):
         """Where the weights are."""
         return self.norm.weight.device
 
-    def embed(self, tokens_BS: Tensor) -> Tensor:
-        return F.embedding(tokens_BS, self.embedding).to(self.compute_dtype)
+    def embed(self, tokens_BS: Tensor, inserted: Sequence[InsertedEmbedding] = ()) -> Tensor:
+        """Return the input of the first layer, x_BSD, with the embeddings of the `inserted` spans in place of the tokens'.
+
+        Raises:
+            SpanError: a span lies outside of its row, overlaps another, or its tensor has another shape.
+        """
+        x_BSD = F.embedding(tokens_BS, self.embedding).to(self.compute_dtype)
+        if not inserted:
+            return x_BSD
+        check_spans([span for span, _ in inserted], *tokens_BS.shape)
+        x_BSD = x_BSD.clone()
+        for span, embeddings_LD in inserted:
+            expected = (span.stop - span.start, self.config.dim)
+            if tuple(embeddings_LD.shape) != expected:
+                raise SpanError(f"{span} needs embeddings of shape {list(expected)}, got {list(embeddings_LD.shape)}")
+            x_BSD[span.row, span.start : span.stop] = embeddings_LD.to(x_BSD.dtype)
+        return x_BSD
 
     def head(self, x_BSD: Tensor) -> Tensor:
         """Logits in the dtype of x, [..., V]."""
@@ -175,3 +201,7 @@ class Decoder(nn.Module):
         self.norm.initialize()
         if self.output is not None:
             self.output.initialize(generator)
+
+
+def _whole_rows(tokens_BS: Tensor, inserted: Sequence[InsertedEmbedding]) -> WholeRows:
+    return WholeRows(*tokens_BS.shape, tokens_BS.device, [span for span, _ in inserted])

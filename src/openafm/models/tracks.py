@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from openafm.models.attention_context import AttentionContext, LastPositions
 from openafm.models.config import PositionConfig, TracksConfig
 from openafm.models.layers import RMSNorm, spread_over_tracks
+from openafm.models.masks import Mask
 from openafm.models.position_embedding import PositionEmbedding
 
 
@@ -81,8 +82,8 @@ class TracksAsHeads(AttentionContext):
     def store(self, layer: int, k_TBSKC: Tensor, v_TBSKC: Tensor) -> None:
         self._below.store(layer, _side_by_side(k_TBSKC), _side_by_side(v_TBSKC))
 
-    def attend(self, layer: int, q_TBSHC: Tensor, window: int | None) -> Tensor:
-        o_BSHC = self._below.attend(layer, _side_by_side(q_TBSHC), window)
+    def attend(self, layer: int, q_TBSHC: Tensor, mask: Mask) -> Tensor:
+        o_BSHC = self._below.attend(layer, _side_by_side(q_TBSHC), mask)
         return torch.stack(o_BSHC.chunk(self._num_tracks, dim=2))
 
     def last(self) -> LastPositions:

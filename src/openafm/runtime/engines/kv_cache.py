@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from openafm.models.attention_context import AttentionContext, LastPositions, causal_attention
+from openafm.models.attention_context import AttentionContext, LastPositions
 from openafm.models.config import DecoderConfig, SharedKeysValuesConfig
 from openafm.models.decoder import FEW_TOKENS
+from openafm.models.masked_attention import causal_attention, unsupported
+from openafm.models.masks import CausalMask, Mask
 from openafm.runtime.engines.base import Cache
 
 _FIRST_CAPACITY = 64
@@ -196,7 +198,10 @@ class CachedSequences(AttentionContext):
             cache.layers[layer].write(stop - count, k_KNC[:, new], v_KNC[:, new])
             begin += count
 
-    def attend(self, layer: int, q_BSHC: Tensor, window: int | None) -> Tensor:
+    def attend(self, layer: int, q_BSHC: Tensor, mask: Mask) -> Tensor:
+        if not isinstance(mask, CausalMask):
+            raise unsupported(mask, "a cache of a running sequence", "CausalMask")
+        window = mask.window
         if len(self._caches) == 1:
             return _attend(self._caches[0].layers[layer], q_BSHC, self._stops[0], window)
         outputs = [
