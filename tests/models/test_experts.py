@@ -17,7 +17,7 @@ from torch import Tensor
 from openafm.core.config import ConfigError
 from openafm.models.config import AttentionConfig, DecoderConfig, LayerConfig, OwnKeysValuesConfig
 from openafm.models.experts import Experts, Routing, observed_routing
-from openafm.models.experts_config import ExpertsConfig, RouterConfig, TopKRouterConfig
+from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
 
 WEIGHTS = ("gate", "up", "down", "router.weight")
 
@@ -295,8 +295,6 @@ def test_impossible_routers_are_refused() -> None:
         TopKRouterConfig(num_chosen=0)
     with pytest.raises(ConfigError, match="soft_cap must be above 0"):
         TopKRouterConfig(soft_cap=0.0)
-    with pytest.raises(ConfigError, match="abstract"):
-        RouterConfig().build(8, 4)
 
 
 def test_a_model_dim_that_grouped_products_cannot_take_is_refused() -> None:

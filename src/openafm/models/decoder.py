@@ -204,4 +204,4 @@ class Decoder(nn.Module):
 
 
 def _whole_rows(tokens_BS: Tensor, inserted: Sequence[InsertedEmbedding]) -> WholeRows:
-    return WholeRows(*tokens_BS.shape, tokens_BS.device, [span for span, _ in inserted])
+    return WholeRows(tokens_BS.shape[0], tokens_BS.shape[1], tokens_BS.device, [span for span, _ in inserted])
