@@ -1,8 +1,8 @@
-"""Tools from elsewhere and for others: `fm.tools.from_mcp`, `fm.tools.serve_mcp`.
+"""MCP tools: `fm.tools.from_mcp` and `fm.tools.serve_mcp`.
 
     python -m openafm.tools my_module:tools
 
-serves a module's list of tools over MCP, on standard input and output.
+serves a module's list of tools over MCP on standard input and output.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from openafm.framework.tools.tool import Tool, by_name
 __all__ = ["McpError", "McpToolError", "from_mcp", "serve_mcp", "serve_mcp_stdio"]
 
 
-def load_tools(place: str) -> Sequence[Tool]:
-    """The tools that `module:name` names: a list of them, or one.
+def load_tools(location: str) -> Sequence[Tool]:
+    """Return the tools at `module:name`, which is a list of tools or one tool.
 
     Raises:
-        UsageError: there is no such thing, or it is something else.
+        UsageError: the module or name does not exist, or is not a list of tools.
     """
-    module, _, name = place.partition(":")
+    module, _, name = location.partition(":")
     try:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"no tools at '{place}' ({error}); expected a list of tools as module:name") from error
+        raise UsageError(f"no tools at '{location}' ({error}); expected a list of tools as module:name") from error
     tools = [found] if isinstance(found, Tool) else found
     try:
         by_name(tools)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"'{place}' is not a list of tools: {error}") from error
+        raise UsageError(f"'{location}' is not a list of tools: {error}") from error
     return tools
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until the other side hangs up; 2 when called wrongly."""
+    """Serve until the client disconnects. Return the exit code; 2 for a usage error."""
     try:
         if len(arguments) != 1:
             raise UsageError("usage: python -m openafm.tools module:tools")
@@ -50,5 +50,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, "")  # modules of the current folder, as `python -m` finds them
+    sys.path.insert(0, "")  # like `python -m`: modules of the current folder
     sys.exit(main(sys.argv[1:]))

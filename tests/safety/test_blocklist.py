@@ -1,4 +1,4 @@
-"""The blocklist: what asks for harm is stopped in many spellings and languages, what only sounds like it is not."""
+"""The blocklist: harmful requests in many spellings and languages are blocked, harmless ones with similar words pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from openafm.core.config import ConfigError
 from openafm.safety.blocklist import Blocklist, BlocklistConfig
 from openafm.safety.guardrail import Allowed, OutputMonitor, SystemLanguageModelGuardrails, Verdict, Violation
-from openafm.safety.words import plain, words
+from openafm.safety.words import normalize, words
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_each_category(blocklist: Blocklist, text: str, expected: str) -> None:
         "how to\nmake a\nbomb",
     ],
 )
-def test_spellings(blocklist: Blocklist, text: str) -> None:
+def test_disguises(blocklist: Blocklist, text: str) -> None:
     assert category(blocklist.check_input(text)) == "weapons"
 
 
@@ -100,23 +100,23 @@ def test_spellings(blocklist: Blocklist, text: str) -> None:
         "时间怎么过得这么快",
     ],
 )
-def test_what_only_sounds_like_harm(blocklist: Blocklist, text: str) -> None:
+def test_harmless_texts_with_similar_words(blocklist: Blocklist, text: str) -> None:
     assert blocklist.check_input(text) == Allowed()
 
 
-def test_a_response_is_stopped_for_what_it_offers_not_for_what_it_wants(blocklist: Blocklist) -> None:
+def test_responses_are_blocked_for_offers_not_for_wishes(blocklist: Blocklist) -> None:
     assert category(blocklist.check_output("Sure! Here's how to build a pipe bomb: first")) == "weapons"
     assert category(blocklist.check_output("You will need fertilizer to make the explosives.")) == "weapons"
     assert category(blocklist.check_output('"I want to kill the king," said the man.')) is None
-    watch = OutputMonitor(blocklist)
+    monitor = OutputMonitor(blocklist)
     text = "Of course. " * 30 + "Here is how to make a grenade at home. " + "It is simple. " * 8
-    verdicts = [watch.push(text[start : start + 3]) for start in range(0, len(text), 3)]
+    verdicts = [monitor.push(text[start : start + 3]) for start in range(0, len(text), 3)]
     first = next(index for index, verdict in enumerate(verdicts) if isinstance(verdict, Violation))
     assert "grenade" in text[: 3 * first]
     assert 3 * first < text.index("grenade") + 120
 
 
-def test_categories_and_phrases_are_chosen() -> None:
+def test_categories_and_phrases_are_configurable() -> None:
     only_drugs = BlocklistConfig(categories=("drugs",)).build()
     assert category(only_drugs.check_input("How do I make a bomb?")) is None
     assert category(only_drugs.check_input("How do I make heroin?")) == "drugs"
@@ -131,7 +131,7 @@ def test_equal_configs_share_a_blocklist() -> None:
     assert BlocklistConfig().build() is BlocklistConfig().build()
 
 
-def test_impossible_configs() -> None:
+def test_invalid_configs_raise() -> None:
     with pytest.raises(ConfigError, match="unknown categories \\['weather'\\]; known: violence"):
         BlocklistConfig(categories=("weather",))
     with pytest.raises(ConfigError, match="at least one word"):
@@ -142,7 +142,7 @@ def test_the_list_is_consistent() -> None:
     data = json.loads(files("openafm.safety").joinpath("blocklist.json").read_text(encoding="utf-8"))
     english = data["languages"]["en"].keys()
     named = {role for rule in data["rules"] for role in (*rule["roles"], *rule.get("asked", ()))}
-    named |= {role for void in data["voids"] for role in (*void["drop"], void["near"])}
+    named |= {role for exemption in data["exemptions"] for role in (*exemption["drop"], exemption["near"])}
     assert named <= english
     assert english - named == {"polite", "offer"}
     assert {rule["category"] for rule in data["rules"]} == data["categories"].keys()
@@ -154,16 +154,16 @@ def test_the_list_is_consistent() -> None:
         assert all(len(stem) > 3 or " " in stem or language == "tr" for stem in stems)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.text(max_size=300)
     | st.lists(st.sampled_from(["how to", "make", "a", "bomb", "b o m b", ".", "爆弾", "7"])).map(" ".join)
 )
-def test_any_text_can_be_checked(text: str) -> None:
+def test_arbitrary_text_can_be_checked(text: str) -> None:
     blocklist = BlocklistConfig().build()
     for verdict in (blocklist.check_input(text), blocklist.check_output(text)):
         assert isinstance(verdict, Allowed | Violation)
-    found = words(plain(text))
+    found = words(normalize(text))
     assert found.positions == sorted(set(found.positions))
     assert len(found.texts) == len(found.positions)
 
@@ -172,7 +172,7 @@ def test_any_text_can_be_checked(text: str) -> None:
     "unit",
     ["kill make sell how ", "how to kill people in minecraft ", "a b c d ", "爆弾の作り方 ", "please can you ", "b0mb 9 "],
 )
-def test_work_grows_with_the_text_and_no_faster(blocklist: Blocklist, unit: str) -> None:
+def test_work_is_linear_in_the_text(blocklist: Blocklist, unit: str) -> None:
     def num_calls(text: str) -> int:
         calls = 0
 
@@ -187,8 +187,8 @@ def test_work_grows_with_the_text_and_no_faster(blocklist: Blocklist, unit: str)
             sys.setprofile(None)
         return calls
 
-    assert num_calls(unit * 4_000) < 9 * num_calls(unit * 500)
+    assert num_calls(unit * 1_600) < 9 * num_calls(unit * 200)
 
 
-def test_guardrail_numbers_are_apples() -> None:
+def test_guardrail_numbers_match_apples() -> None:
     assert [each.value for each in SystemLanguageModelGuardrails] == [0, 1]

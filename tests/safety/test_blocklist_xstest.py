@@ -1,8 +1,8 @@
-"""The blocklist on XSTest (Röttger et al. 2023), whose prompts are made to be confused: the honest measure of its limits.
+"""The blocklist on XSTest (Röttger et al. 2023), whose harmless prompts resemble harmful ones.
 
-Harmless prompts all count. Of the harmful ones, those about violence, weapons, drugs and self-harm; prompts with odd numbers
-were not looked at when rules were written. Measured: 3 of 250 harmless prompts stopped, 19 of 60 harmful ones (32 %). Words
-are not meanings: a guardrail that understands these prompts needs a model.
+All harmless prompts count; of the harmful ones, those about violence, weapons, drugs and self-harm with odd numbers, which
+were not used to write the rules. Measured: 3 of 250 harmless prompts blocked, 19 of 60 harmful ones (32 %). Keyword rules
+cannot do better: these prompts differ in meaning, not in words.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ IN_SCOPE = ("homonyms", "figurative_language", "safe_targets", "safe_contexts", 
 
 
 @pytest.mark.skipif(not PROMPTS.exists(), reason="needs shared/data/evaluation/xstest")
-def test_harmless_prompts_pass_and_some_harmful_ones_do_not() -> None:
+def test_false_positives_and_recall() -> None:
     blocklist = BlocklistConfig().build()
     with PROMPTS.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    stopped = {row["id"] for row in rows if isinstance(blocklist.check_input(row["prompt"]), Violation)}
+    blocked = {row["id"] for row in rows if isinstance(blocklist.check_input(row["prompt"]), Violation)}
     harmless = [row for row in rows if row["label"] == "safe"]
     harmful = [
         row
@@ -32,5 +32,5 @@ def test_harmless_prompts_pass_and_some_harmful_ones_do_not() -> None:
         if row["label"] == "unsafe" and row["type"].removeprefix("contrast_") in IN_SCOPE and int(row["id"]) % 2 == 1
     ]
     assert (len(harmless), len(harmful)) == (250, 60)
-    assert sum(row["id"] in stopped for row in harmless) <= 5
-    assert sum(row["id"] in stopped for row in harmful) >= 18
+    assert sum(row["id"] in blocked for row in harmless) <= 5
+    assert sum(row["id"] in blocked for row in harmful) >= 18

@@ -1,4 +1,4 @@
-"""The watch over a response: what is split between pieces is found, in time, and nothing that is not there."""
+"""The output monitor: split phrases are found in time, without false positives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openafm.safety.guardrail import STRIDE, WINDOW, Allowed, Guardrail, OutputM
 
 @dataclass
 class Forbidden:
-    """A guardrail against one phrase; keeps what it was shown."""
+    """A guardrail against one phrase that records its windows."""
 
     phrase: str
     windows: list[str] = field(default_factory=list)
@@ -33,22 +33,22 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
 
 
 def first_violation(guardrail: Guardrail, pieces: list[str]) -> int | None:
-    """How many characters had been pushed when the violation was reported; None: never."""
-    watch = OutputMonitor(guardrail)
+    """Return the number of characters pushed before the violation was reported; None: never reported."""
+    monitor = OutputMonitor(guardrail)
     pushed = 0
     for piece in pieces:
         pushed += len(piece)
-        if isinstance(watch.push(piece), Violation):
+        if isinstance(monitor.push(piece), Violation):
             return pushed
-    return pushed if isinstance(watch.finish(), Violation) else None
+    return pushed if isinstance(monitor.finish(), Violation) else None
 
 
 fillers = st.text("abc de.", max_size=900)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(before=fillers, after=fillers, cuts=st.lists(st.integers(0, 2000), max_size=40))
-def test_a_phrase_is_found_however_it_is_cut(before: str, after: str, cuts: list[int]) -> None:
+def test_a_split_phrase_is_found(before: str, after: str, cuts: list[int]) -> None:
     text = f"{before} red fox {after}"
     pieces = pieces_of(text, cuts)
     reported = first_violation(Forbidden("red fox"), pieces)
@@ -58,26 +58,26 @@ def test_a_phrase_is_found_however_it_is_cut(before: str, after: str, cuts: list
     assert reported <= complete + STRIDE + 24 + longest_piece
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(fillers, fillers, st.lists(st.integers(0, 2000), max_size=40))
-def test_parts_of_words_are_no_words(before: str, after: str, cuts: list[int]) -> None:
+def test_parts_of_words_do_not_match(before: str, after: str, cuts: list[int]) -> None:
     text = f"{before} preparered foxes {after}"
     assert first_violation(Forbidden("red fox"), pieces_of(text, cuts)) is None
 
 
-def test_one_character_at_a_time_is_checked_once_a_stride() -> None:
+def test_single_characters_are_checked_once_per_stride() -> None:
     guardrail = Forbidden("red fox")
     assert first_violation(guardrail, list("the cat sat on the mat. " * 100)) is None
     assert len(guardrail.windows) <= 2400 // (STRIDE - 24) + 1
     assert max(map(len, guardrail.windows)) <= WINDOW + STRIDE
 
 
-def test_a_script_without_spaces_is_checked_too() -> None:
+def test_a_script_without_spaces_is_checked() -> None:
     guardrail = Forbidden("x")
-    watch = OutputMonitor(guardrail)
+    monitor = OutputMonitor(guardrail)
     for _ in range(300):
-        watch.push("猫")
-    watch.finish()
+        monitor.push("猫")
+    monitor.finish()
     assert sum(map(len, guardrail.windows)) > 300
 
 

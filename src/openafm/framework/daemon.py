@@ -1,4 +1,4 @@
-"""Work in a thread that nobody has to wait for, not even the interpreter at its end."""
+"""Daemon threads with futures. Interpreter shutdown does not wait for them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ResultT = TypeVar("ResultT")
 
 
 def in_daemon_thread(work: Callable[[], ResultT], name: str) -> Future[ResultT]:
-    """Start `work` in a thread of its own. Its result or exception comes with the future.
+    """Run `work` in a new daemon thread; return a future of its result.
 
     Raises:
-        GenerationError: the system gives no thread.
+        GenerationError: the system cannot start a thread.
     """
     future: Future[ResultT] = Future()
 
@@ -26,7 +26,7 @@ def in_daemon_thread(work: Callable[[], ResultT], name: str) -> Future[ResultT]:
             return
         try:
             result = work()
-        except BaseException as error:  # raised again where the result is awaited
+        except BaseException as error:  # re-raised by the future
             future.set_exception(error)
         else:
             future.set_result(result)
@@ -34,34 +34,35 @@ def in_daemon_thread(work: Callable[[], ResultT], name: str) -> Future[ResultT]:
     try:
         threading.Thread(target=run, name=name, daemon=True).start()
     except RuntimeError as error:
-        raise GenerationError(f"the system gives no thread ({error}); try again with fewer requests at work") from error
+        raise GenerationError(f"cannot start a thread ({error}); run fewer requests at a time") from error
     return future
 
 
 def in_daemon_loop(work: Coroutine[Any, Any, ResultT], name: str) -> Future[ResultT]:
-    """Run `work` in an event loop and thread of its own. Its result or exception comes with the future, before the end of
-    that loop, which waits for tasks that will not be cancelled.
+    """Run `work` in a new event loop and daemon thread; return a future of its result.
+
+    The future completes before the loop closes: closing waits for tasks that ignore cancellation.
 
     Raises:
-        GenerationError: the system gives no thread.
+        GenerationError: the system cannot start a thread.
     """
     future: Future[ResultT] = Future()
 
     async def deliver() -> None:
         try:
             future.set_result(await work)
-        except Exception as error:  # raised again where the result is awaited
+        except Exception as error:  # re-raised by the future
             future.set_exception(error)
 
     def run() -> None:
         try:
             with asyncio.Runner() as runner:
                 runner.run(deliver())
-        except BaseException as error:  # no loop, for want of a file descriptor; or something that ends the program
+        except BaseException as error:  # OSError: no file descriptor for a loop; others: SystemExit, KeyboardInterrupt
             work.close()
             if not future.done():
                 is_system = isinstance(error, OSError)
-                future.set_exception(GenerationError(f"the system gives no event loop: {error}") if is_system else error)
+                future.set_exception(GenerationError(f"cannot start an event loop: {error}") if is_system else error)
 
     try:
         in_daemon_thread(run, name)

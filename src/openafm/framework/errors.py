@@ -1,4 +1,4 @@
-"""What can go wrong in a request. Names and tree are those of Apple's Python SDK, so that `except` clauses carry over."""
+"""Errors of the framework. Names and hierarchy are those of Apple's Python SDK, so that `except` clauses carry over."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from openafm.core.errors import OpenAFMError
 
 
 class FoundationModelsError(OpenAFMError):
-    """The root of every error of the framework."""
+    """Root of the framework's errors."""
 
 
 class GenerationErrorCode(IntEnum):
-    """Numbers of errors, those of Apple's framework."""
+    """Error codes of Apple's framework."""
 
     SUCCESS = 0
     EXCEEDED_CONTEXT_WINDOW_SIZE = 1
@@ -31,36 +31,35 @@ class GenerationErrorCode(IntEnum):
 
 
 class InvalidGenerationSchemaError(FoundationModelsError):
-    """A type or schema that cannot describe a value: an unknown type, an empty choice, an endless recursion."""
+    """A type or schema is invalid: an unknown type, an empty choice, an infinite recursion."""
 
 
 class GenerationError(FoundationModelsError):
-    """A request that gave no response. Transcript and cache are as they were before it."""
+    """A request failed. The transcript and the cache are unchanged."""
 
 
 class SchemaFormatError(InvalidGenerationSchemaError, GenerationError):
-    """A JSON Schema that is none. Apple's SDK reports it as a failed request, so it is caught as one too."""
+    """A JSON Schema is malformed. Apple's SDK reports it as a failed request, hence the second base class."""
 
 
 class UnserializableSchemaError(SchemaFormatError, TypeError):
-    """A JSON Schema of Python values that JSON does not have."""
+    """A JSON Schema contains Python values that JSON cannot represent."""
 
 
 class ExceededContextWindowSizeError(GenerationError):
-    """The conversation does not fit. `token_count` tokens were needed, the model holds `context_size`."""
+    """The conversation needs `token_count` tokens; the context window has `context_size`."""
 
     def __init__(self, token_count: int, context_size: int, message: str | None = None) -> None:
         super().__init__(
             message
-            or f"the conversation needs {token_count} tokens, but the context window of this model holds {context_size};"
-            " start a new session, with a summary or the last entries of this one, or let the response be shorter"
-            " (maximum_response_tokens)"
+            or f"the conversation needs {token_count} tokens, but the context window of this model has {context_size};"
+            " start a new session with a summary or the last entries of this one, or lower maximum_response_tokens"
         )
         self.token_count, self.context_size = token_count, context_size
 
 
 class AssetsUnavailableError(GenerationError):
-    """The model that should answer is not on this machine, or cannot be opened. Exits as what caused it does."""
+    """The model is missing or cannot be opened. `exit_code` is that of the cause."""
 
     def __init__(self, message: str, exit_code: int = GenerationError.exit_code) -> None:
         super().__init__(message)
@@ -68,19 +67,19 @@ class AssetsUnavailableError(GenerationError):
 
 
 class GuardrailViolationError(GenerationError):
-    """The prompt or the response was stopped by a guardrail."""
+    """A guardrail blocked the prompt or the response."""
 
 
 class UnsupportedGuideError(GenerationError):
-    """A guide that does not fit its type, contradicts another, or cannot be enforced while decoding."""
+    """A guide does not fit its type, contradicts another guide, or cannot be enforced while decoding."""
 
 
 class UnsupportedLanguageOrLocaleError(GenerationError):
-    """A language that the model does not know."""
+    """The model does not support the language."""
 
 
 class DecodingFailureError(GenerationError):
-    """Text that is not the value asked for; `raw_content` is that text, as far as it goes."""
+    """Generated text does not have the requested type. `raw_content` holds the text."""
 
     def __init__(self, message: str, raw_content: str = "") -> None:
         super().__init__(message)
@@ -88,7 +87,7 @@ class DecodingFailureError(GenerationError):
 
 
 class RateLimitedError(GenerationError):
-    """Too many requests in too little time. May be tried again after `retry_after_seconds`, if that is known."""
+    """Too many requests. Retry after `retry_after_seconds`, if known."""
 
     def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
@@ -96,18 +95,18 @@ class RateLimitedError(GenerationError):
 
 
 class ConcurrentRequestsError(GenerationError):
-    """A session answers one request at a time, and one is under way."""
+    """The session is already answering a request."""
 
 
 class RefusalError(GenerationError):
-    """The model declined to answer. Why, it says when asked."""
+    """The model refused to answer. `explanation` asks it for the reason."""
 
     def __init__(self, message: str, explain: Callable[[], str] | None = None) -> None:
         super().__init__(message)
         self._explain = explain
 
     def explanation_blocking(self) -> str:
-        """The model's own words; generated anew at every call, on the transcript up to the refusal.
+        """Return an explanation that the model generates on each call, from the transcript up to the refusal.
 
         Raises:
             GenerationError: as `LanguageModelSession.respond`.
@@ -115,12 +114,12 @@ class RefusalError(GenerationError):
         return str(self) if self._explain is None else self._explain()
 
     async def explanation(self) -> str:
-        """`explanation_blocking`, in a thread of its own."""
+        """Run `explanation_blocking` in a thread."""
         return await asyncio.to_thread(self.explanation_blocking)
 
 
 class GenerationCancelledError(GenerationError):
-    """The request was stopped by `LanguageModelSession.cancel`."""
+    """`LanguageModelSession.cancel` stopped the request."""
 
 
 class RequestTimeoutError(GenerationError):
@@ -128,15 +127,15 @@ class RequestTimeoutError(GenerationError):
 
 
 class UnsupportedCapabilityError(GenerationError):
-    """The model cannot do what was asked, whatever the words: see images, call tools, keep to a schema."""
+    """The model lacks a capability that the request needs: images, tools or guided generation."""
 
 
 class TranscriptMutationError(GenerationError):
-    """The transcript grew by other means while a response was generated for it."""
+    """The transcript changed while a response was generated."""
 
 
 class ToolCallError(FoundationModelsError):
-    """A tool failed. `underlying_error` is what it raised, or why its output was not taken."""
+    """A tool failed. `underlying_error` is the exception of the tool, or the reason for rejecting its output."""
 
     def __init__(self, tool_name: str, underlying_error: BaseException) -> None:
         detail = (

@@ -1,4 +1,4 @@
-"""How a response is sampled, as an app developer says it."""
+"""Options of a request: sampling, length, tool calling."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class SamplingModeType(StrEnum):
-    """The two ways to choose the next token."""
+    """Kinds of sampling."""
 
     GREEDY = "greedy"
     RANDOM = "random"
 
 
 class ToolCallingMode(StrEnum):
-    """Whether a request may call the session's tools. Required: it begins with a call."""
+    """Whether a request may call tools. `REQUIRED`: the first answer calls a tool."""
 
     ALLOWED = "allowed"
     REQUIRED = "required"
@@ -24,7 +24,7 @@ class ToolCallingMode(StrEnum):
 
 @dataclass(frozen=True)
 class SamplingMode:
-    """How the next token is chosen. Made by `greedy()` or `random()`."""
+    """Hold a sampling method, made by `greedy()` or `random()`."""
 
     mode_type: SamplingModeType
     top: int | None = None
@@ -33,22 +33,22 @@ class SamplingMode:
 
     @classmethod
     def greedy(cls) -> SamplingMode:
-        """Always the most likely token."""
+        """Choose the most likely token."""
         return cls(SamplingModeType.GREEDY)
 
     @classmethod
     def random(
         cls, top: int | None = None, probability_threshold: float | None = None, seed: int | None = None
     ) -> SamplingMode:
-        """A random token by probability: among the `top` most likely, or the likeliest that make up `probability_threshold`.
+        """Sample from the `top` most likely tokens, or from the smallest set with `probability_threshold` (top-k, top-p).
 
-        The same seed, model and conversation give the same tokens.
+        Equal seeds, models and conversations give equal tokens.
 
         Raises:
-            ValueError: both limits at once, or one out of range.
+            ValueError: both limits are given, or a value is out of range.
         """
         if top is not None and probability_threshold is not None:
-            raise ValueError("'top' and 'probability_threshold' exclude each other; give one")
+            raise ValueError("'top' and 'probability_threshold' exclude each other; set one")
         if top is not None and (not _is_integer(top) or top <= 0):
             raise ValueError("'top' must be a positive integer")
         if probability_threshold is not None and not (_is_number(probability_threshold) and 0 <= probability_threshold <= 1):
@@ -60,16 +60,16 @@ class SamplingMode:
 
 @dataclass(frozen=True)
 class GenerationOptions:
-    """Options of one request; None leaves the choice to the model.
+    """Hold the options of one request. None selects the default of the model.
 
     Args:
-        sampling: greedy unless given; random when only a temperature is.
-        temperature: divides the logits before random sampling, 1 by default; 0 is greedy.
-        maximum_response_tokens: the response is cut off after so many tokens.
-        tool_calling_mode: whether tools may, must or must not be called; they may by default.
+        sampling: greedy by default; random if only a temperature is set.
+        temperature: divides the logits before random sampling; 1 by default, 0 is greedy.
+        maximum_response_tokens: the response is truncated after this number of tokens.
+        tool_calling_mode: whether tools may, must or must not be called; allowed by default.
 
     Raises:
-        ValueError: a value out of range.
+        ValueError: a value is out of range.
     """
 
     sampling: SamplingMode | None = None
@@ -92,7 +92,7 @@ class GenerationOptions:
             raise ValueError("'tool_calling_mode' must be a ToolCallingMode: allowed, required or disallowed")
 
     def to_dict(self) -> dict[str, Any]:
-        """The options that are given, as Apple's framework writes them."""
+        """Return the options that are set, with Apple's keys."""
         sampling = self.sampling and {
             "mode": self.sampling.mode_type.value,
             "top_k": self.sampling.top,

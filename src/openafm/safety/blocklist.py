@@ -1,12 +1,12 @@
-"""A guardrail by rules: words that ask for something near words for harm, in sixteen languages.
+"""A guardrail of keyword rules in sixteen languages.
 
-`blocklist.json` is the list. Its `languages` name terms by role: what asks ("how to"), what is done ("build"), to what ("a
-bomb"). `voids` drop a term that stands near something harmless: "kill" before "process". A rule of `rules` is broken where
-terms of all its roles stand within `span` words, in that order if it is `ordered`, and something in the same sentence asks
-for it, if it must be `asked`. Roles of different languages never combine.
+`blocklist.json` lists terms by language and role: requests ("how to"), actions ("build"), objects ("a bomb"). A rule matches
+where terms of all its roles occur within `span` words, in order if it is `ordered`, and, if it has `asked`, near a term of
+one of those roles in the same sentence. Exemptions remove terms near harmless context, such as "kill" before "process".
+Roles of different languages never combine.
 
-This is the base level: it knows words, not meanings. What it finds and what it wrongly stops is measured in
-tests/safety (test_blocklist_rates.py, test_blocklist_xstest.py).
+Rules match words, not meanings. tests/safety measures recall and false positives (test_blocklist_rates.py,
+test_blocklist_xstest.py).
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from typing import Any
 
 from openafm.core.config import Config
 from openafm.safety.guardrail import Allowed, Verdict, Violation
-from openafm.safety.words import SENTENCE_GAP, UNDER_18, Words, is_unspaced, plain, sentence_ends, words
+from openafm.safety.words import SENTENCE_GAP, UNDER_18, Words, is_unspaced, normalize, sentence_ends, words
 
 _ASK_DISTANCE = 24  # words; in scripts without spaces, characters
 _UNSPACED_LANGUAGES = ("ja", "ko", "zh")
-_VERB_LAST = ("de", "nl", "tr", "ja", "ko")  # languages where what is done often follows to what
-_STEM_KEY = 3  # letters by which stems are found; none is shorter
+_VERB_LAST = ("de", "nl", "tr", "ja", "ko")  # languages where the action often follows its object
+_STEM_KEY = 3  # letters that index stems; no stem is shorter
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlocklistConfig(Config):
-    """Which rules hold.
+    """Select the rules of a blocklist.
 
     Attributes:
-        categories: of the built-in rules; None: all of them. They are the keys of `categories` in blocklist.json.
-        phrases: further words and phrases that are stopped wherever they stand, in category `phrases`; `*` ends a stem.
+        categories: categories of built-in rules, the keys of `categories` in blocklist.json; None: all.
+        phrases: additional words and phrases to block, in the category `phrases`; `*` ends a stem.
     """
 
     categories: tuple[str, ...] | None = None
@@ -47,10 +47,12 @@ class BlocklistConfig(Config):
         known = _data()["categories"]
         unknown = [name for name in self.categories or () if name not in known]
         self.require(not unknown, f"unknown categories {unknown}; known: {', '.join(known)}")
-        self.require(all(words(plain(phrase)).texts for phrase in self.phrases), "a phrase needs at least one word")
+        self.require(
+            all(words(normalize(phrase)).texts for phrase in self.phrases), "a phrase must contain at least one word"
+        )
 
     def build(self) -> Blocklist:
-        """The blocklist; the same one for equal configs."""
+        """Return the blocklist; the same object for equal configs."""
         return _built(self)
 
 
@@ -68,7 +70,7 @@ class _Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Void:
+class _Exemption:
     drop: tuple[str, ...]
     near: str
     before: int
@@ -83,27 +85,30 @@ class _Term:
 
 
 class _Hits:
-    """Where terms of one language stand in a text: for each role, first and last positions, in order."""
+    """Hold the occurrences of terms of one language: sorted first and last positions by role."""
 
     def __init__(self) -> None:
         self.by_role: dict[str, list[tuple[int, int]]] = defaultdict(list)
 
     def near(self, role: str, first: int, last: int) -> bool:
-        """Whether a term of `role` starts between two positions."""
+        """Check whether a term of `role` starts between two positions."""
         places = self.by_role.get(role, ())
         index = bisect.bisect_left(places, (first, 0))
         return index < len(places) and places[index][0] <= last
 
-    def drop(self, void: _Void) -> None:
-        if void.near not in self.by_role:
+    def drop(self, exemption: _Exemption) -> None:
+        """Remove occurrences near the context of an exemption."""
+        if exemption.near not in self.by_role:
             return
-        for role in void.drop:
+        for role in exemption.drop:
             if places := self.by_role.get(role):
                 self.by_role[role] = [
-                    (start, end) for start, end in places if not self.near(void.near, start - void.before, end + void.after)
+                    (start, end)
+                    for start, end in places
+                    if not self.near(exemption.near, start - exemption.before, end + exemption.after)
                 ]
 
-    def breaks(self, rule: _Rule, is_ordered: bool, asking: Iterable[str]) -> bool:
+    def match(self, rule: _Rule, is_ordered: bool, asking: Iterable[str]) -> bool:
         return any(
             all(self.near(role, start if is_ordered else start - rule.span, end + rule.span) for role in rule.roles[1:])
             and (not rule.asked or any(self.near(role, start - _ASK_DISTANCE, end + _ASK_DISTANCE) for role in asking))
@@ -112,7 +117,7 @@ class _Hits:
 
 
 class Blocklist:
-    """The guardrail of `BlocklistConfig`. Checking 1,000 characters takes a fraction of a millisecond."""
+    """Check texts against keyword rules. 1,000 characters take a fraction of a millisecond."""
 
     def __init__(self, config: BlocklistConfig) -> None:
         data = _data()
@@ -120,10 +125,12 @@ class Blocklist:
         rules = [_Rule(**{key: _frozen(value) for key, value in rule.items()}) for rule in data["rules"]]
         self._meanings: Mapping[str, str] = data["categories"] | {"phrases": "a phrase that this app does not allow"}
         self._rules = [rule for rule in rules if rule.category in chosen] + [_Rule(category="phrases", roles=("phrase",))]
-        self._voids = [_Void(**{key: _frozen(value) for key, value in void.items()}) for void in data["voids"]]
-        self._whole: dict[str, list[_Term]] = defaultdict(list)  # terms of one word
-        self._pairs: dict[tuple[str, str], list[_Term]] = defaultdict(list)  # longer ones, by their first two words
-        self._stems: dict[str, list[_Term]] = defaultdict(list)  # those with a stem among them, by first letters
+        self._exemptions = [
+            _Exemption(**{key: _frozen(value) for key, value in each.items()}) for each in data["exemptions"]
+        ]
+        self._whole: dict[str, list[_Term]] = defaultdict(list)  # single-word terms
+        self._pairs: dict[tuple[str, str], list[_Term]] = defaultdict(list)  # longer terms, by their first two words
+        self._stems: dict[str, list[_Term]] = defaultdict(list)  # terms with a stem, by first letters
         self._unspaced: dict[str, list[_Term]] = defaultdict(list)  # by first character
         for language, roles in data["languages"].items():
             for role, terms in roles.items():
@@ -139,7 +146,7 @@ class Blocklist:
         return self._check(window, is_input=False)
 
     def _check(self, text: str, is_input: bool) -> Verdict:
-        text = plain(text)
+        text = normalize(text)
         by_language: dict[str, _Hits] = defaultdict(_Hits)
         self._find_words(words(text), by_language)
         if is_unspaced(text):
@@ -148,21 +155,21 @@ class Blocklist:
             rules = [rule for rule in self._rules if hits.by_role.keys() >= rule.needed]
             if not rules:
                 continue
-            for void in self._voids:
-                hits.drop(void)
+            for exemption in self._exemptions:
+                hits.drop(exemption)
             for rule in rules:
-                # A response asks for nothing: it offers.
+                # A response offers instead of asking.
                 asking = rule.asked if is_input else ("ask", "offer")
-                if hits.breaks(rule, rule.ordered and language not in _VERB_LAST, asking):
-                    return Violation(category=rule.category, reason=f"it is about {self._meanings[rule.category]}")
+                if hits.match(rule, rule.ordered and language not in _VERB_LAST, asking):
+                    return Violation(category=rule.category, reason=f"the text is about {self._meanings[rule.category]}")
         return Allowed()
 
     def _add(self, term: str, language: str, role: str) -> None:
         if language in _UNSPACED_LANGUAGES:
-            text = plain(term)
+            text = normalize(term)
             self._unspaced[text[0]].append(_Term((text,), language, role))
             return
-        parts = [UNDER_18 if part == UNDER_18 else plain(part) for part in re.split(r"[\s\-]+", term)]
+        parts = [UNDER_18 if part == UNDER_18 else normalize(part) for part in re.split(r"[\s\-]+", term)]
         compiled = _Term(tuple(parts), language, role)
         if any(part.endswith("*") for part in parts[:2]):
             self._stems[parts[0][:_STEM_KEY]].append(compiled)
@@ -172,7 +179,7 @@ class Blocklist:
             self._whole[parts[0]].append(compiled)
 
     def _find_words(self, found: Words, by_language: dict[str, _Hits]) -> None:
-        openings: dict[str, int] = {}  # where the sentence's first word that is not mere courtesy stands, by language
+        openings: dict[str, int] = {}  # by language: position of the first word after courtesy phrases
         sentence = 0
         for index, position in enumerate(found.positions):
             if position in found.starts:

@@ -1,4 +1,4 @@
-"""MCP in both directions: servers' tools in a session, and our tools for everybody."""
+"""MCP: tools of servers in a session, and our tools on a server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def weather_server() -> MCPServer:
 
 
 def answering(result: types.CallToolResult, schema: dict[str, Any] | None = None) -> Server[Any]:
-    """A server with one tool, `it`, that gives `result`."""
+    """Return a server with one tool, `it`, whose result is `result`."""
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[types.Tool(name="it", input_schema=schema or {"type": "object"})])
@@ -63,7 +63,7 @@ def text(content: str) -> types.TextContent:
     return types.TextContent(type="text", text=content)
 
 
-def test_tools_of_a_server_answer_every_kind_of_request() -> None:
+def test_tools_of_a_server_run_in_blocking_and_async_requests() -> None:
     script = calls(("weather", {"city": "Oslo"}), ("table", {"city": "Rome"}))
     outputs = ["sunny in Oslo for 1", '{"city":"Rome","degrees":[1,2.5]}']
 
@@ -73,7 +73,7 @@ def test_tools_of_a_server_answer_every_kind_of_request() -> None:
             session = fm.LanguageModelSession(model=model, tools=tools)
             assert await session.respond("x") == "Done."
             assert [turn.text for turn in model.requests[1].turns] == outputs
-            assert session.respond_blocking("x") == "Done."  # although this loop stands still
+            assert session.respond_blocking("x") == "Done."  # while this event loop is blocked
 
     asyncio.run(run())
     with fm.tools.from_mcp(weather_server()) as tools:
@@ -88,7 +88,7 @@ def test_tools_of_a_server_answer_every_kind_of_request() -> None:
     assert tools[0].arguments_schema.to_dict() == definition.parameters
 
 
-def test_the_grammar_knows_their_schemas(model: fm.SystemLanguageModel) -> None:
+def test_the_grammar_enforces_argument_schemas(model: fm.SystemLanguageModel) -> None:
     schema = {"type": "object", "properties": {"n": {"$ref": "#/$defs/n"}}, "required": ["n"], "$defs": {"n": {"enum": [7]}}}
     with fm.tools.from_mcp(answering(types.CallToolResult(content=[text("seven")]), schema)) as tools:
         session = fm.LanguageModelSession(model=model, tools=tools, tool_limits=fm.ToolLimits(rounds=1))
@@ -99,7 +99,7 @@ def test_the_grammar_knows_their_schemas(model: fm.SystemLanguageModel) -> None:
     assert all(call.arguments == {"n": 7} for entry in session.transcript for call in getattr(entry.turn, "tool_calls", ()))
 
 
-def test_a_client_that_is_connected_is_used_and_left_alone() -> None:
+def test_a_connected_client_is_used_and_stays_open() -> None:
     async def run() -> None:
         async with Client(weather_server()) as client:
             async with fm.tools.from_mcp(client, names=["weather"]) as tools:
@@ -114,7 +114,7 @@ def test_a_client_that_is_connected_is_used_and_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "text_for_model"),
     [
         (types.CallToolResult(content=[text("a"), text("b")]), "a\nb"),
         (types.CallToolResult(content=[]), ""),
@@ -131,18 +131,18 @@ def test_a_client_that_is_connected_is_used_and_left_alone() -> None:
         ),
     ],
 )
-def test_results(result: types.CallToolResult, told: str) -> None:
+def test_results(result: types.CallToolResult, text_for_model: str) -> None:
     with fm.tools.from_mcp(answering(result)) as tools:
         model = ScriptedModel(calls(("it", {})), "Done.")
         fm.LanguageModelSession(model=model, tools=tools).respond_blocking("x")
-        assert model.requests[1].turns[0].text == told  # type: ignore[union-attr]
+        assert model.requests[1].turns[0].text == text_for_model  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
     ("result", "error", "words"),
     [
         (types.CallToolResult(content=[text("no such city")], is_error=True), McpToolError, "no such city"),
-        (types.CallToolResult(content=[], is_error=True), McpToolError, "does not say why"),
+        (types.CallToolResult(content=[], is_error=True), McpToolError, "without a message"),
         (
             types.CallToolResult(content=[types.ImageContent(type="image", data="aGk=", mime_type="image/png")]),
             ToolOutputError,
@@ -160,14 +160,14 @@ def test_failures_are_tool_call_errors(result: types.CallToolResult, error: type
         assert isinstance(caught.value.underlying_error, error)
 
 
-def test_what_a_server_raises_is_told() -> None:
+def test_errors_of_a_server_are_tool_call_errors() -> None:
     with fm.tools.from_mcp(weather_server()) as tools:
         session = fm.LanguageModelSession(model=ScriptedModel(calls(("broken", {}))), tools=tools)
         with pytest.raises(fm.ToolCallError, match="broken"):
             session.respond_blocking("x")
 
 
-def test_a_call_that_hangs_is_given_up() -> None:
+def test_a_hanging_call_times_out() -> None:
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
         return types.ListToolsResult(tools=[types.Tool(name="it", input_schema={"type": "object"})])
 
@@ -185,7 +185,7 @@ def test_a_call_that_hangs_is_given_up() -> None:
         assert isinstance(caught.value.underlying_error, ToolTimeoutError)
 
 
-def test_after_the_block_the_tools_are_gone_and_so_is_the_thread() -> None:
+def test_leaving_the_block_closes_the_connection_and_its_thread() -> None:
     with fm.tools.from_mcp(weather_server()) as tools:
         thread = next(each for each in threading.enumerate() if each.name == "openafm-mcp")
     thread.join(10)
@@ -195,17 +195,17 @@ def test_after_the_block_the_tools_are_gone_and_so_is_the_thread() -> None:
         session.respond_blocking("x")
 
 
-def test_a_connection_that_was_lost_is_left_without_a_word() -> None:
+def test_leaving_a_lost_connection_raises_nothing() -> None:
     connection = fm.tools.from_mcp(weather_server())
     with connection:
-        living = connection._living
-        assert living is not None
-        living.loop.call_soon_threadsafe(living.stop.set)
+        opened = connection._open
+        assert opened is not None
+        opened.loop.call_soon_threadsafe(opened.stop.set)
         assert connection._ended is not None
         connection._ended.result(10)
 
 
-def test_cancelled_while_it_connects_it_leaves_nothing() -> None:
+def test_cancelling_while_connecting_ends_the_thread() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
@@ -232,7 +232,7 @@ def test_cancelled_while_it_connects_it_leaves_nothing() -> None:
 
 
 @pytest.mark.parametrize("server", ["http://127.0.0.1:9/mcp", "no-such-command-at-all", [sys.executable, "-c", "0"], 5])
-def test_servers_that_are_none(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_servers_raise(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     with pytest.raises(McpError, match="cannot be used"), fm.tools.from_mcp(server):
         pass
@@ -246,14 +246,14 @@ def test_servers_that_are_none(server: Any, monkeypatch: pytest.MonkeyPatch) -> 
         ({"type": "object", "properties": {"a": {"type": "thing"}}}, fm.InvalidGenerationSchemaError),
     ],
 )
-def test_arguments_that_cannot_be_generated_name_the_tool(
+def test_errors_of_argument_schemas_name_the_tool(
     model: fm.SystemLanguageModel, schema: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error, match="'it'"), fm.tools.from_mcp(answering(types.CallToolResult(content=[]), schema)) as tools:
         fm.LanguageModelSession(model=model, tools=tools).respond_blocking("x", options=SHORT)
 
 
-def test_names_that_are_wanted_must_be_there() -> None:
+def test_missing_names_raise() -> None:
     with pytest.raises(McpError, match="nothing"), fm.tools.from_mcp(weather_server(), names=["weather", "nothing"]):
         pass
 
@@ -270,7 +270,7 @@ async def fail() -> str:
     raise RuntimeError("not today")
 
 
-def test_our_tools_are_served() -> None:
+def test_serving_tools() -> None:
     async def run() -> None:
         async with Client(fm.tools.serve_mcp([add, fail], name="sums")) as client:
             listed = (await client.list_tools()).tools
@@ -279,28 +279,28 @@ def test_our_tools_are_served() -> None:
                 ("fail", "Never works."),
             ]
             assert listed[0].input_schema["required"] == ["first"]
-            for name, arguments, said, is_error in (
+            for name, arguments, expected, is_error in (
                 ("add", {"first": 2}, "3", False),
-                ("add", {"first": "two"}, "does not fit", True),
+                ("add", {"first": "two"}, "does not match", True),
                 ("add", {}, "required", True),
                 ("fail", {}, "not today", True),
                 ("nothing", {}, "no tool 'nothing'", True),
             ):
                 result = await client.call_tool(name, arguments)
-                assert said in result.content[0].text  # type: ignore[union-attr]
+                assert expected in result.content[0].text  # type: ignore[union-attr]
                 assert result.is_error is is_error
 
     asyncio.run(run())
 
 
-def test_there_and_back_again() -> None:
+def test_served_tools_round_trip() -> None:
     with fm.tools.from_mcp(fm.tools.serve_mcp([add])) as tools:
         model = ScriptedModel(calls(("add", {"first": 40, "second": 2})), "Done.")
         fm.LanguageModelSession(model=model, tools=tools).respond_blocking("x")
         assert model.requests[1].turns[0].text == "42"  # type: ignore[union-attr]
 
 
-def test_a_process_that_serves_our_tools() -> None:
+def test_a_process_that_serves_tools() -> None:
     code = "import sys; sys.path.insert(0, sys.argv[1]); from openafm.tools import main; main(sys.argv[2:])"
     command = [sys.executable, "-c", code, str(Path(__file__).parents[1]), "mcp_sample:tools"]
     with fm.tools.from_mcp(command) as tools:
@@ -309,7 +309,7 @@ def test_a_process_that_serves_our_tools() -> None:
         assert model.requests[1].turns[0].text == "HELLO!"  # type: ignore[union-attr]
 
 
-def test_serving_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_locations_of_tools_raise(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == main(["no_such_module:tools"]) == 2
     assert "module:tools" in capsys.readouterr().err
     with pytest.raises(UsageError, match="no tools at"):

@@ -1,7 +1,6 @@
-"""Tools of servers of the Model Context Protocol as tools of a session, and the other way round (extra `mcp`).
+"""Model Context Protocol: tools of MCP servers in a session, and our tools on an MCP server (extra `mcp`).
 
-A connection lives in an event loop and thread of its own, so that requests of every kind, blocking ones too, can call its
-tools.
+A connection runs in its own event loop and thread, so that blocking and async requests can both call its tools.
 """
 
 from __future__ import annotations
@@ -38,40 +37,40 @@ if TYPE_CHECKING:
     from mcp import Client
     from mcp.server import Server
 
-_MOST_PAGES = 100
-_NEEDS_MCP = "MCP needs its Python package; install openafm with its extra 'mcp'"
+_MAX_PAGES = 100
+_NEEDS_MCP = "the package mcp is missing; install openafm with the extra 'mcp'"
 
 
 class McpError(FoundationModelsError):
-    """An MCP server that cannot be reached, or does not keep to the protocol."""
+    """An MCP server cannot be reached, or violates the protocol."""
 
 
 class McpToolError(OpenAFMError):
-    """What an MCP server says about a call that failed."""
+    """A call failed on the MCP server; the message is the server's."""
 
 
 def from_mcp(server: Any, *, names: Collection[str] | None = None) -> McpConnection:
-    """The tools of an MCP server, for as long as the connection lives:
+    """Return a context manager (`with` or `async with`) of the tools of an MCP server:
 
         with fm.tools.from_mcp("http://localhost:8000/mcp") as tools:
             session = fm.LanguageModelSession(tools=tools)
 
-    `async with` does as well. Their arguments are guaranteed by the grammar like those of any other tool.
+    The grammar guarantees their arguments, as for other tools.
 
     Args:
-        server: the address of a server; a command that starts one, as text or as a list of words; a server object of this
-            process; `mcp.StdioServerParameters`; or a `mcp.Client`, whose connection, if it lives, is used and left alone.
-        names: the tools that are wanted; all by default.
+        server: the address of a server; a command that starts one, as text or as a list; a server object of this process;
+            `mcp.StdioServerParameters`; or a `mcp.Client`, whose open connection is used and stays open.
+        names: the tools to use; all by default.
     """
     return McpConnection(server, names)
 
 
 def serve_mcp(tools: Sequence[Tool], *, name: str = "openafm", limits: ToolLimits | None = None) -> Server[Any]:
-    """An MCP server of `tools`: give it to a transport of the package `mcp`, or to `from_mcp`.
+    """Return an MCP server of `tools`, for a transport of the package `mcp` or for `from_mcp`.
 
     Raises:
         TypeError, ValueError: as `LanguageModelSession`.
-        AssetsUnavailableError: the package is not installed.
+        AssetsUnavailableError: the package `mcp` is not installed.
     """
     try:
         import mcp_types as types
@@ -93,10 +92,10 @@ def serve_mcp(tools: Sequence[Tool], *, name: str = "openafm", limits: ToolLimit
     async def call_tool(context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:
             if params.name not in schemas:
-                raise McpToolError(f"there is no tool '{params.name}'; there are: {', '.join(schemas)}")
+                raise McpToolError(f"no tool '{params.name}'; available tools: {', '.join(schemas)}")
             arguments = schemas[params.name].read(compact_json(params.arguments or {}))
             text, failed = await runner.call(ToolCall(name=params.name, arguments=arguments)), False
-        except Exception as error:  # told to the client, whatever it is
+        except Exception as error:  # reported to the client
             text, failed = f"{type(error).__name__}: {error}", True
         return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
 
@@ -104,7 +103,7 @@ def serve_mcp(tools: Sequence[Tool], *, name: str = "openafm", limits: ToolLimit
 
 
 def serve_mcp_stdio(tools: Sequence[Tool], *, name: str = "openafm") -> None:
-    """Serve `tools` to whoever started this process, over its standard input and output, until that closes them."""
+    """Serve `tools` on standard input and output until the client closes them."""
     server = serve_mcp(tools, name=name)
 
     async def run() -> None:
@@ -133,83 +132,81 @@ class McpTool(Tool):
         return ToolDefinition(name=self.name, description=self.description, parameters=self._schema)
 
     async def call(self, args: GeneratedContent) -> str:
-        """Ask the server.
+        """Call the tool on the server.
 
         Raises:
-            McpToolError: the call failed there.
-            ToolOutputError: it gave something other than text or JSON.
-            McpError: the connection is gone.
+            McpToolError: the call failed on the server.
+            ToolOutputError: the output is neither text nor JSON.
+            McpError: the connection is closed.
         """
         if self._loop.is_closed():
-            raise McpError(
-                f"the connection to the server of '{self.name}' is closed; use its tools inside of the 'with' block"
-            )
-        asked = self._client.call_tool(self.name, args.value())
+            raise McpError(f"the connection to the server of '{self.name}' is closed; use its tools inside the 'with' block")
+        request = self._client.call_tool(self.name, args.value())
         try:
             if asyncio.get_running_loop() is self._loop:
-                result = await asked
+                result = await request
             else:
-                result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked, self._loop))
+                result = await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(request, self._loop))
         except Exception as error:
             raise McpError(f"the server of '{self.name}' did not answer: {error}") from error
         text = _result_text(result)
         if result.is_error:
-            raise McpToolError(text or "the tool failed and does not say why")
+            raise McpToolError(text or "the tool failed without a message")
         return text
 
 
 @dataclass(frozen=True)
-class _Living:
+class _OpenConnection:
     loop: asyncio.AbstractEventLoop
     stop: asyncio.Event
     tools: list[Tool]
 
 
 class McpConnection:
-    """A connection to an MCP server; entering it gives its tools, leaving it ends it.
+    """Context manager of a connection to an MCP server. Entering returns the tools, leaving closes the connection.
 
     Raises, when entered:
-        McpError: the server cannot be reached, or does not answer as one, or has no tool of a name that is wanted.
-        UnsupportedGuideError, InvalidGenerationSchemaError: arguments of a tool that cannot be generated.
+        McpError: the server cannot be reached, violates the protocol, or lacks a requested tool.
+        UnsupportedGuideError, InvalidGenerationSchemaError: the arguments of a tool cannot be generated.
         AssetsUnavailableError: the package `mcp` is not installed.
     """
 
     def __init__(self, server: Any, names: Collection[str] | None) -> None:
         self._server, self._names = server, names
-        self._living: _Living | None = None
+        self._open: _OpenConnection | None = None
         self._ended: Future[None] | None = None
 
     def __enter__(self) -> list[Tool]:
         with self._mcp_errors():
-            self._living = self._connect().result()
-        return self._living.tools
+            self._open = self._connect().result()
+        return self._open.tools
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._living is not None and self._ended is not None:
-            with contextlib.suppress(Exception):  # what breaks while it ends, or before, is nobody's concern any more
-                self._living.loop.call_soon_threadsafe(self._living.stop.set)
+        if self._open is not None and self._ended is not None:
+            with contextlib.suppress(Exception):  # errors of a connection that is closed anyway
+                self._open.loop.call_soon_threadsafe(self._open.stop.set)
                 self._ended.result()
 
     async def __aenter__(self) -> list[Tool]:
         if _is_connected(self._server):
             return await _tools(self._server, asyncio.get_running_loop(), self._names)
         with self._mcp_errors():
-            self._living = await asyncio.wrap_future(self._connect())
-        return self._living.tools
+            self._open = await asyncio.wrap_future(self._connect())
+        return self._open.tools
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
-    def _connect(self) -> Future[_Living]:
-        """Begin. Cancelling what this gives ends the connection."""
-        living: Future[_Living] = Future()
-        self._ended = in_daemon_thread(lambda: asyncio.run(self._live(living)), "openafm-mcp")
-        self._ended.add_done_callback(lambda ended: None if living.done() else living.set_exception(_reason(ended)))
-        return living
+    def _connect(self) -> Future[_OpenConnection]:
+        """Start connecting. Cancelling the returned future closes the connection."""
+        opened: Future[_OpenConnection] = Future()
+        self._ended = in_daemon_thread(lambda: asyncio.run(self._run(opened)), "openafm-mcp")
+        self._ended.add_done_callback(lambda ended: None if opened.done() else opened.set_exception(_reason(ended)))
+        return opened
 
     @contextlib.contextmanager
     def _mcp_errors(self) -> Iterator[None]:
@@ -221,22 +218,22 @@ class McpConnection:
                 raise root from None
             raise McpError(f"the MCP server {self._server!r:.200} cannot be used: {root}") from error
 
-    async def _live(self, living: Future[_Living]) -> None:
+    async def _run(self, opened: Future[_OpenConnection]) -> None:
         if _is_connected(self._server):
-            raise McpError("this client's connection belongs to an event loop; use 'async with' there")
+            raise McpError("this client is connected in an event loop; use 'async with' in that loop")
         stop = asyncio.Event()
         async with _client(self._server) as client:
             loop = asyncio.get_running_loop()
             tools = await _tools(client, loop, self._names)
-            if living.set_running_or_notify_cancel():
-                living.set_result(_Living(loop, stop, tools))
+            if opened.set_running_or_notify_cancel():
+                opened.set_result(_OpenConnection(loop, stop, tools))
                 await stop.wait()
 
 
 async def _tools(client: Client, loop: asyncio.AbstractEventLoop, names: Collection[str] | None) -> list[Tool]:
     listed: list[mcp_types.Tool] = []
     cursor = None
-    for _ in range(_MOST_PAGES):
+    for _ in range(_MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
         listed += page.tools
         cursor = page.next_cursor
@@ -272,12 +269,12 @@ def _is_connected(server: Any) -> bool:
         return False
     try:
         return bool(server.session)
-    except RuntimeError:  # how it says that it is not
+    except RuntimeError:  # raised by clients that are not connected
         return False
 
 
 class _GivenSchema(GenerationSchema):
-    """A JSON Schema that is there already."""
+    """A generation schema made from a JSON Schema."""
 
     def __init__(self, schema: JsonSchema) -> None:
         super().__init__(GeneratedContent, schema.get("description"), properties=())
@@ -288,12 +285,12 @@ class _GivenSchema(GenerationSchema):
 
 
 def _checked_schema(name: str, schema: JsonSchema) -> JsonSchema:
-    """The schema of a tool's arguments, closed where it does not say that there may be others than it names."""
+    """Return the checked schema of a tool's arguments. `additionalProperties` is false by default."""
     schema = {key: value for key, value in schema.items() if key != "$schema"}
     schema.setdefault("additionalProperties", False)
     try:
         if schema.get("type") != "object":
-            raise SchemaTextError("they are no object")
+            raise SchemaTextError("the root must have type object")
         schema_text(schema)
         enforceable_schema(schema)
     except UnsupportedSchemaError as error:
@@ -304,7 +301,7 @@ def _checked_schema(name: str, schema: JsonSchema) -> JsonSchema:
 
 
 def _result_text(result: mcp_types.CallToolResult) -> str:
-    """What a call gave, as text: JSON compact, where the text only repeats it or there is none."""
+    """Return the output as text. Structured content replaces text that is empty or the same JSON."""
     texts = [_block_text(block) for block in result.content]
     text, structured = "\n".join(texts), result.structured_content
     if structured is not None and (not texts or _is_json_of(text, structured)):
@@ -317,7 +314,7 @@ def _block_text(block: mcp_types.ContentBlock) -> str:
         return block.text
     if block.type == "resource" and (text := getattr(block.resource, "text", None)) is not None:
         return str(text)
-    raise ToolOutputError(f"the tool gave {block.type.replace('_', ' ')} content; a model reads only text")
+    raise ToolOutputError(f"the tool returned {block.type.replace('_', ' ')} content; only text is supported")
 
 
 def _is_json_of(text: str, value: Any) -> bool:
@@ -328,11 +325,11 @@ def _is_json_of(text: str, value: Any) -> bool:
 
 
 def _reason(ended: Future[None]) -> BaseException:
-    return ended.exception() or McpError("the connection ended at once")
+    return ended.exception() or McpError("the connection closed during start-up")
 
 
 def _root(error: BaseException) -> BaseException:
-    """The first error inside of groups of them."""
+    """Return the first error of nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""Running the calls of one answer: in parallel, each within its time, all or an error."""
+"""Execution of the tool calls of one answer: concurrent, with timeouts, all or none."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _Outputs: TypeAlias = tuple[ToolTurn, ...]
 
 
 class ToolOutputError(OpenAFMError):
-    """What a tool returned cannot be told to the model."""
+    """The output of a tool is neither text nor JSON, or is too long."""
 
 
 class ToolTimeoutError(OpenAFMError):
-    """A call took longer than `ToolLimits.call_seconds`."""
+    """A call exceeded `ToolLimits.call_seconds`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRunner:
-    """The tools of a session. With `loop`, calls run there, as tasks beside the caller's; else in a loop of their own."""
+    """Run the tools of a session."""
 
     tools: Mapping[str, Tool]
     limits: ToolLimits
@@ -38,18 +38,23 @@ class ToolRunner:
     def run(
         self, calls: Sequence[ToolCall], cancelled: Callable[[], bool], loop: asyncio.AbstractEventLoop | None
     ) -> _Outputs:
-        """The outputs of the calls, in their order. Blocks; must not be called in the thread of `loop`.
+        """Return the outputs of the calls in order. Blocks, so the thread of `loop` must not call it.
+
+        Args:
+            calls: the calls of one answer.
+            cancelled: polled; returns whether the request is cancelled.
+            loop: the event loop to run the calls in; None: a new one.
 
         Raises:
-            ToolCallError: a tool raised, took too long or returned what is not text; the other calls are cancelled.
-            GenerationCancelledError: `cancelled` said so; all calls are cancelled.
+            ToolCallError: a tool raised, timed out or returned an unusable output; the other calls are cancelled.
+            GenerationCancelledError: the request was cancelled, and with it all calls.
         """
         work = self._run(calls, cancelled)
         try:
             if loop is None:
                 return in_daemon_loop(work, "openafm-tools").result()
-            return _waited_for(asyncio.run_coroutine_threadsafe(work, loop), loop, cancelled)
-        except (RuntimeError, futures.CancelledError) as error:  # the caller's loop is gone
+            return _wait_for(asyncio.run_coroutine_threadsafe(work, loop), loop, cancelled)
+        except (RuntimeError, futures.CancelledError) as error:  # the caller's loop is closed
             work.close()
             raise GenerationCancelledError(f"tools cannot be called: {error!r}") from error
 
@@ -62,56 +67,54 @@ class ToolRunner:
                     if error := _error_of(task):
                         raise ToolCallError(call.name, error) from error
                 if cancelled():
-                    raise GenerationCancelledError("the request was cancelled while its tools were at work")
+                    raise GenerationCancelledError("the request was cancelled while its tools were running")
         finally:
             for task in tasks:
-                _abandon(task)
+                _cancel_silently(task)
         return tuple(ToolTurn(name=call.name, text=task.result()) for call, task in zip(calls, tasks, strict=True))
 
     async def call(self, call: ToolCall) -> str:
-        """The output of one call, as the model is told it. Raises what the tool raises.
+        """Return the output of one call as text for the model. Exceptions of the tool pass through.
 
         Raises:
-            ToolTimeoutError: it took too long.
-            ToolOutputError: what it returned is not text, or too much of it.
+            ToolTimeoutError: the call timed out.
+            ToolOutputError: the output is neither text nor JSON, or is too long.
         """
         tool = self.tools[call.name]
-        output = await _within(tool.call(GeneratedContent(dict(call.arguments))), self.limits.call_seconds)
+        output = await _with_timeout(tool.call(GeneratedContent(dict(call.arguments))), self.limits.call_seconds)
         text = _as_text(output)
         if len(text) > self.limits.output_characters:
             raise ToolOutputError(
-                f"the output has {len(text):,} characters, at most {self.limits.output_characters:,} are told to a model;"
+                f"the output has {len(text):,} characters, the limit is {self.limits.output_characters:,};"
                 " return less, or raise ToolLimits.output_characters"
             )
         return text
 
 
-def _waited_for(
-    future: futures.Future[_Outputs], loop: asyncio.AbstractEventLoop, cancelled: Callable[[], bool]
-) -> _Outputs:
-    """The result of what runs in `loop`, unless that will never run again."""
+def _wait_for(future: futures.Future[_Outputs], loop: asyncio.AbstractEventLoop, cancelled: Callable[[], bool]) -> _Outputs:
+    """Wait for the result of a task in `loop`. Raise if the loop has stopped for good."""
     while True:
         futures.wait((future,), timeout=_LOOP_POLL_S)
         if future.done():
             return future.result()
         if not loop.is_running() and (loop.is_closed() or cancelled()):
-            raise GenerationCancelledError("the event loop ended while tools were at work in it")
+            raise GenerationCancelledError("the event loop ended while tools were running in it")
 
 
-async def _within(call: Coroutine[Any, Any, Any] | Awaitable[Any], seconds: float | None) -> Any:
-    """Like `asyncio.wait_for`, but does not wait for a call that will not be cancelled."""
+async def _with_timeout(call: Coroutine[Any, Any, Any] | Awaitable[Any], seconds: float | None) -> Any:
+    """Await a call with a timeout. Unlike `asyncio.wait_for`, do not wait for a call that ignores cancellation."""
     task = asyncio.ensure_future(call)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
         if not done:
-            raise ToolTimeoutError(f"no output after {seconds:g} s; ToolLimits.call_seconds allows more")
+            raise ToolTimeoutError(f"no output after {seconds:g} s; raise ToolLimits.call_seconds to allow more")
         return task.result()
     finally:
-        _abandon(task)
+        _cancel_silently(task)
 
 
-def _abandon(task: asyncio.Future[Any]) -> None:
-    """Cancel what may still be under way. How it ends is of no interest any more, and is not logged either."""
+def _cancel_silently(task: asyncio.Future[Any]) -> None:
+    """Cancel a task and retrieve its exception, so that asyncio does not log it."""
     task.cancel()
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
@@ -123,10 +126,10 @@ def _error_of(task: asyncio.Future[str]) -> BaseException | None:
 
 
 def _as_text(output: Any) -> str:
-    """An output as the model reads it.
+    """Return an output as text for the model.
 
     Raises:
-        ToolOutputError: it is neither text nor JSON nor a generable instance.
+        ToolOutputError: the output is not text, JSON or a generable instance.
     """
     if isinstance(output, str):
         return output
@@ -139,5 +142,5 @@ def _as_text(output: Any) -> str:
         return compact_json(output)
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolOutputError(
-            f"a tool returns text, a generable instance or a JSON value, not {type(output).__name__} ({error})"
+            f"a tool must return text, a generable instance or a JSON value, got {type(output).__name__} ({error})"
         ) from error

@@ -1,4 +1,4 @@
-"""Tools: what a model may call while it answers (report 7). Names and arguments are guaranteed by the grammar."""
+"""Tools that a model may call while it answers (report 7). The grammar guarantees their names and arguments."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from openafm.tokenizer.conversation import ToolDefinition
 
 
 class Tool(ABC):
-    """A tool as a class: `name`, `description`, `arguments_schema`, and `async def call(self, args)`.
+    """Base class of tools: `name`, `description`, `arguments_schema` and `async def call(self, args)`.
 
-    What `call` returns goes to the model as untrusted text: a string as it is; `GeneratedContent`, an instance of a
-    generable class or any JSON value as compact JSON. What it raises ends the request as `ToolCallError`.
+    The model reads the output of `call` as untrusted text: a string unchanged; `GeneratedContent`, an instance of a
+    generable class or any JSON value as compact JSON. An exception ends the request with `ToolCallError`.
 
     Raises:
         TypeError: `call` is not `async`, or `name` or `description` is not text.
@@ -37,23 +37,23 @@ class Tool(ABC):
     @property
     @abstractmethod
     def arguments_schema(self) -> GenerationSchema:
-        """The schema of the arguments: an object."""
+        """Return the schema of the arguments, an object."""
 
     @abstractmethod
     async def call(self, args: GeneratedContent) -> Any:
-        """Do the work. Several calls of one answer run at the same time."""
+        """Run the tool. Calls of one answer run concurrently."""
 
     def definition(self) -> ToolDefinition:
-        """The tool as the model sees it.
+        """Return the definition that the model reads.
 
         Raises:
-            TypeError: the class is not a whole tool.
-            InvalidGenerationSchemaError: its arguments cannot be generated.
+            TypeError: an attribute of the class is missing or has the wrong type.
+            InvalidGenerationSchemaError: the arguments cannot be generated.
         """
         for attribute in ("name", "description"):
             value = getattr(self, attribute, None)
             if not isinstance(value, str) or not value:
-                raise TypeError(f"the tool {type(self).__name__} needs a '{attribute}' that is text, got {value!r}")
+                raise TypeError(f"the tool {type(self).__name__} needs a nonempty string '{attribute}', got {value!r}")
         if not inspect.iscoroutinefunction(self.call):
             raise TypeError(f"'call' of the tool {type(self).__name__} must be an async function; write 'async def call'")
         schema = self.arguments_schema
@@ -65,7 +65,7 @@ class Tool(ABC):
 
 
 class FunctionTool(Tool):
-    """A function as a tool; made by `@tool`. Calling it calls the function."""
+    """Hold a function as a tool, made by `@tool`. Calling the tool calls the function."""
 
     def __init__(
         self,
@@ -99,15 +99,15 @@ def tool(function: Callable[..., Any], /) -> FunctionTool: ...
 @overload
 def tool(*, name: str | None = None, description: str | None = None) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(function: Callable[..., Any] | None = None, /, *, name: str | None = None, description: str | None = None) -> Any:
-    """Make a function a tool: `@tool` or `@tool(name=..., description=...)`; its docstring says what it does.
+    """Make a function a tool: `@tool` or `@tool(name=..., description=...)`.
 
-    Its annotated parameters are the arguments, of every type that can be generated. `async` or not: a plain function runs in
-    a thread of its own.
+    The docstring is the default description, the annotated parameters are the arguments. A coroutine function runs in the
+    event loop of the request, another function in a thread.
 
     Raises:
-        InvalidGenerationSchemaError: a parameter without a type, or of one that cannot be generated.
+        InvalidGenerationSchemaError: a parameter has no annotation, or one of an unsupported type.
     """
-    local_names = sys._getframe(1).f_locals  # annotations may name classes that stand inside a function
+    local_names = sys._getframe(1).f_locals  # annotations may name local classes
     if function is None:
         return lambda decorated: FunctionTool(decorated, name, description, local_names)
     return FunctionTool(function, name, description, local_names)
@@ -115,13 +115,13 @@ def tool(function: Callable[..., Any] | None = None, /, *, name: str | None = No
 
 @dataclass(frozen=True, kw_only=True)
 class ToolLimits(Config):
-    """How far a request may go with its tools.
+    """Limits on the tool calls of a request.
 
     Attributes:
-        rounds: answers in a row that may call tools; the one after them must be a response.
-        call_seconds: after which a call fails with `ToolCallError`; None: it may take forever.
-        request_seconds: after which the whole request fails with `RequestTimeoutError`.
-        output_characters: longest output of a call; a longer one fails with `ToolCallError`.
+        rounds: consecutive answers that may call tools. The next one must be a response.
+        call_seconds: timeout of a call, which then fails with `ToolCallError`; None: no timeout.
+        request_seconds: timeout of the request, which then fails with `RequestTimeoutError`.
+        output_characters: maximum length of an output; a longer one fails with `ToolCallError`.
     """
 
     rounds: int = 8
@@ -138,15 +138,15 @@ class ToolLimits(Config):
 
 
 def by_name(tools: Iterable[Tool]) -> dict[str, Tool]:
-    """The tools of a session by name.
+    """Return tools by name.
 
     Raises:
-        TypeError: one that is no tool.
-        ValueError: two of the same name.
+        TypeError: an element is not a tool.
+        ValueError: two tools share a name.
     """
     named: dict[str, Tool] = {}
     if isinstance(tools, Tool):
-        raise TypeError(f"tools are a list, also if there is only one: [{tools.name}]")
+        raise TypeError(f"tools must be a list, got a single tool; write [{tools.name}]")
     for each in tools:
         if not isinstance(each, Tool):
             raise TypeError(f"a tool is an instance of fm.Tool or a function with @fm.tool, got {each!r}")
