@@ -1,4 +1,4 @@
-"""Tiny models as fixtures."""
+"""Fixtures of tiny models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=["native", "torch"])
 def engine_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle for each engine; its name says which."""
+    """Return a bundle for each engine, named after the engine."""
     write = write_native_bundle if request.param == "native" else write_tiny_bundle
     return write(tmp_path_factory.mktemp("bundles") / request.param).path
 

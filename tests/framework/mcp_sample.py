@@ -1,11 +1,11 @@
-"""Tools to serve from a process of its own."""
+"""Tools that a separate process serves."""
 
 import openafm as fm
 
 
 @fm.tool
 def shout(text: str) -> str:
-    """Say it louder."""
+    """Convert to upper case."""
     return text.upper() + "!"
 
 

@@ -1,4 +1,4 @@
-"""A model that says what it is told to: a whole implementation of the provider protocol, without weights."""
+"""A scripted model: an implementation of the provider protocol without weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def calls(*named: tuple[str, dict[str, Any]]) -> AssistantTurn:
 
 
 class ScriptedModel(LanguageModel):
-    """Gives the answers of `script` one after the other, whatever it is asked; keeps the requests it got."""
+    """Return the answers of `script` in order, for any request, and record the requests."""
 
     name = "scripted"
     capabilities = frozenset((Capability.GUIDED_GENERATION, Capability.TOOL_CALLING))

@@ -1,4 +1,4 @@
-"""Tiny models with random weights: real bundles, a real engine, and answers that mean nothing."""
+"""Tiny bundles with random weights, for the real engines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TEXT = 'the cat {"name":"Mo","age":3,"kind":["red","blue"]} and the dog sat on t
 
 
 def _decoder(config: DecoderConfig, seed: int) -> Decoder:
-    """Of random weights, with an embedding that lets tokens differ."""
+    """Return a decoder of random weights, with an embedding wide enough to distinguish tokens."""
     decoder = config.build(seed=seed)
     with torch.no_grad():
         decoder.embedding.normal_(std=0.1, generator=torch.Generator().manual_seed(seed))
@@ -42,7 +42,7 @@ def write_tiny_bundle(
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
     config = shared_kv_decoder(
-        vocab_size=400,  # more than the tokenizer has: the surplus must never be chosen
+        vocab_size=400,  # more than the tokenizer has; surplus rows must never be sampled
         dim=32,
         num_own_layers=2,
         num_shared_layers=1,
@@ -60,7 +60,7 @@ def write_tiny_bundle(
 
 
 def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) -> Bundle:
-    """A 2-bit bundle that the native engine runs."""
+    """Write a 2-bit bundle for the native engine."""
     torch.set_num_threads(1)
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
     config = shared_kv_decoder(
@@ -88,7 +88,7 @@ def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) ->
 
 
 def write_random_adapter(path: Path, bundle: Bundle, seed: int = 0) -> Adapter:
-    """An adapter that changes what a bundle says."""
+    """Write an adapter that changes the outputs of a bundle."""
     decoder, lora = bundle.config.build(seed=0), LoRAConfig(rank=4)
     install(decoder, lora)
     generator = torch.Generator().manual_seed(seed)
@@ -97,7 +97,7 @@ def write_random_adapter(path: Path, bundle: Bundle, seed: int = 0) -> Adapter:
 
 
 def tiny_recovery() -> RecoveryAdapter:
-    """An adapter beside one matrix of each layer of the tiny model."""
+    """Return an adapter for one matrix of each layer of the tiny model."""
     shapes = {"a": (2, 32), "b": (32, 2)}
     names = {f"layers.{layer}.attention.query.lora.{part}": shape for layer in range(3) for part, shape in shapes.items()}
     weights = {name: np.ones(shape, dtype=np.float32) for name, shape in names.items()}
@@ -105,7 +105,7 @@ def tiny_recovery() -> RecoveryAdapter:
 
 
 class SlowEngine(TorchEngine):
-    """Takes its time, so that something can happen in the middle of an answer, and counts its steps."""
+    """Delay each step, so that tests can act during an answer, and count the steps."""
 
     num_steps = 0
 
@@ -116,7 +116,7 @@ class SlowEngine(TorchEngine):
 
 
 def computed_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From now on grows by the number of tokens of every step that is asked of the engine."""
+    """Return a list that receives the number of tokens of every later step of the engine."""
     counts: list[int] = []
 
     def counting(compute: Callable[..., Any]) -> Callable[..., Any]:
