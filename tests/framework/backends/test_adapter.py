@@ -107,7 +107,7 @@ def test_bad_names_are_refused(base: Bundle, name: str) -> None:
 
 def test_it_is_a_file_or_a_name() -> None:
     for arguments in ({}, {"file": "a", "name": "b"}):
-        with pytest.raises(ValueError, match="one of the two"):
+        with pytest.raises(ValueError, match="pass one of them"):
             Adapter(**arguments)  # type: ignore[arg-type]
 
 

@@ -107,7 +107,7 @@ def test_counts_of_parts_add_up_to_what_is_prefilled(model: fm.SystemLanguageMod
 
 def test_a_count_of_nothing_or_of_two_things_is_refused(model: fm.SystemLanguageModel) -> None:
     for arguments in ({}, {"value": "a", "instructions": "b"}):
-        with pytest.raises(ValueError, match="one of the two"):
+        with pytest.raises(ValueError, match="pass one of them"):
             asyncio.run(model.token_count(**arguments))
 
 

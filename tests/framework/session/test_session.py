@@ -403,7 +403,7 @@ def test_unsupported_schemas_fail_before_any_token(slow_model: fm.SystemLanguage
         ({"json_schema": nested(100_000)}, fm.InvalidGenerationSchemaError, "recursion"),
         ({"json_schema": '{"items":' * 100_000}, fm.InvalidGenerationSchemaError, "recursion"),
         ({"generating": complex}, fm.InvalidGenerationSchemaError, "invalid type complex"),
-        ({"generating": Pet, "json_schema": {}}, ValueError, "not several"),
+        ({"generating": Pet, "json_schema": {}}, ValueError, "exclude each other"),
         ({"surprise": 1}, TypeError, "surprise"),
     ],
 )

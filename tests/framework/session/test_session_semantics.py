@@ -262,12 +262,12 @@ def test_permissive_guardrails_hold_for_plain_text_only(model: fm.SystemLanguage
 def test_wrong_arguments_are_refused_where_they_are_given(model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession(model=model)
     wrong: list[tuple[type[Exception], str, Any]] = [
-        (TypeError, "a model is", lambda: fm.LanguageModelSession("x", "nano")),
-        (TypeError, "instructions are text", lambda: fm.LanguageModelSession(["x"])),
+        (TypeError, "'model' must", lambda: fm.LanguageModelSession("x", "nano")),
+        (TypeError, "must be text", lambda: fm.LanguageModelSession(["x"])),
         (TypeError, "tools are a list", lambda: fm.LanguageModelSession(tools=fm.tool(lambda: 1))),
-        (TypeError, "options are", lambda: session.respond_blocking("x", options={"temperature": 1})),
+        (TypeError, "'options' must", lambda: session.respond_blocking("x", options={"temperature": 1})),
         (TypeError, "json_schema", lambda: session.respond_blocking("x", schema={"type": "string"})),
-        (TypeError, "guardrails are", lambda: fm.SystemLanguageModel(guardrails="strict")),
+        (TypeError, "'guardrails' must", lambda: fm.SystemLanguageModel(guardrails="strict")),
         (
             ValueError,
             "no tools",

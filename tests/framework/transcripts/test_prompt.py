@@ -53,7 +53,7 @@ def test_an_attachment_alone(image: ImageAttachment) -> None:
 
 @pytest.mark.parametrize("prompt", [3, [3], [["nested"]], None, Spot, {"a": 1}, b"bytes"])
 def test_anything_else_is_refused(prompt: object) -> None:
-    with pytest.raises(PromptError, match="a prompt is made of"):
+    with pytest.raises(PromptError, match="a prompt consists of"):
         prompt_text(prompt)  # type: ignore[arg-type]
 
 

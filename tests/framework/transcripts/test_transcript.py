@@ -204,8 +204,8 @@ def changed_entry(position: int, **changes: Any) -> dict[str, Any]:
         ({"type": "FoundationModels.Transcript", "version": 1, "transcript": {}}, "'entries' is missing"),
         ({"type": "FoundationModels.Transcript", "version": 1, "transcript": {"entries": {}}}, "'entries' must be a list"),
         ({"type": "FoundationModels.Transcript", "version": 1, "transcript": {"entries": ["x"]}}, "entry 0"),
-        ({"x": float("nan")}, "a transcript is JSON"),
-        ({"x": {1, 2}}, "a transcript is JSON"),
+        ({"x": float("nan")}, "a transcript must be JSON"),
+        ({"x": {1, 2}}, "a transcript must be JSON"),
         (changed_entry(0, id=None), "entry 0 of the transcript: 'id' is missing"),
         (changed_entry(1, contents=None), "entry 1 of the transcript: 'contents' is missing"),
         (changed_entry(1, role="reasoning"), "unknown role 'reasoning'; known: instructions, user, response, tool"),
@@ -220,7 +220,7 @@ def changed_entry(position: int, **changes: Any) -> dict[str, Any]:
         (changed_entry(1, responseFormat={"type": "jsonSchema", "jsonSchema": {"schema": 3}}), "'schema' must be an object"),
         (
             changed_entry(1, responseFormat={"type": "jsonSchema", "jsonSchema": {"schema": {"$ref": "#/$defs/x"}}}),
-            "'schema' is no schema",
+            "'schema' is not a valid schema",
         ),
         (changed_entry(0, tools=[{"type": "function"}]), "'function' is missing"),
         (
@@ -233,7 +233,7 @@ def changed_entry(position: int, **changes: Any) -> dict[str, Any]:
         (changed_entry(3, toolCallID=None), "'toolCallID' is missing"),
         (changed_entry(5, assets=[1]), "an asset must be text"),
         (changed_entry(5, contents=[{"type": "structure", "structure": {}}]), "a structure needs 'content'"),
-        (changed_entry(3, role="instructions"), "instructions are the first entry or absent"),
+        (changed_entry(3, role="instructions"), "instructions must be the first entry"),
     ],
 )
 def test_what_is_no_transcript_is_refused(values: Any, message: str) -> None:
@@ -263,7 +263,7 @@ def with_schema(schema: Any) -> dict[str, Any]:
 
 
 def test_calls_have_an_id_each() -> None:
-    with pytest.raises(ValueError, match="1 calls need as many ids, got 0"):
+    with pytest.raises(ValueError, match="1 calls, 0 ids"):
         ToolCallsEntry(turn=AssistantTurn(tool_calls=(ToolCall(name="x", arguments={}),)), call_ids=())
 
 

@@ -1,4 +1,4 @@
-"""Adapters for app developers: named or given by file, bound to the bundle that answers."""
+"""Adapters for app developers: by name or folder, resolved for a bundle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from openafm.framework.errors import FoundationModelsError
 
 
 class AssetError(FoundationModelsError):
-    """An adapter that cannot be used. Exits as what caused it does."""
+    """An adapter cannot be used. `exit_code` is that of the cause."""
 
     def __init__(self, message: str, exit_code: int = FoundationModelsError.exit_code) -> None:
         super().__init__(message)
@@ -23,34 +23,34 @@ class AssetError(FoundationModelsError):
 
 
 class InvalidAssetError(AssetError):
-    """There is no adapter in this folder, or it is damaged."""
+    """The folder holds no adapter, or a damaged one."""
 
 
 class InvalidAdapterNameError(AssetError):
-    """A name that no adapter can have."""
+    """The name is not a valid adapter name."""
 
 
 class CompatibleAdapterNotFoundError(AssetError):
-    """No adapter of this name is for the model that is to answer, or the given one is for another."""
+    """No installed adapter of this name belongs to the bundle, or the given adapter belongs to another bundle."""
 
 
 class Adapter:
     """An adapter for `SystemLanguageModel(adapter=...)`.
 
     Args:
-        file: its folder, NAME.fmadapter.
-        name: of an installed adapter; its version for the model that answers is taken.
+        file: the adapter's folder, NAME.fmadapter.
+        name: the name of an installed adapter; its version for the session's bundle is used.
 
     Raises:
         InvalidAssetError: `file` is not an adapter.
-        InvalidAdapterNameError: `name` is none.
+        InvalidAdapterNameError: `name` is not a valid adapter name.
         CompatibleAdapterNotFoundError: no adapter of this name is installed.
-        ValueError: neither of the two is given, or both.
+        ValueError: neither or both of `file` and `name` are given.
     """
 
     def __init__(self, file: str | Path | None = None, *, name: str | None = None) -> None:
         if (file is None) == (name is None):
-            raise ValueError("an Adapter is given by its file or by its name, one of the two")
+            raise ValueError("Adapter() takes either 'file' or 'name'; pass one of them")
         self.file = None if file is None else Path(file)
         with _asset_errors():
             if self.file is not None:
@@ -64,10 +64,10 @@ class Adapter:
 
     @cached_property
     def creator_defined_metadata(self) -> dict[str, Any]:
-        """What the author has put into the metadata; of a named adapter, its version for the model that answers by default.
+        """Return the author's metadata. For a named adapter: of its version for the default bundle.
 
         Raises:
-            AssetError: there is none, or it is damaged.
+            AssetError: the adapter is missing or damaged.
         """
         base_signature = open_bundle(resolve_model()).signature if self.file is None else ""
         with _asset_errors():
@@ -75,10 +75,10 @@ class Adapter:
 
     @staticmethod
     def compatible_identifiers(name: str, bundle: str | Path | None = None) -> list[str]:
-        """The installed adapters of this name for a bundle, by default the one that answers; at most one.
+        """Return the identifiers of the installed adapters with this name for a bundle: none or one.
 
         Raises:
-            InvalidAdapterNameError: the name is none.
+            InvalidAdapterNameError: `name` is not a valid adapter name.
         """
         base_signature = open_bundle(resolve_model() if bundle is None else bundle).signature
         with _asset_errors():
@@ -87,7 +87,7 @@ class Adapter:
 
     @staticmethod
     def remove_obsolete() -> list[str]:
-        """Remove the installed adapters that are for no bundle on this machine; returns their identifiers."""
+        """Remove the installed adapters whose bundle is not on this machine. Return their identifiers."""
         return [folder.name for folder in store.remove_obsolete_adapters(_local_signatures())]
 
     def _opened(self, base_signature: str) -> package.Adapter:
@@ -95,12 +95,12 @@ class Adapter:
 
 
 def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.Adapter:
-    """The adapter, opened and verified, for the bundle that is to answer. A text is the name of an installed one, or a path.
+    """Return the adapter for a bundle, opened and verified. A string with `/`, `\\` or `.` is a path, else a name.
 
     Raises:
-        InvalidAssetError: there is none, or it is damaged.
-        InvalidAdapterNameError: a text that is neither a name nor a path to something.
-        CompatibleAdapterNotFoundError: it is for another bundle, or no installed one is for this.
+        InvalidAssetError: the adapter is missing or damaged.
+        InvalidAdapterNameError: the string is neither a valid name nor a path.
+        CompatibleAdapterNotFoundError: the adapter belongs to another bundle, or none is installed for this one.
     """
     with _asset_errors():
         found = (adapter if isinstance(adapter, Adapter) else _named(adapter))._opened(bundle.signature)
@@ -110,7 +110,7 @@ def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.Ad
 
 
 def _verify_once(adapter: package.Adapter) -> None:
-    """Verify files that were not verified before as they are now: hundreds of megabytes take a second."""
+    """Verify an adapter unless the same files were verified before: hundreds of megabytes take a second."""
     stat = (adapter.path / package.WEIGHTS).stat()
     seen = (str(adapter.path.resolve()), adapter.digest, stat.st_size, stat.st_mtime_ns, stat.st_ino)
     if seen not in _verified:
@@ -125,7 +125,7 @@ def _named(adapter: str | Path) -> Adapter:
 
 @contextmanager
 def _asset_errors() -> Iterator[None]:
-    """What goes wrong with an adapter, as the framework names it."""
+    """Translate errors of lower rooms into asset errors."""
     try:
         yield
     except AssetError:
@@ -141,7 +141,7 @@ def _asset_errors() -> Iterator[None]:
 
 
 def _local_signatures() -> set[str]:
-    """Those of the bundles that can be named on this machine, and of the one that answers."""
+    """Return the signatures of all bundles on this machine: installed, shipped and default."""
     folders = [*list_bundles(), shipped_bundle(), resolve_model()]
     return {Bundle(folder).signature for folder in folders if folder is not None}
 

@@ -1,7 +1,8 @@
-"""What answers a session: a model of this machine, an endpoint, anything that keeps to this protocol (report 7).
+"""The protocol between sessions and models: bundles, endpoints and models of your own (report 7).
 
-A `LanguageModel` describes; its `LanguageModelExecutor` is the model's side of one session. A session hands it what is new,
-shows its events as they come, and runs the tools that it calls; it knows nothing of caches, grammars or networks.
+A `LanguageModel` describes a model. Its `LanguageModelExecutor` holds the model's state of one session. The session passes
+new turns to the executor, shows its events as they arrive and runs the tools that it calls. Caches, grammars and networks
+are details of the executor.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from openafm.tokenizer.conversation import AssistantTurn, JsonSchema, ToolDefini
 
 
 class Capability(StrEnum):
-    """What a model can be asked for; anything else raises `UnsupportedCapabilityError` before a token is generated."""
+    """A feature of a model. A request that needs a missing one raises `UnsupportedCapabilityError` before any token."""
 
     GUIDED_GENERATION = "guided_generation"
     TOOL_CALLING = "tool_calling"
@@ -28,7 +29,7 @@ class Capability(StrEnum):
 
 
 class SystemLanguageModelUnavailableReason(IntEnum):
-    """Why a model cannot answer. Numbers below 3 and 255 are Apple's."""
+    """Why a model cannot answer. The numbers 0 to 2 and 255 are Apple's."""
 
     APPLE_INTELLIGENCE_NOT_ENABLED = 0
     DEVICE_NOT_ELIGIBLE = 1
@@ -41,18 +42,18 @@ class SystemLanguageModelUnavailableReason(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a request cost, all of its answers together.
+    """Count the tokens and times of a request, summed over its answers.
 
     Attributes:
-        prompt_tokens: all that came before an answer: the transcript, the prompt, what tools gave back.
-        cached_tokens: those of them that had been computed before, by this session or by one that began alike.
-        generated_tokens: tokens of the answers, those that end them included.
-        forced_tokens: those of them that the schema left no choice about.
-        model_steps: forward passes of the model, those over the prompt included.
-        drafted_tokens: tokens that a draft model proposed.
-        accepted_tokens: those of them that the model took.
+        prompt_tokens: tokens before each answer: transcript, prompt, tool outputs.
+        cached_tokens: prompt tokens that were already computed, by this session or by one with the same prefix.
+        generated_tokens: tokens of the answers, stop tokens included.
+        forced_tokens: generated tokens for which the grammar allowed one choice only.
+        model_steps: forward passes of the model, prefill included.
+        drafted_tokens: tokens proposed by the draft model.
+        accepted_tokens: drafted tokens that the model accepted.
         ttft_ms: wall time from the request to the first token, in milliseconds.
-        tokens_per_second: of the tokens after the first.
+        tokens_per_second: generation speed after the first token.
     """
 
     prompt_tokens: int = 0
@@ -86,14 +87,15 @@ class Usage:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRequest:
-    """What an executor answers.
+    """Hold the arguments of `LanguageModelExecutor.answer`.
 
     Attributes:
-        turns: new since the last answer: a prompt, or the outputs of the tools it called.
-        schema: the text of the answer is compact JSON that fits it; None: free text.
-        tools: what may be called instead; none when empty.
-        must_call: the answer has to be calls.
-        cancelled: asked often; the answer then ends with `GenerationCancelledError`.
+        turns: the turns since the last answer: a prompt, or the outputs of called tools.
+        schema: the JSON Schema that the answer's text, compact JSON, must satisfy; None for free text.
+        tools: the tools that may be called.
+        must_call: True if the answer must be tool calls.
+        options: sampling and limits.
+        cancelled: returns True once the request is cancelled. Check it at every token and raise `GenerationCancelledError`.
     """
 
     turns: tuple[Turn, ...]
@@ -106,14 +108,14 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """The next characters of the answer's text."""
+    """An event: the next characters of the answer's text."""
 
     text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCallPiece:
-    """The next characters of the arguments of call number `index`; a model may send them whole."""
+    """An event: the next characters of the arguments of tool call number `index`."""
 
     index: int
     name: str
@@ -125,38 +127,38 @@ Event: TypeAlias = TextPiece | ToolCallPiece
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A finished answer: text, or calls of tools, and what it cost."""
+    """Hold a finished answer: text or tool calls, and its usage."""
 
     turn: AssistantTurn
     usage: Usage
 
 
 class LanguageModelExecutor(ABC):
-    """The model's side of one session: what it was told so far, and what it answers. Used by one thread at a time."""
+    """Base of executors: the model's state of one session. Used by one thread at a time."""
 
     @abstractmethod
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
-        """Append `request.turns` and an answer to them, told event by event.
+        """Append `request.turns`, generate an answer, append it and return it. Yield its text and tool calls as events.
 
         Raises:
-            GenerationError: there is no answer. Its kinds are those of `LanguageModelSession.respond`.
+            GenerationError: the model gave no answer; subclasses as in `LanguageModelSession.respond`.
         """
 
     @abstractmethod
     def prefill(self, prompt_prefix: str, cancelled: Callable[[], bool]) -> None:
-        """Make the next answer come sooner, if its prompt begins with `prompt_prefix`. Changes nothing that was said."""
+        """Prefill the pending turns and the beginning of the next prompt. Must not change any answer."""
 
     @abstractmethod
     def undone_on_error(self) -> contextlib.AbstractContextManager[None]:
-        """Put the executor back to what it was before the block when the block does not come to its end."""
+        """Return a context manager that restores the executor's state if its block raises."""
 
     def snapshot(self) -> bytes | None:
-        """What makes an executor of the same conversation come sooner, here or in a later process; by default nothing."""
+        """Return the state as bytes for `LanguageModel.restored_executor`; None (the default) if there is none."""
         return None
 
 
 class LanguageModel(ABC):
-    """A description of a model; cheap to make, shared by sessions."""
+    """Base of model descriptions: cheap to create, shared by sessions."""
 
     name: str
     capabilities: frozenset[Capability]
@@ -164,27 +166,27 @@ class LanguageModel(ABC):
     @property
     @abstractmethod
     def context_size(self) -> int:
-        """The most tokens that instructions, prompts and responses of a session may have together."""
+        """The size of the context window in tokens: instructions, prompts and responses together."""
 
     @abstractmethod
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
-        """Whether the model can answer, else why not. Never raises."""
+        """Return whether the model can answer, and the reason if not. Never raises."""
 
     @abstractmethod
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
-        """The model's side of a session that so far consists of `turns`.
+        """Return an executor for a session whose transcript is `turns`.
 
         Raises:
-            AssetsUnavailableError: the model cannot answer now.
+            AssetsUnavailableError: the model is not available.
         """
 
     def restored_executor(self, turns: Sequence[Turn], snapshot: bytes | memoryview) -> LanguageModelExecutor:
-        """`executor`, with the snapshot of one that was told these turns or the first of them.
+        """Return an executor for `turns` that uses the snapshot of an executor of these turns or of a prefix of them.
 
-        It saves time and changes nothing: one that is damaged, or of another model, is not used.
+        A snapshot only saves time: ignore one that is damaged or of another model.
         """
         return self.executor(turns)
 
     def guardrail(self, *, is_guided: bool) -> Guardrail | None:
-        """What checks prompts and responses of a request; none by default."""
+        """Return the guardrail that checks prompts and responses; None (the default) checks nothing."""
         return None

@@ -1,4 +1,4 @@
-"""A bundle in memory: its engine, what prompts begin with and the compiler of its grammars, shared by all sessions."""
+"""Loaded models: engine, prefix cache, draft model and grammar compiler of a bundle, shared by all sessions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
-MOST_CALLS = 16  # of one answer: a small model that repeats itself must come to an end
+MOST_CALLS = 16  # tool calls in one answer: ends models that repeat themselves
 
 
 class LoadedModel:
-    """A bundle, the engine that runs it, what drafts for it and its grammars; safe to share between threads.
+    """Hold a bundle with its engine, prefix cache, draft model and grammars. Thread-safe.
 
     Raises:
-        OpenAFMError: as `load`.
+        OpenAFMError: a file cannot be read, or the draft model has another tokenizer.
     """
 
     def __init__(self, bundle: Bundle, adapter: Adapter | None, draft: Bundle | None) -> None:
@@ -38,18 +38,18 @@ class LoadedModel:
     def grammar(
         self, schema: JsonSchema | None, tools: Sequence[ToolDefinition] = (), *, must_call: bool = False
     ) -> Grammar:
-        """The grammar of compact JSON under a schema, or of free text; or of calls of `tools`.
+        """Return the grammar of an answer: compact JSON under `schema` or free text, or calls of `tools`.
 
         Raises:
-            UnsupportedGuideError: a schema contradicts itself or says what cannot be enforced while decoding.
+            UnsupportedGuideError: a schema contradicts itself or cannot be enforced while decoding.
         """
         try:
             return self._grammars.answer(schema, _calls_schema(tools) if tools else None, must_call=must_call)
         except UnsupportedSchemaError as error:
-            raise UnsupportedGuideError(f"{self._culprit(tools)}{error}") from error
+            raise UnsupportedGuideError(f"{self._failing_tool(tools)}{error}") from error
 
-    def _culprit(self, tools: Sequence[ToolDefinition]) -> str:
-        """Which tool's arguments have no grammar, if it is one of them."""
+    def _failing_tool(self, tools: Sequence[ToolDefinition]) -> str:
+        """Return an error prefix that names the tool whose arguments cannot be enforced; empty if the schema is at fault."""
         for tool in tools:
             try:
                 self._grammars.json_schema(tool.parameters)
@@ -65,18 +65,18 @@ def _calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:
 def _drafter(bundle: Bundle, draft: Bundle, adapter: Adapter | None) -> Drafter:
     if draft.tokenizer.to_json() != bundle.tokenizer.to_json():
         raise DraftMismatchError(
-            f"the draft model {draft.name} has another tokenizer than {bundle.name}; train a draft from that bundle"
+            f"the draft model {draft.name} has another tokenizer than {bundle.name}; use a draft model of that bundle"
         )
-    about = None if adapter is None else adapter.metadata
-    num_tokens = DRAFT_TOKEN_COUNT if about is None else about.speculativeDecodingDraftTokenCount
+    metadata = None if adapter is None else adapter.metadata
+    num_tokens = DRAFT_TOKEN_COUNT if metadata is None else metadata.speculativeDecodingDraftTokenCount
     return Drafter(open_engine(draft), num_tokens)
 
 
 def load(bundle: Bundle, adapter: Adapter | None = None, draft: Bundle | None = None) -> LoadedModel:
-    """The model ready to generate, shared by everybody in this process who uses the same bundle, adapter and draft model.
+    """Return the loaded model for a bundle, adapter and draft model. Callers with the same three share one instance.
 
     Raises:
-        OpenAFMError: its files cannot be read, or the draft model speaks in other tokens.
+        OpenAFMError: a file cannot be read, or the draft model has another tokenizer.
     """
     global _latest
     key = (bundle.identity, "" if adapter is None else adapter.digest, "" if draft is None else draft.identity)
@@ -89,5 +89,6 @@ def load(bundle: Bundle, adapter: Adapter | None = None, draft: Bundle | None = 
 
 
 _loading = threading.Lock()
-_loaded: WeakValueDictionary[tuple[str, str, str], LoadedModel] = WeakValueDictionary()  # by identity, adapter and draft
-_latest: LoadedModel | None = None  # kept, so that a session after a session finds the weights in memory
+# Keys: identity of the bundle, digest of the adapter, identity of the draft model.
+_loaded: WeakValueDictionary[tuple[str, str, str], LoadedModel] = WeakValueDictionary()
+_latest: LoadedModel | None = None  # a strong reference: consecutive sessions reuse the weights

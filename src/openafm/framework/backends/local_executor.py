@@ -1,8 +1,8 @@
-"""A local bundle's side of a session: a KV cache of exactly the transcript, so that a request prefills only what is new.
+"""The executor of local bundles: keeps the KV cache of the transcript, so that a request prefills new tokens only.
 
-A response may be sampled in other tokens than its text encodes to, or end inside a character. What differs is taken back,
-and the next request prefills the tokens of the text in its place. What another session of the process began with, or a saved
-session brought along, is not prefilled at all.
+A response can be sampled as other tokens than its text encodes to, or end inside a character. The cache is then rolled back
+to the common prefix, and the next request prefills the tokens of the text. Prefixes that other sessions of the process have
+computed, and restored snapshots, are not prefilled again.
 """
 
 from __future__ import annotations
@@ -37,59 +37,59 @@ from openafm.tokenizer.schema_text import compact_json
 
 
 class LocalExecutor(LanguageModelExecutor):
-    """A sequence of the engine, and the tokens of the transcript that are still to be fed to it.
+    """Hold an engine sequence and the tokens of the transcript that it has not computed yet.
 
     Args:
-        snapshot: what `snapshot` of an executor gave, of the same conversation; used as far as it fits.
+        snapshot: the result of `snapshot` for the same conversation; the common prefix of its tokens is reused.
     """
 
     def __init__(self, model: LoadedModel, turns: Iterable[Turn], snapshot: bytes | memoryview | None = None) -> None:
         self._model = model
         turns = opened(turns)
         tokens = model.template.encode(model.tokenizer, turns).tokens
-        self._sequence = _restored(model.engine, tokens, snapshot)  # its memory goes with it
+        self._sequence = _restored(model.engine, tokens, snapshot)
         self._pending = tokens[self._sequence.length :]
-        # Instructions and tools, which other sessions may have as well; and the conversation that was taken up, if one was.
-        self._num_opening, self._num_taken_up = len(tokens), 0
+        # Token counts of the instructions with tools, which sessions share, and of a continued conversation.
+        self._num_opening, self._num_continued = len(tokens), 0
         if len(turns) > 1:
             self._num_opening = len(model.template.encode_turn(model.tokenizer, turns[0]))
-            self._num_taken_up = len(tokens)
-        self._ahead: list[int] = []  # the last tokens of the sequence: the beginning of a prompt that may come
+            self._num_continued = len(tokens)
+        self._prewarmed: list[int] = []  # the last tokens of the sequence: the expected beginning of the next prompt
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        length, pending = self._sequence.length - len(self._ahead), self._pending
+        length, pending = self._sequence.length - len(self._prewarmed), self._pending
         try:
             yield
         except BaseException:
             self._model.engine.rollback(self._sequence, self._sequence.length - length)
-            self._pending, self._ahead = pending, []
+            self._pending, self._prewarmed = pending, []
             raise
 
     def prefill(self, prompt_prefix: str, cancelled: Callable[[], bool]) -> None:
         model = self._model
-        self._take_back_ahead([])
-        self._begin(cancelled)
+        self._roll_back_prewarmed([])
+        self._prefill_opening(cancelled)
         if self._pending and prefill(model.engine, self._sequence, self._pending, cancelled) is not None:
             self._pending = []
             self._keep_conversation()
         if prompt_prefix and not self._pending:
             opening = model.template.encode_turn(model.tokenizer, UserTurn(text=prompt_prefix)).tokens[:-1]
             if prefill(model.engine, self._sequence, opening, cancelled) is not None:
-                self._ahead = opening
+                self._prewarmed = opening
 
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
         model = self._model
         new = model.template.encode(model.tokenizer, request.turns).tokens
         new = [*new, *model.template.generation_prompt(model.tokenizer)]
-        check_fits(model.engine, self._sequence.length - len(self._ahead) + len(self._pending) + len(new) + 1)
+        check_fits(model.engine, self._sequence.length - len(self._prewarmed) + len(self._pending) + len(new) + 1)
         grammar = model.grammar(request.schema, request.tools, must_call=request.must_call)
         started = time.perf_counter()
-        num_begun = self._begin(request.cancelled)
-        begun_s = time.perf_counter() - started
+        num_opening = self._prefill_opening(request.cancelled)
+        opening_s = time.perf_counter() - started
         prompt = [*self._pending, *new]
-        prompt = prompt[self._take_back_ahead(prompt[:-1]) :]
-        num_cached = self._sequence.length - num_begun
+        prompt = prompt[self._roll_back_prewarmed(prompt[:-1]) :]
+        num_cached = self._sequence.length - num_opening
         generation = generate(
             model.engine,
             self._sequence,
@@ -101,39 +101,39 @@ class LocalExecutor(LanguageModelExecutor):
             cancelled=request.cancelled,
             drafter=model.drafter,
         )
-        spoken = _Spoken(model, may_call=bool(request.tools))
+        text = _AnswerText(model, may_call=bool(request.tools))
         with contextlib.closing(generation):
             for event in generation:
-                if piece := spoken.push(event.token):
+                if piece := text.push(event.token):
                     yield TextPiece(piece)
         if generation.summary.finish == "cancelled":
-            raise GenerationCancelledError("the request was cancelled; the session is as it was before")
-        if piece := spoken.finish():
+            raise GenerationCancelledError("the request was cancelled; the session is unchanged")
+        if piece := text.finish():
             yield TextPiece(piece)
-        turn = spoken.turn()
+        turn = text.turn()
         for index, call in enumerate(turn.tool_calls):
             yield ToolCallPiece(index=index, name=call.name, arguments=compact_json(call.arguments))
-        self._settle(spoken.tokens, turn)
+        self._keep_common_prefix(text.tokens, turn)
         self._keep_conversation()
-        return Answer(turn=turn, usage=_usage(generation.summary, num_cached, num_begun, begun_s))
+        return Answer(turn=turn, usage=_usage(generation.summary, num_cached, num_opening, opening_s))
 
     def snapshot(self) -> bytes:
         return self._model.engine.snapshot(self._sequence)
 
-    def _begin(self, cancelled: Callable[[], bool]) -> int:
-        """Begin with what another session has prefilled. Where none has, prefill instructions and tools: once for all.
+    def _prefill_opening(self, cancelled: Callable[[], bool]) -> int:
+        """Reuse the longest cached prefix; prefill the instructions and tools if they are not cached, and cache them.
 
-        Returns how many tokens that were; none when cancelled.
+        Returns the number of tokens prefilled here; 0 if cancelled.
         """
         model = self._model
         if self._sequence.length >= max(1, self._num_opening):
             return 0
         tokens = [*self._sequence.tokens, *self._pending]
         if not model.prefixes.may_keep(self._num_opening):
-            self._take_over(model.prefixes.begin(tokens), tokens)
+            self._adopt(model.prefixes.begin(tokens), tokens)
             return 0
         with model.prefixes.alone(tokens[: self._num_opening], cancelled):
-            self._take_over(model.prefixes.begin(tokens), tokens)
+            self._adopt(model.prefixes.begin(tokens), tokens)
             missing = tokens[self._sequence.length : self._num_opening]
             if not missing or prefill(model.engine, self._sequence, missing, cancelled) is None:
                 return 0
@@ -141,26 +141,26 @@ class LocalExecutor(LanguageModelExecutor):
             model.prefixes.keep(self._sequence, self._num_opening, "opening")
         return len(missing)
 
-    def _take_over(self, shared: Sequence, tokens: list[int]) -> None:
+    def _adopt(self, shared: Sequence, tokens: list[int]) -> None:
         if shared.length > self._sequence.length:
             self._sequence, self._pending = shared, tokens[shared.length :]
 
     def _keep_conversation(self) -> None:
-        """Let who takes this conversation up find it computed; if that is a copy, only where it was taken up before."""
-        length = self._sequence.length if self._model.engine.forks_share_memory else self._num_taken_up
+        """Add the conversation to the prefix cache; if forks are copies, only the part continued from a transcript."""
+        length = self._sequence.length if self._model.engine.forks_share_memory else self._num_continued
         if length > self._num_opening:
             self._model.prefixes.keep(self._sequence, length, "conversation")
-        self._num_taken_up = 0
+        self._num_continued = 0
 
-    def _take_back_ahead(self, prompt: list[int]) -> int:
-        """Keep what was prefilled ahead as far as it begins `prompt`; how many tokens that is."""
-        num_equal = _num_equal(self._ahead, prompt)
-        self._model.engine.rollback(self._sequence, len(self._ahead) - num_equal)
-        self._ahead = []
+    def _roll_back_prewarmed(self, prompt: list[int]) -> int:
+        """Roll back prewarmed tokens that `prompt` does not begin with. Return the number of tokens kept."""
+        num_equal = _num_equal(self._prewarmed, prompt)
+        self._model.engine.rollback(self._sequence, len(self._prewarmed) - num_equal)
+        self._prewarmed = []
         return num_equal
 
-    def _settle(self, sampled: list[int], turn: AssistantTurn) -> None:
-        """Keep of the sampled tokens, the last of the sequence, those that `turn` begins with."""
+    def _keep_common_prefix(self, sampled: list[int], turn: AssistantTurn) -> None:
+        """Roll the sequence back to the common prefix of the sampled tokens and the encoding of `turn`."""
         model = self._model
         opening = len(model.template.generation_prompt(model.tokenizer))
         encoded = model.template.encode_turn(model.tokenizer, turn).tokens[opening:]
@@ -170,43 +170,43 @@ class LocalExecutor(LanguageModelExecutor):
 
 
 def _restored(engine: Engine, tokens: list[int], snapshot: bytes | memoryview | None) -> Sequence:
-    """A sequence that holds as many of the first of `tokens` as the snapshot has computed."""
+    """Return a sequence restored from the snapshot and rolled back to its common prefix with `tokens`, else a new one."""
     if snapshot is None:
         return engine.new_sequence()
     try:
         restored = engine.restore(snapshot)
     except (SnapshotCorruptedError, SnapshotMismatchError):
-        return engine.new_sequence()  # it would have saved time, no more
+        return engine.new_sequence()
     engine.rollback(restored, restored.length - _num_equal(restored.tokens, tokens))
     return restored if restored.num_computed == restored.length else engine.new_sequence()
 
 
-class _Spoken:
-    """The tokens of an answer as they come: text that can be shown, held back while it may turn out to be calls."""
+class _AnswerText:
+    """Detokenize an answer. Text is held back until it is known not to be tool calls."""
 
     def __init__(self, model: LoadedModel, *, may_call: bool) -> None:
         self._model = model
         self._detokenizer = Detokenizer(model.tokenizer)
         self._is_calls: bool | None = None if may_call else False
-        self._held, self._text = "", ""
+        self._buffer, self._text = "", ""
         self.tokens: list[int] = []
 
     def push(self, token: int) -> str:
-        """The text that can be shown now."""
+        """Append a token and return the text that can be shown."""
         self.tokens.append(token)
         if self._is_calls is None:
             self._is_calls = self._model.template.is_calls(self._model.tokenizer, self.tokens)
         return self._shown(self._detokenizer.push(token), is_end=False)
 
     def finish(self) -> str:
-        """The rest of the text."""
+        """Return the rest of the text."""
         return self._shown(self._detokenizer.finish(), is_end=True)
 
     def turn(self) -> AssistantTurn:
-        """The whole answer.
+        """Return the whole answer.
 
         Raises:
-            DecodingFailureError: it is calls, cut off by the limit on tokens.
+            DecodingFailureError: the token limit cut off tool calls.
         """
         if not self._is_calls:
             return AssistantTurn(text=self._text)
@@ -214,21 +214,21 @@ class _Spoken:
             return self._model.template.parse_assistant(self._model.tokenizer, self.tokens)
         except MalformedAnswerError as error:
             raise DecodingFailureError(
-                "the calls of tools were cut off before their end; allow the response more tokens", raw_content=error.text
+                "the tool calls were cut off; allow the response more tokens", raw_content=error.text
             ) from error
 
     def _shown(self, piece: str, *, is_end: bool) -> str:
-        self._held += piece
+        self._buffer += piece
         if self._is_calls or (self._is_calls is None and not is_end):
             return ""
-        shown, self._held = self._held, ""
+        shown, self._buffer = self._buffer, ""
         self._text += shown
         return shown
 
 
-def _num_equal(some: List[int], others: List[int]) -> int:
-    """How many tokens both begin with."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+def _num_equal(one: List[int], other: List[int]) -> int:
+    """Return the length of the common prefix."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def _sampling(options: GenerationOptions) -> SamplingConfig:
@@ -242,17 +242,17 @@ def _sampling(options: GenerationOptions) -> SamplingConfig:
     return RandomConfig(temperature=temperature, top_k=mode.top, top_p=mode.probability_threshold, seed=mode.seed)
 
 
-def _usage(summary: Summary, num_cached: int, num_begun: int, begun_s: float) -> Usage:
+def _usage(summary: Summary, num_cached: int, num_opening: int, opening_s: float) -> Usage:
     first_s = summary.time_to_first_token_s or 0.0
     rest_s = summary.total_s - first_s
     return Usage(
-        prompt_tokens=num_cached + num_begun + summary.num_prompt_tokens,
+        prompt_tokens=num_cached + num_opening + summary.num_prompt_tokens,
         cached_tokens=num_cached,
         generated_tokens=summary.num_tokens,
         forced_tokens=summary.num_forced_tokens,
-        model_steps=num_prefill_steps(num_begun) + summary.num_target_steps,
+        model_steps=num_prefill_steps(num_opening) + summary.num_target_steps,
         drafted_tokens=summary.num_drafted,
         accepted_tokens=summary.num_accepted,
-        ttft_ms=1000 * (begun_s + first_s),
+        ttft_ms=1000 * (opening_s + first_s),
         tokens_per_second=(summary.num_tokens - 1) / rest_s if summary.num_tokens > 1 and rest_s > 0 else 0.0,
     )

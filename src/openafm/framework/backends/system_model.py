@@ -1,4 +1,4 @@
-"""The model of this machine: which bundle it is, whether it can be used, and what it costs in tokens."""
+"""`SystemLanguageModel`: a bundle on this machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from openafm.safety.guardrail import Guardrail, SystemLanguageModelGuardrails
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import Instructions, Turn, UserTurn
 
-# BCP 47 tags of the sixteen languages of Apple Intelligence, which the report's models are designed for.
+# BCP 47 tags of the sixteen languages of Apple Intelligence, which the report's models support.
 SUPPORTED_LANGUAGES = frozenset(
     ("da", "de", "en", "es", "fr", "it", "ja", "ko", "nb", "nl", "pt", "sv", "tr", "vi", "zh-Hans", "zh-Hant")
 )
@@ -39,30 +39,30 @@ _SAME_LANGUAGE = {"no": "nb", "nn": "nb", "zh-CN": "zh-Hans", "zh-SG": "zh-Hans"
 
 
 class SystemLanguageModelUseCase(IntEnum):
-    """What a model is for; `CONTENT_TAGGING` has instructions of its own, which a session's come after."""
+    """The use case of a model. `CONTENT_TAGGING` puts its own instructions before those of a session."""
 
     GENERAL = 0
     CONTENT_TAGGING = 1
 
 
-_INSTRUCTIONS_OF = {
+_USE_CASE_INSTRUCTIONS = {
     SystemLanguageModelUseCase.GENERAL: "",
     SystemLanguageModelUseCase.CONTENT_TAGGING: "Tag the message: list the topics that it is about, each in a word or two.",
 }
 
 
 class SystemLanguageModel(LanguageModel):
-    """A description of the model; weights are read when a session first needs them, once for all sessions.
+    """Describe a bundle on this machine. Weights are loaded when a session first needs them, once for all sessions.
 
     Args:
-        use_case: what it is used for.
-        guardrails: what checks prompts and responses: the built-in ones, those that let plain text be transformed
-            whatever it says, or a guardrail of one's own.
+        use_case: general, or content tagging.
+        guardrails: the checks of prompts and responses: the built-in blocklist, the permissive mode that leaves plain text
+            unchecked, or your own `Guardrail`.
         bundle: the name or path of a bundle; by default the one chosen with `openafm use`, else the shipped one, else the
             newest on this machine.
         adapter: an adapter for that bundle: its name, its folder, or an `Adapter`.
-        draft: the name or path of a draft model's bundle, which is used as far as it makes answers come sooner and changes
-            nothing in them; by default the adapter's own, if it has one.
+        draft: the name or path of a draft model's bundle for speculative decoding, which speeds up answers without changing
+            them; by default the adapter's draft model, if it has one.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SystemLanguageModel(LanguageModel):
         draft: str | Path | None = None,
     ) -> None:
         if not isinstance(guardrails, SystemLanguageModelGuardrails | Guardrail):
-            raise TypeError(f"guardrails are SystemLanguageModelGuardrails or a Guardrail of one's own, not {guardrails!r}")
+            raise TypeError(f"'guardrails' must be SystemLanguageModelGuardrails or a Guardrail, got {guardrails!r}")
         self.use_case, self.guardrails = SystemLanguageModelUseCase(use_case), guardrails
         self._bundle_name, self._adapter, self._draft = bundle, adapter, draft
 
@@ -84,13 +84,13 @@ class SystemLanguageModel(LanguageModel):
         """The bundle's name.
 
         Raises:
-            AssetsUnavailableError: there is no such model.
+            AssetsUnavailableError: the model is not installed, or cannot be read.
         """
         return self.described().name
 
     @property
     def capabilities(self) -> frozenset[Capability]:  # type: ignore[override]
-        """Guided generation always; tools where the chat template has a place for them."""
+        """Guided generation, and tool calling if the chat template supports tools."""
         template = self.described().template
         return frozenset((Capability.GUIDED_GENERATION, *((Capability.TOOL_CALLING,) if template.can_call_tools else ())))
 
@@ -114,20 +114,20 @@ class SystemLanguageModel(LanguageModel):
 
     @property
     def context_size(self) -> int:
-        """The most tokens that instructions, prompts and responses of a session may have together.
+        """The size of the context window in tokens: instructions, prompts and responses together.
 
         Raises:
-            AssetsUnavailableError: there is no such model.
+            AssetsUnavailableError: the model is not installed, or cannot be read.
         """
         return self.described().config.context_length
 
     @property
     def supported_languages(self) -> frozenset[str]:
-        """BCP 47 tags of the languages that the model family is made for."""
+        """BCP 47 tags of the languages that the model family supports."""
         return SUPPORTED_LANGUAGES
 
     def supports_locale(self, locale: str | None = None) -> bool:
-        """Whether the language of a locale, such as `de_CH` or `zh-Hant-TW`, is supported; by default this machine's."""
+        """Return whether the model supports the language of a locale, such as `de_CH`. Default: this machine's locale."""
         tag = (locale or system_locale.getlocale()[0] or "en").split(".")[0].replace("_", "-")
         tag = "en" if tag in ("C", "POSIX") else tag
         forms = [tag, *("-".join(tag.split("-")[:count]) for count in (2, 1))]
@@ -139,7 +139,7 @@ class SystemLanguageModel(LanguageModel):
         *,
         instructions: str | None = None,
     ) -> int:
-        """`token_count_blocking`, for code that awaits; nothing in it takes long."""
+        """`token_count_blocking` as a coroutine. It runs in the event loop and takes milliseconds."""
         return self.token_count_blocking(value, instructions=instructions)
 
     def token_count_blocking(
@@ -148,17 +148,17 @@ class SystemLanguageModel(LanguageModel):
         *,
         instructions: str | None = None,
     ) -> int:
-        """Tokens that something adds to a session, exactly; the counts of parts add up to what is prefilled.
+        """Return the exact number of tokens that a value adds to a session. Counts of parts add up to the prefilled tokens.
 
-        A prompt counts with all that opens its response, a schema as shown beside its prompt, tools as announced in the
-        instructions.
+        A prompt includes the tokens that open its response; a schema counts as shown in the prompt; tools count as listed in
+        the instructions.
 
         Raises:
-            ValueError: both or neither of `value` and `instructions`.
-            AssetsUnavailableError: there is no such model, or its tokenizer or chat template cannot be read.
+            ValueError: neither or both of `value` and `instructions` are given.
+            AssetsUnavailableError: the model is not installed, or its tokenizer or chat template cannot be read.
         """
         if (value is None) == (instructions is None):
-            raise ValueError("token_count() takes a value or instructions, one of the two")
+            raise ValueError("token_count() takes either a value or 'instructions'; pass one of them")
         bundle = self.described()
         with _unavailable(f"the model {bundle.name} cannot count tokens: "):
             tokenizer, template = bundle.tokenizer, bundle.template
@@ -185,7 +185,7 @@ class SystemLanguageModel(LanguageModel):
         return LocalExecutor(self.load(), self._with_use_case(turns), snapshot)
 
     def guardrail(self, *, is_guided: bool) -> Guardrail | None:
-        """What checks a request. Guided responses are always checked: a schema transforms no text."""
+        """Return the guardrail of a request. The permissive mode leaves plain text unchecked, never guided responses."""
         match self.guardrails:
             case SystemLanguageModelGuardrails.DEFAULT:
                 return BlocklistConfig().build()
@@ -194,20 +194,20 @@ class SystemLanguageModel(LanguageModel):
         return self.guardrails
 
     def described(self) -> Bundle:
-        """The bundle, opened, its weights not yet read.
+        """Return the opened bundle without loading its weights.
 
         Raises:
-            AssetsUnavailableError: there is none, or it cannot be read.
+            AssetsUnavailableError: the bundle is not installed, or cannot be read.
         """
         with _unavailable():
             return self._bundle
 
     def load(self) -> LoadedModel:
-        """The model ready to generate, shared by everybody in this process who uses the same bundle and adapter.
+        """Return the loaded model. Callers in this process with the same bundle and adapter share it.
 
         Raises:
-            AssetsUnavailableError: there is none, or it cannot be read.
-            AssetError: the adapter is not there, or not for this bundle.
+            AssetsUnavailableError: the bundle is not installed, or cannot be read.
+            AssetError: the adapter is missing, damaged or for another bundle.
         """
         bundle = self.described()
         with _unavailable(f"the model {bundle.name} cannot be loaded: "):
@@ -216,7 +216,7 @@ class SystemLanguageModel(LanguageModel):
             return loaded_model.load(bundle, adapter, None if draft is None else open_bundle(draft))
 
     def _with_use_case(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        text = _INSTRUCTIONS_OF[self.use_case]
+        text = _USE_CASE_INSTRUCTIONS[self.use_case]
         if not text:
             return tuple(turns)
         first, *rest = opened(turns)
@@ -230,7 +230,7 @@ class SystemLanguageModel(LanguageModel):
 
 @contextlib.contextmanager
 def _unavailable(prefix: str = "") -> Iterator[None]:
-    """What goes wrong with a bundle's files, as the framework names it."""
+    """Translate errors of a bundle's files into `AssetsUnavailableError`."""
     try:
         yield
     except FoundationModelsError:

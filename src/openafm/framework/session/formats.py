@@ -1,4 +1,4 @@
-"""Response formats: how the text that a model writes is read, while it grows and at its end."""
+"""Response formats: parse the model's text into snapshots while it grows, and into the final value."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FinalT = TypeVar("FinalT")
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot(Generic[PartialT]):
-    """The whole response so far: `content` as it was asked for, `raw_content` as text or JSON."""
+    """Hold the whole response so far: `content` in the requested type, `raw_content` as text or JSON."""
 
     content: PartialT
     raw_content: GeneratedContent
 
 
 class TextSnapshot(str, Snapshot[str]):
-    """The text of a response so far: a string, and a snapshot like any other."""
+    """A snapshot of a text response, which is also a string."""
 
     def __new__(cls, content: str, raw_content: GeneratedContent) -> TextSnapshot:
         return super().__new__(cls, content)
@@ -40,20 +40,24 @@ class TextSnapshot(str, Snapshot[str]):
 
 
 class ResponseFormat(ABC, Generic[PartialT, FinalT]):
-    """What a response is: free text, or JSON under `schema`. Serves one request."""
+    """Base of response formats. One instance serves one request.
+
+    Attributes:
+        schema: the JSON Schema of the response; None for free text.
+    """
 
     schema: JsonSchema | None = None
 
     @abstractmethod
     def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[PartialT]]:
-        """A snapshot for every piece of text that shows more of the response."""
+        """Yield a snapshot for each piece of text that adds to the response."""
 
     @abstractmethod
     def final(self, text: str) -> Snapshot[FinalT]:
-        """The response that the whole text is.
+        """Return the response parsed from the whole text.
 
         Raises:
-            DecodingFailureError: the text was cut off, or is refused by the type it is for.
+            DecodingFailureError: the text was cut off, or the requested type rejects its values.
         """
 
 
@@ -79,7 +83,7 @@ class JsonFormat(ResponseFormat[GeneratedContent, GeneratedContent]):
         self._identity = GenerationID()
 
     def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[GeneratedContent]]:
-        for content in self._growing(pieces):
+        for content in self._partial_contents(pieces):
             yield Snapshot(content=content, raw_content=content)
 
     def final(self, text: str) -> Snapshot[GeneratedContent]:
@@ -88,21 +92,21 @@ class JsonFormat(ResponseFormat[GeneratedContent, GeneratedContent]):
             raise DecodingFailureError("the response was cut off before its end; allow it more tokens", raw_content=text)
         return Snapshot(content=content, raw_content=content)
 
-    def _growing(self, pieces: Iterable[str]) -> Iterator[GeneratedContent]:
+    def _partial_contents(self, pieces: Iterable[str]) -> Iterator[GeneratedContent]:
         partial = PartialJson()
         for piece in pieces:
             try:
                 prefix = partial.prefix() if partial.push(piece) else None
-            except PartialJsonError as error:  # of a model that nothing forces to write JSON
+            except PartialJsonError as error:  # the model does not enforce the schema
                 raise DecodingFailureError(str(error), raw_content=partial.text) from error
             if prefix is not None:
                 yield GeneratedContent.from_prefix(prefix, self._identity)
-        if partial.text and partial.prefix().num_open:  # a number by itself, which only the end of the text ends
+        if partial.text and partial.prefix().num_open:  # a top-level number ends only with the text
             yield self.final(partial.text).content
 
 
 class TypedFormat(ResponseFormat[Any, FinalT]):
-    """JSON under the schema of a type, as values of that type; snapshots are of its partial form."""
+    """JSON under the schema of a type, as instances of that type; snapshots hold its partial form."""
 
     def __init__(self, type_class: Any) -> None:
         self._type_class = type_class

@@ -1,4 +1,4 @@
-"""One request of a session, from the call to the response."""
+"""A session's request and its response."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from openafm.framework.backends.language_model import Usage
 from openafm.framework.options import GenerationOptions
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.session.formats import FinalT, PartialT, ResponseFormat
-from openafm.framework.session.request_queue import Turnstile
+from openafm.framework.session.request_queue import QueuedRequest
 from openafm.framework.transcripts.prompt import Prompt
 from openafm.framework.transcripts.transcript import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
 class Response(Generic[FinalT]):
-    """A finished response and all that belongs to it.
+    """Hold a finished response.
 
     Attributes:
-        content: as it was asked for.
+        content: the response in the requested type.
         raw_content: the same as generated content.
-        transcript_entries: what the request added to the transcript: prompt, calls and outputs of tools, response.
-        usage: what it cost.
+        transcript_entries: the entries that the request appended: prompt, tool calls, tool outputs, response.
+        usage: tokens and times of the request.
     """
 
     content: FinalT
@@ -33,8 +33,13 @@ class Response(Generic[FinalT]):
 
 
 @dataclass(kw_only=True, eq=False)
-class Request(Turnstile, Generic[PartialT, FinalT]):
-    """What is asked, and at the end the response. Tools run in `loop`; without one in a loop of their own."""
+class SessionRequest(QueuedRequest, Generic[PartialT, FinalT]):
+    """Hold the arguments of a request and, once it succeeds, its response.
+
+    Attributes:
+        loop: the event loop that runs async tools; None starts one.
+        response: None until the request succeeds.
+    """
 
     prompt: Prompt
     format: ResponseFormat[PartialT, FinalT]
@@ -42,4 +47,4 @@ class Request(Turnstile, Generic[PartialT, FinalT]):
     include_schema_in_prompt: bool
     is_streamed: bool = False
     loop: asyncio.AbstractEventLoop | None = None
-    response: Response[FinalT] | None = None  # set when the request succeeds
+    response: Response[FinalT] | None = None

@@ -1,4 +1,4 @@
-"""The order of a session's requests: one at a time."""
+"""The request queue of a session: one request at a time, in order of arrival."""
 
 from __future__ import annotations
 
@@ -14,94 +14,102 @@ WhenBusy: TypeAlias = Literal["raise", "wait"]
 
 
 @dataclass(kw_only=True, eq=False)
-class Turnstile:
-    """One request's place in the line."""
+class QueuedRequest:
+    """Hold the queue state of one request.
 
-    is_background: bool = False  # prewarming: a request after it waits, whatever the rule
-    is_pulled: bool = False  # goes on only while its caller asks for more, and so does not end by itself
-    cancelled: threading.Event = field(default_factory=threading.Event)  # set by anyone: end soon, undo everything
-    finished: Future[None] = field(default_factory=Future)  # the session is free for the next
+    Attributes:
+        is_background: True for prewarming and saving; later requests wait for it, even with `when_busy="raise"`.
+        is_pulled: True for a blocking stream. It advances only while its caller iterates, so cancelling does not end it.
+        cancelled: set by any thread to stop the request and undo it.
+        finished: done once the next request may start.
+    """
+
+    is_background: bool = False
+    is_pulled: bool = False
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    finished: Future[None] = field(default_factory=Future)
 
     @property
-    def is_ending(self) -> bool:
+    def ends_soon(self) -> bool:
+        """True if the request ends without further action of its caller."""
         return self.is_background or (self.cancelled.is_set() and not self.is_pulled)
 
 
 class RequestQueue:
-    """Lets requests of one session pass one after the other, in the order in which they came.
+    """Run the requests of one session one after the other.
 
     Args:
-        when_busy: a request that comes while another is answered raises `ConcurrentRequestsError`, or waits. It always waits
-            for one that is undoing itself.
+        when_busy: what a request does while another one runs: `"raise"` raises `ConcurrentRequestsError`, `"wait"` waits.
+            Both wait for a request that ends soon.
     """
 
     def __init__(self, when_busy: WhenBusy) -> None:
         if when_busy not in ("raise", "wait"):
             raise ValueError(f"'when_busy' must be 'raise' or 'wait', got {when_busy!r}")
         self._when_busy = when_busy
-        self._last: Turnstile | None = None
-        self._active: Turnstile | None = None
+        self._last: QueuedRequest | None = None
+        self._active: QueuedRequest | None = None
         self._lock = threading.Lock()
 
     @property
-    def active(self) -> Turnstile | None:
-        """The request that is being answered."""
+    def active(self) -> QueuedRequest | None:
+        """The running request."""
         return self._active
 
-    async def enter(self, request: Turnstile) -> None:
-        """Wait until it is this request's turn; `leave` must follow.
+    def reserve(self, request: QueuedRequest) -> Future[None] | None:
+        """Append a request to the queue. Return the future to wait for before it may run, or None.
 
         Raises:
-            ConcurrentRequestsError: the session is busy, and requests do not wait.
+            ConcurrentRequestsError: another request is running and `when_busy` is `"raise"`.
         """
-        previous = self.line_up(request)
+        with self._lock:
+            previous = self._last
+            is_busy = previous is not None and not previous.finished.done()
+            if previous is not None and is_busy and not previous.ends_soon and self._when_busy == "raise":
+                raise ConcurrentRequestsError(
+                    "this session is answering another request; await that one first, use one session per request,"
+                    " or create the session with when_busy='wait'"
+                )
+            self._last = request
+            return previous.finished if previous is not None and is_busy else None
+
+    async def acquire(self, request: QueuedRequest) -> None:
+        """Append a request and wait until it may run. The caller must call `release`.
+
+        Raises:
+            ConcurrentRequestsError: another request is running and `when_busy` is `"raise"`.
+        """
+        previous = self.reserve(request)
         if previous is not None:
             try:
                 await asyncio.shield(asyncio.wrap_future(previous))
-            except BaseException:  # cancelled, or its loop is gone
-                self.give_up(request, previous)
+            except BaseException:  # the task was cancelled, or its loop was closed
+                self.abandon(request, previous)
                 raise
         self._active = request
 
-    def enter_blocking(self, request: Turnstile) -> None:
-        """`enter`, in a thread that may block."""
-        self.wait_blocking(request, self.line_up(request))
+    def acquire_blocking(self, request: QueuedRequest) -> None:
+        """`acquire` for code without an event loop."""
+        self.wait_blocking(request, self.reserve(request))
 
-    def wait_blocking(self, request: Turnstile, previous: Future[None] | None) -> None:
-        """The second half of `enter_blocking`: wait for what `line_up` gave."""
+    def wait_blocking(self, request: QueuedRequest, previous: Future[None] | None) -> None:
+        """Wait for the future that `reserve` returned."""
         if previous is not None:
             try:
                 previous.result()
-            except BaseException:  # an interrupt
-                self.give_up(request, previous)
+            except BaseException:  # KeyboardInterrupt
+                self.abandon(request, previous)
                 raise
         self._active = request
 
-    def give_up(self, request: Turnstile, previous: Future[None] | None) -> None:
-        """Give up a place in the line before it is this request's turn: who comes next waits for `previous`."""
+    def abandon(self, request: QueuedRequest, previous: Future[None] | None) -> None:
+        """Remove a request that has not started; the request after it waits for `previous` instead."""
         if previous is None:
             request.finished.set_result(None)
         else:
             previous.add_done_callback(lambda _: request.finished.set_result(None))
 
-    def leave(self, request: Turnstile) -> None:
-        """Let the next one pass."""
+    def release(self, request: QueuedRequest) -> None:
+        """End a request and start the next one."""
         self._active = None
         request.finished.set_result(None)
-
-    def line_up(self, request: Turnstile) -> Future[None] | None:
-        """The first half of entering: take a place in the line. What to wait for, if anything.
-
-        Raises:
-            ConcurrentRequestsError: the session is busy, and requests do not wait.
-        """
-        with self._lock:
-            previous = self._last
-            is_busy = previous is not None and not previous.finished.done()
-            if previous is not None and is_busy and not previous.is_ending and self._when_busy == "raise":
-                raise ConcurrentRequestsError(
-                    "this session is answering another request; await that one first, use a session for each,"
-                    " or let requests wait with when_busy='wait'"
-                )
-            self._last = request
-            return previous.finished if previous is not None and is_busy else None

@@ -1,4 +1,4 @@
-"""From a request to its response: answers of the model, and the tools it calls on the way, until it says something."""
+"""The request loop of a session: the model answers, its tool calls run, until it gives a response."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from openafm.framework.errors import (
 )
 from openafm.framework.options import GenerationOptions, ToolCallingMode
 from openafm.framework.session.formats import Snapshot, TextFormat
-from openafm.framework.session.request import Request, Response
+from openafm.framework.session.request import Response, SessionRequest
 from openafm.framework.tools.runner import ToolRunner
 from openafm.framework.tools.tool import Tool, ToolLimits, by_name
 from openafm.framework.transcripts.prompt import UnsupportedAttachmentError, prompt_attachments, prompt_text
@@ -57,10 +57,13 @@ _EXPLAIN = "Say in one sentence why you will not help with this."
 
 
 class Responder:
-    """A model, the transcript of its session and the tools it may call. Answers one request at a time.
+    """Answer the requests of one session, one at a time.
 
     Args:
-        snapshot: what `snapshot` gave of a session with this transcript, for the first request.
+        model: the model that answers.
+        transcript: the session's transcript; successful requests append to it.
+        tools: the tools that the model may call.
+        snapshot: the result of `snapshot` for a session with this transcript; the first request restores it.
     """
 
     def __init__(
@@ -72,96 +75,99 @@ class Responder:
         snapshot: bytes | memoryview | None = None,
     ) -> None:
         self.model, self.transcript = model, transcript
-        named = by_name(tools)
-        self._definitions = tuple(tool.definition() for tool in named.values())
+        tools_by_name = by_name(tools)
+        self._definitions = tuple(tool.definition() for tool in tools_by_name.values())
         self._limits = limits or ToolLimits()
-        self._runner = ToolRunner(tools=named, limits=self._limits)
+        self._runner = ToolRunner(tools=tools_by_name, limits=self._limits)
         self._snapshot = snapshot
         self._executor: LanguageModelExecutor | None = None
-        self._num_told = 0  # entries of the transcript that the executor knows
+        self._num_entries = 0  # entries of the transcript that the executor has received
 
-    def respond(self, request: Request[Any, Any]) -> Generator[Snapshot[Any], None, None]:
-        """Answer a request, told by snapshots if it is streamed; `request.response` holds the response. All or nothing."""
+    def respond(self, request: SessionRequest[Any, Any]) -> Generator[Snapshot[Any], None, None]:
+        """Answer a request: yield snapshots if it is streamed, then set `request.response`.
+
+        A request that fails leaves the transcript and the executor unchanged.
+        """
         self._check_capabilities(request)
         guardrail = self.model.guardrail(is_guided=request.format.schema is not None)
         text = prompt_text(request.prompt)
         with _framework_errors():
             if guardrail is not None:
-                self._obey(guardrail.check_input(text), "the prompt", text)
-            executor = self._told()
-            exchange = _Exchange(request, executor, guardrail, text, self._deadline())
+                self._check_verdict(guardrail.check_input(text), "the prompt", text)
+            executor = self._current_executor()
+            state = _RequestState(request, executor, guardrail, text, self._deadline())
             with executor.undone_on_error():
-                yield from self._answers(exchange)
-                self.transcript._append(*exchange.entries, after=self._num_told)
-            self._num_told += len(exchange.entries)
+                yield from self._answers(state)
+                self.transcript._append(*state.entries, after=self._num_entries)
+            self._num_entries += len(state.entries)
 
     def prewarm(self, prompt_prefix: str, cancelled: Callable[[], bool]) -> None:
-        """Load the model and prefill what the next prompt will follow, and its beginning."""
+        """Load the model and prefill the transcript and the beginning of the next prompt."""
         with _framework_errors():
-            self._told().prefill(prompt_prefix, cancelled)
+            self._current_executor().prefill(prompt_prefix, cancelled)
 
     def snapshot(self) -> bytes | memoryview | None:
-        """What the model has computed of the transcript; None if that is nothing."""
+        """Return the model's state for the transcript; None if it has none."""
         with _framework_errors():
             return self._snapshot if self._executor is None else self._executor.snapshot()
 
-    def _answers(self, exchange: _Exchange) -> Generator[Snapshot[Any], None, None]:
-        request = exchange.request
+    def _answers(self, state: _RequestState) -> Generator[Snapshot[Any], None, None]:
+        request = state.request
         schema = request.format.schema
-        prompt = UserTurn(text=exchange.text, response_format=schema if request.include_schema_in_prompt else None)
-        exchange.entries.append(PromptEntry(turn=prompt, options=request.options, schema=schema))
+        prompt = UserTurn(text=state.text, response_format=schema if request.include_schema_in_prompt else None)
+        state.entries.append(PromptEntry(turn=prompt, options=request.options, schema=schema))
         turns: tuple[Turn, ...] = (prompt,)
         for num_rounds in itertools.count():
-            answer = yield from self._answer(exchange, turns, num_rounds)
-            exchange.usage += answer.usage
+            answer = yield from self._answer(state, turns, num_rounds)
+            state.usage += answer.usage
             if not answer.turn.tool_calls:
                 break
-            turns = self._call_tools(exchange, answer)
+            turns = self._call_tools(state, answer)
         final = request.format.final(answer.turn.text)
         source = None if schema is None else str(schema.get("title", ""))
-        exchange.entries.append(ResponseEntry(turn=answer.turn, source=source, assets=(self.model.name,)))
+        state.entries.append(ResponseEntry(turn=answer.turn, source=source, assets=(self.model.name,)))
         request.response = Response(
             content=final.content,
             raw_content=final.raw_content,
-            transcript_entries=tuple(exchange.entries),
-            usage=exchange.usage,
+            transcript_entries=tuple(state.entries),
+            usage=state.usage,
         )
 
     def _answer(
-        self, exchange: _Exchange, turns: tuple[Turn, ...], num_rounds: int
+        self, state: _RequestState, turns: tuple[Turn, ...], num_rounds: int
     ) -> Generator[Snapshot[Any], None, Answer]:
-        request, mode = exchange.request, exchange.request.options.tool_calling_mode
+        request, mode = state.request, state.request.options.tool_calling_mode
         may_call = mode != ToolCallingMode.DISALLOWED and num_rounds < self._limits.rounds
         tools = self._definitions if may_call else ()
-        events = exchange.executor.answer(
+        events = state.executor.answer(
             AnswerRequest(
                 turns=turns,
                 schema=request.format.schema,
                 tools=tools,
                 must_call=mode == ToolCallingMode.REQUIRED and num_rounds == 0 and bool(self._definitions),
                 options=request.options,
-                cancelled=exchange.is_over,
+                cancelled=state.is_over,
             )
         )
         answers: list[Answer] = []
         with contextlib.closing(events):
-            pieces = self._pieces(exchange, events, answers)
+            pieces = self._pieces(state, events, answers)
             try:
                 if request.is_streamed:
                     yield from request.format.snapshots(pieces)
-                for _ in pieces:  # what snapshots left, or all
+                for _ in pieces:  # drain: a format may stop early, and an unstreamed request has no other reader
                     pass
             except GenerationCancelledError:
-                exchange.raise_if_late()
+                state.raise_if_late()
                 raise
         _check_calls(answers[0], tools)
         return answers[0]
 
     def _pieces(
-        self, exchange: _Exchange, events: Generator[Event, None, Answer], answers: list[Answer]
+        self, state: _RequestState, events: Generator[Event, None, Answer], answers: list[Answer]
     ) -> Generator[str, None, None]:
-        """The text of an answer; at its end the answer is in `answers`."""
-        watch = None if exchange.guardrail is None else OutputMonitor(exchange.guardrail)
+        """Yield the text of an answer; append the answer to `answers` at its end."""
+        monitor = None if state.guardrail is None else OutputMonitor(state.guardrail)
         while True:
             try:
                 event = next(events)
@@ -169,48 +175,48 @@ class Responder:
                 answers.append(stop.value)
                 break
             if isinstance(event, TextPiece):
-                if watch is not None:
-                    self._obey(watch.push(event.text), "the response", exchange.text)
+                if monitor is not None:
+                    self._check_verdict(monitor.push(event.text), "the response", state.text)
                 yield event.text
-        if watch is not None:
-            self._obey(watch.finish(), "the response", exchange.text)
+        if monitor is not None:
+            self._check_verdict(monitor.finish(), "the response", state.text)
 
-    def _call_tools(self, exchange: _Exchange, answer: Answer) -> tuple[Turn, ...]:
+    def _call_tools(self, state: _RequestState, answer: Answer) -> tuple[Turn, ...]:
         calls = answer.turn.tool_calls
         try:
-            outputs = self._runner.run(calls, exchange.is_over, exchange.request.loop)
+            outputs = self._runner.run(calls, state.is_over, state.request.loop)
         except GenerationCancelledError:
-            exchange.raise_if_late()
+            state.raise_if_late()
             raise
         call_ids = tuple(str(uuid.uuid4()).upper() for _ in calls)
-        exchange.entries.append(ToolCallsEntry(turn=answer.turn, call_ids=call_ids, assets=(self.model.name,)))
-        exchange.entries += [
+        state.entries.append(ToolCallsEntry(turn=answer.turn, call_ids=call_ids, assets=(self.model.name,)))
+        state.entries += [
             ToolOutputEntry(turn=output, call_id=call_id) for output, call_id in zip(outputs, call_ids, strict=True)
         ]
         return outputs
 
-    def _told(self) -> LanguageModelExecutor:
-        """The executor, knowing the transcript as it is; told anew when it grew by other means than this session's."""
-        if self._executor is None or self._num_told != len(self.transcript):
-            turns = self.transcript.turns
-            told = self._with_tools(turns)
+    def _current_executor(self) -> LanguageModelExecutor:
+        """Return an executor that has received the whole transcript; a new one if another session appended to it."""
+        if self._executor is None or self._num_entries != len(self.transcript):
+            transcript_turns = self.transcript.turns
+            turns = self._with_tools(transcript_turns)
             if self._snapshot is None:
-                self._executor = self.model.executor(told)
+                self._executor = self.model.executor(turns)
             else:
-                self._executor = self.model.restored_executor(told, self._snapshot)
-                self._snapshot = None  # it may be large
-            self._num_told = len(turns)
+                self._executor = self.model.restored_executor(turns, self._snapshot)
+                self._snapshot = None  # free up to 100 MB
+            self._num_entries = len(transcript_turns)
         return self._executor
 
     def _with_tools(self, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-        """The transcript's turns; the tools announced are those of this session, whatever the transcript says."""
+        """Return the transcript's turns with the tools of this session in place of those in the transcript."""
         if turns and isinstance(turns[0], Instructions):
             return dataclasses.replace(turns[0], tools=self._definitions), *turns[1:]
         return (Instructions(text="", tools=self._definitions), *turns) if self._definitions else turns
 
-    def _check_capabilities(self, request: Request[Any, Any]) -> None:
+    def _check_capabilities(self, request: SessionRequest[Any, Any]) -> None:
         if request.options.tool_calling_mode == ToolCallingMode.REQUIRED and not self._definitions:
-            raise ValueError("tool_calling_mode is 'required', but this session has no tools; give it some")
+            raise ValueError("tool_calling_mode is 'required', but this session has no tools; pass 'tools' to the session")
         calls = self._definitions and request.options.tool_calling_mode != ToolCallingMode.DISALLOWED
         needed = {
             Capability.GUIDED_GENERATION: request.format.schema is not None,
@@ -221,26 +227,26 @@ class Responder:
             if is_needed and capability not in self.model.capabilities:
                 is_vision = capability is Capability.VISION
                 raise (UnsupportedAttachmentError if is_vision else UnsupportedCapabilityError)(
-                    f"the model {self.model.name} has no {capability.replace('_', ' ')}, which this request needs"
+                    f"this request needs {capability.replace('_', ' ')}, which the model {self.model.name} does not support"
                 )
 
-    def _obey(self, verdict: Verdict, what: str, prompt: str) -> None:
+    def _check_verdict(self, verdict: Verdict, subject: str, prompt: str) -> None:
         match verdict:
             case Violation():
-                raise GuardrailViolationError(f"{what} was stopped by a guardrail ({verdict.category}): {verdict.reason}")
+                raise GuardrailViolationError(f"a guardrail blocked {subject} ({verdict.category}): {verdict.reason}")
             case Refused():
                 refused = PromptEntry(turn=UserTurn(text=prompt), options=GenerationOptions())
-                said = (*self.transcript, refused)  # the session may go on before anybody asks
-                raise RefusalError(f"the model declined to answer: {verdict.reason}", lambda: self._explain(said))
+                entries = (*self.transcript, refused)  # a copy: the session may continue before the explanation
+                raise RefusalError(f"the model declined to answer: {verdict.reason}", lambda: self._explain(entries))
 
-    def _explain(self, said: Sequence[Entry]) -> str:
-        request: Request[str, str] = Request(
+    def _explain(self, entries: Sequence[Entry]) -> str:
+        request: SessionRequest[str, str] = SessionRequest(
             prompt=_EXPLAIN,
             format=TextFormat(),
             options=GenerationOptions(maximum_response_tokens=64),
             include_schema_in_prompt=False,
         )
-        responder = Responder(_Unguarded(self.model), Transcript(said))
+        responder = Responder(_UnguardedModel(self.model), Transcript(entries))
         for _ in responder.respond(request):
             pass
         assert request.response is not None
@@ -252,22 +258,22 @@ class Responder:
 
 
 def _check_calls(answer: Answer, tools: Sequence[ToolDefinition]) -> None:
-    """A model that calls on and on, whatever it is told, must come to an end too."""
-    may = [tool.name for tool in tools]
+    """Raise if the answer calls a tool that it may not call. This also ends models that never stop calling."""
+    allowed = [tool.name for tool in tools]
     for call in answer.turn.tool_calls:
-        if call.name not in may:
+        if call.name not in allowed:
             raise DecodingFailureError(
-                f"the model called the tool '{call.name}', which it may not; it may: {', '.join(may) or 'none'}",
+                f"the model called the tool '{call.name}'; allowed tools: {', '.join(allowed) or 'none'}",
                 raw_content=tool_calls_text(answer.turn.tool_calls),
             )
 
 
-class _Exchange:
-    """What is under way for one request: what it has added so far, and when it must end."""
+class _RequestState:
+    """Hold what one running request has added so far, and its deadline."""
 
     def __init__(
         self,
-        request: Request[Any, Any],
+        request: SessionRequest[Any, Any],
         executor: LanguageModelExecutor,
         guardrail: Guardrail | None,
         text: str,
@@ -283,14 +289,14 @@ class _Exchange:
 
     def raise_if_late(self) -> None:
         if self._is_late() and not self.request.cancelled.is_set():
-            raise RequestTimeoutError("the request took longer than ToolLimits.request_seconds; the session is as before it")
+            raise RequestTimeoutError("the request took longer than ToolLimits.request_seconds; the session is unchanged")
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
 
 
-class _Unguarded(LanguageModel):
-    """The same model, free to say why it refused."""
+class _UnguardedModel(LanguageModel):
+    """The same model without its guardrail, so that it can explain a refusal."""
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -309,7 +315,7 @@ class _Unguarded(LanguageModel):
 
 @contextlib.contextmanager
 def _framework_errors() -> Iterator[None]:
-    """Errors of the rooms below, as the framework names them."""
+    """Translate errors of lower rooms into the framework's errors."""
     try:
         yield
     except FoundationModelsError:

@@ -1,4 +1,4 @@
-"""A response as it is written: generated in a thread of its own, awaited snapshot by snapshot."""
+"""Streamed responses: generated in a thread, awaited snapshot by snapshot."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any, Generic, TypeVar
 from openafm.framework.daemon import in_daemon_thread
 from openafm.framework.errors import GenerationCancelledError
 from openafm.framework.session.formats import FinalT, PartialT, Snapshot
-from openafm.framework.session.request import Request, Response
+from openafm.framework.session.request import Response, SessionRequest
 from openafm.framework.session.request_queue import RequestQueue
 
 ItemT = TypeVar("ItemT")
 
 
 class ResponseStream(Generic[PartialT, FinalT]):
-    """The snapshots of one response, each the whole value so far: `async for snapshot in stream`.
+    """Iterate over the snapshots of one response: `async for snapshot in stream`. Each holds the whole value so far.
 
-    Nothing happens before the first one is asked for. A stream that is closed, or dropped half-way, cancels its request: the
-    session is then as before it.
+    The request starts with the first snapshot that is awaited. Closing or dropping the stream before its end cancels the
+    request and leaves the session unchanged.
     """
 
     def __init__(
         self,
-        request: Request[PartialT, FinalT],
+        request: SessionRequest[PartialT, FinalT],
         queue: RequestQueue,
         items: Iterator[Any],
     ) -> None:
         self._request = request
-        self._items = _in_thread(request, queue, items)  # holds no reference to this object, so that __del__ is called
+        self._items = _in_thread(request, queue, items)  # must not reference this object, or __del__ would not run
 
     def __aiter__(self) -> ResponseStream[PartialT, FinalT]:
         return self
@@ -41,10 +41,10 @@ class ResponseStream(Generic[PartialT, FinalT]):
         return snapshot
 
     async def collect(self) -> Response[FinalT]:
-        """Wait for the end; the response and all that belongs to it.
+        """Return the finished response.
 
         Raises:
-            GenerationError: as `LanguageModelSession.respond`.
+            GenerationError: same as `LanguageModelSession.respond`.
         """
         try:
             async for _ in self._items:
@@ -52,11 +52,11 @@ class ResponseStream(Generic[PartialT, FinalT]):
         finally:
             await self.aclose()
         if self._request.response is None:
-            raise GenerationCancelledError("the stream was closed before its end; there is no response")
+            raise GenerationCancelledError("the stream was closed before its end, so there is no response")
         return self._request.response
 
     async def aclose(self) -> None:
-        """Cancel what is still to come and wait until the session is free. Does nothing after the end."""
+        """Cancel the request and wait until the session is free. Does nothing after the end."""
         await self._items.aclose()
 
     async def __aenter__(self) -> ResponseStream[PartialT, FinalT]:
@@ -72,27 +72,27 @@ class ResponseStream(Generic[PartialT, FinalT]):
 
 
 async def _in_thread(
-    request: Request[Any, Any],
-    line: RequestQueue,
+    request: SessionRequest[Any, Any],
+    requests: RequestQueue,
     items: Iterator[ItemT],
 ) -> AsyncGenerator[ItemT, None]:
-    """Run `items` in a thread and yield what it yields. Closing this cancels the request and waits for the thread.
+    """Run `items` in a thread and yield its items. Closing the generator cancels the request and waits for the thread.
 
-    Once started, `items` releases the session itself.
+    `items` releases the session; this function does so only if the thread cannot start.
     """
-    await line.enter(request)
+    await requests.acquire(request)
     request.loop = loop = asyncio.get_running_loop()
     queue: asyncio.Queue[tuple[ItemT] | BaseException | None] = asyncio.Queue()
 
     def deliver(item: tuple[ItemT] | BaseException | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def work() -> None:
         try:
             for item in items:
                 deliver((item,))
-        except BaseException as error:  # raised again where the response is awaited
+        except BaseException as error:  # raised again in the awaiting task
             deliver(error)
         else:
             deliver(None)
@@ -100,7 +100,7 @@ async def _in_thread(
     try:
         in_daemon_thread(work, "openafm-response")
     except BaseException:
-        line.leave(request)
+        requests.release(request)
         raise
     ended = False
     try:

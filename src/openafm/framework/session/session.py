@@ -1,4 +1,4 @@
-"""Sessions: a transcript, the model's memory of exactly that transcript, and one request at a time (report 7)."""
+"""Sessions: conversations with a model, one request at a time (report 7)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from openafm.framework.options import GenerationOptions
 from openafm.framework.schema.partial_json import is_deeper
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.session.formats import JsonFormat, ResponseFormat, Snapshot, TextFormat, TypedFormat
-from openafm.framework.session.request import Request, Response
-from openafm.framework.session.request_queue import RequestQueue, Turnstile, WhenBusy
+from openafm.framework.session.request import Response, SessionRequest
+from openafm.framework.session.request_queue import QueuedRequest, RequestQueue, WhenBusy
 from openafm.framework.session.responder import Responder
 from openafm.framework.session.response_stream import ResponseStream
 from openafm.framework.session.session_file import SavedSession, read_session, write_session
@@ -29,43 +29,43 @@ from openafm.framework.transcripts.transcript import InstructionsEntry, Transcri
 from openafm.tokenizer.conversation import Instructions, JsonSchema
 from openafm.tokenizer.schema_text import compact_json
 
-_DEEPEST_SCHEMA = 100  # levels of JSON; the grammar engine reads little more
+_DEEPEST_SCHEMA = 100  # nesting levels; the grammar engine's limit is slightly higher
 
 T = TypeVar("T")
 
 
 class RequestOptions(TypedDict, total=False):
-    """Keywords of every request."""
+    """Keyword arguments of every request."""
 
     options: GenerationOptions | None
     include_schema_in_prompt: bool
 
 
 class SchemaOptions(RequestOptions, total=False):
-    """Keywords of a request whose schema is given as such."""
+    """Keyword arguments of a request with an explicit schema."""
 
     schema: GenerationSchema | None
     json_schema: JsonSchema | str | None
 
 
 class LanguageModelSession:
-    """A conversation with a model. Each request sees all that was said before; only what is new is computed.
+    """A conversation with a model. Each request continues the transcript; only new tokens are computed.
 
-    Every request takes a prompt and what the response shall be: text by default; an instance of `generating`, a generable
-    class or another type that can be generated; `GeneratedContent` under `schema` or `json_schema`. Before it responds, the
-    model may call tools, several at a time and time and again. A request that fails or is cancelled leaves the session as it
-    was.
+    A request takes a prompt and the kind of response: text by default; an instance of the type `generating`;
+    `GeneratedContent` under `schema` or `json_schema`. The model may call tools before it responds, in parallel and in
+    several rounds. A request that fails or is cancelled leaves the session unchanged.
 
     Args:
-        instructions: the developer's word, which outranks prompts; never put a user's text here.
-        model: what answers; by default the model of this machine.
-        tools: what the model may call.
-        when_busy: a request that comes while another is answered raises `ConcurrentRequestsError`, or waits.
-        tool_limits: how often and how long tools may be called.
+        instructions: text of the developer, with priority over prompts; never put a user's text here.
+        model: the model that answers; `SystemLanguageModel()` by default.
+        tools: the tools that the model may call.
+        when_busy: a request during another one raises `ConcurrentRequestsError` (`"raise"`) or waits (`"wait"`).
+        tool_limits: limits on the number and duration of tool calls.
 
     Raises:
-        TypeError, ValueError: a tool that is none, or two of one name.
-        InvalidGenerationSchemaError: a tool whose arguments cannot be generated.
+        TypeError: an item of `tools` is not a tool.
+        ValueError: two tools have the same name.
+        InvalidGenerationSchemaError: the arguments of a tool cannot be generated.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LanguageModelSession:
         tool_limits: ToolLimits | None = None,
     ) -> None:
         if not isinstance(instructions, str | None):
-            raise TypeError(f"instructions are text, not {type(instructions).__name__}")
+            raise TypeError(f"'instructions' must be text, got {type(instructions).__name__}")
         definitions = tuple(tool.definition() for tool in by_name(tools or ()).values())
         opening = []
         if instructions or definitions:
@@ -95,12 +95,12 @@ class LanguageModelSession:
         when_busy: WhenBusy = "raise",
         tool_limits: ToolLimits | None = None,
     ) -> Self:
-        """A session that goes on where `transcript` ends, and goes on writing to it. The first request prefills it.
+        """Return a session that continues `transcript` and appends to it. The first request prefills it.
 
-        Tools that the transcript names are history; only `tools` can be called.
+        The model may call `tools` only; tools in the transcript's instructions are ignored.
         """
         if not isinstance(transcript, Transcript):
-            raise TypeError(f"a session goes on from a Transcript, not from {type(transcript).__name__}")
+            raise TypeError(f"'transcript' must be a Transcript, got {type(transcript).__name__}")
         session = cls.__new__(cls)
         session._begin(transcript, model, tools, when_busy, tool_limits)
         return session
@@ -115,13 +115,13 @@ class LanguageModelSession:
         when_busy: WhenBusy = "raise",
         tool_limits: ToolLimits | None = None,
     ) -> Self:
-        """A session that goes on where a saved one was. With the same model and tools, what that had read is not read again.
+        """Return a session that continues a saved one. With the same model and tools, the transcript is not prefilled again.
 
-        With others, or when that part of the file is damaged, the first request prefills the transcript, as it does after
-        `from_transcript`; nothing else differs.
+        With another model or other tools, or if the saved state is damaged, the first request prefills the transcript, as
+        after `from_transcript`. The responses are the same.
 
         Raises:
-            TranscriptError: the file is no saved session, or its transcript is damaged.
+            TranscriptError: the file is not a saved session, or its transcript is damaged.
             OSError: the file cannot be read.
         """
         saved = read_session(Path(path))
@@ -139,83 +139,84 @@ class LanguageModelSession:
         snapshot: bytes | memoryview | None = None,
     ) -> None:
         if not isinstance(model, LanguageModel | None):
-            raise TypeError(f"a model is a LanguageModel, such as SystemLanguageModel(bundle='nano'), not {model!r}")
+            raise TypeError(f"'model' must be a LanguageModel, such as SystemLanguageModel(bundle='nano'), got {model!r}")
         self._responder = Responder(model or SystemLanguageModel(), transcript, tools or (), tool_limits, snapshot)
         self._queue = RequestQueue(when_busy)
         self._usage = self._total_usage = Usage()
 
     @property
     def transcript(self) -> Transcript:
-        """What was said so far. A request appends what it added when it succeeds."""
+        """The entries so far. A request appends its entries when it succeeds."""
         return self._responder.transcript
 
     @property
     def usage(self) -> Usage:
-        """What the last successful request cost."""
+        """Tokens and times of the last successful request."""
         return self._usage
 
     @property
     def total_usage(self) -> Usage:
-        """What all successful requests cost together."""
+        """Tokens and times of all successful requests together."""
         return self._total_usage
 
     @property
     def is_responding(self) -> bool:
-        """Whether a request is under way."""
+        """True while a request runs."""
         active = self._queue.active
         return active is not None and not active.is_background
 
     def cancel(self) -> None:
-        """Stop the request under way, if there is one: it raises `GenerationCancelledError`."""
+        """Cancel the running request, if any; it raises `GenerationCancelledError`."""
         if request := self._queue.active:
             request.cancelled.set()
 
     def prewarm(self, prompt_prefix: str = "") -> None:
-        """Get ready in the background, so that the next response begins sooner: load the model, prefill the transcript and
-        what the next prompt begins with. Changes nothing that is said; a request meanwhile waits for it.
+        """Load the model, prefill the transcript and `prompt_prefix` in the background. Reduces the time to first token.
+
+        Responses do not change. A request during prewarming waits for its end.
 
         Raises:
-            AssetsUnavailableError: there is no such model.
-            ConcurrentRequestsError: a request is under way, and requests do not wait.
+            AssetsUnavailableError: the model is not installed.
+            ConcurrentRequestsError: a request is running and `when_busy` is `"raise"`.
         """
-        self._responder.model.context_size  # noqa: B018  # says at once when there is no model
-        turnstile = Turnstile(is_background=True)
-        previous = self._queue.line_up(turnstile)
+        self._responder.model.context_size  # noqa: B018  # raises now if the model is not installed
+        queued = QueuedRequest(is_background=True)
+        previous = self._queue.reserve(queued)
 
         def work() -> None:
-            self._queue.wait_blocking(turnstile, previous)
+            self._queue.wait_blocking(queued, previous)
             try:
-                with contextlib.suppress(FoundationModelsError):  # the next request meets the same error, and tells it
-                    self._responder.prewarm(prompt_prefix, turnstile.cancelled.is_set)
+                with contextlib.suppress(FoundationModelsError):  # the next request raises the same error
+                    self._responder.prewarm(prompt_prefix, queued.cancelled.is_set)
             finally:
-                self._queue.leave(turnstile)
+                self._queue.release(queued)
 
         try:
             in_daemon_thread(work, "openafm-prewarm")
         except BaseException:
-            self._queue.give_up(turnstile, previous)
+            self._queue.abandon(queued, previous)
             raise
 
     async def save(self, path: str | Path) -> None:
-        """Write the session to a file from which `load` goes on, in a later process as well.
+        """Write the session to a file that `load` reads, also in a later process.
 
-        It holds what was said, readable as JSON, and what the model has computed of it, which can be a hundred megabytes.
+        The file holds the transcript as JSON and the model's state, which can take 100 MB.
 
         Raises:
-            ConcurrentRequestsError: a request is under way, and requests do not wait.
-            OutOfSpaceError: the disk is full. A session that stood in the file is as it was.
+            ConcurrentRequestsError: a request is running and `when_busy` is `"raise"`.
+            OutOfSpaceError: the disk is full. An existing file is unchanged.
             OSError: the file cannot be written.
         """
         await asyncio.to_thread(self.save_blocking, path)
 
     def save_blocking(self, path: str | Path) -> None:
         """`save` for code without an event loop."""
-        turnstile = Turnstile(is_background=True)
-        self._queue.enter_blocking(turnstile)
+        queued = QueuedRequest(is_background=True)
+        self._queue.acquire_blocking(queued)
         try:
             write_session(Path(path), SavedSession(transcript=self.transcript, snapshot=self._responder.snapshot()))
         finally:
-            self._queue.leave(turnstile)
+            self._queue.release(queued)
 
     @overload
     async def respond(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> str: ...
@@ -224,27 +225,28 @@ class LanguageModelSession:
     @overload
     async def respond(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
     async def respond(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
-        """The response to a prompt. Cancelling the task that awaits it cancels the request.
+        """Return the response to a prompt. Cancelling the awaiting task cancels the request.
 
         Args:
-            prompt: what the user says.
+            prompt: text, attachments and values of the user.
             generating: the type of the response.
-            schema: or its generation schema; the response is then `GeneratedContent`.
-            json_schema: or a JSON Schema, as a dictionary or as text.
-            options: sampling, temperature, greatest number of tokens, whether tools are called.
-            include_schema_in_prompt: whether the model is shown the schema; it is enforced in any case.
+            schema: alternatively a generation schema; the response is then `GeneratedContent`.
+            json_schema: alternatively a JSON Schema, as a dictionary or as text.
+            options: sampling, temperature, token limit, tool calling mode.
+            include_schema_in_prompt: True adds the schema to the prompt; the schema is enforced in either case.
 
         Raises:
-            ValueError: more than one of `generating`, `schema` and `json_schema`.
-            InvalidGenerationSchemaError: what was asked for is not a type or schema that can be generated.
-            UnsupportedGuideError: the schema contradicts itself or cannot be enforced; before any token.
-            UnsupportedCapabilityError: the model cannot do such a thing at all.
-            AssetsUnavailableError: there is no such model on this machine.
-            ExceededContextWindowSizeError: transcript, prompt and response do not fit the model.
-            DecodingFailureError: the response was cut off, or the class refused its values.
-            GuardrailViolationError, RefusalError: prompt or response are not fit to be.
+            ValueError: more than one of `generating`, `schema` and `json_schema` is given.
+            InvalidGenerationSchemaError: the type or schema cannot be generated.
+            UnsupportedGuideError: the schema contradicts itself or cannot be enforced; raised before the first token.
+            UnsupportedCapabilityError: the model does not support images, tools or schemas, and the request needs them.
+            AssetsUnavailableError: the model is not on this machine, or is damaged.
+            ExceededContextWindowSizeError: transcript, prompt and response exceed the context window.
+            DecodingFailureError: the response was cut off, or the type rejected its values.
+            GuardrailViolationError: a guardrail blocked the prompt or the response.
+            RefusalError: the model declined to answer.
             ToolCallError: a tool failed.
-            ConcurrentRequestsError: another request is under way.
+            ConcurrentRequestsError: another request is running and `when_busy` is `"raise"`.
             GenerationCancelledError: `cancel` was called.
         """
         return (await self.respond_full(prompt, generating, **keywords)).content
@@ -258,7 +260,7 @@ class LanguageModelSession:
         self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Response[Any]: ...
     async def respond_full(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Response[Any]:
-        """`respond`, with all that belongs to the response: raw content, transcript entries, usage."""
+        """Return the response with its raw content, transcript entries and usage. Arguments and errors as in `respond`."""
         request = self._request(prompt, generating, **keywords)
         return await ResponseStream(request, self._queue, self._snapshots(request)).collect()
 
@@ -277,12 +279,12 @@ class LanguageModelSession:
     def stream_response(
         self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> ResponseStream[Any, Any]:
-        """The response as it is written: `async for snapshot in session.stream_response(...)`.
+        """Return a stream of snapshots: `async for snapshot in session.stream_response(...)`.
 
-        Each snapshot is the whole response so far. Of text it is a string; else its `content` is the type's
-        `PartiallyGenerated`, with fields None until they are reached, in declared order, or `GeneratedContent`.
-        `await stream.collect()` gives what `respond_full` would. Arguments and errors are those of `respond`; options may
-        also stand second.
+        Each snapshot holds the whole response so far. A snapshot of text is a string. For a type, `snapshot.content` is its
+        `PartiallyGenerated`, whose fields are None until they are generated, in declared order; for a schema, it is
+        `GeneratedContent`. `await stream.collect()` returns the same as `respond_full`. Arguments and errors as in
+        `respond`; options may also be the second positional argument.
         """
         request = self._request(prompt, generating, **keywords)
         request.is_streamed = True
@@ -295,7 +297,7 @@ class LanguageModelSession:
     @overload
     def respond_blocking(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
     def respond_blocking(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
-        """`respond` for code without an event loop: generates in the calling thread."""
+        """`respond` for code without an event loop; generates in the calling thread."""
         return self.respond_full_blocking(prompt, generating, **keywords).content
 
     @overload
@@ -311,7 +313,7 @@ class LanguageModelSession:
     def respond_full_blocking(
         self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Response[Any]:
-        """`respond_full` for code without an event loop: generates in the calling thread."""
+        """`respond_full` for code without an event loop; generates in the calling thread."""
         request = self._request(prompt, generating, **keywords)
         for _ in self._snapshots_blocking(request):
             pass
@@ -327,7 +329,7 @@ class LanguageModelSession:
     def stream_blocking(
         self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Iterator[Snapshot[Any]]:
-        """`stream_response` for code without an event loop: generates in the calling thread, as snapshots are asked for."""
+        """`stream_response` for code without an event loop; generates in the calling thread while the caller iterates."""
         request = self._request(prompt, generating, **keywords)
         request.is_streamed = request.is_pulled = True
         return self._snapshots_blocking(request)
@@ -338,10 +340,10 @@ class LanguageModelSession:
         issues: Iterable[FeedbackIssue] = (),
         desired_output: DesiredOutput | None = None,
     ) -> bytes:
-        """What was said and what was wrong with it, as JSON to send to whoever trains the model. Stays on this machine.
+        """Return the transcript and feedback on the last response as UTF-8 JSON. Nothing is sent.
 
         Raises:
-            ValueError: an unknown sentiment or category.
+            ValueError: the sentiment or a category is unknown.
         """
         return feedback_attachment(self.transcript, sentiment=sentiment, issues=issues, desired_output=desired_output)
 
@@ -354,15 +356,15 @@ class LanguageModelSession:
         json_schema: JsonSchema | str | None = None,
         options: GenerationOptions | None = None,
         include_schema_in_prompt: bool = True,
-    ) -> Request[Any, Any]:
-        if isinstance(generating, GenerationOptions):  # as Apple's SDK takes them: second when streaming
+    ) -> SessionRequest[Any, Any]:
+        if isinstance(generating, GenerationOptions):  # Apple's SDK passes options second when streaming
             generating, options = None, options or generating
         if not isinstance(options, GenerationOptions | None):
-            raise TypeError(f"options are GenerationOptions(...), not {options!r}")
+            raise TypeError(f"'options' must be GenerationOptions(...), got {options!r}")
         if not isinstance(schema, GenerationSchema | None):
-            raise TypeError("'schema' takes a GenerationSchema; give a JSON Schema, a dictionary or text, as 'json_schema'")
+            raise TypeError("'schema' must be a GenerationSchema; pass a JSON Schema (dictionary or text) as 'json_schema'")
         if sum(given is not None for given in (generating, schema, json_schema)) > 1:
-            raise ValueError("give one of 'generating', 'schema' and 'json_schema', not several")
+            raise ValueError("'generating', 'schema' and 'json_schema' exclude each other; pass one")
         response_format: ResponseFormat[Any, Any] = TextFormat()
         if generating is not None:
             response_format = TypedFormat(generating)
@@ -370,15 +372,15 @@ class LanguageModelSession:
             response_format = JsonFormat(schema.to_dict())
         elif json_schema is not None:
             response_format = JsonFormat(_read_schema(json_schema))
-        return Request(
+        return SessionRequest(
             prompt=prompt,
             format=response_format,
             options=options or GenerationOptions(),
             include_schema_in_prompt=include_schema_in_prompt,
         )
 
-    def _snapshots(self, request: Request[Any, Any]) -> Iterator[Snapshot[Any]]:
-        """Answer a request whose turn it is; lets the next one pass at the end."""
+    def _snapshots(self, request: SessionRequest[Any, Any]) -> Iterator[Snapshot[Any]]:
+        """Answer a request that holds the queue, and release the queue at its end."""
         try:
             with contextlib.closing(self._responder.respond(request)) as snapshots:
                 yield from snapshots
@@ -386,18 +388,18 @@ class LanguageModelSession:
                 self._usage = request.response.usage
                 self._total_usage += self._usage
         finally:
-            request.cancelled.set()  # for tools that are still at work after an interrupt
-            self._queue.leave(request)
+            request.cancelled.set()  # stops tools that still run after a KeyboardInterrupt
+            self._queue.release(request)
 
-    def _snapshots_blocking(self, request: Request[Any, Any]) -> Iterator[Snapshot[Any]]:
-        self._queue.enter_blocking(request)
+    def _snapshots_blocking(self, request: SessionRequest[Any, Any]) -> Iterator[Snapshot[Any]]:
+        self._queue.acquire_blocking(request)
         yield from self._snapshots(request)
 
 
 def _read_schema(json_schema: JsonSchema | str) -> JsonSchema:
     try:
         schema = json.loads(json_schema if isinstance(json_schema, str) else compact_json(json_schema))
-        compact_json(schema)  # a text may hold NaN too
+        compact_json(schema)  # json.loads accepts NaN; documents must not contain it
     except TypeError as error:
         raise UnserializableSchemaError(f"incorrect schema format: not JSON ({error})") from error
     except (ValueError, RecursionError) as error:

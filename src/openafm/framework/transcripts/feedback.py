@@ -1,4 +1,4 @@
-"""Feedback: a conversation and what was good or wrong about it, as JSON for whoever trains the model (report 9)."""
+"""Feedback on a response, as JSON for the training of the model (report 9)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPE = "openafm.LanguageModelFeedback"
 
 
 class Sentiment(StrEnum):
-    """How the response was received, all in all."""
+    """The overall rating of a response."""
 
     POSITIVE = "positive"
     NEGATIVE = "negative"
@@ -25,7 +25,7 @@ class Sentiment(StrEnum):
 
 
 class FeedbackCategory(StrEnum):
-    """Kinds of issues; names are Apple's."""
+    """Categories of issues, with Apple's names."""
 
     UNHELPFUL = "unhelpful"
     TOO_VERBOSE = "tooVerbose"
@@ -39,7 +39,7 @@ class FeedbackCategory(StrEnum):
 
 @dataclass(frozen=True)
 class FeedbackIssue:
-    """One thing that is wrong with the last response, and why."""
+    """One issue of the last response, with an optional explanation."""
 
     category: FeedbackCategory
     explanation: str | None = None
@@ -59,11 +59,11 @@ def feedback_attachment(
     issues: Iterable[FeedbackIssue] = (),
     desired_output: DesiredOutput | None = None,
 ) -> bytes:
-    """The feedback as UTF-8 JSON, to be stored or sent: the transcript in Apple's shape, and beside it `sentiment`, `issues`
-    and `desiredOutput`, the response that should have come, as an entry of a transcript.
+    """Return feedback as UTF-8 JSON: the transcript in Apple's format, `sentiment`, `issues`, and `desiredOutput`, a
+    transcript entry with the response that the user wanted.
 
     Raises:
-        ValueError: an unknown sentiment or category.
+        ValueError: the sentiment or a category is unknown.
     """
     feedback: dict[str, Any] = {"version": VERSION, "type": _TYPE}
     if sentiment is not None:

@@ -1,4 +1,4 @@
-"""Prompts: text, attachments and values, or a list of them in the order that the model reads."""
+"""Prompts: text, attachments and values, or a list of them in reading order."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from openafm.framework.schema.generable import Generable
 
 
 class PromptError(FoundationModelsError):
-    """Something in a prompt that cannot be told to a model."""
+    """A prompt contains a component of an unsupported type."""
 
 
 class ImagePromptError(PromptError):
-    """An image that cannot be attached to a prompt."""
+    """An image cannot be attached to a prompt."""
 
 
 class UnsupportedAttachmentError(ImagePromptError, UnsupportedCapabilityError):
-    """The model sees no images; caught as either of the two."""
+    """The model does not support images. A subclass of both errors, as Apple's SDK and its framework differ."""
 
 
 class Attachment(ABC):
-    """What a prompt may hold beside text."""
+    """Base of attachments to a prompt."""
 
     label: str | None
 
     @abstractmethod
     def read(self) -> bytes:
-        """The attached file.
+        """Return the bytes of the attached file.
 
         Raises:
-            PromptError: it cannot be read any more.
+            PromptError: the file cannot be read.
         """
 
 
 class ImageAttachment(Attachment):
-    """An image file, and the name by which prompts and tools speak of it.
+    """An image file and an optional label that prompts and tools refer to.
 
     Raises:
-        ImagePromptError: there is no such file.
+        ImagePromptError: the file does not exist.
     """
 
     def __init__(self, path: str | Path, label: str | None = None) -> None:
         self.path, self.label = Path(path), label
         if not self.path.is_file():
-            raise ImagePromptError(f"no image to attach at {self.path}: the file does not exist")
+            raise ImagePromptError(f"the image {self.path} does not exist")
 
     def read(self) -> bytes:
         try:
@@ -60,30 +60,30 @@ class ImageAttachment(Attachment):
         return f"ImageAttachment({str(self.path)!r}, label={self.label!r})"
 
 
-# Values, that is generated content and instances of generable classes, are told as compact JSON.
+# Values (generated content and instances of generable classes) are added as compact JSON.
 PromptComponent: TypeAlias = str | Attachment | GeneratedContent | Generable
 Prompt: TypeAlias = PromptComponent | Sequence[PromptComponent]
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """The text of a prompt, one component to a line; attachments have none.
+    """Return the text of a prompt without its attachments, one component per line.
 
     Raises:
-        PromptError: a component that is neither text nor attachment nor value.
+        PromptError: a component is not text, an attachment or a value.
     """
     texts = [_text(component) for component in _components(prompt) if not isinstance(component, Attachment)]
     return "\n".join(texts)
 
 
 def prompt_attachments(prompt: Prompt) -> tuple[Attachment, ...]:
-    """The attachments of a prompt, in order. A session asks for `Capability.VISION` where there are some."""
+    """Return the attachments of a prompt, in order."""
     return tuple(component for component in _components(prompt) if isinstance(component, Attachment))
 
 
 def _components(prompt: Prompt) -> Iterable[PromptComponent]:
     is_one = isinstance(prompt, str | Mapping | Attachment | GeneratedContent | Generable)
-    row = (prompt,) if is_one or not isinstance(prompt, Iterable) else prompt
-    return cast(Iterable[PromptComponent], row)
+    components = (prompt,) if is_one or not isinstance(prompt, Iterable) else prompt
+    return cast(Iterable[PromptComponent], components)
 
 
 def _text(component: PromptComponent) -> str:
@@ -93,5 +93,5 @@ def _text(component: PromptComponent) -> str:
     if isinstance(content, GeneratedContent):
         return content.to_json()
     raise PromptError(
-        f"a prompt is made of text, attachments and generable values, not of {type(component).__name__}: {component!r:.80}"
+        f"a prompt consists of text, attachments and generable values; got {type(component).__name__}: {component!r:.80}"
     )

@@ -1,8 +1,7 @@
-"""Transcripts: what was said in a session, entry by entry; only ever appended to.
+"""Transcripts: the entries of a session, append-only.
 
-Every entry holds the turn that the chat template encodes (`tokenizer/conversation.py`), so the tokens of a transcript are
-those of its turns, plus what only the wire form needs. That form is Apple's (`transcript_wire.py`). What was read from it is
-written back as it was, with everything that openafm has no use for.
+Each entry holds the turn that the chat template encodes (`tokenizer/conversation.py`) and fields that only the wire format
+needs. The wire format is Apple's (`wire.py`). An entry that was read is written back unchanged, unknown keys included.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSche
 
 VERSION = 1
 _TYPE = "FoundationModels.Transcript"
-_INCLUDE_SCHEMA = "includeSchemaInPrompt"  # openafm's own key; true where it is absent
+_INCLUDE_SCHEMA = "includeSchemaInPrompt"  # a key of openafm, not of Apple; absent means true
 
 
 def _new_id() -> str:
@@ -49,21 +48,21 @@ def _new_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptEntry(ABC):
-    """One thing that was said. `to_dict` and `from_dict` are its wire form."""
+    """Base of transcript entries. `to_dict` and `from_dict` convert to and from the wire format."""
 
     id: str = field(default_factory=_new_id)
-    _read: Wire | None = field(default=None, init=False, repr=False, compare=False)  # what it was read from
+    _read: Wire | None = field(default=None, init=False, repr=False, compare=False)  # the JSON it was read from
 
     def to_dict(self) -> Wire:
-        """The entry as JSON: exactly what it was read from, if it was."""
+        """Return the entry as JSON; an entry that was read from JSON returns the same JSON."""
         return copy.deepcopy(self._wire() if self._read is None else self._read)
 
     @classmethod
     def from_dict(cls, wire: Wire) -> Self:
-        """Read what `to_dict` or Apple's framework wrote.
+        """Read an entry written by `to_dict` or Apple's framework.
 
         Raises:
-            TranscriptError: a key is missing or its value is of the wrong type.
+            TranscriptError: a key is missing, or its value has the wrong type.
         """
         entry = cls(id=required(wire, "id", str), **cls._arguments(wire))
         object.__setattr__(entry, "_read", wire)
@@ -79,7 +78,7 @@ class TranscriptEntry(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionsEntry(TranscriptEntry):
-    """The developer's instructions and the tools of the session; the first entry."""
+    """The developer's instructions and the tools of the session. Always the first entry."""
 
     turn: Instructions
 
@@ -95,7 +94,7 @@ class InstructionsEntry(TranscriptEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptEntry(TranscriptEntry):
-    """A prompt, with its options and the schema of the response, whether the model was shown it or not."""
+    """A prompt, its options and the response's schema. `turn.response_format` is None if the prompt omits the schema."""
 
     turn: UserTurn
     options: GenerationOptions
@@ -127,7 +126,7 @@ class PromptEntry(TranscriptEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolCallsEntry(TranscriptEntry):
-    """Calls that the model made, in parallel. `call_ids` are theirs, in order; the outputs name them."""
+    """Parallel tool calls of one answer. `call_ids` holds one id per call; tool outputs refer to them."""
 
     turn: AssistantTurn
     call_ids: tuple[str, ...]
@@ -135,7 +134,8 @@ class ToolCallsEntry(TranscriptEntry):
 
     def __post_init__(self) -> None:
         if len(self.call_ids) != len(self.turn.tool_calls):
-            raise ValueError(f"{len(self.turn.tool_calls)} calls need as many ids, got {len(self.call_ids)}")
+            counts = f"{len(self.turn.tool_calls)} calls, {len(self.call_ids)} ids"
+            raise ValueError(f"'call_ids' must hold one id per call; got {counts}")
 
     def _wire(self) -> Wire:
         calls = [tool_call_wire(*pair) for pair in zip(self.turn.tool_calls, self.call_ids, strict=True)]
@@ -156,7 +156,7 @@ class ToolCallsEntry(TranscriptEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOutputEntry(TranscriptEntry):
-    """What one call gave: untrusted text."""
+    """The output of one tool call: untrusted text."""
 
     turn: ToolTurn
     call_id: str
@@ -178,7 +178,7 @@ class ToolOutputEntry(TranscriptEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class ResponseEntry(TranscriptEntry):
-    """The model's response: text, or a structure of the schema named `source`. `assets` are the bundles that answered."""
+    """The model's response: text, or JSON of the schema named `source`. `assets` names the models that answered."""
 
     turn: AssistantTurn
     source: str | None = None
@@ -200,10 +200,9 @@ Entry: TypeAlias = InstructionsEntry | PromptEntry | ToolCallsEntry | ToolOutput
 
 
 class Transcript(Sequence[Entry]):
-    """The entries of a session in order, to read; the session appends to it.
+    """A read-only sequence of entries; only sessions append to it.
 
-    One that was read from JSON remembers which tools its session had. They are history: a session that shall call tools is
-    given them.
+    The tools in its instructions are a record. Pass `tools` to a session that continues the transcript.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
@@ -212,11 +211,11 @@ class Transcript(Sequence[Entry]):
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The turns as the chat template encodes them."""
+        """The turns that the chat template encodes."""
         return tuple(entry.turn for entry in self._entries)
 
     async def to_dict(self) -> Wire:
-        """The wire form of Apple's framework, version 1, as JSON values that are the caller's own."""
+        """Return the transcript in the wire format of Apple's framework, version 1, as new JSON values."""
         return self.as_dict()
 
     def as_dict(self) -> Wire:
@@ -227,10 +226,10 @@ class Transcript(Sequence[Entry]):
 
     @classmethod
     async def from_dict(cls, dict: Mapping[str, Any]) -> Self:
-        """Read what `to_dict` or Apple's framework wrote.
+        """Read a transcript written by `to_dict` or Apple's framework.
 
         Raises:
-            TranscriptError: it is not a transcript of version 1, or holds entries of a kind that is unknown here.
+            TranscriptError: not a transcript of version 1, or an entry has an unknown role.
         """
         return cls.parse(dict)
 
@@ -262,27 +261,27 @@ class Transcript(Sequence[Entry]):
         return f"Transcript([{', '.join(type(entry).__name__ for entry in self._entries)}])"
 
     def _append(self, *entries: Entry, after: int | None = None) -> None:
-        """Append all of them; if `after` is given, only where so many entries stand.
+        """Append entries. If `after` is given, the transcript must have that many entries.
 
         Raises:
-            TranscriptMutationError: there are more.
+            TranscriptMutationError: the transcript has another number of entries.
         """
-        with _growing:
+        with _append_lock:
             if after not in (None, len(self._entries)):
                 raise TranscriptMutationError(
-                    "the transcript grew while a response was generated for it; let one session at a time write to it"
+                    "another session appended to the transcript during this request; use one session per transcript"
                 )
             self._entries.extend(entries)
 
 
-_growing = threading.Lock()  # of all transcripts, so that each can be copied
+_append_lock = threading.Lock()  # one for all transcripts: a lock per transcript would prevent copying
 
 
 def _read_entry(wire: Any, position: int) -> Entry:
     try:
         entry = _entry_class(checked(wire, dict, "an entry")).from_dict(wire)
         if position > 0 and isinstance(entry, InstructionsEntry):
-            raise TranscriptError("instructions are the first entry or absent")
+            raise TranscriptError("instructions must be the first entry")
         return entry
     except TranscriptError as error:
         raise TranscriptError(f"entry {position} of the transcript: {error}") from error

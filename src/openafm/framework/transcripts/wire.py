@@ -1,6 +1,6 @@
-"""The pieces of a transcript's JSON, read and written: segments, tools, response formats, options.
+"""Read and write the parts of a transcript's JSON: segments, tools, response formats, options.
 
-The shape is that of Apple's framework, version 1:
+The wire format of Apple's framework, version 1:
 
     {"version": 1, "type": "FoundationModels.Transcript", "transcript": {"entries": [
         {"id": "...", "role": "instructions", "contents": [segment, ...], "tools": [{"type": "function", "function": {}}]},
@@ -28,33 +28,33 @@ Wire = dict[str, Any]
 T = TypeVar("T")
 
 _KINDS: dict[type, str] = {str: "text", dict: "an object", list: "a list"}
-_DEEPEST = 150  # levels of JSON; recursive functions walk it
+_MAX_DEPTH = 150  # nesting levels of JSON; recursive functions walk it
 
 
 class TranscriptError(DecodingFailureError):
-    """A dictionary that is not a transcript; the message names the entry and the key."""
+    """A value is not a valid transcript. The message has the entry and the key."""
 
 
 def json_copy(value: Any) -> Any:
-    """A copy of a JSON value that shares nothing with it.
+    """Return a deep copy of a JSON value.
 
     Raises:
-        TranscriptError: the value is not JSON, or nested too deep.
+        TranscriptError: the value is not JSON, or is nested too deeply.
     """
     try:
         copied = json.loads(compact_json(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise TranscriptError(f"a transcript is JSON: {error}") from error
-    if is_deeper(copied, _DEEPEST):
-        raise TranscriptError(f"a transcript is nested {_DEEPEST} levels deep at most")
+        raise TranscriptError(f"a transcript must be JSON: {error}") from error
+    if is_deeper(copied, _MAX_DEPTH):
+        raise TranscriptError(f"a transcript must not be nested deeper than {_MAX_DEPTH} levels")
     return copied
 
 
 def required(wire: Mapping[str, Any], key: str, kind: type[T]) -> T:
-    """The value under `key`, which must be a `kind`.
+    """Return the value of `key`.
 
     Raises:
-        TranscriptError: it is missing or something else.
+        TranscriptError: the key is missing, or its value is not a `kind`.
     """
     if key not in wire:
         raise TranscriptError(f"'{key}' is missing")
@@ -62,19 +62,19 @@ def required(wire: Mapping[str, Any], key: str, kind: type[T]) -> T:
 
 
 def optional(wire: Mapping[str, Any], key: str, kind: type[T]) -> T:
-    """The value under `key`, an empty `kind` where there is none.
+    """Return the value of `key`, or an empty `kind` if the key is missing.
 
     Raises:
-        TranscriptError: it is something else.
+        TranscriptError: the value is not a `kind`.
     """
     return checked(wire[key], kind, f"'{key}'") if key in wire else kind()
 
 
 def checked(value: Any, kind: type[T], name: str) -> T:
-    """`value`, which must be a `kind`.
+    """Return `value`.
 
     Raises:
-        TranscriptError: it is something else.
+        TranscriptError: `value` is not a `kind`.
     """
     if not isinstance(value, kind):
         raise TranscriptError(f"{name} must be {_KINDS[kind]}, got {value!r:.80}")
@@ -86,24 +86,27 @@ def text_segment(text: str) -> Wire:
 
 
 def structure_segment(source: str, text: str) -> Wire:
-    """A segment of JSON text under the schema named `source`. Where the text is not compact JSON in the order of its keys,
-    as when a model wrote 1.50, it is kept beside the value: a session prefills what was written, to the token."""
+    """Return a segment of JSON text under the schema named `source`.
+
+    Text that differs from compact JSON, such as 1.50, is stored beside its value, so that a restored session prefills
+    exactly the same tokens.
+    """
     content = read_json(text)
     segment = {"id": "0", "type": "structure", "structure": {"source": source, "content": content}}
     return segment if compact_json(content) == text else segment | {"text": text}
 
 
 def read_text(contents: list[Any]) -> str:
-    """The text of segments, one to a line.
+    """Return the text of segments, one per line.
 
     Raises:
-        TranscriptError: something else than text and structures, such as an image.
+        TranscriptError: a segment is not text or a structure, for example an image.
     """
     return "\n".join(map(_segment_text, contents))
 
 
 def read_source(contents: list[Any]) -> str | None:
-    """The name of the schema of the structure that the segments are; None when they are text."""
+    """Return the schema name of the first structure; None if all segments are text."""
     sources = [segment["structure"].get("source") for segment in contents if segment["type"] == "structure"]
     return str(sources[0] or "") if sources else None
 
@@ -123,13 +126,13 @@ def _segment_text(segment: Any) -> str:
 
 
 def _structure_text(content: Any, text: Any) -> str:
-    """`text` where it is still that of `content`, which may have been edited since."""
+    """Return `text` if it still encodes `content`, else `content` as compact JSON: the content may have been edited."""
     if isinstance(text, str):
         try:
             if _sorted_json(read_json(text)) == _sorted_json(content):
                 return text
         except ValueError:
-            pass  # not JSON: the content counts
+            pass  # not JSON: use the content
     return compact_json(content)
 
 
@@ -143,7 +146,7 @@ def tool_wire(tool: ToolDefinition) -> Wire:
 
 
 def read_tool(wire: Any) -> ToolDefinition:
-    """Raises `TranscriptError` for what does not define a tool."""
+    """Read a tool definition. Raises `TranscriptError` if it is invalid."""
     function = required(checked(wire, dict, "a tool"), "function", dict)
     return ToolDefinition(
         name=required(function, "name", str),
@@ -157,7 +160,7 @@ def tool_call_wire(call: ToolCall, call_id: str) -> Wire:
 
 
 def read_tool_call(wire: Any) -> ToolCall:
-    """Raises `TranscriptError` for what is not a call; its arguments are an object as JSON text."""
+    """Read a tool call, whose arguments are an object as JSON text. Raises `TranscriptError` if it is invalid."""
     call = checked(wire, dict, "a tool call")
     try:
         arguments = read_json(required(call, "arguments", str))
@@ -171,7 +174,7 @@ def response_format_wire(schema: JsonSchema) -> Wire:
 
 
 def read_response_format(wire: Mapping[str, Any]) -> JsonSchema:
-    """Raises `TranscriptError` for anything but a JSON Schema."""
+    """Read a response format. Raises `TranscriptError` if it is not a JSON Schema."""
     if required(wire, "type", str) != "jsonSchema":
         raise TranscriptError(f"unknown response format {wire['type']!r}; known: jsonSchema")
     return _read_schema(required(wire, "jsonSchema", dict), "schema")
@@ -182,15 +185,15 @@ def _read_schema(wire: Mapping[str, Any], key: str) -> JsonSchema:
     try:
         schema_text(schema)
     except (SchemaTextError, RecursionError) as error:
-        raise TranscriptError(f"'{key}' is no schema: {error}") from error
+        raise TranscriptError(f"'{key}' is not a valid schema: {error}") from error
     return schema
 
 
 def read_options(wire: Mapping[str, Any]) -> GenerationOptions:
-    """The options that openafm has; others are history, and stay in the entry's JSON.
+    """Read the options that openafm supports. Others are ignored here and kept in the entry's JSON.
 
     Raises:
-        TranscriptError: a value out of range.
+        TranscriptError: a value is out of range.
     """
     sampling, mode = wire.get("sampling"), wire.get("tool_calling_mode")
     try:
