@@ -1,4 +1,4 @@
-"""Drafts by the clock at the size of `on_device.base`: tokens per CPU second against plain decoding, by acceptance.
+"""Speculative decoding at the size of `on_device.base`: tokens per CPU second against plain decoding, by acceptance.
 
 The target is the synthetic 2-bit bundle of that shape on the native engine, one thread, greedy. The draft model is one whose
 quality is chosen: an engine that knows the plain answer and gives its next token with the acceptance asked for, another
@@ -37,10 +37,10 @@ from numpy.typing import NDArray
 from shared.reporting import hand_in
 from synthetic import NUM_LAYERS, add_bundle_options, synthetic_bundle
 
-from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.batching.step_costs import StepCosts
+from openafm.runtime.decoding.draft_length import DraftLength, DraftLengthConfig
 from openafm.runtime.decoding.generation import Generation, generate
-from openafm.runtime.decoding.pace import Pace, TimedPace, TimedPaceConfig
 from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines.base import Cache, Engine
@@ -93,18 +93,18 @@ class Replay(Engine):
     def _new_cache(self) -> Cache:
         return self._Tokens()
 
-    def _forward(self, pieces: Sequence[Piece]) -> list[NDArray[np.float32]]:
-        num_rows = sum(len(piece.tokens) for piece in pieces)
+    def _forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
+        num_rows = sum(len(chunk.tokens) for chunk in chunks)
         until = process_time() + self._seconds * (0.75 + 0.25 * num_rows)
-        outputs = [self._logits(piece) for piece in pieces]
+        outputs = [self._logits(chunk) for chunk in chunks]
         while process_time() < until:
             pass
         return outputs
 
-    def _logits(self, piece: Piece) -> NDArray[np.float32]:
-        logits_NV = np.zeros((piece.num_wanted, self.vocab_size), np.float32)
-        end = piece.start + len(piece.tokens)
-        for row, position in enumerate(range(end - piece.num_wanted + 1, end + 1)):
+    def _logits(self, chunk: TokenChunk) -> NDArray[np.float32]:
+        logits_NV = np.zeros((chunk.num_wanted, self.vocab_size), np.float32)
+        end = chunk.start + len(chunk.tokens)
+        for row, position in enumerate(range(end - chunk.num_wanted + 1, end + 1)):
             token = self.tokens[position] if position < len(self.tokens) else 0
             if self._chance.random() >= self._acceptance:
                 token = (token + 1) % self.vocab_size
@@ -112,23 +112,24 @@ class Replay(Engine):
         return logits_NV
 
 
-class NotedPace(TimedPace):
-    """Counts how many tokens were drafted at a time."""
+class CountedDraftLength(DraftLength):
+    """Counts how many tokens were drafted for each verification."""
 
     def __init__(self, target: StepCosts, draft: StepCosts) -> None:
-        super().__init__(target, draft)
+        super().__init__(None, target, draft)
         self.lengths: Counter[int] = Counter()
 
-    def worth(self, num_rows: int, runs: Sequence[int]) -> int:
-        number = super().worth(num_rows, runs)
-        self.lengths[number] += 1
+    def choose(self, most: int, num_rows: int, num_unseen: int, position: int, sharing: float = 1.0) -> int:
+        number = super().choose(most, num_rows, num_unseen, position, sharing)
+        if number:
+            self.lengths[number] += 1
         return number
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotedPaceConfig(TimedPaceConfig):
-    def build(self, target: StepCosts, draft: StepCosts) -> Pace:
-        return NotedPace(target, draft)
+class CountedDraftLengthConfig(DraftLengthConfig):
+    def build(self, target: StepCosts, draft: StepCosts) -> DraftLength:
+        return CountedDraftLength(target, draft)
 
 
 def main() -> None:
@@ -187,19 +188,19 @@ def verification_costs(target: Engine, num_steps: int) -> dict[int, float]:
 def compare(target: Engine, acceptance: float, seconds: float, texts: list[Text]) -> dict[str, Any]:
     """Plain and drafted answers side by side; speeds are tokens per CPU second to those of plain answers."""
     draft = Replay(target, acceptance, seconds)
-    drafter = Drafter(draft, MOST_DRAFTED, NotedPaceConfig())
+    drafter = Drafter(draft, MOST_DRAFTED, CountedDraftLengthConfig())
     answers = []
     for text in texts:
         draft.tokens = text.prompt + text.answer
         answers.append(in_turns(target, text, drafter))
-    pace, later = drafter.pace(target), answers[len(answers) // 2 :]
-    assert isinstance(pace, NotedPace)
+    length, later = drafter.length(target), answers[len(answers) // 2 :]
+    assert isinstance(length, CountedDraftLength)
     return {
         "speed": round(sum(answer.plain_s for answer in answers) / sum(answer.drafted_s for answer in answers), 3),
         "speed_of_later_half": round(sum(answer.plain_s for answer in later) / sum(answer.drafted_s for answer in later), 3),
         "drafted": sum(answer.num_drafted for answer in answers),
         "accepted": sum(answer.num_accepted for answer in answers),
-        "verifications_by_length": dict(sorted(pace.lengths.items())),
+        "verifications_by_length": dict(sorted(length.lengths.items())),
     }
 
 

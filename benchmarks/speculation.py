@@ -7,8 +7,8 @@ samples; the smallest p times their number. Steps: `on_device.nano` and a draft 
 from it on the built-in corpus first (`--run` keeps that run; `--draft` takes a draft that there is), on held-out
 conversations of each task, and on calls of tools alone. Passes are steps of the target for each token of an answer, prefill
 included; the plain ones feed the tokens that the grammar forces in one step, as always. Those are counted with drafts from
-the first token on, however long steps take here (`GivenPaceConfig`); the CPU time also with drafts by the clock, as sessions
-make them (`by_the_clock`), which learns while it runs.
+the first token on, independent of measured times (`DraftLengthConfig(cost=0.2)`); the CPU time also with draft lengths from
+measured costs, as sessions use them (`by_the_clock`), which are learned during the run.
 
     python benchmarks/speculation.py [--quick] [--json] [--target BUNDLE] [--draft BUNDLE] [--run FOLDER]
 
@@ -38,7 +38,7 @@ from openafm.models.accounting import num_parameters
 from openafm.recipes.config import CorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.drafting import Answerer, DraftedAnswer, Question, draft_report, draft_run, questions
 from openafm.recipes.run import run_recipe
-from openafm.runtime.decoding.pace import GivenPaceConfig
+from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines.selection import open_engine
 from openafm.training.config import StepBudget
@@ -112,7 +112,7 @@ def with_tasks(corpus: CorpusConfig) -> Any:
 
 def measured(target: Bundle, draft: Bundle, amount: Amount) -> dict[str, Any]:
     answerer, engine = Answerer(target), open_engine(draft)
-    drafter, timed = Drafter(engine, pace=GivenPaceConfig()), Drafter(engine)
+    drafter, timed = Drafter(engine, length=DraftLengthConfig(cost=0.2)), Drafter(engine)
     tiny = TinyModels(target.tokenizer)
     tiny_equal = [random_case(tiny, case) for case in range(amount.tiny_cases)]
     asked, asked_calls = held_out(amount.answers), held_out_calls(amount.calls)

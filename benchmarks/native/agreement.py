@@ -29,7 +29,7 @@ import torch
 
 from openafm.bundle import Bundle, open_bundle, resolve_model
 from openafm.data.synthetic.corpus import SyntheticConfig, example
-from openafm.runtime.agreement import Agreement, agreement
+from openafm.runtime.agreement import ChoiceAgreement, compare_choices
 from openafm.runtime.decoding.generation import generate
 from openafm.runtime.decoding.grammar import GrammarCompiler
 from openafm.runtime.decoding.sampling import GreedyConfig
@@ -91,11 +91,11 @@ def main() -> None:
 def figures(bundle: Bundle, num_prompts: int) -> dict[str, float]:
     peer, native = TorchEngine.open(bundle), NativeEngine(bundle, num_threads=1)
     texts = list(islice(prompted(bundle, native), num_prompts))
-    found = agreement(peer, native, [text.tokens for text in texts])
+    found = compare_choices(peer, native, [text.tokens for text in texts])
     num_prompt_tokens = sum(len(text.prompt) for text in texts)
     in_prompts = sum(difference.position < len(texts[difference.sequence].prompt) for difference in found.differences)
     in_answers = len(found.differences) - in_prompts
-    whole = agreement(
+    whole = compare_choices(
         peer, native, [text.tokens for text in texts[: -(-num_prompts // 4)]], piece=bundle.config.context_length
     )
     report = {
@@ -112,12 +112,12 @@ def figures(bundle: Bundle, num_prompts: int) -> dict[str, float]:
     }
     for kernels in kernel_names(native_library()):
         engine = NativeEngine(bundle, num_threads=1, kernels=kernels)
-        few = agreement(peer, engine, [text.tokens for text in texts[:KERNEL_PROMPTS]])
+        few = compare_choices(peer, engine, [text.tokens for text in texts[:KERNEL_PROMPTS]])
         report |= {f"num_positions_{kernels}": few.num_positions, f"agreement_{kernels}": few.share}
     return report
 
 
-def margins(name: str, found: Agreement) -> dict[str, float]:
+def margins(name: str, found: ChoiceAgreement) -> dict[str, float]:
     all_of_them = [difference.margin for difference in found.differences] or [0.0]
     return {f"largest_margin{name}": found.largest_margin, f"median_margin{name}": float(np.median(all_of_them))}
 

@@ -23,7 +23,7 @@ from measuring import Figures, Setting, Times, Worker, alternate, can_import, ro
 from openafm.bundle import Bundle
 from openafm.runtime.native.build import find_compiler
 from openafm.runtime.native.engine import NativeEngine
-from openafm.runtime.native.library import Matrix, native_library
+from openafm.runtime.native.library import MatrixStruct, native_library
 
 NUM_OUTPUTS, NUM_INPUTS = 6656, 2048
 NUM_MATRICES = 24  # 82 MB of 2-bit codes
@@ -96,10 +96,10 @@ class Product:
         self._x_NI = generator.standard_normal((512, NUM_INPUTS)).astype(np.float32)
         self._y_NR = np.zeros((512, NUM_OUTPUTS), np.float32)
 
-    def _matrix(self, generator: np.random.Generator, panels: np.ndarray) -> Matrix:
+    def _matrix(self, generator: np.random.Generator, panels: np.ndarray) -> MatrixStruct:
         codes = np.frombuffer(generator.bytes(len(panels)), np.uint8)
         self._library.oa_pack_panels(codes.ctypes.data, NUM_OUTPUTS, NUM_INPUTS, panels.ctypes.data)
-        return Matrix(
+        return MatrixStruct(
             codes=panels.ctypes.data,
             scales=self._scales.ctypes.data,
             num_outputs=NUM_OUTPUTS,

@@ -11,9 +11,9 @@ import torch
 
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder
+from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.generation import generate
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
-from openafm.runtime.decoding.pace import GivenPaceConfig
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines.base import ContextWindowError
@@ -44,7 +44,8 @@ class TinyModels:
         self.target = TorchEngine(self._decoder(5))
         drafts = {"same": (5, 0.0), "alike": (5, 0.05), "unlike": (5, 0.2), "another": (6, 0.0)}
         self.drafters = {
-            name: Drafter(TorchEngine(self._decoder(*values)), pace=GivenPaceConfig()) for name, values in drafts.items()
+            name: Drafter(TorchEngine(self._decoder(*values)), length=DraftLengthConfig(cost=0.2))
+            for name, values in drafts.items()
         }
         compiler = GrammarCompiler(tokenizer)
         self.grammars: list[Grammar | None] = [None, compiler.text(), compiler.json_schema(CALLS)]

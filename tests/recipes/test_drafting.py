@@ -15,7 +15,7 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.recipes.config import RunConfig
 from openafm.recipes.drafting import Answerer, draft_report, draft_run, held_out_conversations, questions
 from openafm.recipes.run import StartBundleError, default_name, prepare_run, run_recipe
-from openafm.runtime.decoding.pace import GivenPaceConfig
+from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -112,7 +112,7 @@ def test_every_answer_is_a_question_with_what_it_may_be() -> None:
 
 
 def test_reported_passes_are_those_that_are_taken(target: Bundle) -> None:
-    answerer, drafter = Answerer(target), Drafter(Answerer(target).engine, pace=GivenPaceConfig())
+    answerer, drafter = Answerer(target), Drafter(Answerer(target).engine, length=DraftLengthConfig(cost=0.2))
     asked = list(questions(CALLING))
     plain = [answerer.answer(question, None, max_tokens=40) for question in asked]
     drafted = [answerer.answer(question, drafter, max_tokens=40) for question in asked]

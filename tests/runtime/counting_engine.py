@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.batching.scheduler import Computed
 from openafm.runtime.engines.base import Cache, Engine
 
@@ -47,7 +47,7 @@ class Tape(Cache):
 
 
 class CountingEngine(Engine):
-    """Keeps what came together in `runs`: the lengths of pieces by the place of their sequence in the order of making.
+    """Keeps what came together in `runs`: the lengths of chunks by the place of their sequence in the order of making.
 
     `beside` is called in the middle of every computation, with its number.
     """
@@ -69,22 +69,22 @@ class CountingEngine(Engine):
         self._caches.append(cache)
         return cache
 
-    def _forward(self, pieces: List[Piece]) -> list[NDArray[np.float32]]:
+    def _forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
         assert self._busy.acquire(blocking=False), "two steps at a time"
         try:
-            self.runs.append({self._places.get(id(piece.cache), -1): len(piece.tokens) for piece in pieces})
+            self.runs.append({self._places.get(id(chunk.cache), -1): len(chunk.tokens) for chunk in chunks})
             self.threads.append(threading.get_ident())
             outputs = []
-            for piece in pieces:
-                tape = piece.cache
+            for chunk in chunks:
+                tape = chunk.cache
                 assert isinstance(tape, Tape)
-                assert tape.length == piece.start <= len(tape.tokens)
-                tape.tokens[piece.start :] = piece.tokens
+                assert tape.length == chunk.start <= len(tape.tokens)
+                tape.tokens[chunk.start :] = chunk.tokens
                 stop = len(tape.tokens)
-                rows = [logits_after(tape.tokens[: i + 1]) for i in range(stop - piece.num_wanted, stop)]
+                rows = [logits_after(tape.tokens[: i + 1]) for i in range(stop - chunk.num_wanted, stop)]
                 outputs.append(np.array(rows, np.float32).reshape(-1, VOCAB_SIZE))
             self.beside(len(self.runs) - 1)
-            if any(BAD_TOKEN in piece.tokens for piece in pieces):
+            if any(BAD_TOKEN in chunk.tokens for chunk in chunks):
                 raise MemoryError("no memory for this one")
             return outputs
         finally:
@@ -107,7 +107,7 @@ class BesideEngine(CountingEngine):
         self.finishes = threading.Event()
         self.finishes.set()
 
-    def _start(self, pieces: List[Piece]) -> Callable[[], Computed] | None:
+    def _start(self, chunks: List[TokenChunk]) -> Callable[[], Computed] | None:
         self.num_started += 1
         outputs: list[list[NDArray[np.float32]]] = []
         errors: list[Exception] = []
@@ -115,7 +115,7 @@ class BesideEngine(CountingEngine):
         def run() -> None:
             self.finishes.wait()
             try:
-                outputs.append(self._forward(pieces))
+                outputs.append(self._forward(chunks))
             except MemoryError as error:
                 errors.append(error)
 

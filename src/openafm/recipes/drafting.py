@@ -180,13 +180,13 @@ def measure_draft(
     draft: Bundle, target: Bundle, conversations: Iterable[Conversation], adapter: Adapter | None = None, num_tokens: int = 5
 ) -> DraftReport:
     """Have the target give every answer of the conversations itself, drafting `num_tokens` at a time, and count."""
-    from openafm.runtime.decoding.pace import GivenPaceConfig
+    from openafm.runtime.decoding.draft_length import DraftLengthConfig
     from openafm.runtime.decoding.speculation import Drafter
     from openafm.runtime.engines.base import ContextWindowError
     from openafm.runtime.engines.selection import open_engine
 
     # By the clock it would draft now more and now less, and nothing where steps of this target are short.
-    answerer, drafter = Answerer(target, adapter), Drafter(open_engine(draft), num_tokens, GivenPaceConfig())
+    answerer, drafter = Answerer(target, adapter), Drafter(open_engine(draft), num_tokens, DraftLengthConfig(cost=0.2))
     summaries = []
     for question in itertools.chain.from_iterable(map(questions, conversations)):
         with contextlib.suppress(ContextWindowError):

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from openafm.runtime.engines.base import Engine
 
-_PIECE = 32  # engines compute so few tokens as exactly as one
+_CHUNK = 32  # engines compute so few tokens as exactly as one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class ChoiceDifference:
     """A position behind which two engines chose differently.
 
     Attributes:
@@ -30,7 +30,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Agreement:
+class ChoiceAgreement:
     """How often two engines chose alike.
 
     Attributes:
@@ -39,7 +39,7 @@ class Agreement:
     """
 
     lengths: tuple[int, ...]
-    differences: tuple[Difference, ...]
+    differences: tuple[ChoiceDifference, ...]
 
     @property
     def num_positions(self) -> int:
@@ -62,22 +62,24 @@ class Agreement:
         return max((difference.margin for difference in self.differences), default=0.0)
 
 
-def agreement(one: Engine, other: Engine, sequences: Iterable[Sequence[int]], *, piece: int = _PIECE) -> Agreement:
-    """Compare the choices of two engines behind every token of some texts, which are given `piece` tokens at a time.
+def compare_choices(
+    one: Engine, other: Engine, sequences: Iterable[Sequence[int]], *, chunk: int = _CHUNK
+) -> ChoiceAgreement:
+    """Compare the choices of two engines behind every token of some texts, which are given `chunk` tokens at a time.
 
     Raises:
         ContextWindowError, TokenError: a text is none for these engines.
     """
     lengths: list[int] = []
-    differences: list[Difference] = []
+    differences: list[ChoiceDifference] = []
     for tokens in sequences:
         held_one, held_other = one.new_sequence(), other.new_sequence()
-        for start in range(0, len(tokens), piece):
-            given = tokens[start : start + piece]
+        for start in range(0, len(tokens), chunk):
+            given = tokens[start : start + chunk]
             (one_NV,), (other_NV,) = one.step([(held_one, given)], "all"), other.step([(held_other, given)], "all")
             mine_N, theirs_N = one_NV.argmax(1), other_NV.argmax(1)
             differences += [
-                Difference(
+                ChoiceDifference(
                     sequence=len(lengths),
                     position=start + row,
                     margin=float(logits_V[mine_N[row]] - logits_V[theirs_N[row]]),
@@ -88,4 +90,4 @@ def agreement(one: Engine, other: Engine, sequences: Iterable[Sequence[int]], *,
         one.close(held_one)
         other.close(held_other)
         lengths.append(len(tokens))
-    return Agreement(lengths=tuple(lengths), differences=tuple(differences))
+    return ChoiceAgreement(lengths=tuple(lengths), differences=tuple(differences))

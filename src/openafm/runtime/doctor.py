@@ -89,7 +89,7 @@ class ModelSpeed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DoctorReport:
     machine: Machine
     model: ModelSpeed | None
 
@@ -97,14 +97,14 @@ class Report:
         return asdict(self)
 
 
-def examine(bundle: Bundle | None) -> Report:
+def examine(bundle: Bundle | None) -> DoctorReport:
     """Look at this machine, compiling the native runtime if need be, and at a bundle on it. Takes some seconds.
 
     Raises:
         OpenAFMError: the bundle cannot be opened.
     """
     machine = examine_machine()
-    return Report(machine=machine, model=None if bundle is None else _examine_model(bundle, machine))
+    return DoctorReport(machine=machine, model=None if bundle is None else _examine_model(bundle, machine))
 
 
 def examine_machine() -> Machine:

@@ -16,7 +16,7 @@ from tiny_bundles import computed_tokens, write_native_bundle, write_random_adap
 
 import openafm as fm
 from openafm.framework.session import session_file
-from openafm.runtime.decoding.pace import GivenPaceConfig
+from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines.prefix_cache import PrefixCache
 from openafm.runtime.native.engine import NativeEngine
@@ -266,7 +266,7 @@ def test_a_draft_model_catches_up_with_a_loaded_session(
     loaded = drafted.load()
     assert loaded.drafter is not None
     monkeypatch.setattr(loaded, "prefixes", PrefixCache(loaded.engine, 0))
-    monkeypatch.setattr(loaded, "drafter", Drafter(loaded.drafter.engine, pace=GivenPaceConfig(cost=1e-6)))
+    monkeypatch.setattr(loaded, "drafter", Drafter(loaded.drafter.engine, length=DraftLengthConfig(cost=1e-6)))
     session = fm.LanguageModelSession.load(saved, drafted)
     counts = computed_tokens(loaded.engine, monkeypatch)
     assert session.respond_blocking("the log", options=SHORT) == expected_answer(model)

@@ -13,7 +13,7 @@ from tiny_bundles import SlowEngine, write_tiny_bundle
 
 import openafm as fm
 from openafm.framework.transcripts.transcript import InstructionsEntry, PromptEntry, ResponseEntry
-from openafm.runtime.decoding.pace import GivenPaceConfig
+from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.safety.guardrail import Allowed, Refused, Verdict, Violation
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, UserTurn
@@ -334,7 +334,7 @@ def test_a_draft_model_changes_the_steps_and_nothing_else(model: fm.SystemLangua
     # By the clock nothing would be drafted before the first hundreds of tokens.
     for loaded in (kept := [each.load() for each in drafted]):
         assert loaded.drafter is not None
-        loaded.drafter = Drafter(loaded.drafter.engine, pace=GivenPaceConfig())
+        loaded.drafter = Drafter(loaded.drafter.engine, length=DraftLengthConfig(cost=0.2))
     expected, steps = answers(model)
     same, fewer = answers(drafted[0])
     assert same == expected == answers(drafted[1])[0]

@@ -1,4 +1,4 @@
-"""What is computed at once, in which pieces, and what becomes of it when something fails, is given up or is interrupted."""
+"""What is computed at once, in which chunks, and what becomes of it when something fails, is given up or is interrupted."""
 
 from __future__ import annotations
 
@@ -158,10 +158,10 @@ def test_a_sequence_that_decoded_lately_keeps_pieces_small_for_a_while() -> None
     engine.step([(prompted, [1])])
     in_threads(lambda: engine.step([(decoding, [1])]))
     engine.step([(prompted, list(range(60)) * 20)])
-    pieces = [run[1] for run in engine.runs[2:]]
-    assert pieces[0] <= 32
-    assert max(pieces) == 512
-    assert len(pieces) > 5
+    chunks = [run[1] for run in engine.runs[2:]]
+    assert chunks[0] <= 32
+    assert max(chunks) == 512
+    assert len(chunks) > 5
     engine.close(decoding)
     engine.rollback(prompted, 1200)
     engine.step([(prompted, list(range(60)) * 10)])

@@ -16,7 +16,7 @@ from tiny_engines import CONFIGS
 from tiny_tokenizer import TOKENIZER
 
 from openafm.runtime.batching.admission import PREFILL_CHUNK
-from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.decoding.generation import Generation, GenerationRunningError, generate
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.prefill import prefill
@@ -49,11 +49,11 @@ class CountingEngine(TorchEngine):
     num_steps = 0
     fails_at = -1
 
-    def _forward(self, pieces: List[Piece]) -> list[np.ndarray]:
+    def _forward(self, chunks: List[TokenChunk]) -> list[np.ndarray]:
         if self.num_steps == self.fails_at:
             raise MemoryError
         self.num_steps += 1
-        return super()._forward(pieces)
+        return super()._forward(chunks)
 
 
 @functools.cache

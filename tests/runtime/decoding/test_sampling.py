@@ -1,6 +1,8 @@
-"""Sampling: exact laws, exact seeds, and no token that is forbidden."""
+"""Sampling: exact distributions, reproducible seeds, and no forbidden token."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +19,8 @@ LOGITS = arrays(np.float32, st.integers(1, 40), elements=st.one_of(st.floats(-30
 )
 
 
-def reference_law(logits_V: NDArray[np.float32], config: RandomConfig) -> NDArray[np.float64]:
-    """Probabilities of all tokens, by the book: sort everything, go down the list."""
+def reference_probabilities(logits_V: NDArray[np.float32], config: RandomConfig) -> NDArray[np.float64]:
+    """Return the probability of every token by the definition: sort all tokens and go down the list."""
     scaled = logits_V.astype(np.float64) / config.temperature
     weights = np.exp(scaled - scaled.max())
     order = sorted(range(len(weights)), key=lambda token: (-scaled[token], token))
@@ -31,9 +33,9 @@ def reference_law(logits_V: NDArray[np.float32], config: RandomConfig) -> NDArra
             kept.append(token)
             sum_so_far += weights[token]
         order = kept
-    law = np.zeros(len(weights))
-    law[order] = weights[order]
-    return law / law.sum()
+    probabilities = np.zeros(len(weights))
+    probabilities[order] = weights[order]
+    return probabilities / probabilities.sum()
 
 
 def drawn(logits_V: NDArray[np.float32], config: RandomConfig, count: int) -> NDArray[np.intp]:
@@ -42,30 +44,47 @@ def drawn(logits_V: NDArray[np.float32], config: RandomConfig, count: int) -> ND
 
 
 @given(LOGITS)
-def test_greedy_takes_the_first_of_the_greatest(logits_V: NDArray[np.float32]) -> None:
+def test_greedy_takes_the_first_of_the_highest_logits(logits_V: NDArray[np.float32]) -> None:
     token = GreedyConfig().build().sample(logits_V, 0)
     assert logits_V[token] == logits_V.max()
     assert (logits_V[:token] < logits_V[token]).all()
 
 
 @given(LOGITS, st.floats(0.05, 5), st.none() | st.integers(1, 10), st.none() | st.floats(0, 1), st.integers())
-def test_only_tokens_of_the_law_are_drawn(
+def test_only_possible_tokens_are_drawn(
     logits_V: NDArray[np.float32], temperature: float, top_k: int | None, top_p: float | None, seed: int
 ) -> None:
     config = RandomConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     counts = drawn(logits_V, config, 10)
-    law = reference_law(logits_V, config)
-    # What the two ways of summing leave in or out at the very edge of the nucleus weighs next to nothing.
-    assert all(law[token] > 0 or logits_V[token] > -np.inf for token in counts.nonzero()[0])
-    if top_p is None:
-        assert (law[counts > 0] > 0).all()
+    # Rounding of the running sum may move a token across the edge of the nucleus, so the edge is taken a hair wider.
+    wider = replace(config, top_p=None if top_p is None else min(top_p * (1 + 1e-12) + 1e-300, 1.0))
+    assert (reference_probabilities(logits_V, wider)[counts > 0] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "top_p", "expected"),
+    [
+        ([1 / 4] * 4, 0.5, [0, 1]),  # the first two reach exactly one half; a third one is not needed
+        ([1 / 4] * 4, 0.51, [0, 1, 2]),
+        ([1 / 4] * 4, 1.0, [0, 1, 2, 3]),
+        ([1 / 8, 1 / 2, 1 / 8, 1 / 4], 0.75, [1, 3]),
+        ([1 / 8, 1 / 2, 1 / 8, 1 / 4], 0.875, [0, 1, 3]),
+        ([1 / 8, 1 / 2, 1 / 8, 1 / 4], 0.5, [1]),
+    ],
+)
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p(
+    probabilities: list[float], top_p: float, expected: list[int]
+) -> None:
+    """Worked by hand: powers of two are exact, so a sum that equals `top_p` is equal in floating point too."""
+    logits_V = np.log2(np.array(probabilities, np.float32))
+    config = RandomConfig(temperature=float(1 / np.log(2.0)), top_p=top_p, seed=0)
+    assert drawn(logits_V, config, 400).nonzero()[0].tolist() == expected
 
 
 @pytest.mark.parametrize(
     "config",
     [
         RandomConfig(seed=1),
-        RandomConfig(temperature=0.5, seed=2),
         RandomConfig(temperature=2.0, top_k=5, seed=3),
         RandomConfig(top_p=0.7, seed=4),
         RandomConfig(temperature=1.5, top_k=8, top_p=0.8, seed=5),
@@ -73,18 +92,32 @@ def test_only_tokens_of_the_law_are_drawn(
         RandomConfig(top_k=1, seed=7),
     ],
 )
-def test_frequencies_follow_the_law(config: RandomConfig) -> None:
+def test_frequencies_match_the_probabilities(config: RandomConfig) -> None:
     logits_V = np.random.default_rng(0).normal(scale=2, size=12).astype(np.float32)
     logits_V[3] = -np.inf
     count = 4000
-    counts, law = drawn(logits_V, config, count), reference_law(logits_V, config)
-    assert (counts[law == 0] == 0).all()
-    possible = law > 0
-    chi_square = ((counts - count * law)[possible] ** 2 / (count * law[possible])).sum()
+    counts, expected = drawn(logits_V, config, count), count * reference_probabilities(logits_V, config)
+    assert (counts[expected == 0] == 0).all()
+    possible = expected > 0
+    chi_square = ((counts - expected)[possible] ** 2 / expected[possible]).sum()
     assert chi_square < 40  # 11 degrees of freedom: exceeded once in 30,000 draws
 
 
-def test_no_temperature_lets_a_forbidden_token_through() -> None:
+@given(LOGITS, st.floats(0.05, 5), st.none() | st.integers(1, 10), st.sampled_from([None, 0.3, 0.9]))
+def test_log_probabilities_are_those_of_the_sampled_distribution(
+    logits_V: NDArray[np.float32], temperature: float, top_k: int | None, top_p: float | None
+) -> None:
+    config = RandomConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=0)
+    sampler, expected = config.build(), reference_probabilities(logits_V, config)
+    found = np.exp([sampler.log_probability(logits_V, token) for token in range(len(logits_V))])
+    assert found.sum() == pytest.approx(1)
+    if top_p is None:
+        assert found == pytest.approx(expected, abs=1e-15)
+    greedy = GreedyConfig().build()
+    assert [greedy.log_probability(logits_V, token) for token in (greedy.sample(logits_V, 0), len(logits_V))] == [0, -np.inf]
+
+
+def test_forbidden_tokens_are_not_drawn_at_any_temperature() -> None:
     logits_V = np.array([0, -np.inf, -50, -np.inf, 30], np.float32)
     for temperature in (1e-30, 1e3, 1e37, 1e300):
         counts = drawn(logits_V, RandomConfig(temperature=temperature, seed=2), 100)
@@ -98,7 +131,7 @@ def test_ties_at_the_edge_of_top_k_go_to_the_lowest_ids() -> None:
     assert counts.nonzero()[0].tolist() == [0, 1, 2]
 
 
-def test_a_choice_depends_on_seed_and_position_alone() -> None:
+def test_a_choice_depends_on_seed_and_position_only() -> None:
     logits_V = np.zeros(1000, np.float32)
     one, two, other = (RandomConfig(seed=seed).build() for seed in (7, 7, -7))
     forwards = [one.sample(logits_V, position) for position in range(50)]
@@ -116,7 +149,7 @@ def test_without_a_seed_every_answer_differs() -> None:
     assert first != second
 
 
-def test_small_differences_of_logits_between_batches_do_not_show() -> None:
+def test_rounding_differences_of_logits_do_not_change_the_choice() -> None:
     generator = np.random.default_rng(1)
     sampler = RandomConfig(seed=3, top_k=50, top_p=0.9).build()
     for position in range(300):
@@ -127,14 +160,14 @@ def test_small_differences_of_logits_between_batches_do_not_show() -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("config", [GreedyConfig(), RandomConfig(top_k=2, top_p=0.5)])
-def test_broken_logits_are_refused(config: GreedyConfig | RandomConfig, value: float) -> None:
+def test_broken_logits_raise(config: GreedyConfig | RandomConfig, value: float) -> None:
     for logits in ([0.0, value, 1.0], [-np.inf, -np.inf]):
         with pytest.raises(BrokenLogitsError):
             config.build().sample(np.array(logits, np.float32), 0)
 
 
 @pytest.mark.parametrize("values", [{"temperature": 0.0}, {"temperature": np.inf}, {"top_k": 0}, {"top_p": 1.5}])
-def test_impossible_configs_are_refused(values: dict[str, float]) -> None:
+def test_invalid_configs_raise(values: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         RandomConfig(**values)
 
@@ -150,18 +183,18 @@ def test_impossible_configs_are_refused(values: dict[str, float]) -> None:
         RandomConfig(seed=5, temperature=1e-30, top_p=0.7),
     ],
 )
-def test_choices_among_many_are_those_of_fp64(config: RandomConfig, spread: float) -> None:
-    """Large vocabularies take shorter ways, which must lead to the same tokens."""
+def test_choices_among_many_tokens_match_the_definition(config: RandomConfig, spread: float) -> None:
+    """Pruning must not change a choice."""
     generator = np.random.default_rng(11)
-    for position in range(20):
-        logits_V = np.round(spread * generator.standard_normal(20_000), 2).astype(np.float32)
-        logits_V[generator.random(20_000) < 0.2] = -np.inf
-        assert config.build().sample(logits_V, position) == chosen_in_fp64(logits_V, position, config)
+    for position in range(5):
+        logits_V = np.round(spread * generator.standard_normal(6_000), 2).astype(np.float32)
+        logits_V[generator.random(6_000) < 0.2] = -np.inf
+        assert config.build().sample(logits_V, position) == chosen_by_definition(logits_V, position, config)
 
 
-def test_the_numbers_of_tokens_and_positions_are_even_and_of_their_own() -> None:
-    """Splits of [0, 1) by 1,000, along tokens and along positions, and neighbors in both, against chi-square's 5 sigma."""
-    numbers = np.array([RandomConfig(seed=1).build()._numbers(position, np.arange(2000)) for position in range(500)])
+def test_random_numbers_are_uniform_and_independent() -> None:
+    """Chi-square over 1,000 cells, of the numbers and of differences between neighboring tokens and positions: 5 sigma."""
+    numbers = np.array([RandomConfig(seed=1).build()._uniform(position, np.arange(2000)) for position in range(500)])
     assert 0 <= numbers.min() < numbers.max() < 1
     assert len(np.unique(numbers)) == numbers.size
     cells = [
@@ -176,8 +209,8 @@ def test_the_numbers_of_tokens_and_positions_are_even_and_of_their_own() -> None
         assert abs(chi_square - 999) < 5 * np.sqrt(2 * 999)
 
 
-def chosen_in_fp64(logits_V: NDArray[np.float32], position: int, config: RandomConfig) -> int:
-    """The definition, all in fp64 over the whole vocabulary."""
+def chosen_by_definition(logits_V: NDArray[np.float32], position: int, config: RandomConfig) -> int:
+    """Return the choice by the definition, over the whole vocabulary."""
     likeliest = sorted(np.flatnonzero(logits_V > -np.inf), key=lambda token: (-logits_V[token], token))[: config.top_k]
     with np.errstate(over="ignore"):
         weights = np.exp((logits_V[likeliest].astype(np.float64) - logits_V.max()) / config.temperature)
@@ -191,7 +224,7 @@ def chosen_in_fp64(logits_V: NDArray[np.float32], position: int, config: RandomC
 
 
 def splitmix(seed: int | None, position: int, count: int) -> NDArray[np.float64]:
-    """As published, in integers of any size."""
+    """Return SplitMix64's numbers as published, in integers of any size."""
 
     def mix(state: int) -> int:
         state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 % 2**64

@@ -1,4 +1,4 @@
-"""Drafting changes the number of steps and nothing else: not the tokens, the law, the sequence, nor how an answer ends."""
+"""Speculative decoding changes the number of steps only: not tokens, distribution, sequences or the end of an answer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tiny_engines import CONFIGS
 from tiny_tokenizer import TOKENIZER
 
 from openafm.models.decoder import Decoder
-from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.batching.step_costs import StepCosts
+from openafm.runtime.decoding.draft_length import DraftLength, DraftLengthConfig
 from openafm.runtime.decoding.generation import Finish, Summary, generate
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
-from openafm.runtime.decoding.pace import GivenPace, GivenPaceConfig, Pace, PaceConfig, TimedPaceConfig
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.decoding.speculation import Drafter, DraftMismatchError
 from openafm.runtime.engines.base import Cache, ContextWindowError, Engine, Sequence
@@ -54,58 +54,47 @@ GRAMMARS: List[Grammar | None] = [
 ]
 
 
-# Drafts from the first token on and however long steps take here, so that there is something to see.
-PACE = GivenPaceConfig(cost=0.2)
+# Drafts from the first token on, independent of measured times.
+LENGTH = DraftLengthConfig(cost=0.2)
 
 
-class ErraticPace(GivenPace):
-    """Drafts and drops what it drafted at random."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(cost=0.2)
-        self._chance = np.random.default_rng(seed)
-
-    def aim(self, most: int, num_rows: int, num_waiting: int, position: int) -> int:
-        assert min(most, num_rows, num_waiting) >= 1
-        return int(self._chance.integers(0, most + 1))
-
-    def worth(self, num_rows: int, runs: List[int]) -> int:
-        return int(self._chance.integers(0, len(runs) + 1))
+class RandomDraftLength(DraftLength):
+    def choose(self, most: int, num_rows: int, num_unseen: int, position: int, sharing: float = 1.0) -> int:
+        assert min(most, num_rows, num_unseen, sharing) >= 1
+        return int(np.random.default_rng([4, position, most]).integers(0, most + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErraticPaceConfig(PaceConfig):
-    seed: int
-
-    def build(self, target: StepCosts, draft: StepCosts) -> Pace:
-        return ErraticPace(self.seed)
+class RandomDraftLengthConfig(DraftLengthConfig):
+    def build(self, target: StepCosts, draft: StepCosts) -> DraftLength:
+        return RandomDraftLength(None, target, draft)
 
 
-PACES = [PACE, TimedPaceConfig(), ErraticPaceConfig(seed=4)]
+LENGTHS = [LENGTH, DraftLengthConfig(), RandomDraftLengthConfig()]
 
 
 class FaultyEngine(TorchEngine):
-    """Counts tokens and may be told to fail at a step."""
+    """Counts steps and tokens, and fails at step `fails_at`."""
 
     num_steps = num_tokens = 0
     fails_at = -1
 
-    def _forward(self, pieces: List[Piece]) -> list[NDArray[np.float32]]:
+    def _forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
         if self.num_steps == self.fails_at:
             raise MemoryError
         self.num_steps += 1
-        self.num_tokens += sum(len(piece.tokens) for piece in pieces)
-        return super()._forward(pieces)
+        self.num_tokens += sum(len(chunk.tokens) for chunk in chunks)
+        return super()._forward(chunks)
 
 
 class BigramEngine(Engine):
-    """Logits that the last token alone decides: thousands of answers in seconds."""
+    """A fast model whose logits depend on the last token only."""
 
     class _Nothing(Cache):
         def __init__(self) -> None:
             self.last = 0
 
-        def copy(self) -> BigramEngine._Nothing:
+        def copy(self, length: int) -> BigramEngine._Nothing:
             return self
 
         def arrays(self) -> dict[str, NDArray[Any]]:
@@ -114,7 +103,7 @@ class BigramEngine(Engine):
         def load(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
             self.length = length
 
-        def memory(self) -> Mapping[int, int]:
+        def memory(self) -> dict[int, int]:
             return {}
 
     def __init__(self, seed: int, noise: float = 0.0, vocab_size: int = VOCAB_SIZE) -> None:
@@ -125,13 +114,13 @@ class BigramEngine(Engine):
     def _new_cache(self) -> Cache:
         return self._Nothing()
 
-    def _forward(self, pieces: List[Piece]) -> list[NDArray[np.float32]]:
-        return [self.table_VV[list(piece.tokens)][len(piece.tokens) - piece.num_wanted :] for piece in pieces]
+    def _forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
+        return [self.table_VV[list(chunk.tokens)][len(chunk.tokens) - chunk.num_wanted :] for chunk in chunks]
 
 
 @functools.cache
 def decoder(seed: int, noise: float = 0.0) -> Decoder:
-    """Model number `seed`, or one that is like it, the less so the more noise."""
+    """Return the model of this seed, with noise added to its embedding."""
     torch.set_num_threads(1)
     model = replace(CONFIGS["shared"], vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH).build(seed=seed)
     with torch.no_grad():
@@ -141,17 +130,19 @@ def decoder(seed: int, noise: float = 0.0) -> Decoder:
 
 
 def models(is_decoder: bool) -> tuple[Engine, list[Drafter]]:
-    """A target, and drafts that are the same model, alike, unlike and another one: decoders, or bigrams, which are quick."""
+    """Return a target and drafters that agree with it always, often, seldom and never: decoders or bigram models."""
     if is_decoder:
         decoders = [decoder(5), decoder(5, 0.05), decoder(5, 0.2), decoder(6)]
-        return TorchEngine(decoder(5)), [Drafter(TorchEngine(model), pace=pace) for model in decoders for pace in PACES]
+        return TorchEngine(decoder(5)), [
+            Drafter(TorchEngine(model), length=length) for model in decoders for length in LENGTHS
+        ]
     bigrams = [BigramEngine(0), BigramEngine(0, 0.5), BigramEngine(0, 3.0), BigramEngine(9)]
-    return bigrams[0], [Drafter(engine, pace=pace) for engine in bigrams for pace in PACES]
+    return bigrams[0], [Drafter(engine, length=length) for engine in bigrams for length in LENGTHS]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """All that can be seen of an answer but its cost."""
+    """The observable result of a generation, without its cost."""
 
     tokens: list[int]
     forced: list[bool]
@@ -176,8 +167,8 @@ def outcome(
     return Outcome(tokens=tokens, forced=[event.is_forced for event in events], end=end, held=held), summary
 
 
-def assert_holds_what_it_says(engine: Engine, sequence: Sequence) -> None:
-    """Its keys and values are those of its tokens: it goes on as a fresh one of these tokens does."""
+def assert_cache_matches_tokens(engine: Engine, sequence: Sequence) -> None:
+    """Check the cached keys and values: the sequence continues as a fresh one with the same tokens does."""
     if sequence.length == engine.context_length:
         engine.rollback(sequence, 1)
     (expected_V,) = engine.step([(engine.new_sequence(), [*sequence.tokens, 70])])
@@ -185,8 +176,8 @@ def assert_holds_what_it_says(engine: Engine, sequence: Sequence) -> None:
     assert np.abs(actual_V - expected_V).max() < 1e-4 * np.abs(expected_V).max()
 
 
-@pytest.mark.parametrize("batch", range(20))
-def test_a_thousand_random_conversations_are_the_same_with_and_without_a_draft(batch: int) -> None:
+@pytest.mark.parametrize("batch", range(12))
+def test_random_conversations_are_the_same_with_and_without_drafts(batch: int) -> None:
     """One answer or two, the second after a rollback; some reach the context window."""
     engine, drafters = models(is_decoder=batch % 2 == 0)
     for case in range(50):
@@ -224,13 +215,13 @@ def test_a_thousand_random_conversations_are_the_same_with_and_without_a_draft(b
             for sequence in (plain, drafted):
                 engine.rollback(sequence, num_taken_back)
         if case % 10 == 0 and isinstance(engine, TorchEngine):
-            assert_holds_what_it_says(engine, drafted)
+            assert_cache_matches_tokens(engine, drafted)
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS[:3], ids=["free", "text", "json"])
 def test_an_end_inside_a_draft_is_the_end(grammar: Grammar | None) -> None:
-    """Every token limit, stop token, cancellation and room, with a draft that is always right and so goes beyond."""
-    engine, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(decoder(5)), num_tokens=8, pace=PACE)
+    """Token limits, stop tokens, cancellation and the context window, each inside a draft that is always accepted."""
+    engine, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(decoder(5)), num_tokens=8, length=LENGTH)
     options: dict[str, Any] = {"sampling": RandomConfig(seed=8), "grammar": grammar, "stop_tokens": {STOP}}
     whole, summary = outcome(engine, engine.new_sequence(), PROMPT, drafter, max_tokens=24, **options)
     assert summary is not None
@@ -240,7 +231,7 @@ def test_an_end_inside_a_draft_is_the_end(grammar: Grammar | None) -> None:
     def both(prompt: List[int] = PROMPT, **changes: Any) -> Outcome:
         results = []
         for choice in (None, drafter):
-            told: list[int] = []
+            seen: list[int] = []
             cancels = changes.get("cancels")
             sequence = engine.new_sequence()
             settings = {"max_tokens": 24} | options | {k: v for k, v in changes.items() if k != "cancels"}
@@ -248,15 +239,15 @@ def test_an_end_inside_a_draft_is_the_end(grammar: Grammar | None) -> None:
                 results.append(outcome(engine, sequence, prompt, choice, **settings)[0])
                 continue
             generation = generate(
-                engine, sequence, prompt, drafter=choice, cancelled=lambda t=told, c=cancels: len(t) >= c, **settings
+                engine, sequence, prompt, drafter=choice, cancelled=lambda t=seen, c=cancels: len(t) >= c, **settings
             )
-            told += [event.token for event in _noted(generation, told)]
-            results.append(Outcome(tokens=told, forced=[], end=generation.summary.finish, held=sequence.tokens.tolist()))
-            assert_holds_what_it_says(engine, sequence)
+            seen.extend(event.token for event in generation)
+            results.append(Outcome(tokens=seen, forced=[], end=generation.summary.finish, held=sequence.tokens.tolist()))
+            assert_cache_matches_tokens(engine, sequence)
         assert results[0] == results[1]
         return results[1]
 
-    for number in range(0, len(whole.tokens), 3):
+    for number in range(0, len(whole.tokens), 5):
         assert both(max_tokens=number).tokens[:number] == whole.tokens[:number]
         both(stop_tokens={STOP, whole.tokens[number]})
         both(cancels=number)
@@ -264,16 +255,10 @@ def test_an_end_inside_a_draft_is_the_end(grammar: Grammar | None) -> None:
         both(prompt=(PROMPT * 20)[: CONTEXT_LENGTH - 1 - number], max_tokens=number)
 
 
-def _noted(generation: Any, told: list[int]) -> Any:
-    for event in generation:
-        told.append(event.token)
-    return ()
-
-
 @pytest.mark.parametrize("failing", ["target", "draft"])
-def test_a_failure_in_the_middle_leaves_everything_as_it_was(failing: str) -> None:
+def test_a_failing_step_restores_the_sequence(failing: str) -> None:
     target, draft = FaultyEngine(decoder(5)), FaultyEngine(decoder(5, 0.2))
-    drafter, broken = Drafter(draft, pace=PACE), {"target": target, "draft": draft}[failing]
+    drafter, broken = Drafter(draft, length=LENGTH), {"target": target, "draft": draft}[failing]
     options: dict[str, Any] = {
         "sampling": RandomConfig(seed=2),
         "stop_tokens": {STOP},
@@ -294,8 +279,8 @@ def test_a_failure_in_the_middle_leaves_everything_as_it_was(failing: str) -> No
     assert actual.held == expected.held
 
 
-def test_given_up_in_the_middle_of_a_draft_it_leaves_the_sequence_as_it_was() -> None:
-    engine, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(decoder(5)), pace=PACE)
+def test_closing_a_generation_inside_a_draft_restores_the_sequence() -> None:
+    engine, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(decoder(5)), length=LENGTH)
     sequence = engine.new_sequence()
     generation = generate(
         engine, sequence, PROMPT, drafter=drafter, sampling=RandomConfig(seed=1), stop_tokens=(), max_tokens=30
@@ -307,11 +292,11 @@ def test_given_up_in_the_middle_of_a_draft_it_leaves_the_sequence_as_it_was() ->
     assert sequence.length == 0
 
 
-def test_the_draft_model_follows_the_target_and_computes_no_token_twice() -> None:
+def test_the_draft_model_computes_only_tokens_that_it_has_not_seen() -> None:
     target, draft = TorchEngine(decoder(5)), FaultyEngine(decoder(5))
-    drafter, sequence = Drafter(draft, pace=PACE), target.new_sequence()
+    drafter, sequence = Drafter(draft, length=LENGTH), target.new_sequence()
     options: dict[str, Any] = {"sampling": RandomConfig(seed=1), "stop_tokens": (), "max_tokens": 10}
-    target.step([(sequence, PROMPT)])  # by somebody else
+    target.step([(sequence, PROMPT)])
     outcome(target, sequence, [70], drafter, **options)
     assert draft.num_tokens < len(PROMPT) + 1 + 10
     draft.num_tokens = 0
@@ -325,9 +310,9 @@ def test_the_draft_model_follows_the_target_and_computes_no_token_twice() -> Non
     assert draft.num_tokens >= sequence.length
 
 
-def test_a_sequence_costs_the_draft_model_nothing_before_and_after() -> None:
+def test_the_draft_sequence_is_opened_at_the_first_draft_and_freed_with_the_targets() -> None:
     target, draft = TorchEngine(decoder(5)), TorchEngine(decoder(5))
-    drafter, sequence = Drafter(draft, pace=PACE), target.new_sequence()
+    drafter, sequence = Drafter(draft, length=LENGTH), target.new_sequence()
     options: dict[str, Any] = {"sampling": GreedyConfig(), "stop_tokens": (), "max_tokens": 5}
     outcome(target, sequence, PROMPT, None, **options)
     assert len(drafter._followers) == 0
@@ -338,11 +323,11 @@ def test_a_sequence_costs_the_draft_model_nothing_before_and_after() -> None:
     assert len(drafter._followers) == 0
 
 
-def test_a_context_window_smaller_than_the_targets_ends_the_drafting_and_not_the_answer() -> None:
+def test_drafting_stops_at_the_draft_models_smaller_context_window() -> None:
     small = replace(CONFIGS["shared"], vocab_size=VOCAB_SIZE, context_length=len(PROMPT) + 12).build(seed=5)
     with torch.no_grad():
         small.load_state_dict(decoder(5).state_dict())
-    target, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(small), pace=PACE)
+    target, drafter = TorchEngine(decoder(5)), Drafter(TorchEngine(small), length=LENGTH)
     options: dict[str, Any] = {"sampling": RandomConfig(seed=3), "stop_tokens": (), "max_tokens": 40}
     expected, _ = outcome(target, target.new_sequence(), PROMPT, None, **options)
     actual, summary = outcome(target, target.new_sequence(), PROMPT, drafter, **options)
@@ -350,20 +335,20 @@ def test_a_context_window_smaller_than_the_targets_ends_the_drafting_and_not_the
     assert summary is not None
 
 
-def test_a_draft_model_of_broken_weights_drafts_nothing_and_changes_nothing() -> None:
+def test_a_draft_model_with_broken_weights_drafts_nothing() -> None:
     target, broken = BigramEngine(0), BigramEngine(0)
     broken.table_VV[:] = np.nan
     for sampling in (GreedyConfig(), RandomConfig(seed=3)):
         options: dict[str, Any] = {"sampling": sampling, "stop_tokens": (), "max_tokens": 20}
         expected, _ = outcome(target, target.new_sequence(), PROMPT, None, **options)
-        actual, summary = outcome(target, target.new_sequence(), PROMPT, Drafter(broken, pace=PACE), **options)
+        actual, summary = outcome(target, target.new_sequence(), PROMPT, Drafter(broken, length=LENGTH), **options)
         assert actual == expected
         assert summary is not None
         assert summary.num_drafted == 0
 
 
 class GivenCosts(StepCosts):
-    """So long for a step and so long for each row, whatever was measured."""
+    """Fixed seconds for a step and for each of its rows, instead of measured ones."""
 
     def __init__(self, step: float, row: float) -> None:
         super().__init__()
@@ -373,26 +358,27 @@ class GivenCosts(StepCosts):
         return self._step + self._row * num_rows if num_rows else 0.0
 
 
-def test_what_was_learned_in_one_answer_serves_the_next_of_the_same_target() -> None:
-    """Where drafts save time they begin at once in a second answer, and not with another target."""
+def test_the_draft_length_is_learned_per_target() -> None:
     drafter, targets = Drafter(BigramEngine(0)), [BigramEngine(0), BigramEngine(0)]
     drafter.costs = GivenCosts(0.05, 0.001)
     options: dict[str, Any] = {"sampling": RandomConfig(seed=0), "stop_tokens": (), "max_tokens": 80}
-    summaries = []
-    for target in (targets[0], targets[0], targets[1]):
+    for target in targets:
         target.costs = GivenCosts(1.0, 0.02)
+    for _ in range(3000):
+        drafter.length(targets[0]).observe(accepted=False)
+    summaries = []
+    for target in targets:
         expected, _ = outcome(target, target.new_sequence(), [70], None, **options)
         actual, summary = outcome(target, target.new_sequence(), [70], drafter, **options)
         assert actual == expected
         assert summary is not None
         summaries.append(summary)
-    first, second, other = summaries
-    assert first.num_drafted == first.num_accepted > 0
-    assert second.num_target_steps < 20 < first.num_target_steps == other.num_target_steps < 80
-    assert drafter.pace(targets[0]) is drafter.pace(targets[0]) is not drafter.pace(targets[1])
+    unlucky, fresh = summaries
+    assert fresh.num_drafted == fresh.num_accepted > 0
+    assert 1.5 * fresh.num_target_steps < unlucky.num_target_steps
 
 
-def test_where_drafts_cost_more_than_they_save_nothing_is_drafted() -> None:
+def test_little_is_drafted_where_drafts_do_not_pay() -> None:
     target, drafter = BigramEngine(0), Drafter(BigramEngine(0))
     target.costs, drafter.costs = GivenCosts(0.0, 1.0), GivenCosts(0.05, 0.001)
     options: dict[str, Any] = {"sampling": RandomConfig(seed=0), "stop_tokens": (), "max_tokens": 80}
@@ -404,17 +390,17 @@ def test_where_drafts_cost_more_than_they_save_nothing_is_drafted() -> None:
     assert drafted <= 10
 
 
-def test_another_vocabulary_and_no_drafts_at_all_are_refused() -> None:
+def test_another_vocabulary_and_zero_drafts_are_refused() -> None:
     target = TorchEngine(decoder(5))
-    drafter = Drafter(BigramEngine(0, vocab_size=VOCAB_SIZE - 1), pace=PACE)
+    drafter = Drafter(BigramEngine(0, vocab_size=VOCAB_SIZE - 1), length=LENGTH)
     with pytest.raises(DraftMismatchError, match=f"{VOCAB_SIZE - 1}.*{VOCAB_SIZE}"):
         generate(target, target.new_sequence(), PROMPT, drafter=drafter, sampling=GreedyConfig(), stop_tokens=())
     with pytest.raises(DraftMismatchError):
         Drafter(target, num_tokens=0)
 
 
-def test_a_poor_draft_costs_few_drafts() -> None:
-    engine, drafter = BigramEngine(0), Drafter(BigramEngine(50), pace=PACE)
+def test_a_poor_draft_model_drafts_little() -> None:
+    engine, drafter = BigramEngine(0), Drafter(BigramEngine(50), length=LENGTH)
     _, summary = outcome(
         engine, engine.new_sequence(), [70], drafter, sampling=RandomConfig(seed=0), stop_tokens=(), max_tokens=90
     )
@@ -423,15 +409,12 @@ def test_a_poor_draft_costs_few_drafts() -> None:
     assert summary.num_drafted < 45
 
 
-LAWS = [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 6}, {"temperature": 1.5, "top_p": 0.7}]
-
-
 def answers(engine: Engine, drafter: Drafter | None, seeds: range, **options: Any) -> tuple[Counter[tuple[int, ...]], float]:
-    """How often each answer came, and the acceptance."""
+    """Return how often each answer was generated, and the acceptance."""
     counts: Counter[tuple[int, ...]] = Counter()
     drafted = accepted = 0
     for seed in seeds:
-        sampling = RandomConfig(seed=seed, **options["law"])
+        sampling = RandomConfig(seed=seed, **options["sampling"])
         generation = generate(
             engine, engine.new_sequence(), [70], sampling=sampling, drafter=drafter, stop_tokens=(), max_tokens=3,
             grammar=options["grammar"],
@@ -441,15 +424,15 @@ def answers(engine: Engine, drafter: Drafter | None, seeds: range, **options: An
     return counts, accepted / max(drafted, 1)
 
 
-@pytest.mark.parametrize("noise", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize(
-    "law", [{"temperature": 1.0}, {"temperature": 0.8, "top_k": 6}, {"temperature": 1.5, "top_p": 0.7}], ids=str
+    ("noise", "sampling"),
+    [(0.3, {"temperature": 1.0}), (1.0, {"temperature": 0.8, "top_k": 6}), (4.0, {"temperature": 1.5, "top_p": 0.7})],
+    ids=str,
 )
-@pytest.mark.parametrize("pattern", ["[a-d]{2,3}"])
-def test_drafted_samples_follow_the_law_of_plain_ones(noise: float, law: dict[str, Any], pattern: str) -> None:
-    """Chi-square of two samples of three-token answers under a mask, drawn with other seeds."""
-    engine, drafter = BigramEngine(0), Drafter(BigramEngine(0, noise), pace=PACE)
-    options = {"law": law, "grammar": COMPILER.json_schema({"type": "string", "pattern": f"^{pattern}$"})}
+def test_drafted_answers_have_the_distribution_of_plain_ones(noise: float, sampling: dict[str, Any]) -> None:
+    """Chi-square test of two samples of three-token answers under a mask, drawn with different seeds."""
+    engine, drafter = BigramEngine(0), Drafter(BigramEngine(0, noise), length=LENGTH)
+    options = {"sampling": sampling, "grammar": COMPILER.json_schema({"type": "string", "pattern": "^[a-d]{2,3}$"})}
     count = 1000
     plain, _ = answers(engine, None, range(count), **options)
     drafted, acceptance = answers(engine, drafter, range(10_000, 10_000 + count), **options)
@@ -465,7 +448,7 @@ def test_drafted_samples_follow_the_law_of_plain_ones(noise: float, law: dict[st
 
 def test_the_same_seed_gives_the_same_answer_whatever_drafts() -> None:
     engine = BigramEngine(0)
-    options: dict[str, Any] = {"law": {"temperature": 1.2}, "grammar": None}
+    options: dict[str, Any] = {"sampling": {"temperature": 1.2}, "grammar": None}
     plain, _ = answers(engine, None, range(200), **options)
     for noise in (0.0, 0.5, 3.0):
-        assert answers(engine, Drafter(BigramEngine(0, noise), pace=PACE), range(200), **options)[0] == plain
+        assert answers(engine, Drafter(BigramEngine(0, noise), length=LENGTH), range(200), **options)[0] == plain

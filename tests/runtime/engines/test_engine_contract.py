@@ -50,11 +50,11 @@ def test_any_cut_into_steps_equals_one_full_pass(tiny: Tiny, cuts: tuple[int, ..
     with_all, with_last = engine.new_sequence(), engine.new_sequence()
     start = 0
     for count in cuts:
-        piece = tokens[start : start + count]
+        chunk = tokens[start : start + count]
         start += count
-        (logits_NV,) = engine.step([(with_all, piece)], "all")
+        (logits_NV,) = engine.step([(with_all, chunk)], "all")
         assert_close(logits_NV, full[start - count : start])
-        (logits_V,) = engine.step([(with_last, piece)], "last")
+        (logits_V,) = engine.step([(with_last, chunk)], "last")
         assert_close(logits_V, full[start - 1])
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from tiny_engines import CONFIGS, CONTEXT_LENGTH, VOCAB_SIZE, assert_close, engine, full_logits, random_tokens
 
 from openafm.models.config import DecoderConfig
-from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.pending import TokenChunk
+from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.generation import generate
-from openafm.runtime.decoding.pace import GivenPaceConfig
 from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines import kv_cache
@@ -110,9 +110,9 @@ class Counting(TorchEngine):
         self.num_computed = 0
         self.fails_at: int | None = None
 
-    def _forward(self, pieces: list[Piece]) -> list[NDArray[np.float32]]:
-        outputs = super()._forward(pieces)
-        self.num_computed += sum(len(piece.tokens) for piece in pieces)
+    def _forward(self, chunks: list[TokenChunk]) -> list[NDArray[np.float32]]:
+        outputs = super()._forward(chunks)
+        self.num_computed += sum(len(chunk.tokens) for chunk in chunks)
         if self.fails_at is not None and self.num_computed > self.fails_at:
             raise MemoryError
         return outputs
@@ -218,7 +218,7 @@ def test_a_failure_while_computing_again_leaves_the_sequence_whole() -> None:
     engine, tokens = Counting(WINDOWED), random_tokens(690)
     sequence = filled(engine, tokens)
     engine.rollback(sequence, 140)
-    for num_allowed in (0, 512):  # in the first piece, then in the second
+    for num_allowed in (0, 512):  # in the first chunk, then in the second
         engine.num_computed, engine.fails_at = 0, num_allowed
         with pytest.raises(MemoryError):
             engine.step([(sequence, [7])])
@@ -239,7 +239,7 @@ def test_generation_with_drafts_never_computes_again() -> None:
         sampling=GreedyConfig(),
         stop_tokens=[],
         max_tokens=120,
-        drafter=Drafter(drafter, num_tokens=8, pace=GivenPaceConfig(cost=1e-6)),
+        drafter=Drafter(drafter, num_tokens=8, length=DraftLengthConfig(cost=1e-6)),
     )
     answer = [event.token for event in generation]
     assert generation.summary.num_accepted < generation.summary.num_drafted

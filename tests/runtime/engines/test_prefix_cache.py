@@ -72,7 +72,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(prompt=prompts())
     def begin(self, prompt: list[int]) -> None:
-        known = [list(entry.sequence.tokens) for shelf in self.cache._shelves.values() for entry in shelf._entries.values()]
+        known = [list(entry.sequence.tokens) for store in self.cache._stores.values() for entry in store._entries.values()]
         sequence = self.cache.begin(prompt)
         assert list(sequence.tokens) == prompt[: sequence.length]
         assert sequence.num_computed == sequence.length
@@ -121,15 +121,15 @@ class Histories(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         total = 0
-        for shelf in self.cache._shelves.values():
-            pieces: dict[int, int] = {}
-            for entry in shelf._entries.values():
-                pieces |= self.engine.memory(entry.sequence)
-            assert shelf.num_bytes == sum(pieces.values()) <= self.limit // 2
-            assert shelf._keys == sorted(shelf._entries)
-            pairs = zip(shelf._keys, shelf._keys[1:], strict=False)
+        for store in self.cache._stores.values():
+            chunks: dict[int, int] = {}
+            for entry in store._entries.values():
+                chunks |= self.engine.memory(entry.sequence)
+            assert store.num_bytes == sum(chunks.values()) <= self.limit // 2
+            assert store._keys == sorted(store._entries)
+            pairs = zip(store._keys, store._keys[1:], strict=False)
             assert not any(longer.startswith(shorter) for shorter, longer in pairs)
-            total += shelf.num_bytes
+            total += store.num_bytes
         assert self.cache.num_bytes == total
 
 

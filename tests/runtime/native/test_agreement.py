@@ -13,7 +13,7 @@ from tiny_engines import random_tokens
 
 from openafm.bundle import Bundle, open_bundle, shipped_bundle
 from openafm.data.synthetic.corpus import SyntheticConfig, example
-from openafm.runtime.agreement import agreement
+from openafm.runtime.agreement import compare_choices
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
@@ -37,32 +37,32 @@ def texts(count: int = NUM_TEXTS) -> list[list[int]]:
     return [list(bundle.template.encode(bundle.tokenizer, turn).tokens[:MOST_TOKENS]) for turn in turns]
 
 
-def logits(engine: Engine, tokens: list[int], piece: int) -> NDArray[np.float32]:
+def logits(engine: Engine, tokens: list[int], chunk: int) -> NDArray[np.float32]:
     sequence = engine.new_sequence()
-    pieces = [tokens[start : start + piece] for start in range(0, len(tokens), piece)]
-    found = np.concatenate([engine.step([(sequence, given)], "all")[0] for given in pieces])
+    chunks = [tokens[start : start + chunk] for start in range(0, len(tokens), chunk)]
+    found = np.concatenate([engine.step([(sequence, given)], "all")[0] for given in chunks])
     engine.close(sequence)
     return found
 
 
 def test_it_chooses_as_torch_does_on_the_shipped_model() -> None:
     torch.set_num_threads(1)
-    found = agreement(TorchEngine.open(shipped()), NativeEngine(shipped(), num_threads=1), texts())
+    found = compare_choices(TorchEngine.open(shipped()), NativeEngine(shipped(), num_threads=1), texts())
     assert found.num_positions > 1200
     assert found.share > 0.998  # of so few; 0.99 where one of the two computes what lies between roundings in fp32
     assert found.largest_margin < LARGEST_MARGIN
 
 
-@pytest.mark.parametrize(("piece", "count"), [(1, 60), (32, 600), (MOST_TOKENS, 600)])
-def test_activations_are_rounded_to_the_same_integers(piece: int, count: int) -> None:
+@pytest.mark.parametrize(("chunk", "count"), [(1, 60), (32, 600), (MOST_TOKENS, 600)])
+def test_activations_are_rounded_to_the_same_integers(chunk: int, count: int) -> None:
     """One that is not moves logits by a hundredth and more, and those of all tokens to come."""
     torch.set_num_threads(1)
     given = [tokens[:count] for tokens in texts(1 + count // MOST_TOKENS)]
     peer = TorchEngine.open(shipped())
-    expected = [logits(peer, tokens, piece) for tokens in given]
+    expected = [logits(peer, tokens, chunk) for tokens in given]
     for kernels in kernel_names(native_library()):
         engine = NativeEngine(shipped(), num_threads=1, kernels=kernels)
-        found = [logits(engine, tokens, piece) for tokens in given]
+        found = [logits(engine, tokens, chunk) for tokens in given]
         off_N = np.concatenate([np.abs(a - b).max(-1) for a, b in zip(expected, found, strict=True)])
         assert len(off_N) >= count
         assert (off_N < 1e-3).mean() > 0.9  # a half and less in fp32
@@ -71,7 +71,7 @@ def test_activations_are_rounded_to_the_same_integers(piece: int, count: int) ->
 def test_choices_that_differ_are_counted_with_their_margins(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other = (NativeEngine(compressed_bundle(), num_threads=1) for _ in range(2))
     texts = [random_tokens(40, seed) for seed in range(3)]
-    same = agreement(one, other, texts)
+    same = compare_choices(one, other, texts)
     assert (len(same.lengths), same.num_identical, same.num_positions, same.share) == (3, 3, 120, 1.0)
     assert same.largest_margin == 0
     forward = NativeEngine._forward
@@ -85,12 +85,12 @@ def test_choices_that_differ_are_counted_with_their_margins(monkeypatch: pytest.
         return outputs
 
     monkeypatch.setattr(NativeEngine, "_forward", swapped)
-    found = agreement(one, other, texts)
+    found = compare_choices(one, other, texts)
     assert found.num_identical == 0
     assert [(difference.sequence, difference.position) for difference in found.differences] == [
         (sequence, position) for sequence in range(3) for position in (0, 32)
     ]
     assert min(difference.margin for difference in found.differences) > 0
     assert found.share == 1 - 6 / 120
-    assert agreement(one, other, texts, piece=100).num_positions == 120
-    assert len(agreement(one, other, texts, piece=100).differences) == 3
+    assert compare_choices(one, other, texts, chunk=100).num_positions == 120
+    assert len(compare_choices(one, other, texts, chunk=100).differences) == 3

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from openafm.runtime.native.build import NativeBuildError, find_compiler
-from openafm.runtime.native.library import Matrix, ModelConfig, kernel_names, native_library
+from openafm.runtime.native.library import MatrixStruct, ModelStruct, kernel_names, native_library
 
 Float = NDArray[np.float32]
 Double = NDArray[np.float64]
@@ -51,7 +51,7 @@ class Kernels:
 
     def __init__(self, name: str, zero: float = 1.5, num_threads: int = 1) -> None:
         self.library = native_library()
-        self._config = ModelConfig(level_zero=zero)
+        self._config = ModelStruct(level_zero=zero)
         self._model = self.library.oa_model_new(ctypes.byref(self._config), num_threads, name.encode())
         assert self._model
 
@@ -67,7 +67,9 @@ class Kernels:
         self.library.oa_pack_panels(stored.ctypes.data, num_outputs, num_inputs, panels.ctypes.data)
         scales = np.zeros(num_panels * PANEL_ROWS, np.float32)
         scales[:num_outputs] = scales_R
-        matrix = Matrix(codes=panels.ctypes.data, scales=scales.ctypes.data, num_outputs=num_outputs, num_inputs=num_inputs)
+        matrix = MatrixStruct(
+            codes=panels.ctypes.data, scales=scales.ctypes.data, num_outputs=num_outputs, num_inputs=num_inputs
+        )
         if adapter is not None:
             rank = len(adapter.a_KI)
             b = np.zeros((num_panels * PANEL_ROWS, rank), adapter.b_RK.dtype)

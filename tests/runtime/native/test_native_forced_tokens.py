@@ -20,9 +20,9 @@ from tiny_tokenizer import TOKENIZER
 
 from openafm.bundle import Bundle
 from openafm.runtime.batching.pending import Pending
+from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.generation import TokenEvent, generate
 from openafm.runtime.decoding.grammar import GrammarCompiler
-from openafm.runtime.decoding.pace import GivenPaceConfig
 from openafm.runtime.decoding.sampling import RandomConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines.base import LogitsOf, Sequence
@@ -101,7 +101,7 @@ def test_without_drafts_each_choice_takes_one_step_however_much_is_forced_after_
 @pytest.mark.parametrize("seed", range(3))
 def test_a_long_run_behind_drafts_goes_with_them_or_in_one_step_more(seed: int) -> None:
     """Drafts that are all right. A step verifies 32 rows at the most; a run that is cut there needs one more."""
-    drafter = Drafter(NativeEngine(bundle(), num_threads=1), num_tokens=8, pace=GivenPaceConfig())
+    drafter = Drafter(NativeEngine(bundle(), num_threads=1), num_tokens=8, length=DraftLengthConfig(cost=0.2))
     for note in ("at", "zq" * 6, "zq" * 20):
         plain_events, plain_rows = answered(note, None, seed)
         events, rows = answered(note, drafter, seed)

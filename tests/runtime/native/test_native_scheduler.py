@@ -102,7 +102,7 @@ def test_batches_form_and_give_the_same_bits() -> None:
 
 def test_pieces_without_logits_give_the_bits_of_one_step() -> None:
     engine = NativeEngine(compressed_bundle(), num_threads=1)
-    for rows in range(1, 33):  # so slow that a prompt is cut into the least pieces
+    for rows in range(1, 33):  # so slow that a prompt is cut into the least chunks
         engine.costs.record(rows, float(rows))
     decoding, prompted = engine.new_sequence(), engine.new_sequence()
     prompt = [token % 300 for token in range(90)]
@@ -298,7 +298,7 @@ def test_a_step_that_nobody_knows_of_is_over_before_the_next() -> None:
     tokens, engine = [1, 2, 3], NativeEngine(compressed_bundle(), num_threads=1)
     other = engine.new_sequence()
     job = Job(other, engine._cache_of(other), array("i", [5] * 90), wants_all=False)
-    wait = engine._start([job.piece(Request(engine, is_awaited=False), 90)])
+    wait = engine._start([job.chunk(Request(engine, is_awaited=False), 90)])
     assert wait is not None
     (logits_V,) = engine.step([(engine.new_sequence(), tokens)])
     assert (logits_V == fresh(tokens)[-1]).all()

@@ -98,12 +98,12 @@ def test_a_long_sequence_may_come_in_any_pieces(tmp_path: Path) -> None:
     for kernels in kernel_names(native_library()):
         runner = NativeEngine(bundle, num_threads=1, kernels=kernels)
         whole_NV = runner.step([(runner.new_sequence(), tokens)], "all")[0]
-        sequence, pieces = runner.new_sequence(), []
+        sequence, chunks = runner.new_sequence(), []
         for count in (1020, 1, 2, 3, 1, 1, 5, 17):
             start = sequence.length
-            pieces.append(runner.step([(sequence, tokens[start : start + count])], "all")[0])
+            chunks.append(runner.step([(sequence, tokens[start : start + count])], "all")[0])
         assert sequence.length == len(tokens)
-        assert np.array_equal(np.concatenate(pieces), whole_NV)
+        assert np.array_equal(np.concatenate(chunks), whole_NV)
 
 
 @given(data=st.data())

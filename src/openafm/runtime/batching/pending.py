@@ -26,7 +26,7 @@ class PendingError(UsageError):
 
 
 @dataclass(slots=True)
-class Piece:
+class TokenChunk:
     """Tokens that one computation appends to a cache, behind `cache.length`; of the last `num_wanted` logits are wanted."""
 
     request: Request
@@ -41,13 +41,13 @@ class Piece:
 
 
 class Job:
-    """Tokens for one sequence, which may be computed in pieces: the cache grows with each, the sequence at the end."""
+    """Tokens for one sequence, which may be computed in chunks: the cache grows with each, the sequence at the end."""
 
     __slots__ = ("_outputs", "cache", "sequence", "tokens", "wants_all")
 
     def __init__(self, sequence: Sequence, cache: Cache, tokens: array[int], wants_all: bool) -> None:
         self.sequence, self.cache, self.tokens, self.wants_all = sequence, cache, tokens, wants_all
-        self._outputs: dict[int, NDArray[np.float32]] = {}  # by where a piece began, so that nothing is kept twice
+        self._outputs: dict[int, NDArray[np.float32]] = {}  # by where a chunk began, so that nothing is kept twice
 
     @property
     def num_left(self) -> int:
@@ -59,21 +59,21 @@ class Job:
         """Whether tokens of the sequence itself have to be computed again first."""
         return self.cache.length < self.sequence.length
 
-    def piece(self, request: Request, most: int) -> Piece:
+    def chunk(self, request: Request, most: int) -> TokenChunk:
         """What to compute next for the request that it is part of, at most so many tokens."""
         start = self.cache.length
         if self.is_behind:
-            return Piece(request, self, start, self.sequence.tokens[start : start + most], 0)
+            return TokenChunk(request, self, start, self.sequence.tokens[start : start + most], 0)
         done = start - self.sequence.length
         tokens = self.tokens[done : done + most]
         is_last = done + len(tokens) == len(self.tokens)
-        return Piece(request, self, start, tokens, len(tokens) if self.wants_all else int(is_last))
+        return TokenChunk(request, self, start, tokens, len(tokens) if self.wants_all else int(is_last))
 
-    def keep(self, piece: Piece, logits_NV: NDArray[np.float32]) -> None:
-        """A piece has been computed. Keeping it twice is no error."""
-        if piece.num_wanted:
-            self._outputs[piece.start] = logits_NV
-        self.cache.length = piece.start + len(piece.tokens)
+    def keep(self, chunk: TokenChunk, logits_NV: NDArray[np.float32]) -> None:
+        """A chunk has been computed. Keeping it twice is no error."""
+        if chunk.num_wanted:
+            self._outputs[chunk.start] = logits_NV
+        self.cache.length = chunk.start + len(chunk.tokens)
 
     def take_back(self) -> None:
         """Nothing of it has been computed."""

@@ -4,7 +4,7 @@ A monitor without a thread of its own. Who asks puts a request into the queue; w
 takes from the queue what makes the next step, computes it without the lock, and hands out what came of it, until its own
 request is over. Then the next who waits leads. So a lone caller computes its own steps in its own thread.
 
-Requests stay in the queue until they are over, and a cache counts a piece only when all of it stands: a leader that dies,
+Requests stay in the queue until they are over, and a cache counts a chunk only when all of it stands: a leader that dies,
 at whatever place, leaves nothing that the next one cannot compute again.
 """
 
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.runtime.batching.admission import MOST_DECODED, PREFILL_CHUNK, next_pieces
-from openafm.runtime.batching.pending import PendingError, Piece, Request
+from openafm.runtime.batching.admission import MOST_DECODED, PREFILL_CHUNK, next_chunks
+from openafm.runtime.batching.pending import PendingError, Request, TokenChunk
 from openafm.runtime.batching.step_costs import MOST_COUNTED
 
 if TYPE_CHECKING:
     from openafm.runtime.engines.base import Engine, Sequence
 
-# Logits [num_wanted, V] of each piece, and how many seconds computing them took.
+# Logits [num_wanted, V] of each chunk, and how many seconds computing them took.
 Computed: TypeAlias = tuple[list[NDArray[np.float32]], float]
 _LINGER = 1 / 8  # of the last step: so long it may be waited for those who took part in it
 _WORTH_A_THREAD_S = 0.002  # a step of so long may be handed to another thread
@@ -38,12 +38,12 @@ _REMEMBERED = 8  # steps after which a sequence that comes no more is none that 
 class _Run:
     """Pieces that are being computed. `compute` may be called again where it was interrupted."""
 
-    pieces: list[Piece]
+    chunks: list[TokenChunk]
     compute: Callable[[], Computed]
     is_beside: bool = False  # it goes on in another thread, whoever waits for it
 
     def concerns(self, request: Request) -> bool:
-        return any(piece.request is request for piece in self.pieces)
+        return any(chunk.request is request for chunk in self.chunks)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Scheduler:
     """The queue of one engine.
 
     Args:
-        combines: whether requests may be computed beside each other and in pieces, without a difference to their results.
+        combines: whether requests may be computed beside each other and in chunks, without a difference to their results.
             Else they are computed one by one, each in the thread that waits for it.
     """
 
@@ -188,8 +188,8 @@ class Scheduler:
                 if request.is_over:  # it was abandoned just now
                     return
                 if self._run is None:
-                    pieces = self._next_pieces(request)
-                    self._run = _Run(pieces, partial(_compute, request.engine, pieces))
+                    chunks = self._next_chunks(request)
+                    self._run = _Run(chunks, partial(_compute, request.engine, chunks))
                 run = self._run
             try:
                 outputs, seconds = run.compute()
@@ -203,10 +203,10 @@ class Scheduler:
                     self._run = run if run.is_beside else None
                 raise
             with self.lock:
-                for piece, logits_NV in zip(run.pieces, outputs, strict=True):
-                    piece.job.keep(piece, logits_NV)
+                for chunk, logits_NV in zip(run.chunks, outputs, strict=True):
+                    chunk.job.keep(chunk, logits_NV)
                 self._run = None
-                self._note(request.engine, run.pieces, seconds)
+                self._note(request.engine, run.chunks, seconds)
 
     def _is_over(self, request: Request) -> bool:
         with self.lock:
@@ -258,11 +258,11 @@ class Scheduler:
             request.is_holding = False
             self._released.notify_all()
 
-    def _next_pieces(self, request: Request) -> list[Piece]:
+    def _next_chunks(self, request: Request) -> list[TokenChunk]:
         if not self._combines:
             behind = [job for job in request.jobs if job.is_behind]
-            return [job.piece(request, PREFILL_CHUNK if behind else job.num_left) for job in behind or request.jobs]
-        return next_pieces(self._queue, request.engine.costs, self._do_others_decode)
+            return [job.chunk(request, PREFILL_CHUNK if behind else job.num_left) for job in behind or request.jobs]
+        return next_chunks(self._queue, request.engine.costs, self._do_others_decode)
 
     def _do_others_decode(self) -> bool:
         """Whether some decoded not long ago that are not in the queue: other threads, with other sequences."""
@@ -271,20 +271,20 @@ class Scheduler:
     def _start(self, request: Request) -> None:
         """Begin to compute in another thread, if that is worth it."""
         self._sweep()
-        pieces = self._next_pieces(request)
-        expected_s = request.engine.costs.seconds(sum(len(piece.tokens) for piece in pieces))
+        chunks = self._next_chunks(request)
+        expected_s = request.engine.costs.seconds(sum(len(chunk.tokens) for chunk in chunks))
         if expected_s is not None and expected_s >= _WORTH_A_THREAD_S:
-            compute = request.engine._start(pieces)
+            compute = request.engine._start(chunks)
             if compute is not None:
-                self._run = _Run(pieces, compute, is_beside=True)
+                self._run = _Run(chunks, compute, is_beside=True)
 
-    def _note(self, engine: Engine, pieces: list[Piece], seconds: float) -> None:
+    def _note(self, engine: Engine, chunks: list[TokenChunk], seconds: float) -> None:
         self.num_runs += 1
         self._last_s = seconds
         num_rows = num_wanted = 0
-        for piece in pieces:
-            num_rows += len(piece.tokens)
-            num_wanted += piece.num_wanted
+        for chunk in chunks:
+            num_rows += len(chunk.tokens)
+            num_wanted += chunk.num_wanted
         # A row that gives no logits is cheaper, so a short prefill would spoil the estimate of a verification.
         if num_wanted == num_rows or num_rows > MOST_COUNTED:
             engine.costs.record(num_rows, seconds)
@@ -323,16 +323,16 @@ class Scheduler:
             gate.release()
 
 
-def _compute(engine: Engine, pieces: list[Piece]) -> Computed:
+def _compute(engine: Engine, chunks: list[TokenChunk]) -> Computed:
     started = time.perf_counter()
-    outputs = engine._forward(pieces)
+    outputs = engine._forward(chunks)
     return outputs, time.perf_counter() - started
 
 
 def _fail(run: _Run, error: Exception) -> None:
     """Of several requests each runs alone next: whose fault it was fails then, and no other."""
-    first = run.pieces[0].request
-    if all(piece.request is first for piece in run.pieces):
+    first = run.chunks[0].request
+    if all(chunk.request is first for chunk in run.chunks):
         first.error = error
-    for piece in run.pieces:
-        piece.request.runs_alone = True
+    for chunk in run.chunks:
+        chunk.request.runs_alone = True

@@ -1,8 +1,8 @@
-"""One answer: prefill the prompt, then sample token by token under a grammar, feeding forced tokens as drafts.
+"""Generation of one answer: prefill the prompt, then sample token by token under a grammar.
 
-A token that the grammar forces is not sampled and costs no step of its own: it joins the tokens that wait to be fed, and one
-step feeds them all. Its acceptance is certain, since the mask allows nothing else (grammar.py). With a draft model the same
-step feeds what that expects to follow (speculation.py).
+A token that the grammar forces is not sampled and needs no step of its own: the next step feeds it together with the others
+that wait. It is always accepted, because the mask allows nothing else (grammar.py). With a draft model the same step also
+feeds the drafts (speculation.py).
 
 Shapes: V vocabulary.
 """
@@ -31,34 +31,42 @@ Finish: TypeAlias = Literal["stop", "length", "cancelled"]
 
 
 class GenerationRunningError(UsageError):
-    """The summary of a generation that has not come to its end."""
+    """The summary was requested before the generation ended."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """A token of the answer. `is_stop` marks the stop token, always the last, which renders as nothing."""
+    """A token of the answer.
+
+    Attributes:
+        is_forced: the grammar allowed no other token.
+        is_stop: a stop token, always the last one; it is not part of the text.
+        log_probability: natural log of the token's probability under temperature, top-k, top-p and the grammar's mask; 0
+            for forced tokens and greedy sampling. None unless `generate` was called with `log_probabilities=True`.
+    """
 
     token: int
     is_forced: bool
     is_stop: bool
+    log_probability: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """How a generation ended and what it took. Times are wall time in seconds.
+    """How a generation ended, its token counts and its times in seconds of wall time.
 
     Attributes:
-        finish: a stop token came; or `max_tokens` were reached, which may cut a structure; or it was cancelled.
+        finish: "stop" at a stop token; "length" at `max_tokens`, which may truncate a structure; or "cancelled".
         num_prompt_tokens: tokens of the prompt.
         num_tokens: tokens of the answer, the stop token included.
-        num_forced_tokens: how many of them the grammar forced, so that no step was needed to choose them.
-        num_target_steps: steps of the model that answers, prefill included.
-        num_drafted: tokens that a draft model chose, forced ones not counted.
-        num_accepted: how many of them the model that answers chose as well.
+        num_forced_tokens: tokens of the answer that the grammar forced.
+        num_target_steps: steps of the target model, prefill included.
+        num_drafted: tokens that the draft model chose, forced ones not counted.
+        num_accepted: drafted tokens that the target chose too.
         time_to_first_token_s: from the start to the first token; None if there was none.
-        mask_s: time in the grammar, for the tokens of the answer; some of it during steps.
-        draft_s: time with the draft model, its grammar included.
-        total_s: all of it.
+        mask_s: time in the grammar for the tokens of the answer; part of it overlaps with steps.
+        draft_s: time in the draft model, its grammar included.
+        total_s: time from start to end.
     """
 
     finish: Finish
@@ -75,7 +83,7 @@ class Summary:
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the drafted tokens that came true; None if none was drafted."""
+        """Share of the drafted tokens that were accepted; None if none was drafted."""
         return self.num_accepted / self.num_drafted if self.num_drafted else None
 
 
@@ -90,32 +98,34 @@ def generate(
     grammar: Grammar | None = None,
     drafter: Drafter | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    log_probabilities: bool = False,
 ) -> Generation:
-    """Append the prompt to the sequence and generate an answer, token by token as the result is iterated over.
+    """Return an iterator that appends the prompt to the sequence and generates an answer token by token.
 
-    At its end the sequence holds its earlier tokens, the prompt and every token yielded, the stop token included; if
-    cancelled while the prompt is prefilled, its earlier tokens only. A generation that does not come to its end, because
-    something was raised or it was closed, leaves the sequence as it was before. Nobody else may use the sequence meanwhile.
+    At the end the sequence holds its earlier tokens, the prompt and every token yielded, the stop token included; if
+    cancelled during the prefill, its earlier tokens only. A generation that raises or is closed early restores the sequence.
+    The sequence must not be used otherwise meanwhile.
 
     Args:
-        stop_tokens: tokens that end the answer; under a grammar its stop token always does.
+        stop_tokens: tokens that end the answer, besides the grammar's stop token.
         max_tokens: most tokens of the answer, its stop token not counted. None: up to the context window.
-        grammar: what the answer may be. Without one any token of the model may come, special ones included.
-        drafter: a smaller model that drafts tokens, so that fewer steps are needed. The answer is the same with any and
-            none: the same tokens under greedy sampling and under a seed, the same law without.
-        cancelled: asked before each choice.
+        grammar: constrains the answer. Without one any token may be generated, special tokens included.
+        drafter: a draft model for speculative decoding. It changes the number of steps, never the tokens of a greedy or
+            seeded answer, nor the distribution of an unseeded one.
+        cancelled: called before each choice; True ends the generation.
+        log_probabilities: compute `TokenEvent.log_probability`.
 
     Raises:
-        ContextWindowError: the prompt and a first token do not fit; or, while iterating, the answer does not.
-        DraftMismatchError: the drafter's vocabulary is not the engine's.
+        ContextWindowError: the prompt and one token do not fit; or, while iterating, the answer does not.
+        DraftMismatchError: drafter and engine have different vocabularies.
         TokenError: the prompt is empty.
     """
     if not prompt_tokens:
-        raise TokenError("an answer needs a prompt of at least one token to follow")
+        raise TokenError("the prompt is empty; generation needs at least one prompt token")
     check_fits(engine, sequence.length + len(prompt_tokens) + 1)
     if drafter is not None:
         drafter.check_target(engine)
-    request = _Request(
+    options = _Options(
         engine=engine,
         sequence=sequence,
         prompt_tokens=list(prompt_tokens),
@@ -125,46 +135,47 @@ def generate(
         grammar=grammar,
         drafter=drafter,
         cancelled=cancelled,
+        log_probabilities=log_probabilities,
     )
-    return Generation(request)
+    return Generation(options)
 
 
 class Generation(Iterator[TokenEvent]):
-    """The tokens of one answer as they come, made by `generate`. `summary` stands once they have."""
+    """Iterator over the tokens of one answer, made by `generate`. `summary` is set at its end."""
 
-    def __init__(self, request: _Request) -> None:
-        self._answering = _Answering(request)
-        self._events = self._answering.run()  # does not know this object, and so is closed when that is let go
+    def __init__(self, options: _Options) -> None:
+        self._loop = _GenerationLoop(options)
+        self._events = self._loop.run()  # holds no reference to this object, so dropping this object closes it
 
     def __next__(self) -> TokenEvent:
         return next(self._events)
 
     def close(self) -> None:
-        """Give it up: unless it has ended, the sequence goes back to what it was before."""
+        """Stop early. Unless the generation has ended, the sequence is restored."""
         self._events.close()
 
     @property
     def summary(self) -> Summary:
-        """How it ended and what it took.
+        """How the generation ended, its counts and times.
 
         Raises:
-            GenerationRunningError: it has not come to its end.
+            GenerationRunningError: the generation has not ended.
         """
-        if self._answering.summary is None:
-            raise GenerationRunningError("the generation has not come to its end; take its tokens first")
-        return self._answering.summary
+        if self._loop.summary is None:
+            raise GenerationRunningError("the generation has not ended; iterate over its tokens first")
+        return self._loop.summary
 
 
-class _Answering:
-    """One answer under way. `summary` stands at its end."""
+class _GenerationLoop:
+    """State of one generation. `summary` is set at the end."""
 
-    def __init__(self, request: _Request) -> None:
-        self._request = request
+    def __init__(self, options: _Options) -> None:
+        request = self._options = options
         self._sampler = request.sampling.build()
         self._matcher = None if request.grammar is None else request.grammar.matcher()
         self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
         self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
-        # How many tokens of an answer the window holds after the prompt.
+        # Tokens of an answer that fit the context window after the prompt.
         self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
         self._num_tokens = self._num_forced = self._num_prefill_steps = 0
         self._time_to_first_token_s: float | None = None
@@ -173,8 +184,8 @@ class _Answering:
         self._started = time.perf_counter()
 
     def run(self) -> Generator[TokenEvent]:
-        """Its tokens. Closed before its end, the sequence goes back to what it was."""
-        request, drafting, self._started = self._request, self._drafting, time.perf_counter()
+        """Yield the tokens. Restores the sequence when closed early."""
+        request, drafting, self._started = self._options, self._drafting, time.perf_counter()
         length = request.sequence.length
         try:
             finish = yield from self._answer()
@@ -197,23 +208,23 @@ class _Answering:
                 roll_back_to(request.engine, request.sequence, length)
 
     def _answer(self) -> Generator[TokenEvent, None, Finish]:
-        run = self._next_run(None)  # what the grammar forces at the start is prefilled with the prompt
+        run = self._next_run(None)  # tokens that the grammar forces at the start are prefilled with the prompt
         logits_V = self._prefill(run.tokens)
         if logits_V is None:
             return "cancelled"
-        yield from self._told(run)
+        yield from self._emit(run)
         while run.finish is None:
-            if self._request.cancelled():
+            if self._options.cancelled():
                 return "cancelled"
             run = self._next_run(logits_V)
-            yield from self._told(run)
+            yield from self._emit(run)
             if run.events:
-                most_ahead = 0 if run.finish else min(self._request.max_tokens, self._room) - self._num_tokens
+                most_ahead = 0 if run.finish else min(self._options.max_tokens, self._room) - self._num_tokens
                 logits_V = self._lookahead.feed(run.tokens, self._num_tokens, most_ahead, self._beside())
         return run.finish
 
     def _draft_with(self, drafter: Drafter) -> Drafting:
-        request = self._request
+        request = self._options
         return Drafting(
             drafter,
             request.engine,
@@ -225,13 +236,13 @@ class _Answering:
         )
 
     def _prefill(self, forced: List[int]) -> NDArray[np.float32] | None:
-        request = self._request
+        request = self._options
         tokens = [*request.prompt_tokens, *forced]
         self._num_prefill_steps = num_prefill_steps(len(tokens))
         return prefill(request.engine, request.sequence, tokens, request.cancelled, self._beside())
 
-    def _next_run(self, logits_V: NDArray[np.float32] | None) -> _Run:
-        """The tokens before the next choice: one sampled where there are logits, and what the grammar forces after it."""
+    def _next_run(self, logits_V: NDArray[np.float32] | None) -> _TokenRun:
+        """Return the tokens up to the next choice: one sampled if there are logits, and those forced after it."""
         events: list[TokenEvent] = []
         while True:
             position = self._num_tokens + len(events)
@@ -239,25 +250,26 @@ class _Answering:
                 return self._out_of_room(events, position)
             forced = self._forced()
             if not forced and (logits_V is None or events):
-                return _Run(events, None)
+                return _TokenRun(events, None)
             token = forced[0] if forced or logits_V is None else self._sample(logits_V, position)
-            is_stop = token in self._request.stop_tokens
-            if position >= self._request.max_tokens and not is_stop:
-                return _Run(events, "length")
+            is_stop = token in self._options.stop_tokens
+            if position >= self._options.max_tokens and not is_stop:
+                return _TokenRun(events, "length")
+            log_probability = self._log_probability(None if forced else logits_V, token)
             self._accept(token)
-            events.append(TokenEvent(token=token, is_forced=bool(forced), is_stop=is_stop))
+            events.append(TokenEvent(token, bool(forced), is_stop, log_probability))
             if is_stop:
-                return _Run(events, "stop")
+                return _TokenRun(events, "stop")
 
-    def _out_of_room(self, events: list[TokenEvent], position: int) -> _Run:
-        if position >= self._request.max_tokens:
-            return _Run(events, "length")
+    def _out_of_room(self, events: list[TokenEvent], position: int) -> _TokenRun:
+        if position >= self._options.max_tokens:
+            return _TokenRun(events, "length")
         if events:
-            return _Run(events, None)
-        context_length = self._request.engine.context_length
+            return _TokenRun(events, None)
+        context_length = self._options.engine.context_length
         raise ContextWindowError(context_length + 1, context_length)
 
-    def _told(self, run: _Run) -> Iterator[TokenEvent]:
+    def _emit(self, run: _TokenRun) -> Iterator[TokenEvent]:
         if run.events and self._time_to_first_token_s is None:
             self._time_to_first_token_s = time.perf_counter() - self._started
         for event in run.events:
@@ -268,6 +280,12 @@ class _Answering:
     def _forced(self) -> tuple[int, ...]:
         return () if self._matcher is None else self._matcher.forced()
 
+    def _log_probability(self, logits_V: NDArray[np.float32] | None, token: int) -> float | None:
+        """Return the log-probability of a token that was chosen from masked logits, or forced (None)."""
+        if not self._options.log_probabilities:
+            return None
+        return 0.0 if logits_V is None else self._sampler.log_probability(logits_V, token)
+
     def _sample(self, logits_V: NDArray[np.float32], position: int) -> int:
         if self._matcher is not None:
             started = time.perf_counter()
@@ -276,7 +294,7 @@ class _Answering:
         return self._sampler.sample(logits_V, position)
 
     def _beside(self) -> Callable[[], None] | None:
-        """What to do during a step: the mask of a choice does not depend on the logits that it computes."""
+        """Return work to do during a step: the next mask does not depend on the step's logits."""
         return None if self._matcher is None else partial(self._prepare, self._matcher)
 
     def _prepare(self, matcher: Matcher) -> None:
@@ -292,7 +310,7 @@ class _Answering:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Request:
+class _Options:
     engine: Engine
     sequence: Sequence
     prompt_tokens: list[int]
@@ -302,11 +320,12 @@ class _Request:
     grammar: Grammar | None
     drafter: Drafter | None
     cancelled: Callable[[], bool]
+    log_probabilities: bool
 
 
 @dataclass(frozen=True)
-class _Run:
-    """Tokens chosen before the next step, and whether the answer ends with them."""
+class _TokenRun:
+    """Tokens chosen before the next step, and how the answer ends if it ends with them."""
 
     events: list[TokenEvent]
     finish: Finish | None

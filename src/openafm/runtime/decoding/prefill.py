@@ -1,4 +1,4 @@
-"""Many tokens into a sequence, in chunks, so that it can be cancelled.
+"""Chunked prefill that can be cancelled between chunks.
 
 Shapes: V vocabulary.
 """
@@ -22,25 +22,25 @@ def prefill(
     cancelled: Callable[[], bool] = lambda: False,
     beside: Callable[[], None] | None = None,
 ) -> NDArray[np.float32] | None:
-    """Append tokens in chunks, so that it can be cancelled. Returns the logits [V] after the last; None when cancelled.
+    """Append tokens in chunks. Return the logits [V] after the last one; None if cancelled.
 
-    All tokens are appended, or none when it is cancelled or something is raised. `beside` is done during the last step.
+    If the prefill is cancelled or raises, the sequence is restored. `beside` runs during the last step.
 
     Raises:
-        ContextWindowError: they do not fit; nothing has been computed.
-        TokenError: there are none.
+        ContextWindowError: the tokens do not fit; nothing has been computed.
+        TokenError: `tokens` is empty.
     """
     start = sequence.length
     check_fits(engine, start + len(tokens))
     logits_V = None
     try:
-        for chunk in range(0, max(len(tokens), 1), PREFILL_CHUNK):
+        for first in range(0, max(len(tokens), 1), PREFILL_CHUNK):
             logits_V = None
             if cancelled():
                 break
-            is_last = chunk + PREFILL_CHUNK >= len(tokens)
-            piece = tokens[chunk : chunk + PREFILL_CHUNK]
-            logits_V = step_beside(engine, sequence, piece, "last", beside if is_last else None)
+            is_last = first + PREFILL_CHUNK >= len(tokens)
+            chunk = tokens[first : first + PREFILL_CHUNK]
+            logits_V = step_beside(engine, sequence, chunk, "last", beside if is_last else None)
     finally:
         if logits_V is None:
             roll_back_to(engine, sequence, start)
@@ -50,7 +50,7 @@ def prefill(
 def step_beside(
     engine: Engine, sequence: Sequence, tokens: List[int], logits: LogitsOf, beside: Callable[[], None] | None
 ) -> NDArray[np.float32]:
-    """The logits of a step of one sequence, with something done meanwhile where there is something to do."""
+    """Return the logits of a step of one sequence; run `beside`, if given, during the step."""
     if beside is None:
         return engine.step([(sequence, tokens)], logits)[0]
     with engine.begin([(sequence, tokens)], logits) as pending:
@@ -59,21 +59,21 @@ def step_beside(
 
 
 def num_prefill_steps(num_tokens: int) -> int:
-    """How many steps `prefill` takes."""
+    """Return the number of steps that `prefill` takes."""
     return -(-num_tokens // PREFILL_CHUNK)
 
 
 def check_fits(engine: Engine, token_count: int) -> None:
-    """Refuse more tokens than the context window holds.
+    """Check that `token_count` tokens fit the context window.
 
     Raises:
-        ContextWindowError: so many do not fit.
+        ContextWindowError: they do not.
     """
     if token_count > engine.context_length:
         raise ContextWindowError(token_count, engine.context_length)
 
 
 def roll_back_to(engine: Engine, sequence: Sequence, length: int) -> None:
-    """Take back what came after the first `length` tokens, unless the sequence has been closed meanwhile."""
+    """Remove the tokens after the first `length`, unless the sequence has been closed."""
     if not sequence.is_closed:
         engine.rollback(sequence, sequence.length - length)

@@ -1,13 +1,13 @@
-"""How the next token is chosen from logits.
+"""Choice of the next token from logits.
 
-A choice depends on the logits, the seed and the token's number in the answer, and on nothing else: the same seed gives the
-same tokens however requests are batched, and whether tokens are drafted, forced or sampled one by one.
+A choice depends only on the logits, the seed and the token's index in the answer. The same seed therefore gives the same
+tokens for any batching, and whether tokens are drafted, forced or sampled one by one.
 
-Random choice is a race: every token arrives after an exponential time of its own at the rate of its probability, and the
-first to arrive is chosen, which has exactly that probability. Two models that agree about a token's probability see it
-arrive at the same time, so a draft model often chooses as its target will, whatever its law (arXiv 2408.07978).
+Random sampling is an exponential race: each token has an arrival time -log(1 - u) / p with its own uniform number u, and the
+token with the smallest time is chosen: this has probability p. A draft model that uses the same numbers chooses the
+same token as its target whenever both give it a similar probability (arXiv 2408.07978).
 
-Shapes: V vocabulary, C candidates, B some of them.
+Shapes: V vocabulary, C candidates, K candidates that may be in the nucleus, B candidates of one block.
 """
 
 from __future__ import annotations
@@ -17,35 +17,40 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 from openafm.core.errors import OpenAFMError
 
-# exp(-46) is 1e-20: all tokens of a vocabulary that far below the likeliest would not be drawn once in 1e14 draws.
+# exp(-46) is 1e-20: tokens this far below the likeliest one are drawn less than once in 1e14 draws.
 _NEGLIGIBLE = 46.0
-_LEAST_LOGIT = float(np.finfo(np.float32).min)
-_MANY, _ROUGHLY, _LARGEST_SCALE = 2048, 1e-4, 1e3  # candidates for which fp32 goes first; its error, amply; temperatures
-_GROUP = 64
-_BLOCK = 8192  # numbers that are made together: they stay in the cache
+_LOWEST_LOGIT = float(np.finfo(np.float32).min)
+_GROUP = 64  # logits that share a maximum when the top k are looked for
+_BLOCK = 8192  # random numbers computed at once: 64 KiB stay in the cache
 _GOLDEN_RATIO, _64_BITS = 0x9E3779B97F4A7C15, 2**64 - 1
-_Float = TypeVar("_Float", np.float32, np.float64)
 _draw_seed: Callable[[], int] = partial(secrets.randbits, 128)
 
 
 class BrokenLogitsError(OpenAFMError):
-    """Logits that no token can be chosen from: not a number somewhere, or every token forbidden."""
+    """No token can be chosen: a logit is not a number, or the mask forbids every token."""
 
 
 class Sampler(ABC):
-    """Chooses tokens of one answer."""
+    """Chooses the tokens of one answer."""
 
     @abstractmethod
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
-        """The token number `position` of the answer. A logit of -inf is never chosen.
+        """Return the token with index `position` in the answer. A logit of -inf is never chosen.
+
+        Raises:
+            BrokenLogitsError: a logit is not a number, or none is finite.
+        """
+
+    @abstractmethod
+    def log_probability(self, logits_V: NDArray[np.float32], token: int) -> float:
+        """Return the natural log of the probability that `sample` chooses `token`; -inf if it cannot.
 
         Raises:
             BrokenLogitsError: a logit is not a number, or none is finite.
@@ -53,17 +58,17 @@ class Sampler(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig(Config):
-    """Base of the ways to sample."""
+class SamplingConfig(Config, ABC):
+    """Base of the sampling configs."""
 
+    @abstractmethod
     def build(self) -> Sampler:
-        """The sampler of one answer."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use GreedyConfig or RandomConfig")
+        """Return the sampler of one answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GreedyConfig(SamplingConfig):
-    """Always the most likely token; of equals the one with the lowest id."""
+    """Choose the most likely token; among equals the lowest id."""
 
     def build(self) -> Sampler:
         return _Greedy()
@@ -71,11 +76,11 @@ class GreedyConfig(SamplingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RandomConfig(SamplingConfig):
-    """A random token by its probability.
+    """Choose a token at random.
 
-    In this order: logits are divided by `temperature`; the `top_k` most likely tokens stay (of equals the lowest ids); of
-    their probabilities, renormalized, the largest that together make up `top_p` stay, one at least; what stays is
-    renormalized and drawn from. Without a seed every answer draws anew.
+    The steps, in order: divide the logits by `temperature`; keep the `top_k` most likely tokens (among equals the lowest
+    ids); renormalize; keep the smallest set of the most likely tokens whose probabilities reach `top_p`, at least one;
+    renormalize and draw. Without a seed every answer draws a new one.
     """
 
     temperature: float = 1.0
@@ -98,6 +103,9 @@ class _Greedy(Sampler):
         _check(float(logits_V[token]))
         return token
 
+    def log_probability(self, logits_V: NDArray[np.float32], token: int) -> float:
+        return 0.0 if token == self.sample(logits_V, 0) else -np.inf
+
 
 class _Random(Sampler):
     def __init__(self, config: RandomConfig) -> None:
@@ -108,40 +116,61 @@ class _Random(Sampler):
         )
 
     def sample(self, logits_V: NDArray[np.float32], position: int) -> int:
-        greatest = float(logits_V.max())
-        _check(greatest)
-        config, temperature = self._config, self._config.temperature
-        least = max(greatest - _NEGLIGIBLE * temperature, _LEAST_LOGIT)
+        candidates_C, weights_C = self._distribution(logits_V)
+        numbers_C = self._uniform(position, candidates_C)
+        # A token's time -log1p(-u) / w is at least u / w: logarithms are needed only of those below one known time.
+        bounds_C = numbers_C / weights_C
+        place = int(bounds_C.argmin())
+        early_K = np.flatnonzero(bounds_C <= -np.log1p(-numbers_C[place]) / weights_C[place])
+        times_K = -np.log1p(-numbers_C[early_K]) / weights_C[early_K]
+        return int(candidates_C[early_K[times_K.argmin()]])
+
+    def log_probability(self, logits_V: NDArray[np.float32], token: int) -> float:
+        candidates_C, weights_C = self._distribution(logits_V)
+        place = int(np.searchsorted(candidates_C, token))
+        if place == len(candidates_C) or candidates_C[place] != token:
+            return -np.inf
+        return float(np.log(weights_C[place]) - np.log(weights_C.sum()))
+
+    def _distribution(self, logits_V: NDArray[np.float32]) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+        """Return the tokens that may be chosen, by id, and their unnormalized probabilities; the largest is 1."""
+        config, highest = self._config, float(logits_V.max())
+        _check(highest)
+        lowest = max(highest - _NEGLIGIBLE * config.temperature, _LOWEST_LOGIT)
         if config.top_k is not None:
-            least = max(least, _floor_of_largest(logits_V, config.top_k))
-        candidates_C = np.flatnonzero(logits_V >= least)
+            lowest = max(lowest, _lower_bound_of_top(logits_V, config.top_k))
+        candidates_C = np.flatnonzero(logits_V >= lowest)
         if config.top_k is not None:
-            candidates_C = _largest(logits_V, candidates_C, config.top_k)
-        law = _Law(logits_V, candidates_C, greatest, temperature)
+            candidates_C = _top(logits_V, candidates_C, config.top_k)
+        weights_C = logits_V[candidates_C].astype(np.float64)
+        weights_C -= highest
+        weights_C /= config.temperature
+        np.exp(weights_C, out=weights_C)
         if config.top_p is not None:
-            law = law.nucleus(config.top_p)
-        return law.first(partial(self._numbers, position))
+            kept_K = _nucleus(weights_C, config.top_p)
+            candidates_C, weights_C = candidates_C[kept_K], weights_C[kept_K]
+        return candidates_C, weights_C
 
-    def _numbers(self, position: int, tokens_C: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Evenly distributed numbers in [0, 1) that belong to the seed, the position and each token, alone.
+    def _uniform(self, position: int, tokens_C: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Return uniform numbers in [0, 1), each a function of the seed, the position and the token.
 
-        SplitMix64 (Steele, Lea and Flood, OOPSLA 2014) from a state that is as random for every position.
+        SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), from a state that is itself hashed from seed and position.
         """
         start = np.array([self._key + position * _GOLDEN_RATIO & _64_BITS], np.uint64)
-        begin = _mixed(start)[0] ^ np.uint64(self._stream)
+        begin = _mix(start)[0] ^ np.uint64(self._stream)
         numbers_C = np.empty(len(tokens_C))
         for first in range(0, len(tokens_C), _BLOCK):
             state_B = tokens_C[first : first + _BLOCK].astype(np.uint64)
             state_B *= np.uint64(_GOLDEN_RATIO)
             state_B += begin
-            state_B = _mixed(state_B) >> np.uint64(11)
-            numbers_C[first : first + _BLOCK] = state_B.view(np.int64)  # signed ones are converted many times as fast
+            state_B = _mix(state_B) >> np.uint64(11)
+            numbers_C[first : first + _BLOCK] = state_B.view(np.int64)  # numpy converts signed integers much faster
         numbers_C *= 2.0**-53
         return numbers_C
 
 
-def _mixed(state_C: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The numbers that SplitMix64 makes of states, in their place."""
+def _mix(state_C: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Apply SplitMix64's output function in place."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         state_C ^= state_C >> np.uint64(shift)
         state_C *= np.uint64(factor)
@@ -150,99 +179,46 @@ def _mixed(state_C: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def draw_seeds_from(source: Callable[[], int]) -> None:
-    """Where answers without a seed get one from now on, for processes that must choose alike."""
+    """Take the seeds of answers without one from `source`. Processes that must choose alike share a source."""
     global _draw_seed
     _draw_seed = source
 
 
-class _Law:
-    """The weights of some tokens, in order of id, of which the greatest logit's is 1.
-
-    Of many tokens few can be chosen. Fp32, which is some times faster, finds those; what is decided between them is decided
-    in fp64, so that a choice is the one that fp64 alone would make.
-    """
-
-    def __init__(
-        self, logits_V: NDArray[np.float32], candidates_C: NDArray[np.intp], greatest: float, temperature: float
-    ) -> None:
-        self._logits_V, self._greatest, self._temperature = logits_V, greatest, temperature
-        self.candidates_C = candidates_C
-
-    def first(self, numbers_of: Callable[[NDArray[np.intp]], NDArray[np.float64]]) -> int:
-        """Who arrives first, of equals the lowest id. A token's time is -log(1 - number), which is more than its number."""
-        candidates_C = self.candidates_C
-        numbers_C = numbers_of(candidates_C)
-        if self._is_worth_it:
-            soonest_C = numbers_C.astype(np.float32) / self._rough()
-            early = int(soonest_C.argmin())
-            arrival = float(-np.log1p(-numbers_C[early]) / self._exact(candidates_C[early : early + 1])[0])
-            kept_C = soonest_C <= arrival * (1 + _ROUGHLY)
-            candidates_C, numbers_C = candidates_C[kept_C], numbers_C[kept_C]
-        arrivals_C = -np.log1p(-numbers_C) / self._exact(candidates_C)
-        return int(candidates_C[arrivals_C.argmin()])
-
-    def nucleus(self, share: float) -> _Law:
-        """The tokens of the largest weights that together make up `share` of all; one at least."""
-        candidates_C = self.candidates_C
-        weights_C = self._rough() if self._is_worth_it else self._exact(candidates_C)
-        total = float(weights_C.sum(dtype=np.float64))
-        # Weights below this add up to less than 1 - share even if all were: sorting the others is enough, and they are few.
-        floor = min((1 - share) * total / len(candidates_C), float(weights_C.max()))
-        kept_C = candidates_C[weights_C >= floor * (1 - _ROUGHLY)]
-        weights_K = self._exact(kept_C)
-        order_K = np.argsort(-weights_K, kind="stable")
-        before_K = weights_K[order_K].cumsum() - weights_K[order_K]
-        if self._is_worth_it and _is_close(before_K, share * total):
-            total = float(self._exact(candidates_C).sum())
-        needed_K = before_K < share * total
-        needed_K[0] = True
-        return _Law(self._logits_V, np.sort(kept_C[order_K[needed_K]]), self._greatest, self._temperature)
-
-    @property
-    def _is_worth_it(self) -> bool:
-        return len(self.candidates_C) >= _MANY and 1 / _LARGEST_SCALE < self._temperature < _LARGEST_SCALE
-
-    def _exact(self, candidates_C: NDArray[np.intp]) -> NDArray[np.float64]:
-        return np.exp((self._logits_V[candidates_C].astype(np.float64) - self._greatest) / self._temperature)
-
-    def _rough(self) -> NDArray[np.float32]:
-        """The same to `_ROUGHLY`, where the temperature is no extreme."""
-        scaled_C = self._take(self._logits_V) - np.float32(self._greatest)
-        scaled_C *= np.float32(1 / self._temperature)
-        return np.exp(scaled_C, out=scaled_C)
-
-    def _take(self, values_V: NDArray[_Float]) -> NDArray[_Float]:
-        """The candidates' values; without looking each up where all are candidates."""
-        return values_V if len(self.candidates_C) == len(values_V) else values_V[self.candidates_C]
+def _nucleus(weights_C: NDArray[np.float64], share: float) -> NDArray[np.intp]:
+    """Return the places of the largest weights, at least one, that together reach `share` of the total; ascending."""
+    total = float(weights_C.sum())
+    # All weights below this bound together are less than 1 - share of the total: only the others need sorting.
+    bound = min((1 - share) * total / len(weights_C), float(weights_C.max()))
+    places_K = np.flatnonzero(weights_C >= bound)
+    weights_K = weights_C[places_K]
+    order_K = np.argsort(-weights_K, kind="stable")
+    sorted_K = weights_K[order_K]
+    is_needed_K = sorted_K.cumsum() - sorted_K < share * total
+    is_needed_K[0] = True
+    return np.sort(places_K[order_K[is_needed_K]])
 
 
-def _is_close(values_K: NDArray[np.float64], limit: float) -> bool:
-    """Whether a value lies so near the limit that `_ROUGHLY` decides on which side."""
-    return bool((np.abs(values_K - limit) <= limit * _ROUGHLY).any())
-
-
-def _floor_of_largest(values_V: NDArray[np.float32], count: int) -> float:
-    """A number that at least `count` of the values reach, not far below them; -inf where that would take long to find."""
+def _lower_bound_of_top(values_V: NDArray[np.float32], count: int) -> float:
+    """Return a number that at least `count` values reach, close below them; -inf where finding one does not pay."""
     num_groups = len(values_V) // _GROUP
     if count >= num_groups // 2:
         return -np.inf
-    greatest_G = values_V[: num_groups * _GROUP].reshape(_GROUP, num_groups).max(axis=0)
-    return float(np.partition(greatest_G, -count)[-count])
+    highest_G = values_V[: num_groups * _GROUP].reshape(_GROUP, num_groups).max(axis=0)
+    return float(np.partition(highest_G, -count)[-count])
 
 
-def _largest(values_V: NDArray[np.float32], candidates_C: NDArray[np.intp], count: int) -> NDArray[np.intp]:
-    """The candidates with the `count` largest values, of equals the lowest ids, in order of id."""
+def _top(values_V: NDArray[np.float32], candidates_C: NDArray[np.intp], count: int) -> NDArray[np.intp]:
+    """Return the candidates with the `count` largest values, among equals the lowest ids, in ascending order."""
     if count >= len(candidates_C):
         return candidates_C
     values_C = values_V[candidates_C]
-    least = np.partition(values_C, -count)[-count]
-    above_C = values_C > least
-    equal_C = np.flatnonzero(values_C == least)[: count - int(above_C.sum())]
-    above_C[equal_C] = True
-    return candidates_C[above_C]
+    lowest = np.partition(values_C, -count)[-count]
+    is_kept_C = values_C > lowest
+    is_kept_C[np.flatnonzero(values_C == lowest)[: count - int(is_kept_C.sum())]] = True
+    return candidates_C[is_kept_C]
 
 
-def _check(greatest: float) -> None:
-    if not np.isfinite(greatest):
-        problem = "every token is forbidden" if greatest == -np.inf else f"the greatest logit is {greatest}"
-        raise BrokenLogitsError(f"no token can be chosen: {problem}")
+def _check(highest: float) -> None:
+    if not np.isfinite(highest):
+        problem = "every token is forbidden" if highest == -np.inf else f"the highest logit is {highest}"
+        raise BrokenLogitsError(f"no token can be chosen: {problem}; check the weights and the grammar")

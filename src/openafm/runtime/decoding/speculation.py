@@ -1,10 +1,9 @@
-"""Speculative decoding: a small model drafts the next tokens, and one step of the target verifies them all.
+"""Speculative decoding: a draft model proposes the next tokens, and one step of the target verifies them all.
 
-The target's own choice is made at every position, from its own logits under its own mask, exactly as without drafts; a
-draft is accepted where it is that choice, so drafting can change nothing but the number of steps. It is accepted often
-because the draft model chooses under the same grammar and in the same race (sampling.py): speculative sampling (arXiv
-2211.17192) in the form that gives the same tokens whatever the drafts (2408.07978). What the grammar forces after a draft is
-a draft that is certain.
+The target chooses every token from its own logits under its own mask, as without drafts. A draft is accepted if it equals
+that choice, so drafting changes the number of steps and never a token. The draft model chooses under the same grammar with
+the same random numbers (sampling.py), which makes equal choices likely: speculative sampling (arXiv 2211.17192) in the form
+whose output does not depend on the drafts (2408.07978). Tokens that the grammar forces after a draft are drafted with it.
 
 Shapes: V vocabulary, A tokens ahead of the answer.
 """
@@ -24,58 +23,58 @@ from numpy.typing import NDArray
 from openafm.core.errors import UsageError
 from openafm.runtime.batching.admission import MOST_DECODED
 from openafm.runtime.batching.step_costs import StepCosts
+from openafm.runtime.decoding.draft_length import DraftLength, DraftLengthConfig
 from openafm.runtime.decoding.grammar import GrammarError, Matcher
-from openafm.runtime.decoding.pace import Pace, PaceConfig, TimedPaceConfig
 from openafm.runtime.decoding.prefill import prefill, step_beside
 from openafm.runtime.decoding.sampling import BrokenLogitsError, Sampler
 from openafm.runtime.engines.base import Engine, Sequence
 
 
 class DraftMismatchError(UsageError):
-    """A draft model that does not speak in the target's tokens, or that drafts nothing."""
+    """The draft model has another vocabulary than the target, or is to draft no tokens."""
 
 
 class Drafter:
-    """A draft model beside a target, shared by all sessions of the target, and safe to share between threads.
+    """A draft model for all sessions of one or more targets. Safe to share between threads.
 
-    Each sequence of the target gets one of the draft model's when drafting for it first begins. It follows by comparing
-    tokens, so the target's may be rolled back, prefilled or restored by anybody; and it goes when the target's does.
+    The first draft for a target's sequence opens one of the draft model, which follows by comparing tokens. The target's
+    sequence may therefore be rolled back, prefilled or restored at any time. Both are freed together.
 
     Args:
-        engine: the draft model's.
+        engine: engine of the draft model.
         num_tokens: most tokens drafted for one verification, forced ones not counted.
-        pace: how many of them are.
+        length: how the number of drafted tokens is chosen; by measured costs if not given.
 
     Attributes:
-        costs: what it took to draft a token, by the tokens that the draft model had to see for it.
+        costs: seconds to draft a token, by the number of tokens that the draft model processed for it.
 
     Raises:
         DraftMismatchError: `num_tokens` is not positive.
     """
 
-    def __init__(self, engine: Engine, num_tokens: int = 5, pace: PaceConfig | None = None) -> None:
+    def __init__(self, engine: Engine, num_tokens: int = 5, length: DraftLengthConfig | None = None) -> None:
         if num_tokens < 1:
-            raise DraftMismatchError(f"a drafter needs num_tokens above 0, got {num_tokens}")
+            raise DraftMismatchError(f"num_tokens is {num_tokens}; a drafter needs 1 or more")
         self.engine, self.num_tokens = engine, num_tokens
         self.costs = StepCosts()
-        self._pace = pace or TimedPaceConfig()
-        self._paces: WeakKeyDictionary[Engine, Pace] = WeakKeyDictionary()
+        self._config = length or DraftLengthConfig()
+        self._lengths: WeakKeyDictionary[Engine, DraftLength] = WeakKeyDictionary()
         self._followers: WeakKeyDictionary[Sequence, Sequence] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def pace(self, target: Engine) -> Pace:
-        """What has been learned beside this target, for all its answers."""
+    def length(self, target: Engine) -> DraftLength:
+        """Return the draft length policy of this target, shared by all its answers."""
         with self._lock:
-            pace = self._paces.get(target)
-            if pace is None:
-                pace = self._paces[target] = self._pace.build(target.costs, self.costs)
-            return pace
+            length = self._lengths.get(target)
+            if length is None:
+                length = self._lengths[target] = self._config.build(target.costs, self.costs)
+            return length
 
     def check_target(self, engine: Engine) -> None:
-        """See that the target's tokens are the draft model's.
+        """Check that target and draft model have the same vocabulary size.
 
         Raises:
-            DraftMismatchError: they have vocabularies of different sizes.
+            DraftMismatchError: the sizes differ.
         """
         if self.engine.vocab_size != engine.vocab_size:
             raise DraftMismatchError(
@@ -84,7 +83,7 @@ class Drafter:
             )
 
     def follower(self, sequence: Sequence) -> Sequence:
-        """The draft model's sequence for one of the target's."""
+        """Return the draft model's sequence for one of the target's, opening it on first use."""
         with self._lock:
             follower = self._followers.get(sequence)
             if follower is None:
@@ -94,14 +93,14 @@ class Drafter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """A token that may come. Forced: certain to come if those before it do."""
+    """A proposed token. A forced one follows whenever the drafts before it are accepted."""
 
     token: int
     is_forced: bool
 
 
 class Drafting:
-    """Drafts for one answer, chosen as the answer's own tokens are."""
+    """Drafts for one answer, chosen with the answer's sampler and grammar."""
 
     def __init__(
         self,
@@ -117,60 +116,58 @@ class Drafting:
         self._engine, self._followed, self._sequence = drafter.engine, sequence, drafter.follower(sequence)
         self._sampler, self._matcher, self._stop_tokens = sampler, matcher, stop_tokens
         self._cancelled = cancelled
-        self._most, self._pace, self._target_costs = drafter.num_tokens, drafter.pace(target), target.costs
-        self._pace.begin()
+        self._most, self._length = drafter.num_tokens, drafter.length(target)
+        self._target_costs, self._draft_costs = target.costs, drafter.costs
+        self._num_fed = 1  # rows of this sequence in the latest step of the target
         self.num_drafted = self.num_accepted = 0
         self.seconds = 0.0
 
     def propose(self, tokens: List[int], position: int, most: int) -> list[Draft]:
-        """What may follow the sequence's tokens and then `tokens`, to which the matcher has come: `most` at the most.
+        """Return at most `most` drafts to follow the sequence's tokens and then `tokens`, which the matcher has accepted.
 
-        `position` is the number of the next token in the answer.
+        `position` is the index of the next token in the answer.
         """
         started = time.perf_counter()
-        num_waiting = max(self._followed.length + len(tokens) - self._sequence.length, 1)
-        aim = self._pace.aim(min(self._most, most), len(tokens), num_waiting, position)
-        if not aim or self._followed.length + len(tokens) + most > self._engine.context_length:
+        num_unseen = max(self._followed.length + len(tokens) - self._sequence.length, 1)
+        sharing = max(self._target_costs.latest_rows / self._num_fed, 1.0)
+        num_runs = self._length.choose(min(self._most, most), len(tokens), num_unseen, position, sharing)
+        if not num_runs or self._followed.length + len(tokens) + most > self._engine.context_length:
+            self._num_fed = len(tokens)
             return []
-        runs = self._runs(aim, tokens, position, most, started)
-        del runs[self._pace.worth(len(tokens), [len(run) for run in runs]) :]
+        drafts = self._drafts(num_runs, tokens, position, most, started)[:most]
+        self._num_fed = len(tokens) + len(drafts)
         self.seconds += time.perf_counter() - started
-        drafts = [draft for run in runs for draft in run][:most]
         self.num_drafted += sum(not draft.is_forced for draft in drafts)
         return drafts
 
-    def judge(self, accepted: bool) -> None:
-        """The target's choice was the draft's or not."""
+    def observe(self, accepted: bool) -> None:
+        """Record whether the target's choice was the draft."""
         self.num_accepted += accepted
-        self._pace.judge(accepted)
+        self._length.observe(accepted)
 
-    def stepped(self, num_plain: int, num_rows: int) -> None:
-        """The target took `num_rows` where it would have taken `num_plain` without drafts; none where those came true."""
-        self._pace.stepped(num_plain, num_rows, self._target_costs.latest_rows)
-
-    def _runs(self, aim: int, tokens: List[int], position: int, most: int, started: float) -> list[list[Draft]]:
-        runs: list[list[Draft]] = []
-        waiting, num_drafts = self._caught_up(tokens), 0
+    def _drafts(self, num_runs: int, tokens: List[int], position: int, most: int, started: float) -> list[Draft]:
+        drafts: list[Draft] = []
+        unseen = self._catch_up(tokens)
         matcher = None if self._matcher is None else self._matcher.fork()
-        while len(runs) < aim and num_drafts < most:
-            logits_V = prefill(self._engine, self._sequence, waiting, self._cancelled)
+        for _ in range(num_runs):
+            logits_V = prefill(self._engine, self._sequence, unseen, self._cancelled)
             if logits_V is None:
                 break
-            run = self._run(logits_V, position + num_drafts, matcher)
+            run = self._run(logits_V, position + len(drafts), matcher)
             ended = time.perf_counter()
-            self._pace.drafted(len(waiting), ended - started)
+            self._draft_costs.record(len(unseen), ended - started)
             if not run:
-                self._pace.judge(accepted=False)
+                self._length.observe(accepted=False)
                 break
-            runs.append(run)
-            num_drafts += len(run)
-            waiting, started = [draft.token for draft in run], ended
-            if not self._stop_tokens.isdisjoint(waiting):
+            self._length.observe_run(len(run))
+            drafts += run
+            unseen, started = [draft.token for draft in run], ended
+            if len(drafts) >= most or not self._stop_tokens.isdisjoint(unseen):
                 break
-        return runs
+        return drafts
 
-    def _caught_up(self, tokens: List[int]) -> list[int]:
-        """The tokens that the draft model has still to see, the last one at least; what it saw wrongly is taken back."""
+    def _catch_up(self, tokens: List[int]) -> list[int]:
+        """Roll back what differs from the target's sequence and return the tokens still to process, at least the last."""
         known = np.asarray(self._sequence.tokens)
         wanted = np.concatenate([np.asarray(self._followed.tokens), np.asarray(tokens, np.intc)])
         length = min(len(known), len(wanted) - 1)
@@ -181,7 +178,9 @@ class Drafting:
         return [int(token) for token in wanted[num_equal:]]
 
     def _run(self, logits_V: NDArray[np.float32], position: int, matcher: Matcher | None) -> list[Draft]:
-        """One choice, and what the grammar forces after it; nothing where the way is lost, which may not be the answer's."""
+        """Return one choice and the tokens that the grammar forces after it; empty if the draft model's logits or the
+        grammar fail here, which need not happen to the target.
+        """
         try:
             if matcher is not None:
                 matcher.apply(logits_V)
@@ -197,9 +196,9 @@ class Drafting:
 
 
 class Lookahead:
-    """Feeds an answer to the target's sequence, and drafts behind it; drafts that come true are not computed again.
+    """Feeds an answer to the target's sequence together with drafts. Accepted drafts are not computed again.
 
-    Between calls the sequence holds the answer so far and the drafts ahead of it. `close` takes those back.
+    Between calls the sequence holds the answer so far and the drafts ahead of it. `close` removes the drafts.
     """
 
     def __init__(self, engine: Engine, sequence: Sequence, drafting: Drafting | None) -> None:
@@ -211,34 +210,29 @@ class Lookahead:
     def feed(
         self, tokens: List[int], position: int, most_ahead: int, beside: Callable[[], None] | None = None
     ) -> NDArray[np.float32]:
-        """Append tokens to the answer: a choice and what was forced after it. Returns the logits [V] after the last.
+        """Append tokens to the answer, a choice and the tokens forced after it. Return the logits [V] after the last.
 
-        `position` is the number of the token after them in the answer; at most `most_ahead` may be drafted from there.
-        `beside` is done during the step, if there is one.
+        `position` is the index of the token after them in the answer; at most `most_ahead` may be drafted from there.
+        `beside` runs during the step, if there is one.
         """
         if self._ahead and self._drafting is not None:
-            self._drafting.judge(tokens[0] == self._ahead[0].token)
-        num_equal = self._num_come_true(tokens)
+            self._drafting.observe(tokens[0] == self._ahead[0].token)
+        num_equal = self._num_accepted(tokens)
         if num_equal == len(tokens):
-            if self._drafting is not None:
-                self._drafting.stepped(len(tokens), 0)
             logits_V = self._logits_AV[num_equal - 1]
             self._ahead, self._logits_AV = self._ahead[num_equal:], self._logits_AV[num_equal:]
             return logits_V
         self._ahead = self._ahead[num_equal:]
         self.close()
-        logits_V = self._step(list(tokens[num_equal:]), position, most_ahead, beside)
-        if self._drafting is not None:
-            self._drafting.stepped(len(tokens), len(tokens) - num_equal + len(self._ahead))
-        return logits_V
+        return self._step(list(tokens[num_equal:]), position, most_ahead, beside)
 
     def close(self) -> None:
-        """Take the drafts back."""
+        """Remove the drafts from the sequence."""
         if self._ahead:
             self._engine.rollback(self._sequence, len(self._ahead))
             self._ahead = []
 
-    def _num_come_true(self, tokens: List[int]) -> int:
+    def _num_accepted(self, tokens: List[int]) -> int:
         pairs = zip(tokens, self._ahead, strict=False)
         return next(
             (i for i, (token, draft) in enumerate(pairs) if token != draft.token), min(len(tokens), len(self._ahead))

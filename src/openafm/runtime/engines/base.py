@@ -23,10 +23,16 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file
-from openafm.runtime.batching.pending import Job, Pending, Piece, Request
+from openafm.runtime.batching.pending import Job, Pending, Request, TokenChunk
 from openafm.runtime.batching.scheduler import Computed, Scheduler
 from openafm.runtime.batching.step_costs import StepCosts
-from openafm.runtime.engines.snapshot import Snapshot, SnapshotMismatchError, read_snapshot, snapshot_parts, write_snapshot
+from openafm.runtime.engines.snapshot import (
+    SequenceSnapshot,
+    SnapshotMismatchError,
+    read_snapshot,
+    snapshot_parts,
+    write_snapshot,
+)
 
 LogitsOf: TypeAlias = Literal["last", "all"]
 _TOKEN = "i"  # the array type of token ids: 4 bytes each
@@ -146,13 +152,13 @@ class Engine(ABC):
         """An empty cache."""
 
     @abstractmethod
-    def _forward(self, pieces: List[Piece]) -> list[NDArray[np.float32]]:
-        """Compute pieces of different sequences, checked, one at least; one call at a time.
+    def _forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
+        """Compute chunks of different sequences, checked, one at least; one call at a time.
 
         Returns the logits [num_wanted, V] of each. Writes keys and values behind `cache.length`, which stays as it is.
         """
 
-    def _start(self, pieces: List[Piece]) -> Callable[[], Computed] | None:
+    def _start(self, chunks: List[TokenChunk]) -> Callable[[], Computed] | None:
         """Begin `_forward` in another thread and return what waits for it; None where there is no such thread.
 
         What is returned may be called again when it was interrupted.
@@ -312,12 +318,12 @@ class Engine(ABC):
             self._scheduler.forget(sequence)
             sequence._cache, sequence._tokens = None, array(_TOKEN)
 
-    def _taken(self, sequence: Sequence) -> Snapshot:
+    def _taken(self, sequence: Sequence) -> SequenceSnapshot:
         if sequence.num_computed < sequence.length:
             self._catch_up(sequence)
         with self._held(sequence) as cache:
             arrays = cache.arrays() | {"tokens": np.array(sequence._tokens, np.int32)}
-            return Snapshot(signature=self.signature, length=cache.length, arrays=arrays)
+            return SequenceSnapshot(signature=self.signature, length=cache.length, arrays=arrays)
 
     def _cache_of(self, sequence: Sequence) -> Cache:
         if sequence._engine is not self:

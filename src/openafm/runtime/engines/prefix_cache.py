@@ -46,7 +46,9 @@ class PrefixCache:
 
     def __init__(self, engine: Engine, most_bytes: int) -> None:
         self._engine, self._most_bytes = engine, most_bytes
-        self._shelves: dict[Kind, _Shelf] = {kind: _Shelf(most_bytes // 2) for kind in ("opening", "conversation")}
+        self._stores: dict[Kind, _PrefixStore] = {
+            kind: _PrefixStore(most_bytes // 2) for kind in ("opening", "conversation")
+        }
         self._lock = threading.Lock()  # never held while the engine is asked for something
         self._computing: set[bytes] = set()
         self._computed = threading.Condition(self._lock)
@@ -55,7 +57,7 @@ class PrefixCache:
     def num_bytes(self) -> int:
         """Memory of all entries, counted as the limit counts it."""
         with self._lock:
-            return sum(shelf.num_bytes for shelf in self._shelves.values())
+            return sum(store.num_bytes for store in self._stores.values())
 
     def may_keep(self, num_tokens: int) -> bool:
         """Whether so many tokens are worth an entry."""
@@ -86,14 +88,14 @@ class PrefixCache:
         """A new sequence that holds as many of the first of `tokens` as are known here, down to none."""
         key = _key(tokens)
         with self._lock:
-            matches = [match for shelf in self._shelves.values() for match in shelf.nearest(key)]
+            matches = [match for store in self._stores.values() for match in store.nearest(key)]
         for match in sorted(matches, key=lambda match: (-match.num_common, match.entry.num_tokens)):
             if match.num_common < LEAST_TOKENS:
                 break
             forked = self._engine.fork(match.entry.sequence, match.num_common)
             if forked.num_computed == match.num_common:  # a cache that forgets may not go on from the middle of an entry
                 with self._lock:
-                    match.shelf.touch(match.entry)
+                    match.store.touch(match.entry)
                 return forked
         return self._engine.new_sequence()
 
@@ -105,19 +107,19 @@ class PrefixCache:
         # A copy just to find that it does not fit could take the last memory of a device.
         if not self.may_keep(length) or sum(self._engine.memory(sequence).values()) > self._most_bytes:
             return
-        key, shelf = _key(sequence.tokens[:length]), self._shelves[kind]
+        key, store = _key(sequence.tokens[:length]), self._stores[kind]
         with self._lock:
-            if shelf.knows(key):
+            if store.knows(key):
                 return
         forked = self._engine.fork(sequence, length)
         if forked.num_computed == length:
-            entry = _Entry(key=key, sequence=forked, memory=self._engine.memory(forked))
+            entry = _Prefix(key=key, sequence=forked, memory=self._engine.memory(forked))
             with self._lock:
-                shelf.put(entry)
+                store.put(entry)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Entry:
+class _Prefix:
     """A sequence that never steps, its tokens as a key, and its memory: bytes by address."""
 
     key: bytes
@@ -130,33 +132,33 @@ class _Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Match:
+class _PrefixMatch:
     """An entry that has its first tokens in common with what was looked for."""
 
-    shelf: _Shelf
-    entry: _Entry
+    store: _PrefixStore
+    entry: _Prefix
     num_common: int
 
 
-class _Shelf:
+class _PrefixStore:
     """The entries of one kind. None begins with all of another: the longer one serves for both."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._entries: dict[bytes, _Entry] = {}  # the least recently used first
+        self._entries: dict[bytes, _Prefix] = {}  # the least recently used first
         self._keys: list[bytes] = []  # sorted, so that those with most in common are neighbors
-        self._num_owners: Counter[int] = Counter()  # of every piece of memory, by its address
+        self._num_owners: Counter[int] = Counter()  # of every chunk of memory, by its address
         self.num_bytes = 0
 
-    def nearest(self, key: bytes) -> list[_Match]:
+    def nearest(self, key: bytes) -> list[_PrefixMatch]:
         """The entries between which `key` would stand; none has more in common with it than one of them."""
         place = bisect_right(self._keys, key)
         return [
-            _Match(shelf=self, entry=self._entries[other], num_common=_num_common(key, other))
+            _PrefixMatch(store=self, entry=self._entries[other], num_common=_num_common(key, other))
             for other in self._keys[max(place - 1, 0) : place + 1]
         ]
 
-    def touch(self, entry: _Entry) -> None:
+    def touch(self, entry: _Prefix) -> None:
         """It was used just now."""
         if self._entries.pop(entry.key, None) is not None:
             self._entries[entry.key] = entry
@@ -169,7 +171,7 @@ class _Shelf:
         self.touch(self._entries[self._keys[place]])
         return True
 
-    def put(self, entry: _Entry) -> None:
+    def put(self, entry: _Prefix) -> None:
         """Take an entry in, unless it is known meanwhile or takes more memory than there is; others make room for it."""
         if sum(entry.memory.values()) > self._most_bytes or self.knows(entry.key):
             return
@@ -184,7 +186,7 @@ class _Shelf:
         while self.num_bytes > self._most_bytes:
             self._drop(next(iter(self._entries.values())))
 
-    def _drop(self, entry: _Entry) -> None:
+    def _drop(self, entry: _Prefix) -> None:
         del self._entries[entry.key]
         del self._keys[bisect_left(self._keys, entry.key)]
         self._num_owners.subtract(entry.memory.keys())

@@ -32,7 +32,7 @@ class SnapshotMismatchError(OpenAFMError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class SequenceSnapshot:
     """`length` tokens and their keys and values by name, and the signature of the engine that computed them."""
 
     signature: str
@@ -40,13 +40,13 @@ class Snapshot:
     arrays: Mapping[str, NDArray[Any]]
 
 
-def write_snapshot(snapshot: Snapshot) -> bytes:
+def write_snapshot(snapshot: SequenceSnapshot) -> bytes:
     """The bytes that `read_snapshot` reads back."""
     return b"".join(snapshot_parts(snapshot))
 
 
-def snapshot_parts(snapshot: Snapshot) -> list[bytes | memoryview]:
-    """`write_snapshot` in pieces that follow each other; those of arrays are not copied."""
+def snapshot_parts(snapshot: SequenceSnapshot) -> list[bytes | memoryview]:
+    """`write_snapshot` in chunks that follow each other; those of arrays are not copied."""
     entries = [{"name": name, "dtype": str(array.dtype), "shape": array.shape} for name, array in snapshot.arrays.items()]
     header = json.dumps({"signature": snapshot.signature, "length": snapshot.length, "arrays": entries}).encode()
     parts: list[bytes | memoryview] = [struct.pack("<I", len(header)), header]
@@ -57,7 +57,7 @@ def snapshot_parts(snapshot: Snapshot) -> list[bytes | memoryview]:
     return [_MAGIC, digest.digest(), *parts]
 
 
-def read_snapshot(data: bytes | memoryview) -> Snapshot:
+def read_snapshot(data: bytes | memoryview) -> SequenceSnapshot:
     """Read what `write_snapshot` wrote; the arrays are read-only views of `data`.
 
     Raises:
@@ -79,7 +79,7 @@ def read_snapshot(data: bytes | memoryview) -> Snapshot:
         ) from error
 
 
-def _read_body(body: memoryview) -> Snapshot:
+def _read_body(body: memoryview) -> SequenceSnapshot:
     (header_length,) = struct.unpack_from("<I", body)
     header = json.loads(bytes(body[4 : 4 + header_length]))
     signature, length = header["signature"], header["length"]
@@ -96,7 +96,7 @@ def _read_body(body: memoryview) -> Snapshot:
         start = stop
     if start != len(body):
         raise ValueError(f"arrays end at byte {start} of {len(body)}")
-    return Snapshot(signature=signature, length=length, arrays=arrays)
+    return SequenceSnapshot(signature=signature, length=length, arrays=arrays)
 
 
 def _is_count(value: Any) -> bool:

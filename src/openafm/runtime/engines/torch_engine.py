@@ -24,7 +24,7 @@ from openafm.models.decoder import FEW_TOKENS, Decoder
 from openafm.models.experts import Router
 from openafm.models.layers import RMSNorm
 from openafm.models.track_parallel import share_tracks
-from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.base import Cache, Engine
 from openafm.runtime.engines.kv_cache import CachedSequences, TorchCache
 from openafm.runtime.engines.shared_weights import base_decoder, sharing
@@ -89,13 +89,13 @@ class TorchEngine(Engine):
     def _new_cache(self) -> Cache:
         return TorchCache(self._cached, self.decoder.compute_dtype, self._device)
 
-    def _forward(self, pieces: Sequence[Piece]) -> list[NDArray[np.float32]]:
-        caches = [cast(TorchCache, piece.cache) for piece in pieces]
-        counts = [len(piece.tokens) for piece in pieces]
-        wanted = [piece.num_wanted for piece in pieces]
+    def _forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
+        caches = [cast(TorchCache, chunk.cache) for chunk in chunks]
+        counts = [len(chunk.tokens) for chunk in chunks]
+        wanted = [chunk.num_wanted for chunk in chunks]
         is_last = max(wanted) <= 1
         with torch.inference_mode():
-            tokens_BS = torch.tensor([[token for piece in pieces for token in piece.tokens]], device=self._device)
+            tokens_BS = torch.tensor([[token for chunk in chunks for token in chunk.tokens]], device=self._device)
             context = CachedSequences(caches, counts, self._device)
             compute = self.decoder.last_hidden if is_last else self.decoder.hidden
             logits_NV = self._head(compute(tokens_BS, context)[0]).float().cpu().numpy()

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
-from openafm.runtime.batching.pending import Piece
+from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.batching.scheduler import Computed
 from openafm.runtime.engines.base import Cache, Engine
 from openafm.runtime.native.library import VERSION, native_library
@@ -111,35 +111,35 @@ class NativeEngine(Engine):
             raise OutOfMemoryError("no memory for another sequence; close others")
         return NativeCache(self._model, handle)
 
-    def _forward(self, pieces: Sequence[Piece]) -> list[NDArray[np.float32]]:
+    def _forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
         if self._driver is not None:
             self._driver.settle()
-        call = _Call(pieces, self.vocab_size)
-        return call.outputs(self._model.library.oa_step(self._model.handle, *call.arguments))
+        arguments = _StepArguments(chunks, self.vocab_size)
+        return arguments.outputs(self._model.library.oa_step(self._model.handle, *arguments.arguments))
 
-    def _start(self, pieces: Sequence[Piece]) -> Callable[[], Computed] | None:
+    def _start(self, chunks: Sequence[TokenChunk]) -> Callable[[], Computed] | None:
         if self._driver is None:
             self._driver = Driver.of(self._model)
         if self._driver is None:
             return None
-        call = _Call(pieces, self.vocab_size)
-        self._driver.begin(call)
-        return partial(_wait, self._driver, call)
+        arguments = _StepArguments(chunks, self.vocab_size)
+        self._driver.begin(arguments)
+        return partial(_wait, self._driver, arguments)
 
 
-class _Call:
+class _StepArguments:
     """What one step in C reads and writes: as long as this lives, it may."""
 
-    def __init__(self, pieces: Sequence[Piece], vocab_size: int) -> None:
+    def __init__(self, chunks: Sequence[TokenChunk], vocab_size: int) -> None:
         tokens = array("i")
-        for piece in pieces:
-            tokens += piece.tokens
-        self._wanted = array("i", [piece.num_wanted for piece in pieces])
-        self._caches = [cast(NativeCache, piece.cache) for piece in pieces]
+        for chunk in chunks:
+            tokens += chunk.tokens
+        self._wanted = array("i", [chunk.num_wanted for chunk in chunks])
+        self._caches = [cast(NativeCache, chunk.cache) for chunk in chunks]
         self._inputs = (
             array("Q", [cache.handle for cache in self._caches]),
-            array("q", [piece.start for piece in pieces]),
-            array("i", [len(piece.tokens) for piece in pieces]),
+            array("q", [chunk.start for chunk in chunks]),
+            array("i", [len(chunk.tokens) for chunk in chunks]),
             self._wanted,
             tokens,
         )
@@ -152,7 +152,7 @@ class _Call:
         return (len(self._wanted), *addresses, self._logits_NV.ctypes.data)
 
     def outputs(self, failed: int) -> list[NDArray[np.float32]]:
-        """The logits [num_wanted, V] of each piece.
+        """The logits [num_wanted, V] of each chunk.
 
         Raises:
             OutOfMemoryError: it failed.
@@ -170,7 +170,7 @@ class Driver:
     def __init__(self, model: NativeModel, handle: int) -> None:
         self._library, self._handle = model.library, handle
         # What a step uses outlives it, should all who know of it go meanwhile: it is named where nothing is collected.
-        self._used: list[_Call] = []
+        self._used: list[_StepArguments] = []
         weakref.finalize(self, _free_driver, model, handle, self._used)
 
     @staticmethod
@@ -179,11 +179,11 @@ class Driver:
         handle = model.library.oa_driver_new(model.handle)
         return Driver(model, handle) if handle else None
 
-    def begin(self, call: _Call) -> None:
+    def begin(self, arguments: _StepArguments) -> None:
         """Start a step, once the one before is over."""
         self.settle()
-        self._used.append(call)
-        self._library.oa_step_begin(self._handle, *call.arguments)
+        self._used.append(arguments)
+        self._library.oa_step_begin(self._handle, *arguments.arguments)
 
     def settle(self) -> None:
         """See that no step goes on: one may whose caller was interrupted before anybody knew of it."""
@@ -198,14 +198,14 @@ class Driver:
         return failed, seconds.value
 
 
-def _free_driver(model: NativeModel, handle: int, used: list[_Call]) -> None:
+def _free_driver(model: NativeModel, handle: int, used: list[_StepArguments]) -> None:
     model.library.oa_driver_free(handle)  # waits for the step
     used.clear()
 
 
-def _wait(driver: Driver, call: _Call) -> Computed:
+def _wait(driver: Driver, arguments: _StepArguments) -> Computed:
     failed, seconds = driver.wait()
-    return call.outputs(failed), seconds
+    return arguments.outputs(failed), seconds
 
 
 def chosen_threads() -> int:

@@ -13,7 +13,7 @@ from openafm.runtime.native.build import NativeBuildError, built_library
 VERSION = 5
 
 
-class Matrix(Structure):
+class MatrixStruct(Structure):
     """OaMatrix."""
 
     _fields_ = [
@@ -29,17 +29,17 @@ class Matrix(Structure):
     ]
 
 
-class Layer(Structure):
+class LayerStruct(Structure):
     """OaLayer."""
 
     _fields_ = [
-        *((name, Matrix) for name in ("query", "key", "value", "output", "gate", "up", "down")),
+        *((name, MatrixStruct) for name in ("query", "key", "value", "output", "gate", "up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
         ("source", c_int32),
     ]
 
 
-class ModelConfig(Structure):
+class ModelStruct(Structure):
     """OaConfig."""
 
     _fields_ = [
@@ -58,7 +58,7 @@ class ModelConfig(Structure):
         ("frequencies", c_void_p),
         ("final_norm", c_void_p),
         ("embedding", c_void_p),
-        ("layers", POINTER(Layer)),
+        ("layers", POINTER(LayerStruct)),
     ]
 
 
@@ -67,7 +67,7 @@ _STEP = (c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_version": (c_int32, ()),
     "oa_kernels": (c_char_p, (c_int32,)),
-    "oa_model_new": (c_void_p, (POINTER(ModelConfig), c_int32, c_char_p)),
+    "oa_model_new": (c_void_p, (POINTER(ModelStruct), c_int32, c_char_p)),
     "oa_model_free": (None, (c_void_p,)),
     "oa_cache_new": (c_void_p, (c_void_p,)),
     "oa_cache_fork": (c_void_p, (c_void_p, c_int64)),
@@ -83,7 +83,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_step_wait": (c_int32, (c_void_p, POINTER(c_double))),
     "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_pack_tiles": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
-    "oa_product": (None, (c_void_p, POINTER(Matrix), c_void_p, c_int32, c_void_p)),
+    "oa_product": (None, (c_void_p, POINTER(MatrixStruct), c_void_p, c_int32, c_void_p)),
     "oa_head": (None, (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p)),
     "oa_round": (None, (c_void_p, c_void_p, c_int32, c_void_p, POINTER(c_float), POINTER(c_int32))),
     "oa_norm": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_float, c_void_p)),

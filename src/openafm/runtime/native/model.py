@@ -21,7 +21,7 @@ from openafm.models.config import (
     SharedKeysValuesConfig,
 )
 from openafm.runtime.native.adapter_weights import check_shapes
-from openafm.runtime.native.library import Layer, Matrix, ModelConfig, kernel_names
+from openafm.runtime.native.library import LayerStruct, MatrixStruct, ModelStruct, kernel_names
 from openafm.runtime.native.support import LEVEL_ZEROS
 from openafm.runtime.native.weights import PANEL_ROWS, NativeWeights, matrices
 
@@ -62,8 +62,8 @@ class NativeModel:
         self._scale = 0.0 if adapter is None else adapter.config.scale
         shapes = matrices(config)
         layers = (self._layer(config, index, shapes) for index in range(len(config.layers)))
-        self._layers = (Layer * len(config.layers))(*layers)
-        self._config = ModelConfig(
+        self._layers = (LayerStruct * len(config.layers))(*layers)
+        self._config = ModelStruct(
             vocab_size=config.vocab_size,
             dim=config.dim,
             num_layers=len(config.layers),
@@ -88,10 +88,10 @@ class NativeModel:
             raise OutOfMemoryError(f"the native runtime cannot start with kernels {kernels or kernel_names(library)[0]}")
         weakref.finalize(self, library.oa_model_free, self.handle).atexit = False  # a thread may be computing then
 
-    def _layer(self, config: DecoderConfig, index: int, shapes: Mapping[str, tuple[int, int]]) -> Layer:
+    def _layer(self, config: DecoderConfig, index: int, shapes: Mapping[str, tuple[int, int]]) -> LayerStruct:
         attention = cast(AttentionConfig, config.layers[index].attention)
         prefix, keys_values = f"layers.{index}.", attention.keys_values
-        layer = Layer(source=keys_values.layer if isinstance(keys_values, SharedKeysValuesConfig) else index)
+        layer = LayerStruct(source=keys_values.layer if isinstance(keys_values, SharedKeysValuesConfig) else index)
         for field, name in _LINEARS.items():
             if prefix + name in shapes:  # a layer that shares keys and values has no products for them
                 setattr(layer, field, self._matrix(prefix + name, *shapes[prefix + name]))
@@ -103,9 +103,9 @@ class NativeModel:
                 layer.key_norm = self._weights.address(f"{prefix}attention.keys_values.key_norm.weight")
         return layer
 
-    def _matrix(self, name: str, num_outputs: int, num_inputs: int) -> Matrix:
+    def _matrix(self, name: str, num_outputs: int, num_inputs: int) -> MatrixStruct:
         a, b = self._adapter.get(f"{name}.lora.a"), self._adapter.get(f"{name}.lora.b")
-        return Matrix(
+        return MatrixStruct(
             codes=self._weights.address(name),
             scales=self._weights.address(f"{name}.scale"),
             lora_a=None if a is None else a.ctypes.data,

@@ -42,7 +42,7 @@ _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Section:
+class WeightsSection:
     """A part of the file: name, dtype and number of items."""
 
     name: str
@@ -97,17 +97,19 @@ def norms(config: DecoderConfig) -> Iterator[tuple[str, int]]:
     yield "norm.weight", config.dim
 
 
-def sections(config: DecoderConfig) -> list[Section]:
+def sections(config: DecoderConfig) -> list[WeightsSection]:
     """All of the file in its order: what is small, then the stream of a decoded token, read ahead across matrices."""
     scales, codes = [], []
     for name, (num_outputs, num_inputs) in matrices(config).items():
         num_panels, num_steps = -(-num_outputs // PANEL_ROWS), -(-num_inputs // STEP_INPUTS)
-        scales.append(Section(name=f"{name}.scale", dtype="float32", num_items=num_panels * PANEL_ROWS))
-        codes.append(Section(name=name, dtype="uint8", num_items=num_panels * num_steps * PANEL_ROWS * STEP_INPUTS // 4))
-    small = [*scales, *(Section(name=name, dtype="float32", num_items=length) for name, length in norms(config))]
+        scales.append(WeightsSection(name=f"{name}.scale", dtype="float32", num_items=num_panels * PANEL_ROWS))
+        codes.append(
+            WeightsSection(name=name, dtype="uint8", num_items=num_panels * num_steps * PANEL_ROWS * STEP_INPUTS // 4)
+        )
+    small = [*scales, *(WeightsSection(name=name, dtype="float32", num_items=length) for name, length in norms(config))]
     num_tiles = -(-config.vocab_size // TILE_ROWS)
     tile_bytes = config.dim // GROUP * TILE_GROUP_BYTES
-    return [*small, *codes, Section(name="embedding", dtype="uint8", num_items=num_tiles * tile_bytes)]
+    return [*small, *codes, WeightsSection(name="embedding", dtype="uint8", num_items=num_tiles * tile_bytes)]
 
 
 def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
