@@ -34,8 +34,8 @@ from openafm.adapters.lora import adapter_weights
 from openafm.bundle import Bundle, RecoveryAdapter, bundle_place, open_bundle, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.core.progress import progress
+from openafm.data.batch import Batch
 from openafm.data.documents import ChatDocument, texts_of
-from openafm.data.loader import Batch
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.sizes import shared_kv_decoder
 from openafm.recipes.compress import compress, compression_config, corpus_batches
@@ -45,8 +45,8 @@ from openafm.recipes.run import prepare_run
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import StepBudget, TrainerConfig
+from openafm.training.initialization import fresh_state
 from openafm.training.objectives.base import NextToken
-from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "adapter_rank.json"
@@ -183,7 +183,7 @@ def train(bundle: Bundle, config: TrainerConfig, place: Path) -> Bundle:
     trainer = Trainer(config, fresh_state(config, "cpu"), config.data.build())
     with progress(f"adapter of rank {config.adapter.rank}", trainer.state.num_steps) as bar:
         for step in range(trainer.state.num_steps):
-            update = trainer.update(trainer.loader.batch(step))
+            update = trainer.update(trainer.source.batch(step))
             bar.update(step + 1, f"loss {update.loss:.3f}")
     weights = {name: weight.numpy() for name, weight in adapter_weights(trainer.state.model).items()}
     return write_bundle(

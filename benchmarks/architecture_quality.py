@@ -61,8 +61,8 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import AdamWConfig, StepBudget, TrainerConfig
+from openafm.training.initialization import fresh_state
 from openafm.training.schedules import WarmupStableDecay
-from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 
 VOCAB_SIZE, DIM, NUM_LAYERS, NUM_HEADS, HEAD_DIM, HIDDEN_DIM = 2048, 64, 8, 4, 32, 256

@@ -37,7 +37,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from openafm.training.observability.goodput import FILE, Goodput, goodput, read_accounts
+from openafm.training.observability.goodput import FILE, Goodput, goodput, read_process_times
 from openafm.training.observability.metrics import read_metrics
 
 REPORTS = Path(__file__).parents[1] / "docs" / "benchmarks"
@@ -103,7 +103,7 @@ class Command:
             result=json.loads((self.place / f"{name}.json").read_text().splitlines()[-1]),
             seconds=time.perf_counter() - start_s,
             kills=kills,
-            goodput=goodput(read_accounts(folder / FILE)),
+            goodput=goodput(read_process_times(folder / FILE)),
         )
 
     def _line(self, name: str, num_steps: int, checkpoints: str) -> list[str]:
@@ -132,12 +132,12 @@ class Command:
     def _fire(self, main: subprocess.Popen[bytes], chance: random.Random) -> int:
         """Kill ranks until the run has ended; the clock starts with its first step. Returns how many were killed."""
         kills, ledger = 0, self.place / "disturbed" / FILE
-        while main.poll() is None and not any(account.step for account in read_accounts(ledger)):
+        while main.poll() is None and not any(account.step for account in read_process_times(ledger)):
             time.sleep(0.05)
         next_s = time.monotonic() + chance.expovariate(1 / self.size.mtbf_s)
         while main.poll() is None and kills < self.size.most_kills:
             ranks = self._ranks(main.pid)
-            if time.monotonic() < next_s or not ranks or any(account.ended for account in read_accounts(ledger)):
+            if time.monotonic() < next_s or not ranks or any(account.ended for account in read_process_times(ledger)):
                 time.sleep(0.05)
                 continue
             with _gone_is_fine():

@@ -215,7 +215,7 @@ def run_config(case: Case, shards: Path) -> TrainerConfig:
 
 
 def train(config: TrainerConfig) -> None:
-    from openafm.training.state import fresh_state
+    from openafm.training.initialization import fresh_state
     from openafm.training.trainer import Trainer
 
     loader = config.data.build()

@@ -44,8 +44,8 @@ from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwa
 from openafm.models.experts_config import ALIGNMENT, ExpertsConfig, TopKRouterConfig
 from openafm.models.sizes import named_size
 from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, StepBudget, TrainerConfig
+from openafm.training.initialization import fresh_state
 from openafm.training.schedules import Constant
-from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 
 ROWS, ROW_TOKENS = 4, 512

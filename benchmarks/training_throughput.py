@@ -35,7 +35,8 @@ import transformers
 from torch import Tensor
 
 from openafm.bundle.hugging_face.weights import our_name
-from openafm.data.loader import Batch, Loader, LoaderConfig, SourceConfig
+from openafm.data.batch import Batch
+from openafm.data.loader import Loader, LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.config import (
     AttentionConfig,
@@ -54,8 +55,8 @@ from openafm.training.config import (
     StepBudget,
     TrainerConfig,
 )
+from openafm.training.initialization import fresh_state
 from openafm.training.schedules import Constant
-from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 
 DIM, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, HIDDEN_DIM = 256, 4, 2, 64, 704

@@ -55,12 +55,12 @@ from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
+from openafm.training.initialization import fresh_state
 from openafm.training.objectives.base import NextToken
 from openafm.training.objectives.config import CachedDistillationConfig, NextTokenConfig, ObjectiveConfig
 from openafm.training.objectives.teacher_logits import write_teacher_logits
 from openafm.training.run import load_trained, train
 from openafm.training.schedules import WarmupStableDecay
-from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 
 REPORT = Path(__file__).resolve().parents[1] / "docs" / "benchmarks" / "upcycling.json"
@@ -156,7 +156,7 @@ def measured(size: Size, seed: int, data: Corpus, folder: Path) -> Seed:
 
     trunk = Trainer(whole, fresh_state(whole, "cpu"), whole.data.build())
     while trunk.state.step < size.steps - num_last:
-        trunk.update(trunk.loader.batch(trunk.state.step))
+        trunk.update(trunk.source.batch(trunk.state.step))
     snapshot, flops["trunk"] = trunk.state.snapshot(), training_cost(whole, size.steps - num_last)
 
     def finished(name: str, objective: ObjectiveConfig) -> None:
@@ -165,7 +165,7 @@ def measured(size: Size, seed: int, data: Corpus, folder: Path) -> Seed:
         trainer = Trainer(config, fresh_state(config, "cpu"), last.data.build())
         trainer.state.restore(snapshot)
         for step in range(num_last):
-            trainer.update(trainer.loader.batch(step))
+            trainer.update(trainer.source.batch(step))
         losses[name] = held_out_loss(trainer.state.model, data.held_out, size)
         flops[name] = training_cost(last)
 

@@ -14,7 +14,7 @@ from openafm.compression.low_bit import layer_linears
 from openafm.compression.post_training.calibration import collect_second_moments, compress_linears
 from openafm.compression.post_training.config import GPTQConfig
 from openafm.core.errors import UsageError
-from openafm.data.loader import Batch
+from openafm.data.batch import Batch
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder

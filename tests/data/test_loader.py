@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from openafm.core.config import ConfigError, from_dict, to_dict
 from openafm.core.errors import UsageError
-from openafm.data.loader import Batch, LanguagesConfig, Loader, LoaderConfig, LoaderRankError, SourceConfig, prefetch
+from openafm.data.batch import Batch
+from openafm.data.loader import LanguagesConfig, Loader, LoaderConfig, LoaderRankError, SourceConfig, prefetch
 from openafm.data.shard_writer import write_shards
 from openafm.data.shards import ForeignTokenizerError, ManifestError, open_shards
 
@@ -113,7 +114,7 @@ def test_any_step_comes_out_the_same_from_a_fresh_loader_and_from_prefetching(tm
     in_order = [loader.batch(step) for step in range(12)]
     for step in (11, 3, 7):
         assert_equal(config.build().batch(step), in_order[step])
-    batches = prefetch(loader, start_step=4, depth=3)
+    batches = prefetch(loader.batch, start_step=4, depth=3)
     for step in range(4, 12):
         assert_equal(next(batches), in_order[step])
     batches.close()
@@ -123,7 +124,7 @@ def test_any_step_comes_out_the_same_from_a_fresh_loader_and_from_prefetching(tm
 def test_prefetch_passes_errors_on(tmp_path: Path) -> None:
     loader = one_source(make_corpus(tmp_path / "corpus", [10])).build()
     with pytest.raises(UsageError, match="counted from 0"):
-        next(prefetch(loader, start_step=-1))
+        next(loader.batches(-1))
 
 
 def two_sources(tmp_path: Path, weights: tuple[float, float]) -> LoaderConfig:
@@ -259,14 +260,14 @@ def test_more_shards_than_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_config_round_trips_and_refuses_impossible_values(tmp_path: Path) -> None:
     config = two_sources(tmp_path, (0.7, 0.3))
     assert from_dict(LoaderConfig, to_dict(config)) == config
-    with pytest.raises(ConfigError, match=r"add up to 1, they make 1\.2"):
+    with pytest.raises(ConfigError, match=r"add up to 1, they add up to 1\.2"):
         two_sources(tmp_path, (0.7, 0.5))
     with pytest.raises(ConfigError, match="weight of 'high'"):
         two_sources(tmp_path, (1.0, 0.0))
     with pytest.raises(ConfigError, match="at least one source"):
         LoaderConfig(sources=(), rows_per_step=1, row_tokens=8)
     source = SourceConfig(name="a", path="x", weight=0.5)
-    with pytest.raises(ConfigError, match="share a name"):
+    with pytest.raises(ConfigError, match="must be unique"):
         LoaderConfig(sources=(source, source), rows_per_step=1, row_tokens=8)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openafm.data.rows import cut, pack_rows
+from openafm.data.rows import pack_rows, split_documents
 
 
 def spaces_of_plain_best_fit(lengths: list[int], row_tokens: int) -> list[int]:
@@ -32,7 +32,7 @@ def test_packing_is_best_fit_decreasing(lengths: list[int], data: st.DataObject)
 
 @given(lengths=st.lists(st.integers(1, 300), min_size=1, max_size=30), row_tokens=st.integers(1, 50))
 def test_pieces_cover_every_document_in_order(lengths: list[int], row_tokens: int) -> None:
-    pieces = cut(np.array(lengths), row_tokens)
+    pieces = split_documents(np.array(lengths), row_tokens)
     assert pieces.length_P.max() <= row_tokens
     assert pieces.length_P.min() >= 1
     covered: dict[int, int] = dict.fromkeys(range(len(lengths)), 0)
@@ -46,6 +46,6 @@ def test_pieces_cover_every_document_in_order(lengths: list[int], row_tokens: in
 def test_log_normal_documents_fill_rows_to_99_percent(row_tokens: int, num_documents: int) -> None:
     rng = np.random.default_rng(0)
     lengths = np.maximum(1, rng.lognormal(np.log(130) - 0.32, 0.8, num_documents).astype(np.int64))
-    pieces = cut(lengths, row_tokens)
+    pieces = split_documents(lengths, row_tokens)
     packed = pack_rows(pieces.length_P, row_tokens, np.arange(len(pieces.length_P)))
     assert lengths.sum() / (packed.num_rows * row_tokens) > 0.99

@@ -27,8 +27,8 @@ from openafm.models.sizes import named_size
 from openafm.recipes.config import NeedlesCorpusConfig, RunConfig, SyntheticCorpusConfig, build_run
 from openafm.recipes.run import prepare_run, run_recipe
 from openafm.training.config import StepBudget, TrainerConfig
+from openafm.training.initialization import BundleMismatchError
 from openafm.training.run import train
-from openafm.training.state import BundleMismatchError
 
 TEXT = ("on_device.text_continued", "server.text_continued")
 LONG = ("on_device.long_context", "server.long_context")

@@ -18,12 +18,13 @@ from openafm.training.checkpoints.writer import checkpoint_writer
 from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
-from openafm.training.state import Snapshot, fresh_state, resumed_state
+from openafm.training.initialization import fresh_state, resumed_state
+from openafm.training.snapshot import TrainingSnapshot
 from openafm.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CheckpointJob:
     """Train `model` over `axes` up to step `stop`, from the checkpoint in `source` if given; save after step `save`."""
 
     model: str
@@ -54,11 +55,11 @@ class Job:
             while state.step < self.stop:
                 losses.append(trainer.update(loader.batch(state.step)).loss)
                 if state.step == self.save:
-                    writer.submit(state.snapshot())  # and train on while it is written
+                    writer.on_save(state.snapshot())  # and train on while it is written
         return losses
 
 
-def carry_out(world: int, jobs: Sequence[Job], corpus: Path, results: Path) -> list[list[float]]:
+def carry_out(world: int, jobs: Sequence[CheckpointJob], corpus: Path, results: Path) -> list[list[float]]:
     """The losses of jobs, one after another, by `world` processes."""
 
     def work(processes: Processes) -> None:
@@ -73,7 +74,7 @@ def carry_out(world: int, jobs: Sequence[Job], corpus: Path, results: Path) -> l
     return json.loads(results.read_text(encoding="utf-8"))
 
 
-def parts_at(step: int, processes: Processes, side: int = 256) -> Snapshot:
+def parts_at(step: int, processes: Processes, side: int = 256) -> TrainingSnapshot:
     """Tensors that hold the number of their step: two cut over the processes in two ways, and one that is alike in all."""
     mesh = init_device_mesh("cpu", (processes.world,))
     shape = torch.Size((side, side))
@@ -82,7 +83,7 @@ def parts_at(step: int, processes: Processes, side: int = 256) -> Snapshot:
         for dim in (0, 1)
     )
     same = DTensor.from_local(torch.full((3,), float(step)), mesh, [Replicate()], run_check=False)
-    return Snapshot(
+    return TrainingSnapshot(
         step=step,
         num_steps=1000,
         num_tokens=7 * step,

@@ -26,7 +26,7 @@ from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, open_processes
 from openafm.training.evaluation import Evaluator
-from openafm.training.state import fresh_state
+from openafm.training.initialization import fresh_state
 from openafm.training.trainer import Trainer
 
 NUM_STEPS = 20
@@ -114,7 +114,7 @@ def train(config: TrainerConfig, processes: Processes) -> dict[str, Any]:
     evaluator = Evaluator(config.evaluation, trainer.objective, parallelism)
     updates, held_out = [], {}
     for step in range(NUM_STEPS):
-        updates.append(trainer.update(trainer.loader.batch(step)))
+        updates.append(trainer.update(trainer.source.batch(step)))
         if step == NUM_STEPS // 2:
             held_out = evaluator.losses(state)
     held_out |= {f"{name} at the end": value for name, value in evaluator.losses(state).items()}

@@ -27,9 +27,9 @@ from openafm.models.decoder import Decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import BFloat16Config, EMAConfig, TrainerConfig
+from openafm.training.initialization import fresh_state
 from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import load_trained, train
-from openafm.training.state import fresh_state
 from openafm.training.trainer import Trainer
 
 QAT = QATConfig(activations_from=0.5)
@@ -98,7 +98,7 @@ def test_activations_are_rounded_in_the_last_part_of_a_run(corpus: LoaderConfig)
     linear = next(module for module in state.model.modules() if isinstance(module, FakeQuantLinear))
     active = []
     for step in range(4):
-        trainer.update(trainer.loader.batch(step))
+        trainer.update(trainer.source.batch(step))
         active.append(linear._awareness.active)
     assert active == [False, False, True, True]
 

@@ -21,9 +21,9 @@ from openafm.training.config import (
     PrecisionConfig,
     TrainerConfig,
 )
+from openafm.training.initialization import fresh_state
 from openafm.training.schedules import Constant
-from openafm.training.state import fresh_state
-from openafm.training.trainer import NonFiniteError, Trainer, microbatches
+from openafm.training.trainer import NonFiniteError, Trainer
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_accumulating_microbatches_is_the_update_of_the_whole_batch(corpus: Load
     optimizer = AdamWConfig(learning_rate=3e-3, eps=1e-3)
     whole, cut = (trainer_of(tiny_run(corpus, microbatch_rows=n, optimizer=optimizer)) for n in (None, rows))
     for step in range(3):
-        expected, found = (trainer.update(trainer.loader.batch(step)) for trainer in (whole, cut))
+        expected, found = (trainer.update(trainer.source.batch(step)) for trainer in (whole, cut))
         assert found.loss == pytest.approx(expected.loss, abs=1e-6)
         assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-5)
         assert found.num_tokens == expected.num_tokens
@@ -51,7 +51,7 @@ def test_accumulating_microbatches_is_the_update_of_the_whole_batch(corpus: Load
 
 def test_microbatches_hold_every_row_and_document_once(corpus: LoaderConfig) -> None:
     batch = corpus.build().batch(0)
-    pieces = list(microbatches(batch, 3))
+    pieces = batch.microbatches(3)
     assert [len(piece.tokens_BS) for piece in pieces] == [3, 1]
     np.testing.assert_array_equal(np.concatenate([piece.tokens_BS for piece in pieces]), batch.tokens_BS)
     documents = [span._replace(row=span.row + 3 * i) for i, piece in enumerate(pieces) for span in piece.documents]
@@ -67,21 +67,21 @@ def test_the_gradient_is_clipped_by_its_whole_norm(corpus: LoaderConfig, clip: f
     optimizer.register_step_pre_hook(
         lambda *_: seen.extend(p.grad.clone() for p in trainer.state.model.parameters() if p.grad is not None)
     )
-    update = trainer.update(trainer.loader.batch(0))
+    update = trainer.update(trainer.source.batch(0))
     norm = torch.cat([gradient.flatten() for gradient in seen]).norm().item()
     assert norm == pytest.approx(min(update.gradient_norm, clip or np.inf), rel=1e-5)
 
 
 def test_the_learning_rate_follows_the_schedule(corpus: LoaderConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, num_steps=4, schedule=Constant(warmup_fraction=0.5)))
-    rates = [trainer.update(trainer.loader.batch(step)).learning_rate for step in range(4)]
+    rates = [trainer.update(trainer.source.batch(step)).learning_rate for step in range(4)]
     assert rates == pytest.approx([1.5e-3, 3e-3, 3e-3, 3e-3])
 
 
 @pytest.mark.parametrize("precision", [Float32Config(), BFloat16Config()], ids=["fp32", "bf16"])
 def test_the_loss_falls(corpus: LoaderConfig, precision: PrecisionConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, num_steps=40, precision=precision, optimizer=AdamWConfig(learning_rate=0.02)))
-    losses = [trainer.update(trainer.loader.batch(step)).loss for step in range(40)]
+    losses = [trainer.update(trainer.source.batch(step)).loss for step in range(40)]
     assert losses[0] > 4.3
     assert np.mean(losses[-3:]) < 3.0
     assert {p.dtype for p in trainer.state.model.parameters()} == {torch.float32}
@@ -89,8 +89,8 @@ def test_the_loss_falls(corpus: LoaderConfig, precision: PrecisionConfig) -> Non
 
 def test_a_loss_that_is_not_finite_stops_before_anything_changes(corpus: LoaderConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, microbatch_rows=1))
-    trainer.update(trainer.loader.batch(0))
-    batch = trainer.loader.batch(1)
+    trainer.update(trainer.source.batch(0))
+    batch = trainer.source.batch(1)
     poisoned = int(batch.tokens_BS[2, batch.documents[-1].start])
     with torch.no_grad():
         trainer.state.model.embedding[poisoned] = torch.nan
@@ -108,7 +108,7 @@ def test_a_gradient_that_is_not_finite_stops_too(corpus: LoaderConfig) -> None:
     trainer = trainer_of(tiny_run(corpus))
     trainer.state.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
     with pytest.raises(NonFiniteError, match="gradient of step 0"):
-        trainer.update(trainer.loader.batch(0))
+        trainer.update(trainer.source.batch(0))
     assert trainer.state.step == 0
 
 
@@ -116,20 +116,20 @@ def test_a_gradient_that_is_not_finite_stops_too(corpus: LoaderConfig) -> None:
 def test_a_step_with_nothing_to_learn_counts_and_changes_no_weight(corpus: LoaderConfig, optimizer: OptimizerConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, microbatch_rows=1, optimizer=optimizer))
     for step in range(2):  # with a fresh optimizer, and with one that has momentum
-        batch = trainer.loader.batch(2 * step)
+        batch = trainer.source.batch(2 * step)
         nothing = replace(batch, loss_mask_BS=np.zeros_like(batch.loss_mask_BS))
         before = {name: p.detach().clone() for name, p in trainer.state.model.named_parameters()}
         update = trainer.update(nothing)
         assert (update.loss, update.gradient_norm, update.num_tokens) == (0.0, 0.0, batch.num_real_tokens)
         assert trainer.state.step == 2 * step + 1
         assert all(torch.equal(p, before[name]) for name, p in trainer.state.model.named_parameters())
-        assert trainer.update(trainer.loader.batch(2 * step + 1)).gradient_norm > 0
+        assert trainer.update(trainer.source.batch(2 * step + 1)).gradient_norm > 0
 
 
 @pytest.mark.slow
 def test_a_compiled_model_makes_the_same_steps(corpus: LoaderConfig) -> None:
     eager, compiled = (trainer_of(tiny_run(corpus, compile=config)) for config in (None, CompileConfig()))
     for step in range(2):
-        expected, found = (trainer.update(trainer.loader.batch(step)) for trainer in (eager, compiled))
+        expected, found = (trainer.update(trainer.source.batch(step)) for trainer in (eager, compiled))
         assert found.loss == pytest.approx(expected.loss, rel=1e-5)
     assert compiled.state.snapshot().tensors["model"].keys() == eager.state.snapshot().tensors["model"].keys()

@@ -34,9 +34,9 @@ from openafm.training.config import (
     PlainStart,
     TimeBudget,
 )
+from openafm.training.initialization import fresh_state
 from openafm.training.observability.metrics import FILE, read_metrics
 from openafm.training.run import VocabularyMismatchError, load_trained, train
-from openafm.training.state import fresh_state
 from openafm.training.trainer import NonFiniteError
 
 VARIANTS = {
@@ -179,7 +179,7 @@ def test_damaged_newest_checkpoints_are_set_aside_and_trained_again(tmp_path: Pa
 
     for path in checkpoint_paths(checkpoints):
         (path / "record.json").unlink()
-    with pytest.raises(CheckpointError, match="no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="no intact checkpoint"):
         load_trained(tmp_path / "run")
     assert train(replace(config, checkpoint=CheckpointConfig(every_steps=3, keep=1)), tmp_path / "run").finished
     assert final_bytes(tmp_path / "run") == wanted

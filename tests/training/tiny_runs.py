@@ -1,4 +1,4 @@
-"""Runs of a model of some ten thousand parameters on a corpus with something to learn, and processes to interrupt them."""
+"""Runs of a model of about ten thousand parameters on a learnable corpus, and child processes to interrupt them in."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from openafm.models.config import DecoderConfig
 from openafm.models.sizes import shared_kv_decoder
 from openafm.training.checkpoints.checkpoint import checkpoint_paths
 from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
+from openafm.training.observers import StepResult
 from openafm.training.run import TrainingResult, train
 
 VOCAB_SIZE = 97
@@ -60,6 +61,25 @@ def tiny_run(corpus: LoaderConfig, num_steps: int = 12, **changes: object) -> Tr
         log_every=1,
     )
     return replace(config, **changes)  # type: ignore[arg-type]
+
+
+def step_result(step: int = 1, **changes: object) -> StepResult:
+    """The result of a step on 100 tokens with loss 3."""
+    result = StepResult(
+        step=step,
+        num_steps=100,
+        count=100,
+        loss=3.0,
+        parts={},
+        gradient_norm=1.0,
+        learning_rate=0.1,
+        num_tokens=100,
+        total_tokens=100 * step,
+        total_seconds=float(step),
+        flops=10,
+        expert_tokens={},
+    )
+    return replace(result, **changes)  # type: ignore[arg-type]
 
 
 def final_bytes(output: Path) -> dict[str, bytes]:

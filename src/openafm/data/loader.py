@@ -1,9 +1,8 @@
 """The loader: (config, step) -> batch, by arithmetic alone.
 
-Nothing is drawn, buffered or remembered: how many rows of each source came before a step is arithmetic (`mixture.py`), which
-row a draw means is a keyed permutation of the source's rows, another one each epoch (`permutation.py`), and documents were
-packed into rows when the corpus was opened (`rows.py`). Resuming needs the step and nothing else, and the rows of a step are
-the same for any number of ranks.
+The loader keeps no state. `mixture.py` computes how many rows of each source precede a step, a keyed permutation of the
+source's rows, new in each epoch, maps a draw to a row (`permutation.py`), and `rows.py` packs documents into rows when the
+source is opened. Resuming needs only the step, and the rows of a step are the same for any number of ranks.
 
 Shape suffixes: D documents, B rows of this rank, S tokens of a row, P pieces (documents as attention sees them).
 """
@@ -12,34 +11,35 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from openafm.core.config import Config, dump
 from openafm.core.errors import UsageError
+from openafm.data.batch import Batch, Origin
 from openafm.data.mixture import Mixture, tempered_shares
 from openafm.data.permutation import Permutation
-from openafm.data.rows import PackedRows, Pieces, cut, pack_rows
+from openafm.data.rows import DocumentPieces, PackedRows, pack_rows, split_documents
 from openafm.data.shards import Shards, open_shards
-from openafm.models.spans import Span as Span
+from openafm.models.spans import Span
 
 PAD = 0
 UNDETERMINED = "und"  # the language of documents without one (BCP 47)
+PREFETCHED_BATCHES = 2
 
 
 class LoaderRankError(UsageError):
-    """A rank or a world size that cannot share the rows of a step."""
+    """The rank is outside the world, or the world is larger than the rows of a step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceConfig(Config):
-    """A folder of token shards, and its share of the rows (rows are about 99 % full, so also of the tokens)."""
+    """A folder of token shards and its share of the rows. Rows are about 99 % full, so it is also the share of tokens."""
 
     name: str
     path: str
@@ -47,16 +47,16 @@ class SourceConfig(Config):
 
     def __post_init__(self) -> None:
         self.require(
-            self.weight > 0, f"the weight of '{self.name}' must be above 0, got {self.weight}; leave it out instead"
+            self.weight > 0, f"the weight of '{self.name}' must be above 0, got {self.weight}; remove the source instead"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguagesConfig(SourceConfig):
-    """A source in several languages, whose rows are shared out among them by temperature sampling (report 4.3).
+    """A source in several languages, sampled by temperature (report 4.3).
 
-    A language gets a share proportional to tokens^(1 / temperature), by the tokens that the shards hold of it: at 1 as it is
-    found, the higher the more even.
+    A language gets a share of the rows proportional to tokens^(1 / temperature), by its tokens in the shards. Temperature 1
+    keeps the proportions; higher temperatures even them out.
     """
 
     temperature: float = 3.0
@@ -68,7 +68,7 @@ class LanguagesConfig(SourceConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderConfig(Config):
-    """What a run reads: sources with weights that add up to 1, the rows of one step over all ranks, and tokens of a row."""
+    """The data of a run: sources with weights that add up to 1, rows of a step over all ranks, and tokens of a row."""
 
     sources: tuple[SourceConfig, ...]
     rows_per_step: int
@@ -79,58 +79,25 @@ class LoaderConfig(Config):
         names = [source.name for source in self.sources]
         total = sum(source.weight for source in self.sources)
         self.require(len(names) > 0, "needs at least one source")
-        self.require(len(set(names)) == len(names), f"two sources share a name: {', '.join(sorted(names))}")
-        self.require(abs(total - 1) < 1e-6, f"the weights of {', '.join(names)} must add up to 1, they make {total:g}")
+        self.require(len(set(names)) == len(names), f"source names must be unique, got {', '.join(sorted(names))}")
+        self.require(abs(total - 1) < 1e-6, f"the weights of {', '.join(names)} must add up to 1, they add up to {total:g}")
         self.require(self.rows_per_step > 0, f"rows_per_step must be at least 1, got {self.rows_per_step}")
         self.require(self.row_tokens > 1, f"row_tokens must be at least 2, got {self.row_tokens}")
 
-    def build(self, rank: int = 0, world: int = 1, *, tokenizer_digest: str | None = None) -> Loader:
+    def build(self, rank: int = 0, world: int = 1, *, tokenizer_digest: str | None = None, verify: bool = True) -> Loader:
         """Open the sources; see `Loader`."""
-        return Loader(self, rank, world, tokenizer_digest=tokenizer_digest)
-
-
-class Origin(NamedTuple):
-    """Where a span's tokens are stored: positions start..stop-1 of a shard of a source."""
-
-    source: str
-    shard: int
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batch:
-    """The rows of one rank for one step.
-
-    `targets_BS` is the next token of the same document, also across a cut; `loss_mask_BS` is False where there is none (the
-    end of a document, padding) and where it is not to be learned. `documents` are disjoint, in row-major order, and leave
-    out the padding; `origins` says where each one is stored.
-    """
-
-    tokens_BS: npt.NDArray[np.int64]
-    targets_BS: npt.NDArray[np.int64]
-    loss_mask_BS: npt.NDArray[np.bool_]
-    documents: tuple[Span, ...]
-    origins: tuple[Origin, ...]
-
-    @property
-    def num_real_tokens(self) -> int:
-        """Tokens that belong to a document."""
-        return sum(document.stop - document.start for document in self.documents)
-
-    @property
-    def num_targets(self) -> int:
-        """Positions that count in the loss."""
-        return int(self.loss_mask_BS.sum())
+        return Loader(self, rank, world, tokenizer_digest=tokenizer_digest, verify=verify)
 
 
 class Loader:
-    """Rank `rank` of `world` reads rows rank, rank + world, ... of every step.
+    """Read rows rank, rank + world, ... of every step.
+
+    `verify` compares every file with its digest; without it only sizes are checked.
 
     Raises:
-        ShardError: a source is absent, damaged, empty, or made with another tokenizer than `tokenizer_digest` or than
+        ShardError: a source is absent, damaged, empty, or was packed with another tokenizer than `tokenizer_digest` or than
             the other sources.
-        LoaderRankError: the world is larger than a step, or the rank is not in it.
+        LoaderRankError: the rank is outside the world, or the world is larger than the rows of a step.
     """
 
     def __init__(
@@ -144,7 +111,7 @@ class Loader:
     ) -> None:
         if not 0 <= rank < world <= config.rows_per_step:
             raise LoaderRankError(
-                f"rank {rank} of {world} cannot share {config.rows_per_step} rows a step; "
+                f"rank {rank} of {world} cannot share {config.rows_per_step} rows per step; "
                 "use at most as many ranks as rows, counted from 0"
             )
         self.config, self.rank, self.world = config, rank, world
@@ -153,7 +120,7 @@ class Loader:
         self.weights: dict[str, float] = {}
         for source in config.sources:
             shards = open_shards(Path(source.path), tokenizer_digest=tokenizer_digest, verify=verify)
-            tokenizer_digest = shards.manifest.tokenizer_digest  # all sources must share it
+            tokenizer_digest = shards.manifest.tokenizer_digest  # the next sources must have the same
             self._shards.append(shards)
             for part, share in _parts(source, shards):
                 self.sources.append(PackedSource(part, config.row_tokens, config.seed))
@@ -162,23 +129,32 @@ class Loader:
 
     @property
     def digest(self) -> str:
-        """SHA-256 in hex of the config, paths aside, and of all sources' bytes: where it is equal, every batch is."""
-        anywhere = tuple(replace(source, path="") for source in self.config.sources)
-        parts = [dump(replace(self.config, sources=anywhere))]
+        """SHA-256 in hex of the config without paths and of all sources' bytes: equal digests give equal batches."""
+        without_paths = tuple(replace(source, path="") for source in self.config.sources)
+        parts = [dump(replace(self.config, sources=without_paths))]
         parts += [shards.manifest.digest for shards in self._shards]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
+    @property
+    def max_rows(self) -> int:
+        """Return the largest number of rows that any rank reads in a step."""
+        return -(-self.config.rows_per_step // self.world)
+
     def epochs(self, step: int) -> dict[str, float]:
-        """How often each source was read through in the first `step` steps."""
+        """Return how many times each source has been read after `step` steps."""
         drawn = self._mixture.drawn(step * self.config.rows_per_step)
         return {source.name: rows / source.num_rows for source, rows in zip(self.sources, drawn, strict=True)}
 
     def steps_per_epoch(self) -> float:
-        """Steps until the source that is read through last has been read once."""
+        """Return the number of steps after which every source has been read at least once."""
         return max(source.num_rows / (self.weights[source.name] * self.config.rows_per_step) for source in self.sources)
 
+    def batches(self, start_step: int) -> Generator[Batch]:
+        """Yield this rank's batches from `start_step` on; a thread prefetches the next ones."""
+        return prefetch(self.batch, start_step)
+
     def batch(self, step: int) -> Batch:
-        """The rows of this rank at `step`, counted from 0."""
+        """Return the rows of this rank at `step`, counted from 0."""
         if step < 0:
             raise UsageError(f"steps are counted from 0, got {step}")
         rows = self._rows(step)
@@ -208,7 +184,7 @@ class Loader:
         )
 
     def _rows(self, step: int) -> list[tuple[PackedSource, int]]:
-        """This rank's rows of the step: each source's draws in order, then shuffled so that every rank sees the mixture."""
+        """Return this rank's rows of the step: the draws of each source in order, then shuffled over the ranks."""
         num_rows = self.config.rows_per_step
         before, after = self._mixture.drawn(step * num_rows), self._mixture.drawn((step + 1) * num_rows)
         rows = [
@@ -221,8 +197,8 @@ class Loader:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Documents:
-    """Documents of a corpus: the shard of each, and where it starts and stops in it."""
+class DocumentTable:
+    """Documents of a corpus: the shard of each, and its start and stop in the shard."""
 
     name: str
     shards: Shards
@@ -234,15 +210,15 @@ class Documents:
     def num_tokens(self) -> int:
         return int((self.stop_D - self.start_D).sum())
 
-    def where(self, name: str, chosen_D: npt.NDArray[np.bool_]) -> Documents:
-        """Some of them, under another name."""
+    def where(self, name: str, chosen_D: npt.NDArray[np.bool_]) -> DocumentTable:
+        """Return the chosen documents under another name."""
         arrays = (self.shard_D[chosen_D], self.start_D[chosen_D], self.stop_D[chosen_D])
-        return Documents(name=name, shards=self.shards, shard_D=arrays[0], start_D=arrays[1], stop_D=arrays[2])
+        return DocumentTable(name=name, shards=self.shards, shard_D=arrays[0], start_D=arrays[1], stop_D=arrays[2])
 
 
-def all_documents(name: str, shards: Shards) -> Documents:
-    """Every document of a corpus."""
-    return Documents(
+def all_documents(name: str, shards: Shards) -> DocumentTable:
+    """Return every document of a corpus."""
+    return DocumentTable(
         name=name,
         shards=shards,
         shard_D=np.repeat(np.arange(len(shards.offsets)), [len(offsets) - 1 for offsets in shards.offsets]),
@@ -251,8 +227,8 @@ def all_documents(name: str, shards: Shards) -> Documents:
     )
 
 
-def _parts(source: SourceConfig, shards: Shards) -> list[tuple[Documents, float]]:
-    """What rows are packed from apart, each with its share of the source: all of it, or each language."""
+def _parts(source: SourceConfig, shards: Shards) -> list[tuple[DocumentTable, float]]:
+    """Return the parts of a source that are packed separately (each language, or all of it) with their shares of it."""
     everything = all_documents(source.name, shards)
     if not isinstance(source, LanguagesConfig):
         return [(everything, 1.0)]
@@ -261,7 +237,7 @@ def _parts(source: SourceConfig, shards: Shards) -> list[tuple[Documents, float]
     found: dict[str, npt.NDArray[np.bool_]] = {}
     for tag in sorted(np.unique(language_D), key=lambda tag: languages[tag]):
         name = f"{source.name}/{languages[tag] or UNDETERMINED}"
-        found[name] = found.get(name, np.False_) | (language_D == tag)  # no language and `und` are the same
+        found[name] = found.get(name, np.False_) | (language_D == tag)  # documents without a language count as `und`
     parts = [everything.where(name, chosen_D) for name, chosen_D in found.items()]
     shares = tempered_shares({part.name: part.num_tokens for part in parts}, source.temperature)
     return [(part, shares[part.name]) for part in parts]
@@ -270,11 +246,11 @@ def _parts(source: SourceConfig, shards: Shards) -> list[tuple[Documents, float]
 class PackedSource:
     """Documents packed into rows, and the order in which the rows are drawn."""
 
-    def __init__(self, documents: Documents, row_tokens: int, seed: int) -> None:
+    def __init__(self, documents: DocumentTable, row_tokens: int, seed: int) -> None:
         self.name, self.shards, self._seed = documents.name, documents.shards, seed
         self._shard_D, self._start_D, self._stop_D = documents.shard_D, documents.start_D, documents.stop_D
         lengths_D = self._stop_D - self._start_D
-        self._pieces: Pieces = cut(lengths_D, row_tokens)
+        self._pieces: DocumentPieces = split_documents(lengths_D, row_tokens)
         num_pieces = len(self._pieces.length_P)
         tie_order_P = Permutation(num_pieces, seed, "ties", self.name)(np.arange(num_pieces))
         self._rows: PackedRows = pack_rows(self._pieces.length_P, row_tokens, tie_order_P)
@@ -283,14 +259,14 @@ class PackedSource:
         self.fill = self.num_tokens / (self.num_rows * row_tokens)
 
     def draws(self, first: int, last: int) -> Iterator[int]:
-        """The rows of draws first..last-1; draw n is row n of an endless sequence of shuffled epochs."""
+        """Yield the rows of draws first..last-1; draw n is row n of an endless sequence of shuffled epochs."""
         draws = np.arange(first, last)
         for epoch in range(first // self.num_rows, (last - 1) // self.num_rows + 1):
             within = draws[draws // self.num_rows == epoch] % self.num_rows
             yield from Permutation(self.num_rows, self._seed, "epoch", self.name, epoch)(within).tolist()
 
     def pieces(self, row: int) -> Iterator[tuple[Origin, bool]]:
-        """What a row holds: where each piece is stored, and whether its document goes on after it."""
+        """Yield where each piece of a row is stored, and whether its document continues after it."""
         for piece in self._rows.pieces(row):
             document = self._pieces.document_P[piece]
             start = int(self._start_D[document] + self._pieces.start_P[piece])
@@ -298,15 +274,15 @@ class PackedSource:
             yield Origin(self.name, int(self._shard_D[document]), start, stop), stop < self._stop_D[document]
 
 
-def prefetch(loader: Loader, start_step: int, depth: int = 2) -> Generator[Batch]:
-    """The batches from `start_step` on, endless; a thread keeps `depth` of them ready until the iterator is closed."""
+def prefetch(batch_at: Callable[[int], Batch], start_step: int, depth: int = PREFETCHED_BATCHES) -> Generator[Batch]:
+    """Yield `batch_at(step)` from `start_step` on, without end; a thread keeps `depth` batches ready until closed."""
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="loader") as executor:
         ahead: deque[Future[Batch]] = deque()
         step = start_step
         try:
             while True:
-                while len(ahead) <= depth:  # the one asked for, and `depth` while the caller works on it
-                    ahead.append(executor.submit(loader.batch, step))
+                while len(ahead) <= depth:  # the requested one, and `depth` more while the caller computes
+                    ahead.append(executor.submit(batch_at, step))
                     step += 1
                 yield ahead.popleft().result()
         finally:

@@ -18,7 +18,7 @@ Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces:
+class DocumentPieces:
     """Documents cut into pieces of at most a row: its document, where it starts in it and how long it is, for each piece."""
 
     document_P: Int64Array
@@ -42,13 +42,15 @@ class PackedRows:
         return self.order_P[self.row_starts_R1[row] : self.row_starts_R1[row + 1]]
 
 
-def cut(lengths_D: Int64Array, row_tokens: int) -> Pieces:
+def split_documents(lengths_D: Int64Array, row_tokens: int) -> DocumentPieces:
     """Cut every document into pieces of `row_tokens`, the last one being shorter where it does not divide."""
     num_pieces_D = -(-lengths_D // row_tokens)
     document_P = np.repeat(np.arange(len(lengths_D)), num_pieces_D)
     first_piece_D = np.cumsum(num_pieces_D) - num_pieces_D
     start_P = (np.arange(len(document_P)) - first_piece_D[document_P]) * row_tokens
-    return Pieces(document_P=document_P, start_P=start_P, length_P=np.minimum(lengths_D[document_P] - start_P, row_tokens))
+    return DocumentPieces(
+        document_P=document_P, start_P=start_P, length_P=np.minimum(lengths_D[document_P] - start_P, row_tokens)
+    )
 
 
 def pack_rows(length_P: Int64Array, row_tokens: int, tie_order_P: Int64Array) -> PackedRows:

@@ -30,7 +30,7 @@ from openafm.models.config import DecoderConfig
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from openafm.data.loader import Batch
+    from openafm.data.batch import Batch
     from openafm.models.decoder import Decoder
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]

@@ -171,11 +171,11 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         trainer = _located_trainer(config.trainer, folder)
         trainer.parallel.shape(everyone.world)
         trainer.parallel.check_model(trainer.model)
-        everyone.main_only(lambda: _prepare(config, folder, opened))
+        everyone.run_on_main(lambda: _prepare(config, folder, opened))
         result = train(trainer, folder, processes=everyone)
         if not result.finished:
             raise RunInterruptedError(folder, result)
-        return everyone.main_only(lambda: _finish(config, trainer, folder, name, result))
+        return everyone.run_on_main(lambda: _finish(config, trainer, folder, name, result))
 
 
 def check_name(config: RunConfig, name: str) -> None:

@@ -9,9 +9,9 @@ import torch
 
 from openafm.training.config import EvaluationConfig
 from openafm.training.distributed.parallel import Parallelism
+from openafm.training.loss_sums import LossAccumulator
 from openafm.training.objectives.base import Objective
 from openafm.training.state import TrainingState
-from openafm.training.sums import Adder
 
 
 class Evaluator:
@@ -29,7 +29,7 @@ class Evaluator:
     @torch.no_grad()
     def losses(self, state: TrainingState) -> dict[str, float]:
         """Means over all items of the held-out batches, as `held_out_loss` and `held_out_<part>`."""
-        adder = Adder()
+        adder = LossAccumulator()
         with _averaged_weights(state):
             for batch in self._batches:
                 adder.add(state.parallelism.losses(self._objective, state.model, batch), batch.num_real_tokens)
@@ -54,4 +54,4 @@ def _exchange(state: TrainingState) -> None:
         trained = weight.clone()
         weight.copy_(average)
         average.copy_(trained)
-    state.parallelism.forget_gathered(state.model)
+    state.parallelism.free_gathered(state.model)

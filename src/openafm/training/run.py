@@ -1,7 +1,7 @@
-"""The door: carry out a training run in a folder, from its start or from where it was interrupted.
+"""Entry point of training: start or resume a run in a folder.
 
 output/  config.json  metrics.jsonl  goodput.jsonl  tensorboard/  checkpoints/step-00001200/ ...
-         hang-0.txt, when a watchdog has ended the process of rank 0
+         hang-0.txt, if a watchdog has ended the process of rank 0
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import statistics
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from time import perf_counter
 
@@ -29,8 +30,8 @@ from openafm.training.checkpoints.checkpoint import (
     CheckpointRecord,
     newest_checkpoint,
     newest_whole,
+    quarantine_newer,
     remove_leftovers,
-    set_aside_newer,
 )
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
 from openafm.training.config import TimeBudget, TrainerConfig
@@ -38,24 +39,31 @@ from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, open_processes
 from openafm.training.distributed.watchdog import watchdog
 from openafm.training.evaluation import Evaluator
+from openafm.training.initialization import fresh_state, resumed_state, untrained_model
 from openafm.training.observability.goodput import FILE as GOODPUT
-from openafm.training.observability.goodput import Goodput, Ledger, goodput, read_accounts
+from openafm.training.observability.goodput import Goodput, GoodputRecorder, goodput, read_process_times
+from openafm.training.observability.meter import RunMeter
 from openafm.training.observability.metrics import MetricsLog, metrics_log, read_metrics
+from openafm.training.observability.reporting import MetricsReporter, ProgressReporter
+from openafm.training.observers import Observer
 from openafm.training.signals import stop_on_signals
-from openafm.training.state import TrainingState, fresh_state, resumed_state, skeleton
+from openafm.training.state import TrainingState
 from openafm.training.trainer import Trainer
 
 
 class VocabularyMismatchError(UsageError):
-    """The data was made with more tokens than the model has."""
+    """The data has a larger vocabulary than the model."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """Where a run stands: `finished` is False when it was asked to stop; the same call goes on with it.
+    """The progress of a run. `finished` is False if it was stopped; the same call continues it.
 
-    `stopped_by` is the signal that asked. `loss` is the mean of the last ten logged steps, `held_out_loss` the last one
-    measured; `seconds` were spent in steps, `goodput` says in which share of the wall time.
+    Attributes:
+        stopped_by: the signal that stopped the run, if any.
+        seconds: time spent in steps.
+        loss: mean of the last ten logged steps.
+        held_out_loss: the last measured one.
     """
 
     folder: Path
@@ -70,59 +78,64 @@ class TrainingResult:
     stopped_by: int | None = None
 
 
-def train(config: TrainerConfig, output: Path, *, device: str = "cpu", processes: Processes | None = None) -> TrainingResult:
-    """Train into the folder `output`, going on from its newest whole checkpoint if there is one.
+def train(
+    config: TrainerConfig,
+    output: Path,
+    *,
+    device: str = "cpu",
+    processes: Processes | None = None,
+    observers: Sequence[Observer] = (),
+) -> TrainingResult:
+    """Train in the folder `output`, starting from its newest intact checkpoint if it has one.
 
-    Under torchrun the processes share the run out as `config.parallel` says; the main one writes. `processes` are those that
-    the caller has opened already. SIGTERM or one Ctrl-C, to any of them, saves and returns with `finished` False.
+    Under torchrun the processes divide the run as `config.parallel` says; rank 0 writes. A caller that has opened the
+    processes passes them. SIGTERM or one Ctrl-C to any process saves and returns with `finished` False. `observers` receive
+    the events of the run after its own observers.
 
     Raises:
-        MeshError: the processes, the model and `config.parallel` do not go together.
-        FolderInUseError: another run trains into this folder.
-        AnotherRunError: the folder holds a run of another config or of other data.
+        MeshError: the processes, the model and `config.parallel` do not fit together.
+        FolderInUseError: another run trains in this folder.
+        AnotherRunError: the folder holds a run of another config or on other data.
         NonFiniteError: a loss or gradient is not finite; the message names the step and the documents.
-        OutOfSpaceError: a checkpoint does not fit on the disk; the one before is whole.
+        OutOfSpaceError: a checkpoint does not fit on the disk; the previous one is intact.
         ShardError: the data cannot be read.
-        VocabularyMismatchError: the data holds tokens beyond the model's vocabulary.
-        TeacherLogitsError: the run learns from a cache that is missing, damaged or of something else.
+        VocabularyMismatchError: the data has a larger vocabulary than the model.
+        TeacherLogitsError: the cached teacher logits are missing, damaged or of another run.
         MetricsError: the log of the interrupted run is damaged.
-        ElsewhereError: one of these in another process.
+        RemoteRankError: another process raised one of these.
     """
     start_s = perf_counter()
-    with (
-        open_processes(processes) as everyone,
-        stop_on_signals() as stop,
-        _threads(config.num_threads),
-        ExitStack() as opened,
-    ):
-        parallelism = Parallelism(config.parallel, config.model, everyone, device)
-        checkpoints, note = output / "checkpoints", _note if everyone.is_main else _nothing
-        everyone.together(lambda: _check(config))
-        everyone.main_only(lambda: _claim(output, opened))
-        ledger = Ledger(output / GOODPUT if everyone.is_main else None)
-        dog = opened.enter_context(
-            watchdog(config.watchdog, output / f"hang-{everyone.rank}.txt", lambda: ledger.waiting("hang"))
+    with open_processes(processes) as ranks, stop_on_signals() as stop, _threads(config.num_threads), ExitStack() as opened:
+        parallelism = Parallelism(config.parallel, config.model, ranks, device)
+        checkpoints, note = output / "checkpoints", _note if ranks.is_main else _no_note
+        ranks.run_on_all(lambda: _check(config))
+        ranks.run_on_main(lambda: _lock_folder(output, opened))
+        recorder = GoodputRecorder(output / GOODPUT if ranks.is_main else None)
+        watching = opened.enter_context(
+            watchdog(config.watchdog, output / f"hang-{ranks.rank}.txt", lambda: recorder.write_waiting("hang"))
         )
-        loader = everyone.together(lambda: config.data.build(parallelism.data_rank, parallelism.data_world))
-        found = newest_checkpoint(checkpoints, config, loader.digest, note, everyone)
-        everyone.main_only(lambda: set_aside_newer(checkpoints, -1 if found is None else found.record.step))
+        loader = ranks.run_on_all(lambda: config.data.build(parallelism.data_rank, parallelism.data_world))
+        found = newest_checkpoint(checkpoints, config, loader.digest, note, ranks)
+        ranks.run_on_main(lambda: quarantine_newer(checkpoints, -1 if found is None else found.record.step))
         if found is None:
-            state = everyone.together(lambda: fresh_state(config, device, parallelism))
+            state = ranks.run_on_all(lambda: fresh_state(config, device, parallelism))
         else:
             state = resumed_state(config, device, found, parallelism)
-            note(f"going on from step {state.step:,} of {state.num_steps:,} in {output}")
-        trainer = everyone.together(lambda: Trainer(config, state, loader))
-        evaluator = everyone.together(lambda: _evaluator(trainer, parallelism))
+            note(f"resuming at step {state.step:,} of {state.num_steps:,} in {output}")
+        trainer = ranks.run_on_all(lambda: Trainer(config, state, loader))
+        evaluator = ranks.run_on_all(lambda: _evaluator(trainer, parallelism))
         if found is None and isinstance(config.budget, TimeBudget):
             state.num_steps = _steps_that_fit(trainer, config.budget, start_s)
-            write_checkpoint(checkpoints, config, state.snapshot(), loader.digest, everyone)
-        writer = opened.enter_context(checkpoint_writer(checkpoints, config, loader.digest, everyone))
-        log = everyone.together(lambda: opened.enter_context(_log(config, output, state)))
+            write_checkpoint(checkpoints, config, state.snapshot(), loader.digest, ranks)
+        writer = opened.enter_context(checkpoint_writer(checkpoints, config, loader.digest, ranks))
+        log = ranks.run_on_all(lambda: opened.enter_context(_log(config, output, state)))
         bar = opened.enter_context(_bar(state))
-        trainer.run(stop, writer, log, evaluator, bar, ledger, dog)
+        meter = RunMeter(config.precision.compute_dtype, device, parallelism.shape, lambda: recorder.goodput)
+        reporters = (ProgressReporter(bar, meter), MetricsReporter(log, meter, config.log_every))
+        trainer.run([recorder, watching, meter, *reporters, writer, stop, *observers], evaluator)
         writer.wait()
-        ledger.close()
-        result = everyone.main_only(lambda: training_result(output, state, stop.signal))
+        recorder.close()
+        result = ranks.run_on_main(lambda: training_result(output, state, stop.signal))
     note(str(result.goodput))
     return result
 
@@ -132,8 +145,7 @@ def _check(config: TrainerConfig) -> None:
     config.objective.check(config)
 
 
-def _claim(output: Path, opened: ExitStack) -> None:
-    """Take the folder for this run."""
+def _lock_folder(output: Path, opened: ExitStack) -> None:
     opened.enter_context(folder_lock(output))
     remove_leftovers(output / "checkpoints")
 
@@ -145,10 +157,10 @@ def _evaluator(trainer: Trainer, parallelism: Parallelism) -> Evaluator | None:
 
 @contextmanager
 def _log(config: TrainerConfig, output: Path, state: TrainingState) -> Iterator[MetricsLog]:
-    """The log of the run, with its config beside it; that of other processes than the main one leads nowhere."""
+    """Write the config and open the log of the run; ranks other than 0 get a log that discards its lines."""
     if not state.parallelism.is_main:
-        with Path(os.devnull).open("w") as nowhere:
-            yield MetricsLog(nowhere, None)
+        with Path(os.devnull).open("w") as discarded:
+            yield MetricsLog(discarded, None)
         return
     with atomic_file(output / "config.json", "w") as file:
         file.write(dump(config))
@@ -174,68 +186,69 @@ def _threads(number: int | None) -> Iterator[None]:
 
 
 def load_trained(output: Path) -> Decoder:
-    """The model of a run's newest whole checkpoint, with the averaged weights where the run keeps them.
+    """Return the model of a run's newest intact checkpoint, with the averaged weights if the run keeps them.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: the run has no intact checkpoint.
     """
     return trained_model(last_checkpoint(output))
 
 
 def last_checkpoint(output: Path) -> Checkpoint:
-    """The newest whole checkpoint of a run, whichever processes wrote it.
+    """Return the newest intact checkpoint of a run, written by any number of processes.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: the run has no intact checkpoint.
     """
     found = newest_whole(output / "checkpoints", _note)
     if found is None:
-        raise CheckpointError(f"{output} holds no whole checkpoint; train into it first")
+        raise CheckpointError(f"{output} has no intact checkpoint; train a run in it first")
     return found
 
 
 def trained_model(checkpoint: Checkpoint) -> Decoder:
-    """The model of a verified checkpoint, with the averaged weights where the run keeps them.
+    """Return the model of a verified checkpoint, with the averaged weights if the run keeps them.
 
     Raises:
-        LayoutMismatchError: it holds the tensors of another model than its config describes.
+        LayoutMismatchError: the checkpoint's tensors do not fit the model of its config.
     """
-    model = skeleton(checkpoint.config).model
+    model = untrained_model(checkpoint.config).model
     checkpoint.check_layout({name: p.shape for name, p in model.named_parameters() if p.requires_grad})
     model.load_state_dict(dict(checkpoint.weights()), strict=checkpoint.config.adapter is None)
     return model
 
 
 def _check_vocabularies(config: TrainerConfig) -> None:
-    """A model may have rows to spare; a token without a row would fail steps later, and elsewhere."""
+    """Refuse data with tokens that have no row in the embedding: they would fail later, with an index error."""
     loaders = [config.data] if config.evaluation is None else [config.data, config.evaluation.data]
     for source in (source for loader in loaders for source in loader.sources):
         vocab_size = read_manifest(Path(source.path)).vocab_size
         if vocab_size > config.model.vocab_size:
             raise VocabularyMismatchError(
                 f"the shards in {source.path} have a vocabulary of {vocab_size:,} tokens, the model's vocab_size is "
-                f"{config.model.vocab_size:,}; pack the data with the model's tokenizer or enlarge the model's vocabulary"
+                f"{config.model.vocab_size:,}; pack the data with the model's tokenizer or raise vocab_size"
             )
 
 
 def _steps_that_fit(trainer: Trainer, budget: TimeBudget, start_s: float) -> int:
-    """How many steps fit into what is left of the budget, at the pace of a few steps that are then undone."""
+    """Return how many steps fit into the rest of the budget, measured on a few steps that are then undone."""
     state = trainer.state
     before = state.snapshot()
     state.num_steps = budget.measured_steps + 1
     step_seconds = []
-    for step in range(budget.measured_steps + 1):
-        step_start_s = perf_counter()
-        trainer.update(trainer.loader.batch(step))
-        step_seconds.append(perf_counter() - step_start_s)
+    with closing(trainer.source.batches(0)) as batches:
+        for batch in islice(batches, budget.measured_steps + 1):
+            step_start_s = perf_counter()
+            trainer.update(batch)
+            step_seconds.append(perf_counter() - step_start_s)
     state.restore(before)
     left_s = budget.seconds - (perf_counter() - start_s)
     num_steps = max(1, int(left_s * (1 - budget.reserve) / statistics.median(step_seconds[1:])))
-    return state.parallelism.processes.main_only(lambda: num_steps)  # every process has a clock of its own
+    return state.parallelism.processes.run_on_main(lambda: num_steps)  # clocks differ between processes
 
 
 def training_result(output: Path, state: TrainingState | CheckpointRecord, stopped_by: int | None = None) -> TrainingResult:
-    """Where a run stands, or stood at a checkpoint, with what its log says until then."""
+    """Return the progress of a run, or of a checkpoint, with the losses logged until then."""
     lines = [line for line in read_metrics(output) if line["step"] <= state.step]
     losses = [line["loss"] for line in lines if "loss" in line]
     held_out = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
@@ -248,13 +261,13 @@ def training_result(output: Path, state: TrainingState | CheckpointRecord, stopp
         seconds=state.seconds,
         loss=statistics.fmean(losses[-10:]) if losses else None,
         held_out_loss=held_out[-1] if held_out else None,
-        goodput=goodput(read_accounts(output / GOODPUT)),
+        goodput=goodput(read_process_times(output / GOODPUT)),
         stopped_by=stopped_by,
     )
 
 
-def _nothing(line: str) -> None:
-    """For the processes that do not speak."""
+def _no_note(line: str) -> None:
+    """Discard notes of ranks other than 0."""
 
 
 def _note(line: str) -> None:

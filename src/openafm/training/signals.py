@@ -1,4 +1,4 @@
-"""Asking a long run to save and end: SIGTERM, or Ctrl-C once."""
+"""Stop requests by signal: SIGTERM, or Ctrl-C once, saves and ends a run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from openafm.training.observers import Observer
 
-class StopRequest:
-    """Whether somebody has asked to stop, and by which signal. The run looks at it between steps."""
+
+class StopRequest(Observer):
+    """Hold a stop request and the signal that caused it. The trainer checks it after every step."""
 
     def __init__(self) -> None:
         self.requested = False
         self.signal: int | None = None
+
+    @property
+    def requests_stop(self) -> bool:
+        return self.requested
 
     def request(self, signal: int | None = None) -> None:
         self.requested, self.signal = True, signal
@@ -22,9 +28,9 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
-    """Turn SIGTERM and the first SIGINT into a request while the block runs; a second SIGINT interrupts at once.
+    """Turn SIGTERM and the first SIGINT into a stop request while the block runs; a second SIGINT interrupts at once.
 
-    Outside the main thread, where Python allows no handlers, only callers can request a stop.
+    Outside the main thread Python allows no handlers; there only `request` stops the run.
     """
     stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():

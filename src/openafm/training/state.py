@@ -1,67 +1,36 @@
-"""All that a training run changes as it goes: weights, optimizer, average, random state, and how far it is."""
+"""The mutable state of a training run: weights, optimizer, average, random state, progress."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from openafm.adapters.lora import install as install_adapter
-from openafm.adapters.lora import load_smaller_adapter
-from openafm.bundle import open_bundle
-from openafm.bundle.decoder import load_decoder
-from openafm.compression.errors import UncompressibleModelError
 from openafm.compression.qat import QuantizationAwareness
-from openafm.core.errors import UsageError
 from openafm.models.decoder import Decoder
-from openafm.models.upcycling import upcycle
-from openafm.models.upcycling_config import UpcyclingError, upcycled_config
-from openafm.training.config import EMAConfig, OptimizerConfig, StepBudget, TrainerConfig, first_difference
+from openafm.training.checkpoints.index import Index
+from openafm.training.config import EMAConfig, OptimizerConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
-
-if TYPE_CHECKING:
-    from openafm.training.checkpoints.checkpoint import Checkpoint
-    from openafm.training.checkpoints.index import Index
-
-Tensors = Mapping[str, Tensor]
-
-
-class BundleMismatchError(UsageError):
-    """The bundle to start from holds another model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Snapshot:
-    """A copy of the state between two steps; `tensors` by group: model, optimizer, random and, if there is one, ema.
-
-    Where processes share the state out, a tensor is a DTensor on the host, which holds the part of this one.
-    """
-
-    step: int
-    num_steps: int
-    num_tokens: int
-    seconds: float
-    tensors: Mapping[str, Tensors]
+from openafm.training.snapshot import Tensors, TrainingSnapshot
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedModel:
-    """A model as it is trained, with the simulation or the adapter that the config asks for over it."""
+    """The model to train, with the quantization or the adapter that the config installs in it."""
 
     model: Decoder
     awareness: QuantizationAwareness | None = None
 
 
 class TrainingState:
-    """The state of a run: `step` updates done of `num_steps`, `num_tokens` real tokens seen, `seconds` spent.
+    """Hold the state of a run: `step` of `num_steps`, `num_tokens` real tokens, `seconds` in steps.
 
-    Only weights that learn are part of it: those of a base under an adapter stay in their bundle. `parameters`, the moments
-    of the optimizer and the average `ema` are what this process holds of them, plain tensors by name.
+    Only trainable weights are part of it; those of a base under an adapter stay in their bundle. `parameters`, the
+    optimizer's moments and the average `ema` are this process's parts, plain tensors by name.
     """
 
     def __init__(
@@ -82,7 +51,7 @@ class TrainingState:
         self.ema = None if ema is None else {name: p.detach().clone() for name, p in self.parameters.items()}
 
     def begin_step(self) -> None:
-        """Tell a simulation of few bits how far the run is."""
+        """Set the progress of quantization-aware training."""
         if self._awareness is not None:
             self._awareness.advance(self.step / self.num_steps)
 
@@ -94,8 +63,8 @@ class TrainingState:
         torch._foreach_lerp_(list(self.ema.values()), weights, 1 - self._ema_config.decay_at(self.step))
 
     @torch.no_grad()
-    def snapshot(self) -> Snapshot:
-        """Copy everything to the host, so that training can go on while the copy is written."""
+    def snapshot(self) -> TrainingSnapshot:
+        """Copy the state to the host. Training can continue while the copy is written."""
         tensors: dict[str, Tensors] = {
             "model": self.parameters,
             "optimizer": self._optimizer_tensors(),
@@ -103,7 +72,7 @@ class TrainingState:
         }
         if self.ema is not None:
             tensors["ema"] = self.ema
-        return Snapshot(
+        return TrainingSnapshot(
             step=self.step,
             num_steps=self.num_steps,
             num_tokens=self.num_tokens,
@@ -115,23 +84,23 @@ class TrainingState:
         )
 
     @torch.no_grad()
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go back to a snapshot of the same config: from here on every bit is as it was from there on."""
+    def restore(self, snapshot: TrainingSnapshot) -> None:
+        """Restore a snapshot of the same config; training continues bit-identically."""
         self.step, self.num_steps = snapshot.step, snapshot.num_steps
         self.num_tokens, self.seconds = snapshot.num_tokens, snapshot.seconds
         self._copy_all(snapshot.tensors["model"], self.parameters)
         if self.ema is not None:
             self._copy_all(snapshot.tensors["ema"], self.ema)
-        self.parallelism.forget_gathered(self.model)
-        self._restore_optimizers(snapshot.tensors.get("optimizer", {}))  # none before the first step
+        self.parallelism.free_gathered(self.model)
+        self._restore_optimizers(snapshot.tensors.get("optimizer", {}))  # empty before the first step
         _restore_random_state(snapshot.tensors["random"])
 
     def shapes(self) -> Mapping[str, torch.Size]:
-        """The whole shapes of what learns."""
+        """Return the global (unsharded) shapes of the trainable parameters."""
         return {name: self._as_part("model", name, torch.empty(p.shape)).shape for name, p in self.parameters.items()}
 
     def targets(self, index: Index) -> dict[str, Tensor]:
-        """Memory on the host for what this process holds of the tensors of a checkpoint of the same model."""
+        """Allocate host memory for this process's parts of the tensors of a checkpoint."""
         targets = {}
         for key, stored in index.items():
             group, _, name = key.partition("/")
@@ -141,13 +110,13 @@ class TrainingState:
         return targets
 
     def _as_part(self, group: str, name: str, local: Tensor) -> Tensor:
-        """A tensor on the host as the part of the whole that it is."""
+        """Wrap a host tensor as this process's part of the global tensor."""
         if self.parallelism.mesh is None or group == "random":
             return local
         return self.parallelism.global_view(_parameter_name(group, name), local)
 
     def _optimizer_tensors(self) -> dict[str, Tensor]:
-        """The optimizers' state by the parameters' names, as in `layers.0.norm.weight/exp_avg`."""
+        """Return the optimizers' state by parameter name, as in `layers.0.norm.weight/exp_avg`."""
         names: dict[Tensor, str] = {parameter: name for name, parameter in self.parameters.items()}
         per_parameter = [item for optimizer in self.optimizers for item in optimizer.state.items()]
         return {f"{names[p]}/{key}": tensor for p, values in per_parameter for key, tensor in values.items()}
@@ -167,100 +136,12 @@ class TrainingState:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def fresh_state(config: TrainerConfig, device: str, parallelism: Parallelism | None = None) -> TrainingState:
-    """The state at step 0: weights from the seed or from a bundle. With a time budget the steps are yet to be counted.
-
-    Raises:
-        BundleMismatchError: the bundle is not the one that the run is of, or differs in more than a shorter context.
-        UpcyclingError: the bundle is to be upcycled and cannot be, or there is none.
-        AdapterWeightsError: the bundle carries an adapter, to be trained further, that is larger than the one to be trained.
-        UncompressibleModelError: the bundle's weights have few bits and are to be trained.
-    """
-    torch.manual_seed(config.seed)
-    if config.upcycle is not None and config.from_bundle is None:
-        raise UpcyclingError("upcycle starts from a dense bundle: name it in from_bundle")
-    if config.from_bundle is not None:
-        model = _bundle_model(config, config.from_bundle)
-    else:
-        model = config.model.build(config.seed)
-        config.start.apply(model, config.seed)
-    return _state(config, _prepared(config, model), device, parallelism)
-
-
-def resumed_state(
-    config: TrainerConfig, device: str, checkpoint: Checkpoint, parallelism: Parallelism | None = None
-) -> TrainingState:
-    """The state of a verified checkpoint, whichever processes wrote it.
-
-    The bundle that the run started from is needed no more, but for the base of an adapter.
-
-    Raises:
-        LayoutMismatchError: it holds the tensors of another model.
-    """
-
-    def prepared() -> TrainingState:
-        state = _state(config, skeleton(config), device, parallelism)
-        checkpoint.check_layout(state.shapes())
-        return state
-
-    processes = Processes() if parallelism is None else parallelism.processes
-    state = processes.together(prepared)
-    alone = processes.control is None
-    state.restore(checkpoint.read() if alone else checkpoint.read_into(state.targets(checkpoint.index), processes))
-    return state
-
-
-def skeleton(config: TrainerConfig) -> PreparedModel:
-    """The model of a run with all that does not learn in place, to be filled with what does."""
-    if config.adapter is not None and config.from_bundle is not None:
-        return PreparedModel(model=_bundle_model(config, config.from_bundle))
-    return _prepared(config, config.model.build(config.seed))
-
-
-def _prepared(config: TrainerConfig, model: Decoder) -> PreparedModel:
-    return PreparedModel(model=model, awareness=None if config.qat is None else config.qat.install(model))
-
-
-def _state(config: TrainerConfig, prepared: PreparedModel, device: str, parallelism: Parallelism | None) -> TrainingState:
-    prepared.model.compute_dtype = config.precision.compute_dtype
-    num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
-    return TrainingState(prepared, config.optimizer, config.ema, num_steps, parallelism, device)
-
-
-def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
-    bundle = open_bundle(name_or_path)
-    found = bundle.config if config.upcycle is None else upcycled_config(bundle.config, config.upcycle)
-    if config.from_identity not in (None, bundle.identity):
-        raise BundleMismatchError(
-            f"{bundle.path} is {bundle.identity}, the run started from {config.from_identity}; restore that bundle or start"
-            " the run anew in another folder"
-        )
-    lengthened = config.adapter is None and config.model.context_length > found.context_length
-    difference = first_difference(found, config.model, ignored=("context_length",) if lengthened else ())
-    if difference is not None:
-        upcycled = "" if config.upcycle is None else " upcycled"
-        raise BundleMismatchError(f"the model of {bundle.path}{upcycled} is another one: {difference}")
-    if bundle.numerics.is_compressed and config.adapter is None:
-        raise UncompressibleModelError(
-            f"{bundle.path} is compressed ({bundle.numerics.weights}): its weights can no longer be trained; start from the"
-            " bundle that it was made of, or train an adapter"
-        )
-    model = load_decoder(bundle)
-    if config.upcycle is not None:
-        return upcycle(model, config.upcycle, config.seed)
-    if config.adapter is not None:
-        install_adapter(model, config.adapter, config.seed)
-        if bundle.recovery_adapter is not None:
-            load_smaller_adapter(model, bundle.recovery_adapter.config, bundle.recovery_adapter.weights())
-    return model
-
-
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True).contiguous()
 
 
 def _parameter_name(group: str, name: str) -> str:
-    """The parameter that a tensor of a snapshot belongs to: the optimizer keeps several for each."""
+    """Return the parameter of a snapshot's tensor: the optimizer stores several tensors per parameter."""
     return name.rpartition("/")[0] if group == "optimizer" else name
 
 

@@ -20,12 +20,13 @@ from openafm.training.checkpoints.checkpoint import (
     checkpoint_paths,
     newest_checkpoint,
     open_checkpoint,
+    quarantine_newer,
     remove_leftovers,
-    set_aside_newer,
 )
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
 from openafm.training.config import AdamWConfig, CheckpointConfig, EMAConfig, TrainerConfig
-from openafm.training.state import Snapshot, fresh_state
+from openafm.training.initialization import fresh_state
+from openafm.training.snapshot import TrainingSnapshot
 
 DIGEST = "data"
 
@@ -35,11 +36,11 @@ def config(tmp_path: Path) -> TrainerConfig:
     return tiny_run(write_corpus(tmp_path / "corpus", num_documents=8), ema=EMAConfig())
 
 
-def snapshot_at(config: TrainerConfig, step: int) -> Snapshot:
+def snapshot_at(config: TrainerConfig, step: int) -> TrainingSnapshot:
     return replace(fresh_state(config, "cpu").snapshot(), step=step, num_tokens=7 * step, seconds=0.5)
 
 
-def notes_and_newest(folder: Path, config: TrainerConfig) -> tuple[list[str], Snapshot | None]:
+def notes_and_newest(folder: Path, config: TrainerConfig) -> tuple[list[str], TrainingSnapshot | None]:
     notes: list[str] = []
     found = newest_checkpoint(folder, config, DIGEST, notes.append)
     return notes, None if found is None else found.read()
@@ -69,7 +70,7 @@ def test_a_damaged_newer_checkpoint_does_not_cost_the_one_just_written(tmp_path:
         assert read is not None
         assert read.step == step
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-00000005", "step-00000003"]
-    set_aside_newer(tmp_path, 3)
+    quarantine_newer(tmp_path, 3)
     assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-00000003"]
     assert (tmp_path / "damaged-step-00000005").exists()
 
@@ -154,7 +155,7 @@ def test_an_error_in_the_background_surfaces(tmp_path: Path, config: TrainerConf
         pytest.raises(OSError, match="file"),
         checkpoint_writer(tmp_path / "file", config, DIGEST) as writer,
     ):
-        writer.submit(snapshot_at(config, 3))
+        writer.on_save(snapshot_at(config, 3))
     with pytest.raises(CheckpointError), checkpoint_writer(tmp_path, config, DIGEST):
         raise CheckpointError("an error in the block is not hidden")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_runs import Job, carry_out, check_parts, parts_at
+from checkpoint_runs import CheckpointJob, carry_out, check_parts, parts_at
 from forked_processes import fork_together, together
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,15 +36,15 @@ from openafm.training.checkpoints.checkpoint import (
     open_checkpoint,
     remove_leftovers,
 )
-from openafm.training.checkpoints.index import Part, StoredTensor, read_index, write_index
+from openafm.training.checkpoints.index import IndexedTensor, TensorBlock, read_index, write_index
 from openafm.training.checkpoints.sharded import load
 from openafm.training.checkpoints.writer import write_checkpoint
 from openafm.training.config import CheckpointConfig, EMAConfig, TrainerConfig
 from openafm.training.distributed.config import ParallelConfig
-from openafm.training.distributed.processes import ElsewhereError, Processes
+from openafm.training.distributed.processes import Processes, RemoteRankError
+from openafm.training.initialization import fresh_state, resumed_state
 from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import load_trained, train, trained_model
-from openafm.training.state import fresh_state, resumed_state
 
 DIGEST = "data"
 HERE = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def losses(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """Losses of the runs below by name; one says where it was saved after step 3, the others where they go on from."""
     folder = tmp_path_factory.mktemp("runs")
-    jobs: list[tuple[int, dict[str, Job]]] = [
+    jobs: list[tuple[int, dict[str, CheckpointJob]]] = [
         (1, {"one": _job(folder, saved="one")}),
         (
             4,
@@ -89,8 +89,8 @@ def losses(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return found
 
 
-def _job(folder: Path, saved: str | None = None, source: str | None = None, **axes: int) -> Job:
-    return Job(
+def _job(folder: Path, saved: str | None = None, source: str | None = None, **axes: int) -> CheckpointJob:
+    return CheckpointJob(
         model="tracks",
         axes=axes,
         stop=LAST,
@@ -140,7 +140,7 @@ def config(corpus: Path) -> TrainerConfig:
 
 
 def _loader(corpus: Path) -> Any:
-    return Job(model="plain", axes={}, stop=0).config(corpus).data
+    return CheckpointJob(model="plain", axes={}, stop=0).config(corpus).data
 
 
 def test_writers_killed_amid_a_save_leave_the_last_checkpoint_whole(tmp_path: Path, config: TrainerConfig) -> None:
@@ -183,7 +183,7 @@ def test_processes_pass_over_a_damaged_checkpoint_together(tmp_path: Path, confi
         assert found is not None
         assert found.record.step == 3
         assert [("step-00000006" in note, damaged in note) for note in notes] == [(True, True)] * processes.is_main
-        with pytest.raises((AnotherRunError, ElsewhereError), match=r"optimizer\.learning_rate"):
+        with pytest.raises((AnotherRunError, RemoteRankError), match=r"optimizer\.learning_rate"):
             newest_checkpoint(
                 tmp_path, replace(config, optimizer=replace(config.optimizer, learning_rate=1.0)), DIGEST, print, processes
             )
@@ -326,8 +326,10 @@ def test_a_tensor_in_any_parts_is_read_whole(
         file = f"rank-{number:05}.safetensors"
         piece = tensor[tuple(slice(start, start + length) for start, length in block)].clone()
         save_file({"model/w": piece}, folder / file)
-        parts.append(Part(file=file, key="model/w", offsets=tuple(start for start, _ in block), shape=tuple(piece.shape)))
-    written = {"model/w": StoredTensor(dtype=tensor.dtype, shape=tuple(tensor.shape), parts=tuple(parts))}
+        parts.append(
+            TensorBlock(file=file, key="model/w", offsets=tuple(start for start, _ in block), shape=tuple(piece.shape))
+        )
+    written = {"model/w": IndexedTensor(dtype=tensor.dtype, shape=tuple(tensor.shape), parts=tuple(parts))}
     write_index(folder, written)
     files = sorted(path.name for path in folder.iterdir())
     index = read_index(folder, files)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from openafm.training.observability.goodput import FILE, Account, goodput, read_accounts
+from openafm.training.observability.goodput import FILE, ProcessTimes, goodput, read_process_times
 from openafm.training.observability.metrics import read_metrics
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of a run in /proc")
@@ -70,9 +70,9 @@ def ranks_of(process: subprocess.Popen[str], torchrun: bool) -> list[int]:
     return below if torchrun else [rank for child in below for rank in children(child)]
 
 
-def wait_for(process: subprocess.Popen[str], folder: Path, starts: int, step: int) -> list[Account]:
+def wait_for(process: subprocess.Popen[str], folder: Path, starts: int, step: int) -> list[ProcessTimes]:
     """Until the process number `starts` of the main rank has got to `step`."""
-    while len(accounts := read_accounts(folder / FILE)) < starts or accounts[-1].step < step:
+    while len(accounts := read_process_times(folder / FILE)) < starts or accounts[-1].step < step:
         assert process.poll() is None
         time.sleep(0.02)
     return accounts
@@ -108,7 +108,7 @@ def test_ranks_killed_under_an_agent_end_with_the_same_bits(
     curves = [[(line["step"], line["loss"]) for line in read_metrics(place / run)] for run in (name, "undisturbed")]
     assert curves[0] == curves[1]
     assert [step for step, _ in curves[0]] == list(range(1, NUM_STEPS + 1))
-    found = goodput(read_accounts(place / name / FILE))
+    found = goodput(read_process_times(place / name / FILE))
     assert found.starts == (2 if torchrun else 3)
     assert found.lost["start"] > 0
     assert result["goodput"] == pytest.approx(found.share)
@@ -133,10 +133,10 @@ def test_asked_to_stop_all_processes_save_and_the_same_command_goes_on(
     (os.killpg if reached == "everybody" else os.kill)(process.pid, signal.SIGTERM)
     process.communicate()
     assert process.returncode == 0, (place / f"{name}.log").read_text()[-3000:]
-    accounts = read_accounts(place / name / FILE)
+    accounts = read_process_times(place / name / FILE)
     assert accounts[-1].ended
     assert len(accounts) == 1
     assert (place / name / "checkpoints" / f"step-{accounts[-1].step:08}").is_dir()
     result = finish(start(place, name, torchrun=False), place, name)
     assert result["signature"] == undisturbed["signature"]
-    assert goodput(read_accounts(place / name / FILE)).lost["rework"] == 0
+    assert goodput(read_process_times(place / name / FILE)).lost["rework"] == 0

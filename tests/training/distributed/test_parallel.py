@@ -140,13 +140,14 @@ def fail():
     raise OpenAFMError("the disk is full")
 
 with open_processes() as everyone:
-    in_second = lambda: everyone.together(lambda: fail() if everyone.rank == 1 else None)
-    for work in (in_second, lambda: everyone.main_only(fail)):
+    in_second = lambda: everyone.run_on_all(lambda: fail() if everyone.rank == 1 else None)
+    for work in (in_second, lambda: everyone.run_on_main(fail)):
         try:
             work()
         except OpenAFMError as error:
             print(type(error).__name__, error, error.shared)
-    print(everyone.main_only(lambda: 7), everyone.main_first(lambda: everyone.rank), everyone.any(everyone.rank == 1, False))
+    rank = everyone.run_main_first(lambda: everyone.rank)
+    print(everyone.run_on_main(lambda: 7), rank, everyone.any_rank(rank == 1, False))
 """
 
 
@@ -155,13 +156,13 @@ def test_an_error_of_one_process_is_raised_by_all() -> None:
     outputs = wait_for(processes)
     assert [output.splitlines()[-3:] for output in outputs] == [
         [
-            "ElsewhereError process 1: the disk is full True",
+            "RemoteRankError process 1: the disk is full True",
             "OpenAFMError the disk is full True",
             "7 0 (True, False)",
         ],
         [
             "OpenAFMError the disk is full True",
-            "ElsewhereError process 0: the disk is full True",
+            "RemoteRankError process 0: the disk is full True",
             "7 1 (True, False)",
         ],
     ]

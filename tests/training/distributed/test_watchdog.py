@@ -1,8 +1,9 @@
-"""A process that hangs is ended, and says where; one that works, or was only stopped, is left alone."""
+"""The watchdog ends a hanging process and writes its stacks; it ignores a working or a suspended one."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from tiny_runs import tiny_run, write_corpus
 
 from openafm.core.config import ConfigError
 from openafm.training.distributed.watchdog import EXIT_CODE, WatchdogConfig, watchdog
-from openafm.training.observability.goodput import FILE, goodput, read_accounts
+from openafm.training.observability.goodput import FILE, goodput, read_process_times
 from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import train
 
@@ -34,7 +35,7 @@ def lost_file_server(self, step):
     return whole_batch(self, step)
 loader.Loader.batch = lost_file_server
 corpus = LoaderConfig(sources=(SourceConfig(name="count", path=sys.argv[1]),), rows_per_step=4, row_tokens=48)
-train(tiny_run(corpus, num_steps=40, watchdog=WatchdogConfig(seconds=4.0, start_seconds=120.0)), Path(sys.argv[2]))
+train(tiny_run(corpus, num_steps=40, watchdog=WatchdogConfig(seconds=2.0, start_seconds=120.0)), Path(sys.argv[2]))
 """
 
 SLOW = """
@@ -42,20 +43,20 @@ import sys, time
 from pathlib import Path
 from openafm.training.distributed.watchdog import WatchdogConfig, watchdog
 
-def cannot_be_told():
+def failing_report():
     raise OSError("the disk is full")
 
-with watchdog(WatchdogConfig(seconds=0.5, start_seconds=30.0), Path(sys.argv[1]), cannot_be_told) as dog:
+with watchdog(WatchdogConfig(seconds=0.5, start_seconds=30.0), Path(sys.argv[1]), failing_report) as watching:
     time.sleep(1.0)  # the start
     for _ in range(4):
-        dog.alive()
+        watching.heartbeat()
         time.sleep(0.2)
-    dog.alive_before_long_work()
+    watching.heartbeat(is_long=True)
     time.sleep(1.0)
-    dog.alive()
+    watching.heartbeat()
     print("working", flush=True)
-    while sys.argv[2] == "goes on":
-        dog.alive()
+    while sys.argv[2] == "works":
+        watching.heartbeat()
         time.sleep(0.05)
     time.sleep(30)
 """
@@ -71,38 +72,38 @@ def start(program: str, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_run_that_hangs_ends_with_its_stacks_and_the_same_call_goes_on(tmp_path: Path) -> None:
+def test_a_hanging_run_ends_with_its_stacks_and_resumes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     output = tmp_path / "run"
     process = start(HANGING, corpus.sources[0].path, str(output))
-    _, told = process.communicate()
+    _, stderr = process.communicate()
     assert process.returncode == EXIT_CODE
     report = (output / "hang-0.txt").read_text()
-    for stacks in (told, report):
-        assert f"process {process.pid} did nothing for 4 s" in stacks
+    for stacks in (stderr, report):
+        assert re.search(rf"process {process.pid} made no progress for [23] s", stacks)
         assert "in lost_file_server" in stacks  # the thread that waits
         assert "in run" in stacks  # the one that waits for it
     assert read_metrics(output)[-1]["step"] == 30
-    assert goodput(read_accounts(output / FILE)).lost["hang"] >= 3.9
+    assert goodput(read_process_times(output / FILE)).lost["hang"] >= 1.9
 
-    result = train(tiny_run(corpus, num_steps=40), output)  # with another watchdog: it changes nothing in the weights
+    result = train(tiny_run(corpus, num_steps=40), output)  # with another watchdog config
     assert result.finished
     undisturbed = train(tiny_run(corpus, num_steps=40), tmp_path / "undisturbed")
     assert result.loss == undisturbed.loss
-    assert result.goodput.lost["hang"] >= 3.9
+    assert result.goodput.lost["hang"] >= 1.9
     assert result.goodput.starts == 2
 
 
-def test_the_start_and_long_work_have_more_time_and_steps_less(tmp_path: Path) -> None:
+def test_the_start_and_long_work_have_a_longer_timeout(tmp_path: Path) -> None:
     process = start(SLOW, str(tmp_path / "hang.txt"), "hangs")
-    told, _ = process.communicate()
-    assert told == "working\n"
+    printed, _ = process.communicate()
+    assert printed == "working\n"
     assert process.returncode == EXIT_CODE
-    assert "did nothing for" in (tmp_path / "hang.txt").read_text()
+    assert "made no progress for" in (tmp_path / "hang.txt").read_text()
 
 
-def test_a_process_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
-    process = start(SLOW, str(tmp_path / "hang.txt"), "goes on")
+def test_a_suspended_process_is_not_ended(tmp_path: Path) -> None:
+    process = start(SLOW, str(tmp_path / "hang.txt"), "works")
     assert process.stdout is not None
     process.stdout.readline()
     for _ in range(3):
@@ -116,9 +117,9 @@ def test_a_process_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
     assert not (tmp_path / "hang.txt").exists()
 
 
-def test_without_a_watchdog_nothing_is_watched(tmp_path: Path) -> None:
-    with watchdog(None, tmp_path / "hang.txt", lambda: None) as dog:
-        dog.alive()
+def test_without_a_config_there_is_no_watchdog(tmp_path: Path) -> None:
+    with watchdog(None, tmp_path / "hang.txt", lambda: None) as watching:
+        watching.heartbeat()
     with pytest.raises(ConfigError, match=r"start_seconds must be at least seconds \(600.0\)"):
         WatchdogConfig(start_seconds=10)
     with pytest.raises(ConfigError, match="above 0"):

@@ -18,14 +18,15 @@ from torch import Tensor
 
 from openafm.bundle import Bundle, write_bundle
 from openafm.core.config import ConfigError
-from openafm.data.loader import Batch, LoaderConfig
+from openafm.data.batch import Batch
+from openafm.data.loader import LoaderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingConfig
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import AdamWConfig, EvaluationConfig, StepBudget, TimeBudget, TrainerConfig
-from openafm.training.distributed.parallel import stand_in
+from openafm.training.distributed.parallel import dummy_batch
 from openafm.training.objectives import distillation, teacher_logits
 from openafm.training.objectives.cached_distillation import CachedDistillation
 from openafm.training.objectives.config import CachedDistillationConfig, TeacherError
@@ -154,7 +155,7 @@ def test_a_process_without_rows_of_its_own_goes_through_the_motions(tmp_path: Pa
     """Others wait for it in a run over processes, whichever objective it has."""
     config = run(tmp_path, num_steps=1)
     student = replace(tiny_model(), vocab_size=VOCAB_SIZE).build(seed=1)
-    losses = CachedDistillation(write_teacher_logits(config), 1.0)(student, stand_in(config.data.build().batch(0)))
+    losses = CachedDistillation(write_teacher_logits(config), 1.0)(student, dummy_batch(config.data.build().batch(0)))
     losses.total.backward()
     assert losses.total.isfinite()
     assert losses.parts.keys() == {"kl", "cross_entropy", "agreement"}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from openafm.core.errors import UsageError
-from openafm.data.loader import Batch
+from openafm.data.batch import Batch
 from openafm.models.accounting import active_parameters, num_parameters
 from openafm.models.config import (
     AttentionConfig,
@@ -29,8 +29,8 @@ from openafm.training.distributed.config import MeshShape
 from openafm.training.objectives.base import NextToken
 from openafm.training.planning.device_memory import UnknownOptimizerError, device_memory
 from openafm.training.planning.footprint import (
+    DeviceShare,
     Microbatch,
-    Part,
     UnknownFootprintError,
     decoder_footprint,
     decoder_weights,
@@ -77,8 +77,8 @@ def microbatch(dtype: torch.dtype, rows: int, row_tokens: int, document_tokens: 
     )
 
 
-def part_of(config: DecoderConfig) -> Part:
-    return Part(tracks=config.num_tracks, has_tracks=config.tracks is not None)
+def share_of(config: DecoderConfig) -> DeviceShare:
+    return DeviceShare(tracks=config.num_tracks, has_tracks=config.tracks is not None)
 
 
 def with_attention(config: DecoderConfig, attention: AttentionConfig) -> DecoderConfig:
@@ -104,7 +104,7 @@ MODELS = {
 def test_what_autograd_saves(name: str, dtype: torch.dtype, rows: int, row_tokens: int, document_tokens: int) -> None:
     config = MODELS[name]
     expected = bytes_saved(config, dtype, rows, row_tokens, document_tokens)
-    found = decoder_footprint(config, part_of(config), microbatch(dtype, rows, row_tokens, document_tokens))
+    found = decoder_footprint(config, share_of(config), microbatch(dtype, rows, row_tokens, document_tokens))
     assert found.activations == pytest.approx(expected, rel=0.02)
 
 
@@ -130,8 +130,8 @@ def test_weights_of_every_part_are_counted() -> None:
 def test_tracks_and_experts_shared_out_leave_a_part() -> None:
     config = named_size("server.nano")
     batch = microbatch(torch.float32, 2, 256, 256)
-    whole = decoder_footprint(config, Part(tracks=4, has_tracks=True), batch)
-    quarter = decoder_footprint(config, Part(tracks=1, expert_ranks=2, has_tracks=True), batch)
+    whole = decoder_footprint(config, DeviceShare(tracks=4, has_tracks=True), batch)
+    quarter = decoder_footprint(config, DeviceShare(tracks=1, expert_ranks=2, has_tracks=True), batch)
     assert quarter.weights.experts * 8 == whole.weights.experts
     assert (quarter.weights.dense - quarter.outside.dense) * 4 == whole.weights.dense - whole.outside.dense
     assert quarter.activations < whole.activations / 3
@@ -146,7 +146,7 @@ def test_state_of_the_optimizers(optimizer: AdamWConfig | MuonConfig) -> None:
     for one in optimizer.build(dict(model.named_parameters())):
         one.step()
         held += sum(tensor.nbytes for state in one.state.values() for tensor in state.values() if tensor.ndim)
-    footprint = decoder_footprint(config, part_of(config), microbatch(torch.float32, 1, 64, 64))
+    footprint = decoder_footprint(config, share_of(config), microbatch(torch.float32, 1, 64, 64))
     found = device_memory(config, footprint, ALONE, optimizer=optimizer, has_average=True, has_several_microbatches=False)
     assert found.optimizer == held
     assert found.parameters == found.average == 4 * num_parameters(config)
@@ -154,7 +154,7 @@ def test_state_of_the_optimizers(optimizer: AdamWConfig | MuonConfig) -> None:
 
 def test_microbatches_hold_gradients_while_they_compute() -> None:
     config = named_size("server.nano")
-    footprint = decoder_footprint(config, part_of(config), microbatch(torch.float32, 1, 512, 512))
+    footprint = decoder_footprint(config, share_of(config), microbatch(torch.float32, 1, 512, 512))
     one, several = (
         device_memory(config, footprint, ALONE, optimizer=AdamWConfig(), has_average=False, has_several_microbatches=several)
         for several in (False, True)
@@ -176,7 +176,7 @@ def test_unknown_kinds_are_named(change: str) -> None:
             strange = replace(config.layers[0], feed_forward=StrangeFeedForward())
             decoder_weights(replace(config, layers=(strange, *config.layers[1:])))
         else:
-            footprint = decoder_footprint(config, part_of(config), batch)
+            footprint = decoder_footprint(config, share_of(config), batch)
             from openafm.training.config import OptimizerConfig
 
             device_memory(

@@ -16,7 +16,7 @@ from openafm.compression.errors import CompressionError
 from openafm.compression.low_bit import layer_linears
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
-from openafm.data.loader import Batch
+from openafm.data.batch import Batch
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder, Layer
 from openafm.models.layers import Linear

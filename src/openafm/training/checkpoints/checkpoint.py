@@ -30,7 +30,7 @@ from openafm.core.files import file_digest
 from openafm.training.checkpoints.index import INDEX, Index, read_index
 from openafm.training.config import TrainerConfig, first_difference
 from openafm.training.distributed.processes import Processes
-from openafm.training.state import Snapshot, Tensors
+from openafm.training.snapshot import Tensors, TrainingSnapshot
 
 FORMAT = "openafm.checkpoint"
 VERSION = 2
@@ -103,7 +103,7 @@ class Checkpoint:
             if _digest(self.path / name) != self.record.files[name]:
                 raise DamagedCheckpointError(f"{self.path / name} was changed after it was written; remove {self.path}")
 
-    def load(self) -> Snapshot:
+    def load(self) -> TrainingSnapshot:
         """The state that was saved, whole, whichever processes wrote it.
 
         Raises:
@@ -112,11 +112,11 @@ class Checkpoint:
         self.verify()
         return self.read()
 
-    def read(self) -> Snapshot:
+    def read(self) -> TrainingSnapshot:
         """What `load` gives, of a checkpoint that has been verified."""
         return self._snapshot({group: self._whole(group) for group in self._groups})
 
-    def read_into(self, targets: Mapping[str, Tensor], processes: Processes) -> Snapshot:
+    def read_into(self, targets: Mapping[str, Tensor], processes: Processes) -> TrainingSnapshot:
         """Fill `targets` by GROUP/NAME, this process's parts of what `index` names, and give them back as a snapshot."""
         from openafm.training.checkpoints.sharded import load
 
@@ -177,8 +177,8 @@ class Checkpoint:
         load(self.path, self.index, {f"{group}/{name}": tensor for name, tensor in tensors.items()}, ALONE)
         return tensors
 
-    def _snapshot(self, tensors: Mapping[str, Tensors]) -> Snapshot:
-        return Snapshot(
+    def _snapshot(self, tensors: Mapping[str, Tensors]) -> TrainingSnapshot:
+        return TrainingSnapshot(
             step=self.record.step,
             num_steps=self.record.num_steps,
             num_tokens=self.record.num_tokens,
@@ -225,7 +225,7 @@ def order(path: Path) -> tuple[int, str]:
     return len(path.name), path.name
 
 
-def set_aside_newer(folder: Path, step: int) -> None:
+def quarantine_newer(folder: Path, step: int) -> None:
     """Rename the checkpoints beyond `step`, which a run that goes on from there could not read. Call it under its lock."""
     for path in checkpoint_paths(folder):
         if order(path) > order(checkpoint_path(folder, step)):
@@ -267,9 +267,9 @@ def newest_whole(
         except DamagedCheckpointError as error:
             return error
 
-    for path in processes.main_only(lambda: checkpoint_paths(folder)):
-        found = processes.together(partial(opened, path))
-        damages = processes.gathered(str(found) if isinstance(found, DamagedCheckpointError) else None)
+    for path in processes.run_on_main(lambda: checkpoint_paths(folder)):
+        found = processes.run_on_all(partial(opened, path))
+        damages = processes.all_gather(str(found) if isinstance(found, DamagedCheckpointError) else None)
         if isinstance(found, Checkpoint) and not any(damages):
             return found
         if processes.is_main:

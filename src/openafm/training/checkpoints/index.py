@@ -31,7 +31,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class TensorBlock:
     """A block of a tensor: under which key in which file it stands, and where in the tensor it begins."""
 
     file: str
@@ -41,15 +41,15 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredTensor:
+class IndexedTensor:
     """A tensor in files, in parts that cover it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[TensorBlock, ...]
 
 
-Index = Mapping[str, StoredTensor]
+Index = Mapping[str, IndexedTensor]
 """The tensors of a checkpoint by GROUP/NAME, as in `model/layers.0.norm.weight`."""
 
 
@@ -80,29 +80,29 @@ def write_index(folder: Path, index: Index) -> None:
     (folder / INDEX).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
-def _whole(folder: Path, file: str) -> dict[str, StoredTensor]:
+def _whole(folder: Path, file: str) -> dict[str, IndexedTensor]:
     """The tensors of a file that holds each of them whole."""
     found = {}
     with safe_open(folder / file, framework="pt") as opened:
         for key in opened.keys():  # noqa: SIM118 (not a mapping)
             header = opened.get_slice(key)
             shape = tuple(header.get_shape())
-            part = Part(file=file, key=key, offsets=(0,) * len(shape), shape=shape)
-            found[key] = StoredTensor(dtype=_DTYPES[header.get_dtype()], shape=shape, parts=(part,))
+            part = TensorBlock(file=file, key=key, offsets=(0,) * len(shape), shape=shape)
+            found[key] = IndexedTensor(dtype=_DTYPES[header.get_dtype()], shape=shape, parts=(part,))
     return found
 
 
-def _to_json(tensor: StoredTensor) -> dict[str, Any]:
+def _to_json(tensor: IndexedTensor) -> dict[str, Any]:
     parts = [{"file": part.file, "offsets": part.offsets, "shape": part.shape} for part in tensor.parts]
     return {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "parts": parts}
 
 
-def _from_json(key: str, entry: Mapping[str, Any]) -> StoredTensor:
-    return StoredTensor(
+def _from_json(key: str, entry: Mapping[str, Any]) -> IndexedTensor:
+    return IndexedTensor(
         dtype=_DTYPES[entry["dtype"]],
         shape=tuple(entry["shape"]),
         parts=tuple(
-            Part(file=part["file"], key=key, offsets=tuple(part["offsets"]), shape=tuple(part["shape"]))
+            TensorBlock(file=part["file"], key=key, offsets=tuple(part["offsets"]), shape=tuple(part["shape"]))
             for part in entry["parts"]
         ),
     )

@@ -29,7 +29,7 @@ from torch.futures import Future
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import file_digest, room_for
-from openafm.training.checkpoints.index import INDEX, Index, Part, StoredTensor, write_index
+from openafm.training.checkpoints.index import INDEX, Index, IndexedTensor, TensorBlock, write_index
 from openafm.training.distributed.processes import Processes
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class _Reader(StorageReader):
         return Metadata({key: _metadata(stored) for key, stored in self._index.items()})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        per_file: dict[str, list[tuple[Part, ReadItem]]] = {}
+        per_file: dict[str, list[tuple[TensorBlock, ReadItem]]] = {}
         for item in plan.items:
             part = self._parts[item.storage_index.fqn, torch.Size(item.storage_index.offset or ())]
             per_file.setdefault(part.file, []).append((part, item))
@@ -167,20 +167,22 @@ class _Reader(StorageReader):
         return False  # is never to be chosen by a path
 
 
-def _stored(key: str, planned: Any, written: Mapping[tuple[str, torch.Size | None], _Written]) -> StoredTensor:
+def _stored(key: str, planned: Any, written: Mapping[tuple[str, torch.Size | None], _Written]) -> IndexedTensor:
     """What stands of a tensor: parts without elements, which uneven shares leave, are not written."""
-    return StoredTensor(
+    return IndexedTensor(
         dtype=planned.properties.dtype,
         shape=tuple(planned.size),
         parts=tuple(
-            Part(file=written[key, chunk.offsets].file, key=key, offsets=tuple(chunk.offsets), shape=tuple(chunk.sizes))
+            TensorBlock(
+                file=written[key, chunk.offsets].file, key=key, offsets=tuple(chunk.offsets), shape=tuple(chunk.sizes)
+            )
             for chunk in planned.chunks
             if chunk.sizes.numel()
         ),
     )
 
 
-def _metadata(stored: StoredTensor) -> TensorStorageMetadata:
+def _metadata(stored: IndexedTensor) -> TensorStorageMetadata:
     chunks = [ChunkStorageMetadata(offsets=torch.Size(part.offsets), sizes=torch.Size(part.shape)) for part in stored.parts]
     return TensorStorageMetadata(TensorProperties(dtype=stored.dtype), torch.Size(stored.shape), chunks)
 

@@ -1,4 +1,4 @@
-"""Writing checkpoints: whole or not at all, by one process or many, while training goes on (files: checkpoint.py)."""
+"""Writing checkpoints in the background, atomically, by one process or many. `checkpoint.py` describes the files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 from safetensors.torch import save_file
 
@@ -16,16 +17,17 @@ from openafm.core.files import atomic_folder, file_digest, write_json
 from openafm.training.checkpoints.checkpoint import ALONE, CheckpointRecord, checkpoint_path, checkpoint_paths, order
 from openafm.training.config import TrainerConfig
 from openafm.training.distributed.processes import Processes
-from openafm.training.state import Snapshot, Tensors
+from openafm.training.observers import Observer, StepResult
+from openafm.training.snapshot import Tensors, TrainingSnapshot
 
 
 def write_checkpoint(
-    folder: Path, config: TrainerConfig, snapshot: Snapshot, data_digest: str, processes: Processes = ALONE
+    folder: Path, config: TrainerConfig, snapshot: TrainingSnapshot, data_digest: str, processes: Processes = ALONE
 ) -> Path:
-    """Write `step-...` into `folder`, whole or not at all; then keep `config.checkpoint.keep`, counted back from this one.
+    """Write `step-...` into `folder` atomically; then remove all but `config.checkpoint.keep`, counted back from this one.
 
-    Newer ones are not this run's to count: had they been whole, it would have gone on from them. Several processes each
-    write their parts of `snapshot`, and return when the checkpoint stands.
+    Newer checkpoints are left alone: they are damaged, or the run would have resumed from them. Several processes each write
+    their parts of `snapshot` and return once the checkpoint is complete.
 
     Raises:
         OutOfSpaceError: the disk is full; older checkpoints are untouched.
@@ -55,7 +57,7 @@ def write_checkpoint(
 
 
 def _write_groups(folder: Path, tensors: Mapping[str, Tensors]) -> dict[str, str]:
-    """A file for each group; their digests."""
+    """Write a file for each group; return their digests."""
     files = {f"{group}.safetensors": named for group, named in tensors.items()}
     for name, named in files.items():
         save_file(dict(named), folder / name)
@@ -67,18 +69,18 @@ def _write_parts(
     tensors: Mapping[str, Tensors],
     processes: Processes,
     complete: Callable[[Path, Mapping[str, str]], None],
-    settle: Callable[[], None],
+    on_complete: Callable[[], None],
 ) -> None:
-    """A file for each process; the main one makes the folder, records what stands in it, and moves it to its place."""
+    """Write a file for each process; the main one creates the folder, writes the record and moves it into place."""
     from openafm.training.checkpoints.sharded import save
 
     with ExitStack() as opened:
-        temporary = processes.main_only(lambda: opened.enter_context(atomic_folder(path)))
+        temporary = processes.run_on_main(lambda: opened.enter_context(atomic_folder(path)))
 
         def finish(files: Mapping[str, str]) -> None:
             complete(temporary, files)
             opened.close()
-            settle()
+            on_complete()
 
         named = {f"{group}/{name}": tensor for group, named in tensors.items() for name, tensor in named.items()}
         save(temporary, named, processes, finish)
@@ -91,32 +93,51 @@ def _keep_newest(folder: Path, path: Path, keep: int) -> None:
         shutil.rmtree(old)
 
 
-class CheckpointWriter:
-    """Writes snapshots in the background, one at a time; what goes wrong there is raised by the next call here."""
+class CheckpointWriter(Observer):
+    """Write snapshots in the background, one at a time, as often as the config says."""
 
     def __init__(self, folder: Path, config: TrainerConfig, data_digest: str, processes: Processes = ALONE) -> None:
         self._write = partial(write_checkpoint, folder, config, data_digest=data_digest, processes=processes)
+        self._config = config.checkpoint
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending: Future[Path] | None = None
+        self._step, self._saved_s = 0, perf_counter()
 
-    def submit(self, snapshot: Snapshot) -> None:
-        """Start to write; waits for the one before."""
+    def on_step(self, result: StepResult) -> None:
+        self._step = result.step
+
+    @property
+    def requests_save(self) -> bool:
+        steps, seconds = self._config.every_steps, self._config.every_seconds
+        is_due = steps is not None and self._step > 0 and self._step % steps == 0
+        return is_due or (seconds is not None and perf_counter() - self._saved_s >= seconds)
+
+    def on_save(self, snapshot: TrainingSnapshot) -> None:
+        """Start to write, after waiting for the previous checkpoint.
+
+        Raises:
+            OutOfSpaceError: the previous checkpoint did not fit on the disk.
+        """
         self.wait()
         self._pending = self._executor.submit(self._write, snapshot=snapshot)
+        self._saved_s = perf_counter()
 
     @property
     def has_failed(self) -> bool:
-        """Whether something went wrong in the background, which `wait` raises; of several processes it does so in all."""
+        """Return True if the last write failed. With several processes it then fails on all of them."""
         return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
+    def raise_failure(self) -> None:
+        self.wait()
+
     def wait(self) -> None:
-        """Until nothing is being written."""
+        """Wait until the last snapshot is written; raise the error of a failed write."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def close(self) -> None:
-        """End the thread; what is being written is finished."""
+        """Finish the last write and end the thread."""
         self._executor.shutdown()
 
 
@@ -124,8 +145,8 @@ class CheckpointWriter:
 def checkpoint_writer(
     folder: Path, config: TrainerConfig, data_digest: str, processes: Processes = ALONE
 ) -> Iterator[CheckpointWriter]:
-    """A writer whose last checkpoint stands, or whose error is raised, when the block ends."""
-    writer = CheckpointWriter(folder, config, data_digest, processes.apart())
+    """Open a writer. The end of the block waits for the last checkpoint and raises the error of a failed write."""
+    writer = CheckpointWriter(folder, config, data_digest, processes.with_new_group())
     try:
         yield writer
         writer.wait()

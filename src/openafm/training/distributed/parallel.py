@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from openafm.core.errors import UsageError
-from openafm.data.loader import Batch
+from openafm.data.batch import Batch
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.expert_parallel import share_experts
@@ -44,7 +44,7 @@ class UnknownParameterError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class ParameterLayout:
     """What a process holds of one parameter: its tracks or all, its experts or all, a cut along `shard_dim` or none."""
 
     of_tracks: bool
@@ -71,7 +71,7 @@ class Parallelism:
         self.data_rank, self.data_world = self.rank // self.shape.track, self.shape.data_world
         self.mesh: DeviceMesh | None = None
         self._host_mesh: DeviceMesh | None = None
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, ParameterLayout] = {}
         self._cut: dict[str, tuple[Parameter, Parameter]] = {}  # FSDP's, and our view of it
         self._whole: dict[str, Parameter] = {}
         if processes.world > 1:
@@ -117,7 +117,7 @@ class Parallelism:
                 self._cut[name] = (parameter, Parameter(cast("DTensor", parameter).to_local().detach()))
         return {name: self._cut[name][1] if name in self._cut else parameter for name, parameter in learning.items()}
 
-    def _partition(self, model: Decoder) -> dict[str, Part]:
+    def _partition(self, model: Decoder) -> dict[str, ParameterLayout]:
         """What is held of each parameter, told by where it stands and by its shape."""
         of_router = {p for module in model.modules() if isinstance(module, Router) for p in module.parameters()}
         of_experts = {
@@ -126,7 +126,7 @@ class Parallelism:
             if isinstance(module, Experts) and self.shape.expert > 1
             for p in (module.gate, module.up, module.down)
         }
-        parts: dict[str, Part] = {}
+        parts: dict[str, ParameterLayout] = {}
         for name, parameter in model.named_parameters():
             tracks, experts = model.tracks is not None and is_of_tracks(name), parameter in of_experts
             pieces = self.shape.shard * (1 if experts else self.shape.expert)
@@ -134,7 +134,7 @@ class Parallelism:
             dims = range(first_free, parameter.ndim) if pieces > 1 and parameter not in of_router else ()
             # FSDP and checkpoints want even pieces; what has no dim that gives them, a short vector, stays whole.
             shard_dim = next((dim for dim in dims if parameter.shape[dim] % pieces == 0), None)
-            parts[name] = Part(of_tracks=tracks, of_experts=experts, shard_dim=shard_dim)
+            parts[name] = ParameterLayout(of_tracks=tracks, of_experts=experts, shard_dim=shard_dim)
         return parts
 
     def _shard(self, model: Decoder, mesh: DeviceMesh) -> None:
@@ -165,7 +165,7 @@ class Parallelism:
         """The losses of a batch; a process without anything to learn goes through the motions, since others wait for it."""
         if self.mesh is None or batch.num_targets:
             return objective(model, batch)
-        losses = objective(model, stand_in(batch))
+        losses = objective(model, dummy_batch(batch))
         return Losses(
             total=losses.total * 0,
             count=0,
@@ -173,7 +173,7 @@ class Parallelism:
             expert_tokens={layer: counts * 0 for layer, counts in losses.expert_tokens.items()},
         )
 
-    def collect_gradients(self) -> None:
+    def reduce_gradients(self) -> None:
         """Sum the gradients over the data and put them where the optimizer looks for them, after the last backward pass."""
         if self.mesh is None:
             return
@@ -196,7 +196,7 @@ class Parallelism:
         dist.all_reduce(total, group=self._data)
         return total.to(tensor.device)
 
-    def of_all_tracks(self, tensor_TX: Tensor) -> Tensor:
+    def gather_tracks(self, tensor_TX: Tensor) -> Tensor:
         """What the tracks held here have, and what those of the other processes have, along the first dim."""
         if self.mesh is None or self.shape.track == 1:
             return tensor_TX
@@ -216,7 +216,7 @@ class Parallelism:
         dist.all_reduce(total)
         return float(total.sqrt())
 
-    def _num_copies(self, part: Part) -> int:
+    def _num_copies(self, part: ParameterLayout) -> int:
         """How many processes hold the same piece."""
         pieces = self.shape.track if part.of_tracks else 1
         if part.of_experts:
@@ -255,7 +255,7 @@ class Parallelism:
             of_experts = Replicate()
         return Replicate(), cut, of_experts, Shard(0) if part.of_tracks and ndim else Replicate()
 
-    def forget_gathered(self, model: Decoder) -> None:
+    def free_gathered(self, model: Decoder) -> None:
         """Free what FSDP has gathered: it is read anew from the weights, which have been changed."""
         if self._is_cut:
             cast("FSDPModule", model).reshard()
@@ -276,7 +276,7 @@ def _sum_in_buckets(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
             bucket = []
 
 
-def stand_in(batch: Batch) -> Batch:
+def dummy_batch(batch: Batch) -> Batch:
     """A batch with rows as long, of a single token that carries loss and is stored nowhere: it has no origin."""
     tokens_BS = np.zeros((1, batch.tokens_BS.shape[1]), dtype=np.int64)
     loss_mask_BS = np.zeros_like(tokens_BS, dtype=np.bool_)

@@ -22,7 +22,7 @@ from openafm.training.distributed.rendezvous import fresh_store
 T = TypeVar("T")
 
 
-class ElsewhereError(OpenAFMError):
+class RemoteRankError(OpenAFMError):
     """Another process of the run failed."""
 
     shared = True
@@ -45,11 +45,11 @@ class Processes:
         """Whether this is the one that writes and speaks."""
         return self.rank == 0
 
-    def apart(self) -> Processes:
+    def with_new_group(self) -> Processes:
         """The same with a group of their own, for a thread that agrees on something else meanwhile."""
         return self if self.control is None else replace(self, control=_control_group())
 
-    def any(self, *flags: bool) -> tuple[bool, ...]:
+    def any_rank(self, *flags: bool) -> tuple[bool, ...]:
         """For each flag, whether it is set in any process."""
         if self.control is None:
             return flags
@@ -57,7 +57,7 @@ class Processes:
         dist.all_reduce(agreed, dist.ReduceOp.MAX, group=self.control)
         return tuple(bool(flag) for flag in agreed)
 
-    def gathered(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The values of all processes, by rank."""
         if self.control is None:
             return [value]
@@ -65,8 +65,8 @@ class Processes:
         dist.all_gather_object(values, value, group=self.control)
         return values
 
-    def together(self, work: Callable[[], T]) -> T:
-        """Do something in every process; when one fails, all raise: it its own error, the others `ElsewhereError`."""
+    def run_on_all(self, work: Callable[[], T]) -> T:
+        """Do something in every process; when one fails, all raise: it its own error, the others `RemoteRankError`."""
         if self.control is None:
             return work()
         try:
@@ -74,28 +74,28 @@ class Processes:
         except Exception as error:
             exit_code = error.exit_code if isinstance(error, OpenAFMError) else 1
             raised, failure = error, (self.rank, " ".join(str(error).split()), exit_code)
-        failures = [found for found in self.gathered(failure) if found is not None]
+        failures = [found for found in self.all_gather(failure) if found is not None]
         if raised is not None:
             if isinstance(raised, OpenAFMError):
                 raised.shared = True
             raise raised
         if failures:
-            raise ElsewhereError(*failures[0])
+            raise RemoteRankError(*failures[0])
         return result
 
-    def main_first(self, work: Callable[[], T]) -> T:
+    def run_main_first(self, work: Callable[[], T]) -> T:
         """Do something in the main process, then, once it stands, in the others too."""
         if self.is_main:
-            result = self.together(work)
-            self.together(lambda: None)
+            result = self.run_on_all(work)
+            self.run_on_all(lambda: None)
             return result
-        self.together(lambda: None)
-        return self.together(work)
+        self.run_on_all(lambda: None)
+        return self.run_on_all(work)
 
-    def main_only(self, work: Callable[[], T]) -> T:
+    def run_on_main(self, work: Callable[[], T]) -> T:
         """Do something in the main process alone; all get its result, which must be picklable."""
-        result = self.together(lambda: work() if self.is_main else None)
-        return self.gathered(result)[0]  # type: ignore[return-value]
+        result = self.run_on_all(lambda: work() if self.is_main else None)
+        return self.all_gather(result)[0]  # type: ignore[return-value]
 
 
 @contextmanager

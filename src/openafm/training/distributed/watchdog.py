@@ -1,6 +1,6 @@
-"""End a process that no longer gets anywhere, after it has told where it hangs, so that it can be started again.
+"""A watchdog ends a process that makes no progress and writes where it hangs, so that the launcher can restart it.
 
-A collective waits for a rank that never comes, a read for a file server that is gone: nothing fails, and nothing goes on.
+A collective waits for a rank that died, a read for a file server that is gone: neither fails by itself.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from openafm.core.config import Config
+from openafm.training.observers import Observer, Phase, StepResult
 
 EXIT_CODE = 75
-"""Of a process that was ended here: the system's number for a failure that passes when one tries again."""
+"""The exit code of a process that the watchdog ended: EX_TEMPFAIL, a failure that a retry may overcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchdogConfig(Config):
-    """A run hangs when no step ends within `seconds`; the start, up to the first step, and an evaluation may take
-    `start_seconds`."""
+    """Timeouts of a run: `seconds` for a step, `start_seconds` for an evaluation and for the start up to the first step."""
 
     seconds: float = 600.0
     start_seconds: float = 1800.0
@@ -36,53 +36,59 @@ class WatchdogConfig(Config):
         )
 
 
-class Watchdog:
-    """Told of every sign of life. Time in which the whole process was stopped (Ctrl-Z, a laptop asleep) does not count."""
+class Watchdog(Observer):
+    """End the process if no heartbeat comes in time. Time in which the process is suspended does not count."""
 
     def __init__(self, config: WatchdogConfig, report: Path, on_wait: Callable[[], None]) -> None:
         self._config, self._report, self._on_wait = config, report, on_wait
-        self._limit_s, self._num_signs = config.start_seconds, 0
+        self._timeout_s, self._num_heartbeats = config.start_seconds, 0
         self._closed = threading.Event()
 
-    def alive(self) -> None:
-        """Something was done; the next thing may take `seconds`."""
-        self._limit_s = self._config.seconds
-        self._num_signs += 1
+    def heartbeat(self, *, is_long: bool = False) -> None:
+        """Restart the timeout: `seconds` until the next heartbeat, or `start_seconds` if `is_long`."""
+        self._timeout_s = self._config.start_seconds if is_long else self._config.seconds
+        self._num_heartbeats += 1
 
-    def alive_before_long_work(self) -> None:
-        """Something was done; the next thing may take `start_seconds`."""
-        self._limit_s = self._config.start_seconds
-        self._num_signs += 1
+    def on_step(self, result: StepResult) -> None:
+        self.heartbeat()
+
+    def on_phase_start(self, phase: Phase) -> None:
+        if phase == "evaluation":
+            self.heartbeat(is_long=True)
+
+    def on_phase_end(self, phase: Phase) -> None:
+        if phase == "evaluation":
+            self.heartbeat()
 
     def watch(self) -> None:
-        """Until closed, or until there is no sign of life for too long: then end the process."""
+        """Check for heartbeats until closed; end the process after a timeout."""
         interval_s = min(1.0, self._config.seconds / 20)
-        waited_s, num_signs, last_s = 0.0, 0, time.monotonic()
+        waited_s, num_heartbeats, last_s = 0.0, 0, time.monotonic()
         while not self._closed.wait(interval_s):
             now_s = time.monotonic()
             waited_s += min(now_s - last_s, 2 * interval_s)
             last_s = now_s
-            if num_signs != self._num_signs:
-                waited_s, num_signs = 0.0, self._num_signs
-            elif waited_s >= self._limit_s:
+            if num_heartbeats != self._num_heartbeats:
+                waited_s, num_heartbeats = 0.0, self._num_heartbeats
+            elif waited_s >= self._timeout_s:
                 self._end(waited_s)
-            elif waited_s >= self._limit_s / 2:
-                self._write_down()
+            elif waited_s >= self._timeout_s / 2:
+                self._report_wait()
 
     def close(self) -> None:
-        """The work is done."""
+        """Stop watching."""
         self._closed.set()
 
-    def _write_down(self) -> None:
-        """Tell of the wait. A full disk, where it cannot be told, must not end the watch."""
+    def _report_wait(self) -> None:
+        """Call `on_wait`. Its errors, such as a full disk, must not stop the watchdog."""
         with contextlib.suppress(Exception):
             self._on_wait()
 
     def _end(self, waited_s: float) -> None:
-        """Dump the stacks of all threads and exit at once: what hangs could not be cleaned up."""
+        """Write the stacks of all threads and exit without cleanup, which could hang as well."""
         try:
-            self._write_down()
-            heading = f"process {os.getpid()} did nothing for {waited_s:.0f} s ({time.ctime()}); it hangs here:\n".encode()
+            self._report_wait()
+            heading = f"process {os.getpid()} made no progress for {waited_s:.0f} s ({time.ctime()}); stacks:\n".encode()
             os.write(2, b"openafm: " + heading)
             faulthandler.dump_traceback(2)
             with self._report.open("ab", buffering=0) as file:
@@ -94,14 +100,14 @@ class Watchdog:
 
 @contextlib.contextmanager
 def watchdog(config: WatchdogConfig | None, report: Path, on_wait: Callable[[], None]) -> Iterator[Watchdog]:
-    """Watch over the block; the first sign of life may take `start_seconds`. None watches over nothing.
+    """Watch the block; the first heartbeat may take `start_seconds`. A config of None switches the watchdog off.
 
-    Stacks are appended to `report`; `on_wait` is called, in another thread, while there has been none for half the time.
+    Stacks are appended to `report`. `on_wait` is called in another thread once half of a timeout has passed.
     """
-    dog = Watchdog(config or WatchdogConfig(), report, on_wait)
+    watching = Watchdog(config or WatchdogConfig(), report, on_wait)
     if config is not None:
-        threading.Thread(target=dog.watch, name="watchdog", daemon=True).start()
+        threading.Thread(target=watching.watch, name="watchdog", daemon=True).start()
     try:
-        yield dog
+        yield watching
     finally:
-        dog.close()
+        watching.close()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
-from openafm.data.loader import Batch
+from openafm.data.batch import Batch
 from openafm.models.accounting import training_flops
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder

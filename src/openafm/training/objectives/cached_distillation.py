@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openafm.data.loader import Batch
+from openafm.data.batch import Batch
 from openafm.models.decoder import Decoder
 from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, nothing_to_learn, target_states
 from openafm.training.objectives.config import RoutingLossConfig

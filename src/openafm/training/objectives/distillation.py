@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openafm.data.loader import Batch
+from openafm.data.batch import Batch
 from openafm.models.decoder import Decoder
 from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, nothing_to_learn, target_states
 from openafm.training.objectives.config import RoutingLossConfig

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from openafm.data.loader import Batch
+from openafm.data.batch import Batch
 from openafm.models.config import DecoderConfig
 from openafm.models.experts import Routing
 from openafm.training.objectives.config import RoutingLossConfig

@@ -28,7 +28,8 @@ from openafm.core.config import Config, ConfigError, dump, from_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_file, file_digest, folder_lock
 from openafm.core.progress import progress
-from openafm.data.loader import Batch, LoaderConfig, Origin
+from openafm.data.batch import Batch, Origin
+from openafm.data.loader import LoaderConfig
 from openafm.data.shards import FileRecord, read_manifest
 from openafm.models.accounting import training_flops
 from openafm.models.attention_context import PackedDocuments

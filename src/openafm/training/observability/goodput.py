@@ -1,8 +1,8 @@
-"""Goodput: which share of a run's wall time went into steps that count, and what the rest was lost to.
+"""Goodput: the share of a run's wall time spent in steps that count, and the causes of the rest.
 
-The report states 93 % on 8,192 chips (2.2). The ledger `goodput.jsonl` of a run's folder holds what each of its processes
-did with its time, as sums that are written over and over while it lives: the last line of a process is its account, and
-a process that was killed needs no last word. Time that no account holds passed between a death and the next start.
+The report states 93 % on 8,192 chips (2.2). Every process of a run appends its accumulated times to `goodput.jsonl`; its
+last line counts, so a killed process needs no final write. Time that no process accounts for passed between a death and the
+next start.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from openafm.core.files import atomic_file, room_for
+from openafm.training.observers import Observer, Phase, StepResult
 
 FILE = "goodput.jsonl"
 PRODUCTIVE = "productive"
 
 FLUSH_SECONDS = 0.5
-"""At most what a killed process loses of its account; that time then counts as lost to the next start."""
+"""The most time that a killed process leaves unaccounted; it then counts as lost to the next start."""
 
-TIDY_LINES = 10_000
-"""After so many, those that later ones have replaced are thrown away: once a process, and each hour and a half of it."""
+COMPACT_LINES = 10_000
+"""Outdated lines are removed after this many: when a process starts, and about every hour and a half."""
 
 Cause = Literal["start", "checkpoint", "rework", "data_wait", "hang", "evaluation", "other"]
 CAUSES: tuple[Cause, ...] = ("start", "checkpoint", "rework", "data_wait", "hang", "evaluation", "other")
@@ -34,10 +34,10 @@ CAUSES: tuple[Cause, ...] = ("start", "checkpoint", "rework", "data_wait", "hang
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput:
-    """The wall time of a run since its first start, in seconds; `lost` by cause, every cause named.
+    """The wall time of a run since its first start, in seconds; `lost` has every cause.
 
-    Steps that are done again after a failure are rework. Time between a death and the next start is part of `start`;
-    time after a run has ended, or was asked to, is part of nothing.
+    Steps repeated after a failure are rework. Time between a death and the next start counts as `start`. Time after a run
+    has ended or was stopped does not count.
     """
 
     productive: float = 0.0
@@ -46,12 +46,12 @@ class Goodput:
 
     @property
     def wall(self) -> float:
-        """All of it, in seconds."""
+        """Return the productive and lost seconds."""
         return self.productive + sum(self.lost.values())
 
     @property
     def share(self) -> float:
-        """Goodput: productive time over wall time, from 0 to 1; 0 before anything was done."""
+        """Return productive over wall time, from 0 to 1; 0 before the first step."""
         return self.productive / self.wall if self.wall else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,10 +78,10 @@ class Goodput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
-    """One process of a run: `begun` in seconds since the epoch, what its seconds went into, and the furthest step so far.
+class ProcessTimes:
+    """The times of one process of a run: `begun` in seconds since the epoch, `seconds` by cause, the last step so far.
 
-    `ended` says that it was not killed: the run had come to its end, or was asked to stop.
+    `ended` is True if the process reached the end of the run or was stopped, False if it was killed.
     """
 
     begun: float
@@ -94,45 +94,44 @@ class Account:
         return self.begun + sum(self.seconds.values())
 
 
-class Ledger:
-    """The account of this process, beside those of the processes before it.
+class GoodputRecorder(Observer):
+    """Record what this process spends its time on, next to the records of earlier processes.
 
-    All time belongs to something: what is not spent on anything named is part of `start` up to the first thing that is, and
-    `other` from then on. Without a path nothing is written, for the ranks whose time shows as the main one's waiting.
+    Time outside of phases and steps counts as `start` before the first of them, and as `other` after. Without a path nothing
+    is written: the time of other ranks shows as waiting of the main one.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._past = [] if path is None else read_accounts(path)
-        self._furthest = max((account.step for account in self._past), default=0)
+        self._past = [] if path is None else read_process_times(path)
+        self._last_step = max((process.step for process in self._past), default=0)
         self._begun, self._marked_s = time.time(), time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._written_s = -FLUSH_SECONDS
-        self._lock = threading.Lock()  # a watchdog writes while a step hangs
+        self._lock = threading.Lock()  # the watchdog's thread writes during a hang
         self._num_lines = 0
         if not self._past:
-            self.waiting("start")  # what is killed before its first step has lost time too
+            self.write_waiting("start")  # a process killed before its first step has lost time too
 
-    @contextmanager
-    def spending(self, cause: Cause) -> Iterator[None]:
-        """The time in the block goes into `cause`."""
+    def on_phase_start(self, phase: Phase) -> None:
         self._spend("other" if self._seconds else "start")
-        yield
-        self._spend(cause)
 
-    def step(self, step: int) -> None:
-        """The time since the last block went into update number `step`: productive, or rework if it was done before."""
-        done_before, self._furthest = step <= self._furthest, max(step, self._furthest)
-        self._spend("rework" if done_before else PRODUCTIVE)
+    def on_phase_end(self, phase: Phase) -> None:
+        self._spend(phase)
 
-    def waiting(self, cause: Cause) -> None:
-        """Write down as if all the time until now went into `cause`; what is written next corrects it. From any thread."""
+    def on_step(self, result: StepResult) -> None:
+        """Count the time since the last phase as productive, or as rework if an earlier process did this step."""
+        is_rework, self._last_step = result.step <= self._last_step, max(result.step, self._last_step)
+        self._spend("rework" if is_rework else PRODUCTIVE)
+
+    def write_waiting(self, cause: Cause) -> None:
+        """Write a line that counts the current wait as `cause`; the next line replaces it. Thread-safe."""
         with self._lock:
             waited_s = self._seconds.get(cause, 0.0) + time.perf_counter() - self._marked_s
             self._write(self._seconds | {cause: waited_s}, ended=False)
 
     def close(self) -> None:
-        """The run is at its end or was asked to stop, and its last checkpoint stands: no time after this is lost."""
+        """Record the end of the run, after its last checkpoint is written. Later time does not count as lost."""
         if self._seconds:
             self._spend("checkpoint")
             with self._lock:
@@ -140,30 +139,30 @@ class Ledger:
 
     @property
     def goodput(self) -> Goodput:
-        """Of all processes so far."""
+        """Return the goodput of all processes so far."""
         if not self._seconds:
             return goodput(self._past)
-        return goodput([*self._past, self._account(self._seconds, ended=False)])
+        return goodput([*self._past, self._times(self._seconds, ended=False)])
 
-    def _spend(self, what: str) -> None:
+    def _spend(self, cause: str) -> None:
         with self._lock:
             now_s = time.perf_counter()
-            self._seconds[what] = self._seconds.get(what, 0.0) + now_s - self._marked_s
+            self._seconds[cause] = self._seconds.get(cause, 0.0) + now_s - self._marked_s
             self._marked_s = now_s
             if now_s - self._written_s >= FLUSH_SECONDS:
                 self._written_s = now_s
                 self._write(self._seconds, ended=False)
 
-    def _account(self, seconds: dict[str, float], ended: bool) -> Account:
-        return Account(begun=self._begun, seconds=dict(seconds), step=self._furthest, ended=ended)
+    def _times(self, seconds: dict[str, float], ended: bool) -> ProcessTimes:
+        return ProcessTimes(begun=self._begun, seconds=dict(seconds), step=self._last_step, ended=ended)
 
     def _write(self, seconds: dict[str, float], ended: bool) -> None:
-        """In one call of the system, so that a killed process leaves whole lines; the system keeps them when it is gone."""
+        """Append one line in a single system call, so that a killed process leaves whole lines."""
         if self._path is None:
             return
-        line = _line(self._account(seconds, ended))
+        line = _line(self._times(seconds, ended))
         with room_for(self._path):
-            if self._num_lines % TIDY_LINES == 0:
+            if self._num_lines % COMPACT_LINES == 0:
                 with atomic_file(self._path) as file:
                     file.writelines([*map(_line, self._past), line])
             else:
@@ -172,38 +171,38 @@ class Ledger:
         self._num_lines += 1
 
 
-def goodput(accounts: Sequence[Account]) -> Goodput:
-    """Add up the processes of a run, in the order of their starts."""
-    lost: dict[Cause, float] = {cause: _sum_of(cause, accounts) for cause in CAUSES}
-    for before, after in pairwise(accounts):
+def goodput(processes: Sequence[ProcessTimes]) -> Goodput:
+    """Return the goodput of the processes of a run, given in the order of their starts."""
+    lost: dict[Cause, float] = {cause: _sum_of(cause, processes) for cause in CAUSES}
+    for before, after in pairwise(processes):
         if not before.ended:
             lost["start"] += max(0.0, after.begun - before.until)
-    return Goodput(productive=_sum_of(PRODUCTIVE, accounts), lost=lost, starts=len(accounts))
+    return Goodput(productive=_sum_of(PRODUCTIVE, processes), lost=lost, starts=len(processes))
 
 
-def _sum_of(what: str, accounts: Sequence[Account]) -> float:
-    return sum(account.seconds.get(what, 0.0) for account in accounts)
+def _sum_of(cause: str, processes: Sequence[ProcessTimes]) -> float:
+    return sum(process.seconds.get(cause, 0.0) for process in processes)
 
 
-def read_accounts(path: Path) -> list[Account]:
-    """The accounts of a run, one for each process that did something; lines that cannot be read are lost time."""
-    by_process: dict[float, Account] = {}
+def read_process_times(path: Path) -> list[ProcessTimes]:
+    """Return the times of each process of a run, in the order of their starts; unreadable lines are skipped."""
+    by_process: dict[float, ProcessTimes] = {}
     if path.exists():
         for line in path.read_bytes().splitlines():
-            account = _parse(line)
-            if account is not None:
-                by_process[account.begun] = account
-    return sorted(by_process.values(), key=lambda account: account.begun)
+            times = _parse(line)
+            if times is not None:
+                by_process[times.begun] = times
+    return sorted(by_process.values(), key=lambda times: times.begun)
 
 
-def _parse(line: bytes) -> Account | None:
+def _parse(line: bytes) -> ProcessTimes | None:
     try:
-        return Account(**json.loads(line))
+        return ProcessTimes(**json.loads(line))
     except (ValueError, TypeError):
         return None
 
 
-def _line(account: Account) -> bytes:
-    values = asdict(account)
-    values["seconds"] = {what: round(seconds, 6) for what, seconds in account.seconds.items()}
+def _line(times: ProcessTimes) -> bytes:
+    values = asdict(times)
+    values["seconds"] = {cause: round(seconds, 6) for cause, seconds in times.seconds.items()}
     return json.dumps(values).encode() + b"\n"

@@ -1,6 +1,6 @@
-"""What a run reports about itself: one JSON line per logged step, and the same for TensorBoard where it is installed.
+"""The log of a run: one JSON line per logged step, and the same values for TensorBoard if it is installed.
 
-Imports no tensor library until something is measured or written.
+Imports no tensor library before the first measurement.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ FILE = "metrics.jsonl"
 
 
 class MetricsError(OpenAFMError):
-    """A log with a line that is none."""
+    """A line of the log is not a JSON object with a step."""
 
 
-class Scalars(Protocol):
-    """The one thing that is asked of TensorBoard's writer."""
+class ScalarWriter(Protocol):
+    """The part of TensorBoard's SummaryWriter that the log uses."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
 
 
 class MetricsLog:
-    """Appends to `metrics.jsonl` of a run's folder, each line on disk before the next step."""
+    """Append lines to a run's `metrics.jsonl`; each is flushed before the next step."""
 
-    def __init__(self, file: Any, scalars: Scalars | None) -> None:
+    def __init__(self, file: Any, scalars: ScalarWriter | None) -> None:
         self._file, self._scalars = file, scalars
 
     def write(self, step: int, values: Mapping[str, float], tables: Mapping[str, Any] | None = None) -> None:
-        """One line: `step`, the values by name, and what there is of tables, which are for this log alone."""
+        """Write one line: the step, values by name, and non-empty tables, which TensorBoard does not get."""
         rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
         filled = {name: table for name, table in (tables or {}).items() if table}
         self._file.write(json.dumps({"step": step, **rounded, **filled}) + "\n")
@@ -53,13 +53,15 @@ class MetricsLog:
 
 @contextmanager
 def metrics_log(folder: Path, step: int, note: Callable[[str], None]) -> Iterator[MetricsLog]:
-    """Open the log of a run that goes on after `step`: what an interrupted run logged beyond it is dropped."""
+    """Open the log of a run that continues after `step`; lines of later steps are removed."""
     kept = [line for line in read_metrics(folder) if line["step"] <= step]
     with atomic_file(folder / FILE, "w") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
     with room_for(folder / FILE), (folder / FILE).open("a", encoding="utf-8") as file:
         if importlib.util.find_spec("tensorboard") is None:
-            note("TensorBoard is not installed, metrics go to metrics.jsonl only; for it install openafm[metrics]")
+            note(
+                "TensorBoard is not installed: metrics are written to metrics.jsonl only; install openafm[metrics] for both"
+            )
             yield MetricsLog(file, None)
             return
         from torch.utils.tensorboard import SummaryWriter
@@ -69,7 +71,7 @@ def metrics_log(folder: Path, step: int, note: Callable[[str], None]) -> Iterato
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log, in order; a last line that a killed run left unfinished is dropped.
+    """Return the lines of a run's log in order, without a last line that a killed run left unfinished.
 
     Raises:
         MetricsError: another line is damaged.
@@ -92,10 +94,10 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
 
 @cache
 def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.05) -> float:
-    """What this machine reaches in products of square matrices, measured once per process with the threads in use."""
+    """Return the peak rate of square matrix products on this machine, measured once per process at its thread count."""
     import torch
 
-    size = 1024 if device == "cpu" else 8192  # large enough that an accelerator's launch does not count
+    size = 1024 if device == "cpu" else 8192  # large enough to hide an accelerator's launch time
     a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
 
     def product_seconds() -> float:
@@ -105,7 +107,7 @@ def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.05
             torch.accelerator.synchronize()
         return perf_counter() - start_s
 
-    product_seconds()  # sets the libraries up
+    product_seconds()  # the first call initializes libraries
     best_s, end_s = product_seconds(), perf_counter() + seconds
     while perf_counter() < end_s:
         best_s = min(best_s, product_seconds())
@@ -113,7 +115,7 @@ def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.05
 
 
 def peak_memory_mb() -> float | None:
-    """The most memory this process has held, in MiB; None on systems that do not tell, as Windows."""
+    """Return the peak resident memory of this process in MiB; None where the system does not report it (Windows)."""
     try:
         import resource
     except ImportError:

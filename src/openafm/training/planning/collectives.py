@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.training.distributed.config import MeshShape
-from openafm.training.planning.device_memory import gathered_apart, pieces
+from openafm.training.planning.device_memory import gathered_apart, shard_counts
 from openafm.training.planning.footprint import MASTER_BYTES, DecoderFootprint, Weights
 
 BUCKET_BYTES = 64 << 20
@@ -77,7 +77,7 @@ def _of_weights(
 ) -> list[Collective]:
     """FSDP: gathered for a layer's forward pass and again for its backward pass; gradients summed where they are kept."""
     layers, root = gathered_apart(model, footprint)
-    cut, found = pieces(shape), []
+    cut, found = shard_counts(shape), []
     for axis, size, of in (
         ("shard" if shape.expert == 1 else "shard+expert", cut.dense, lambda weights: weights.dense),
         ("shard", cut.experts, lambda weights: weights.experts),
@@ -98,7 +98,7 @@ def _of_weights(
 
 def _of_copies(footprint: DecoderFootprint, shape: MeshShape) -> list[Collective]:
     """The sum of gradients over the copies of the model, once a step: the one thing that crosses slices."""
-    found, cut, inner = [], pieces(shape), shape.replicate // shape.slices
+    found, cut, inner = [], shard_counts(shape), shape.replicate // shape.slices
     for what, size, is_cut in (
         ("gradients of weights", footprint.weights.dense // cut.dense, cut.dense > 1),
         ("gradients of experts", footprint.weights.experts // cut.experts, cut.experts > 1),

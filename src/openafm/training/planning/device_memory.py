@@ -41,7 +41,7 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces:
+class ShardCounts:
     """Into how many pieces FSDP cuts the dense weights and those of the experts that a device would hold."""
 
     dense: int
@@ -60,8 +60,8 @@ class Pieces:
         return weights.dense * (self.dense > 1) + weights.experts * (self.experts > 1)
 
 
-def pieces(shape: MeshShape) -> Pieces:
-    return Pieces(dense=shape.shard * shape.expert, experts=shape.shard)
+def shard_counts(shape: MeshShape) -> ShardCounts:
+    return ShardCounts(dense=shape.shard * shape.expert, experts=shape.shard)
 
 
 def gathered_apart(model: DecoderConfig, footprint: DecoderFootprint) -> tuple[list[Weights], Weights]:
@@ -88,7 +88,7 @@ def device_memory(
     Raises:
         UnknownOptimizerError: neither AdamW nor Muon.
     """
-    cut = pieces(shape)
+    cut = shard_counts(shape)
     local = MASTER_BYTES * cut.local(footprint.weights)
     state = _optimizer_bytes(optimizer, footprint, cut)
     kept = footprint.recomputed_activations if recompute else footprint.activations
@@ -123,7 +123,7 @@ def device_memory(
     )
 
 
-def _optimizer_bytes(optimizer: OptimizerConfig, footprint: DecoderFootprint, cut: Pieces) -> int:
+def _optimizer_bytes(optimizer: OptimizerConfig, footprint: DecoderFootprint, cut: ShardCounts) -> int:
     """Two moments of AdamW for each weight; of Muon one, for the matrices inside the layers of a model without tracks."""
     numbers = cut.local(footprint.weights)
     match optimizer:

@@ -101,7 +101,7 @@ class LayerFootprint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class DeviceShare:
     """The share of a model that a device holds: so many tracks (one where it has none), a share of each track's experts."""
 
     tracks: int
@@ -172,7 +172,7 @@ def decoder_weights(config: DecoderConfig) -> Weights:
     return layers + Weights(dense=_track_norms(config)) + _outside(config)
 
 
-def decoder_footprint(config: DecoderConfig, part: Part, batch: Microbatch) -> DecoderFootprint:
+def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatch) -> DecoderFootprint:
     """What a device with this part of the model keeps of a microbatch.
 
     Raises:
@@ -262,7 +262,7 @@ def _feed_forward_weights(feed_forward: FeedForwardConfig, dim: int) -> Weights:
 def _layer_footprint(
     layer: LayerConfig,
     dim: int,
-    part: Part,
+    part: DeviceShare,
     batch: Microbatch,
     *,
     starts_block: bool,
@@ -292,7 +292,7 @@ def _layer_footprint(
     )
 
 
-def _saved_by_attention(attention: BaseAttentionConfig, num_kv_heads: int, part: Part, batch: Microbatch) -> int:
+def _saved_by_attention(attention: BaseAttentionConfig, num_kv_heads: int, part: DeviceShare, batch: Microbatch) -> int:
     """Queries, keys, values and output: as normed, as attended, and the output as it is projected."""
     if not isinstance(attention, AttentionConfig):
         raise _unknown(attention)

@@ -21,7 +21,7 @@ from openafm.training.distributed.config import MeshError, MeshShape, ParallelCo
 from openafm.training.planning.chips import GIB, NUMBER_BYTES, Chip, Precision, UnknownChipError
 from openafm.training.planning.collectives import Collective, collectives
 from openafm.training.planning.device_memory import Memory, device_memory
-from openafm.training.planning.footprint import DecoderFootprint, Microbatch, Part, decoder_footprint, decoder_weights
+from openafm.training.planning.footprint import DecoderFootprint, DeviceShare, Microbatch, decoder_footprint, decoder_weights
 
 MOST_DEVICES = 1 << 20  # that are looked at for a layout that fits
 
@@ -115,7 +115,7 @@ class Plan:
 
     @cached_property
     def footprint(self) -> DecoderFootprint:
-        part = Part(
+        part = DeviceShare(
             tracks=self.model.num_tracks // self.shape.track,
             expert_ranks=self.shape.expert,
             has_tracks=self.model.tracks is not None,

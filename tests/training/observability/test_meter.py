@@ -1,4 +1,4 @@
-"""What is shown of a run: pace along the axes, loads of experts, and the picture of them."""
+"""The meter of a run: throughput per rank, expert loads, and their plot."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_runs import VOCAB_SIZE, tiny_run, write_corpus
+from tiny_runs import VOCAB_SIZE, step_result, tiny_run, write_corpus
 
 from openafm.models.sizes import parallel_track_decoder
 from openafm.training.distributed.config import MeshShape
 from openafm.training.observability.curves import CurveError, draw, plot_experts
 from openafm.training.observability.goodput import Goodput
-from openafm.training.observability.live import ExpertLoads, LiveView, expert_loads
+from openafm.training.observability.meter import ExpertLoads, RunMeter, expert_loads
 from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import train
 
@@ -29,28 +29,28 @@ def test_without_experts_or_tokens_there_are_no_loads() -> None:
     assert expert_loads({1: torch.zeros(2, 2)}) is None
 
 
-def test_a_line_gives_the_pace_along_the_axes() -> None:
-    view = LiveView(torch.float32, "cpu", SHAPE)
-    view.add(600, 10, {1: torch.tensor([[3, 1]])})
-    view.add(200, 10, {1: torch.tensor([[1, 3]])})
-    assert view.expert_tokens == {"1": [[4, 4]]}
-    values = view.take(Goodput(productive=9.0))
+def test_a_line_has_the_throughput_per_rank() -> None:
+    meter = RunMeter(torch.float32, "cpu", SHAPE, lambda: Goodput(productive=9.0))
+    meter.on_step(step_result(num_tokens=600, expert_tokens={1: torch.tensor([[3, 1]])}))
+    meter.on_step(step_result(num_tokens=200, expert_tokens={1: torch.tensor([[1, 3]])}))
+    assert meter.expert_tokens == {"1": [[4, 4]]}
+    values = meter.take()
     assert values["tokens_per_second_per_data_rank"] == pytest.approx(values["tokens_per_second"] / 4)
     assert values["tokens_per_second_per_device"] == pytest.approx(values["tokens_per_second"] / 8)
     assert (values["expert_load_max"], values["expert_load_min"], values["experts_unused"]) == (1, 1, 0)
     assert values["goodput"] == 1
-    assert view.expert_tokens == {}, "the next line begins anew"
+    assert meter.expert_tokens == {}, "the next line starts empty"
 
 
-def test_the_status_says_what_there_is() -> None:
-    view = LiveView(torch.float32, "cpu", SHAPE)
-    assert view.status(3.0) == "loss 3.000"
-    view.add(600, 10, {1: torch.tensor([[3, 0, 0]])})
-    status = view.status(3.0)
+def test_the_status_shows_only_known_values() -> None:
+    meter = RunMeter(torch.float32, "cpu", SHAPE, lambda: Goodput(productive=3.0, lost={"start": 1.0}))
+    assert meter.status(3.0) == "loss 3.000"
+    meter.on_step(step_result(num_tokens=600, expert_tokens={1: torch.tensor([[3, 0, 0]])}))
+    status = meter.status(3.0)
     assert "a data rank" in status
     assert "experts 0.00 to 3.00 of even, 2 unused" in status
-    view.take(Goodput(productive=3.0, lost={"start": 1.0}))
-    assert view.status(2.0) == "loss 2.000, goodput 75 %"
+    meter.take()
+    assert meter.status(2.0) == "loss 2.000, goodput 75 %"
 
 
 def test_a_run_with_experts_logs_and_draws_their_loads(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_run_with_experts_logs_and_draws_their_loads(tmp_path: Path) -> None:
     assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in pictures)
 
 
-def test_a_run_without_experts_has_no_such_picture(tmp_path: Path) -> None:
+def test_a_run_without_experts_has_no_plot_of_them(tmp_path: Path) -> None:
     train(tiny_run(write_corpus(tmp_path / "corpus"), num_steps=1), tmp_path / "run")
     assert "expert_tokens" not in read_metrics(tmp_path / "run")[0]
     with pytest.raises(CurveError):

@@ -14,7 +14,7 @@ from openafm.training.objectives.base import Losses
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sums:
+class LossSums:
     """Sums over `count` items; `expert_tokens` by layer as in `Losses`, of all tracks once all processes are added."""
 
     loss: float
@@ -32,7 +32,7 @@ class Sums:
 
 
 @dataclass
-class Adder:
+class LossAccumulator:
     """Takes the losses of one microbatch after another."""
 
     loss: float = 0.0
@@ -54,7 +54,7 @@ class Adder:
             self.expert_tokens[layer] = self.expert_tokens.get(layer, 0) + counts.cpu()
         return loss
 
-    def over_processes(self, parallelism: Parallelism) -> Sums:
+    def over_processes(self, parallelism: Parallelism) -> LossSums:
         """The sums of all data; the same numbers in every process."""
         parts, layers = sorted(self.parts), sorted(self.expert_tokens)
         numbers = [self.loss, self.count, self.flops, self.num_tokens, *(self.parts[name] for name in parts)]
@@ -63,14 +63,14 @@ class Adder:
         total = parallelism.sum_over_data(flat)
         loss, count, flops, num_tokens, *sums = total[: len(numbers)].tolist()
         pieces = total[len(numbers) :].split([c.numel() for c in counts])
-        return Sums(
+        return LossSums(
             loss=loss,
             count=round(count),
             flops=round(flops),
             num_tokens=round(num_tokens),
             parts=dict(zip(parts, sums, strict=True)),
             expert_tokens={
-                layer: parallelism.of_all_tracks(piece.view(c.shape)).long()
+                layer: parallelism.gather_tracks(piece.view(c.shape)).long()
                 for layer, piece, c in zip(layers, pieces, counts, strict=True)
             },
         )

@@ -1,0 +1,104 @@
+"""A batch of packed rows, and the protocol of the sources that training reads batches from.
+
+Shape suffixes: B rows of this rank, S tokens of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from openafm.models.spans import EmbeddingSpan, Span
+
+
+class Origin(NamedTuple):
+    """Where a document's tokens are stored: positions start..stop-1 of a shard of a source."""
+
+    source: str
+    shard: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The rows of one rank for one step.
+
+    Attributes:
+        targets_BS: the next token of the same document, also where a document is split over rows.
+        loss_mask_BS: True where the target counts in the loss; False at document ends and in padding.
+        documents: disjoint spans in row-major order, without the padding.
+        origins: where each document is stored, in the order of `documents`; empty for computed batches.
+        token_fields: further values per token by name, [B, S] each, such as advantages or behavior log-probabilities.
+        embedding_spans: positions whose token embeddings are replaced, such as those of an image.
+    """
+
+    tokens_BS: npt.NDArray[np.int64]
+    targets_BS: npt.NDArray[np.int64]
+    loss_mask_BS: npt.NDArray[np.bool_]
+    documents: tuple[Span, ...]
+    origins: tuple[Origin, ...] = ()
+    token_fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    embedding_spans: tuple[EmbeddingSpan, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.tokens_BS)
+
+    @property
+    def num_real_tokens(self) -> int:
+        """Tokens that belong to a document."""
+        return sum(document.stop - document.start for document in self.documents)
+
+    @property
+    def num_targets(self) -> int:
+        """Positions that count in the loss."""
+        return int(self.loss_mask_BS.sum())
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Return rows start..stop-1 as a batch; bounds beyond the last row give fewer rows, or none."""
+        inside = [index for index, document in enumerate(self.documents) if start <= document.row < stop]
+        return Batch(
+            tokens_BS=self.tokens_BS[start:stop],
+            targets_BS=self.targets_BS[start:stop],
+            loss_mask_BS=self.loss_mask_BS[start:stop],
+            documents=tuple(self.documents[i]._replace(row=self.documents[i].row - start) for i in inside),
+            origins=tuple(self.origins[i] for i in inside) if self.origins else (),
+            token_fields={name: values_BS[start:stop] for name, values_BS in self.token_fields.items()},
+            embedding_spans=tuple(
+                span._replace(row=span.row - start) for span in self.embedding_spans if start <= span.row < stop
+            ),
+        )
+
+    def microbatches(self, num_rows: int | None, max_rows: int = 0) -> list[Batch]:
+        """Split into batches of at most `num_rows` rows; None does not split.
+
+        The number of microbatches is that of a batch of `max_rows` rows, so that ranks with fewer rows run as many; the
+        surplus ones are empty.
+        """
+        total = max(self.num_rows, max_rows)
+        if num_rows is None or num_rows >= total:
+            return [self]
+        return [self.rows(start, start + num_rows) for start in range(0, total, num_rows)]
+
+
+class BatchSource(Protocol):
+    """Supply the batches of a run to one data rank: a loader, a replay buffer, preference pairs."""
+
+    @property
+    def digest(self) -> str:
+        """Identify the data: sources with equal digests give equal batches. A checkpoint stores it."""
+        ...
+
+    @property
+    def max_rows(self) -> int:
+        """Return the largest number of rows that any rank reads in a step."""
+        ...
+
+    def batches(self, start_step: int) -> Generator[Batch]:
+        """Yield this rank's batches from `start_step` on, without end. Closing the generator frees its resources."""
+        ...

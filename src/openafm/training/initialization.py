@@ -1,0 +1,112 @@
+"""The state that a run starts or resumes with: fresh weights, those of a bundle, or those of a checkpoint."""
+
+from __future__ import annotations
+
+import torch
+
+from openafm.adapters.lora import install as install_adapter
+from openafm.adapters.lora import load_smaller_adapter
+from openafm.bundle import open_bundle
+from openafm.bundle.decoder import load_decoder
+from openafm.compression.errors import UncompressibleModelError
+from openafm.core.errors import UsageError
+from openafm.models.decoder import Decoder
+from openafm.models.upcycling import upcycle
+from openafm.models.upcycling_config import UpcyclingError, upcycled_config
+from openafm.training.checkpoints.checkpoint import Checkpoint
+from openafm.training.config import StepBudget, TrainerConfig, first_difference
+from openafm.training.distributed.parallel import Parallelism
+from openafm.training.distributed.processes import Processes
+from openafm.training.state import PreparedModel, TrainingState
+
+
+class BundleMismatchError(UsageError):
+    """The start bundle does not hold the model of the config, or has changed since the run started."""
+
+
+def fresh_state(config: TrainerConfig, device: str, parallelism: Parallelism | None = None) -> TrainingState:
+    """Return the state at step 0, from the seed or a bundle. Under a time budget `num_steps` is set later.
+
+    Raises:
+        BundleMismatchError: the bundle's identity or model differs from the config's by more than a shorter context.
+        UpcyclingError: the bundle cannot be upcycled, or `from_bundle` is not set.
+        AdapterWeightsError: the bundle's adapter, to be trained further, is larger than the configured one.
+        UncompressibleModelError: the bundle's weights are compressed and the run trains weights.
+    """
+    torch.manual_seed(config.seed)
+    if config.upcycle is not None and config.from_bundle is None:
+        raise UpcyclingError("upcycle starts from a dense bundle: name it in from_bundle")
+    if config.from_bundle is not None:
+        model = _bundle_model(config, config.from_bundle)
+    else:
+        model = config.model.build(config.seed)
+        config.start.apply(model, config.seed)
+    return _state(config, _prepared(config, model), device, parallelism)
+
+
+def resumed_state(
+    config: TrainerConfig, device: str, checkpoint: Checkpoint, parallelism: Parallelism | None = None
+) -> TrainingState:
+    """Return the state of a verified checkpoint, written by any number of processes.
+
+    The start bundle is only needed for the base of an adapter.
+
+    Raises:
+        LayoutMismatchError: the checkpoint's tensors do not fit the model.
+    """
+
+    def prepared() -> TrainingState:
+        state = _state(config, untrained_model(config), device, parallelism)
+        checkpoint.check_layout(state.shapes())
+        return state
+
+    processes = Processes() if parallelism is None else parallelism.processes
+    state = processes.run_on_all(prepared)
+    is_alone = processes.control is None
+    state.restore(checkpoint.read() if is_alone else checkpoint.read_into(state.targets(checkpoint.index), processes))
+    return state
+
+
+def untrained_model(config: TrainerConfig) -> PreparedModel:
+    """Return the model of a run with everything but the trained weights, which a checkpoint provides."""
+    if config.adapter is not None and config.from_bundle is not None:
+        return PreparedModel(model=_bundle_model(config, config.from_bundle))
+    return _prepared(config, config.model.build(config.seed))
+
+
+def _prepared(config: TrainerConfig, model: Decoder) -> PreparedModel:
+    return PreparedModel(model=model, awareness=None if config.qat is None else config.qat.install(model))
+
+
+def _state(config: TrainerConfig, prepared: PreparedModel, device: str, parallelism: Parallelism | None) -> TrainingState:
+    prepared.model.compute_dtype = config.precision.compute_dtype
+    num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
+    return TrainingState(prepared, config.optimizer, config.ema, num_steps, parallelism, device)
+
+
+def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
+    bundle = open_bundle(name_or_path)
+    found = bundle.config if config.upcycle is None else upcycled_config(bundle.config, config.upcycle)
+    if config.from_identity not in (None, bundle.identity):
+        raise BundleMismatchError(
+            f"{bundle.path} has identity {bundle.identity}, the run started from {config.from_identity}; restore that "
+            "bundle or start the run in another folder"
+        )
+    lengthened = config.adapter is None and config.model.context_length > found.context_length
+    difference = first_difference(found, config.model, ignored=("context_length",) if lengthened else ())
+    if difference is not None:
+        upcycled = "" if config.upcycle is None else " upcycled"
+        raise BundleMismatchError(f"the{upcycled} model of {bundle.path} differs from the config's: {difference}")
+    if bundle.numerics.is_compressed and config.adapter is None:
+        raise UncompressibleModelError(
+            f"{bundle.path} is compressed ({bundle.numerics.weights}) and its weights cannot be trained; start from the "
+            "uncompressed bundle, or train an adapter"
+        )
+    model = load_decoder(bundle)
+    if config.upcycle is not None:
+        return upcycle(model, config.upcycle, config.seed)
+    if config.adapter is not None:
+        install_adapter(model, config.adapter, config.seed)
+        if bundle.recovery_adapter is not None:
+            load_smaller_adapter(model, bundle.recovery_adapter.config, bundle.recovery_adapter.weights())
+    return model
