@@ -1,4 +1,4 @@
-# Two commands for a newcomer: `make run` and `make test`. Everything lives in .venv and is made on first use.
+# Two commands for a newcomer: `make run` and `make test`. .venv is created on first use.
 PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -15,12 +15,12 @@ test: .venv/installed-test
 test-all: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
 
-# Apple's own tests of its SDK, above our engine. SUITE names a checkout of it, or where to clone one; SWAPPED=1 runs them with
-# openafm in place of the SDK. The last line counts.
+# Apple's tests of its SDK on this engine. SUITE is a checkout or where to clone one; SWAPPED=1 replaces the SDK by openafm. The last line
+# of the output has the counts.
 test-apple-sdk: .venv/installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m openafm.apple_sdk.suite $(if $(SUITE),--suite "$(SUITE)") $(if $(SWAPPED),--swapped)
 
-# The native runtime under the compiler's sanitizers: memory and undefined behavior, then threads. Each is compiled first.
+# The native runtime under sanitizers: memory and undefined behavior, then threads.
 NATIVE := tests/runtime/native
 sanitize: export OMP_NUM_THREADS = 1
 sanitize: .venv/installed-test
@@ -31,9 +31,9 @@ sanitize: .venv/installed-test
 	$(call sanitized,thread)
 
 comma := ,
-# The compiler with what to look for. Less is optimized: that takes half the time to compile, and what is found names its line.
+# -O1 halves the compile time and keeps line numbers.
 sanitizing = $(CXX) -O1 -g -fsanitize=$(1) -fno-sanitize-recover=all
-# The library, and a process without Python that does to it what programs may do.
+# The library, and a driver without Python that calls it.
 define sanitized
 	export OPENAFM_CACHE=build/sanitize CXX="$(call sanitizing,$(1))"; \
 	library=$$($(BIN)/python -c 'from openafm.runtime.native.build import built_library; print(built_library().path)') && \
@@ -47,6 +47,7 @@ check: .venv/installed-test
 	$(BIN)/ruff check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/check_words.py
 
 format: .venv/installed-test
 	$(BIN)/ruff format src tests benchmarks
@@ -58,7 +59,7 @@ golden: .venv/installed-test
 bench: .venv/installed-test
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --quick --json || [ $$? -eq 3 ] || exit 1; done
 
-# Hours: trains, scores and bundles the model that ships with the package anew. Killed at any point, it goes on.
+# Hours: trains, scores and bundles the shipped model from scratch. Resumes after a kill.
 nano: .venv/installed-run
 	$(BIN)/python -m openafm.recipes.ship
 

@@ -1,4 +1,4 @@
-"""The optional step of the install: compile the native runtime where a compiler is. All else is in pyproject.toml."""
+"""Compile the native runtime during installation if a compiler is present. pyproject.toml holds everything else."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ LIBRARY = Path("openafm", "runtime", "native", "libopenafm.so")
 
 
 class CompilingBuild(build_py):
-    """A wheel carries the library beside its source; a checkout compiles it at its first use, whenever that changes."""
+    """Add the compiled library to a wheel; a checkout compiles it at first use and after changes."""
 
     def run(self):
         super().run()
@@ -24,12 +24,12 @@ class CompilingBuild(build_py):
             from openafm.runtime.native.build import compile_library, find_compiler
 
             compile_library(library, find_compiler())
-        except Exception as error:  # whatever it is, the install goes on: there is another chance at the first use
+        except Exception as error:  # the library is compiled at first use instead
             print(f"openafm: the native runtime was not compiled ({error}); it is at its first use", file=sys.stderr)
 
 
 class TaggedWheel(bdist_wheel):
-    """For this platform where the library is in it, else for any; for every Python, which the library knows nothing of."""
+    """Tag the wheel for this platform if it contains the library, and for every Python version."""
 
     def get_tag(self):
         python, abi, platform = super().get_tag()

@@ -1,4 +1,4 @@
-"""Guided generation never gives an invalid value: random types, random logits, an independent judge (report 7).
+"""Check that guided generation never returns an invalid value: random types, random logits, an independent judge (report 7).
 
 Every case makes a random type over everything that `@generable` can express (`guided/random_types.py`), and lets random
 logits, which know nothing of JSON, choose among what the grammar allows. The text must then satisfy three judges that know
@@ -42,7 +42,7 @@ CUT_OFF_EVERY = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How much work, and on what vocabulary."""
+    """Number of cases and vocabulary."""
 
     cases: int
     vocab_size: int
@@ -54,7 +54,7 @@ QUICK = Setting(cases=300, vocab_size=4_096)
 
 
 def run(setting: Setting, tally: Tally) -> dict[str, Any]:
-    """All cases; the figures."""
+    """Run all cases and return the figures."""
     tokenizer = _tokenizer(setting.vocab_size)
     compiler, logits = GrammarCompiler(tokenizer), RandomLogits(tokenizer, setting.seed)
     with progress("guided validity", setting.cases) as bar:
@@ -62,7 +62,7 @@ def run(setting: Setting, tally: Tally) -> dict[str, Any]:
             seed = setting.seed * 1_000_000 + case
             try:
                 _case(seed, tokenizer, compiler, logits, tally, is_cut_off=case % CUT_OFF_EVERY == CUT_OFF_EVERY - 1)
-            except Exception as error:  # whatever goes wrong in a case is what is looked for
+            except Exception as error:  # any failure is a finding
                 tally.num_invalid += 1
                 tally.problems.append(f"case {seed}: {type(error).__name__}: {error}")
             bar.update(case + 1, f"{tally.num_invalid} invalid")
@@ -101,7 +101,7 @@ def _case(
 
 
 def _kinds(schema: Any) -> set[str]:
-    """Which features a schema has, so that the report shows that none was left out."""
+    """Return the features of a schema; the report lists how often each occurred."""
     if isinstance(schema, list):
         return set().union(*map(_kinds, schema))
     if not isinstance(schema, dict):

@@ -1,14 +1,13 @@
-"""Every schema that the framework can express compiles, quickly, and is obeyed, at the vocabulary of the large models.
+"""Check that every schema of the framework compiles and holds, at the vocabulary size of the large models.
 
-Report 7. A case is a random type over everything that can be generated (`guided/random_types.py`: generable classes,
-dataclasses, pydantic models, typed dictionaries, unions, every scalar and guide), or, one time in three, the calls of one
-to four random tools. It is compiled, written by random logits that know nothing of JSON (`guided/decoding.py`), and judged
-as in `guided_validity.py`: by `jsonschema`, by conversion to the Python type, and by a judge of Python values that knows
-nothing of schemas; calls by the parameters of their tool as well. What does not end within the token limit is invalid.
+Report 7. A case is a random type over everything that can be generated (`guided/random_types.py`) or, one time in three, the
+calls of one to four random tools. The schema is compiled, an answer is decoded from random logits (`guided/decoding.py`), and
+judged by `jsonschema`, by conversion to the Python type, and by an independent judge of Python values; calls also by the
+parameters of their tool. An answer that does not end within the token limit is invalid.
 
-The vocabulary of 150,000 tokens is trained on generated conversations and on the 16 made-up languages that
-`tokenizer_extension.py` makes. Times are process CPU time of one thread; schemas are compiled from scratch, and masks are
-those of places with a choice.
+The vocabulary of 150,000 tokens is trained on generated conversations and on the 16 artificial languages of
+`tokenizer_extension.py`. Times are process CPU time of one thread; schemas are compiled from scratch; masks are those of
+positions with a choice.
 
     python benchmarks/schema_coverage.py [--quick] [--json] [--out FILE]
 """
@@ -49,7 +48,7 @@ TOOLS_EVERY = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How much work, and on what vocabulary."""
+    """Number of cases and vocabulary."""
 
     cases: int
     vocab_size: int
@@ -63,7 +62,7 @@ QUICK = Setting(cases=150, vocab_size=8_192, num_languages=1)
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A schema, and what raises what is wrong with a text under it."""
+    """A schema and the judge that raises on an invalid text."""
 
     schema: JsonSchema
     judge: Callable[[str], None]
@@ -71,7 +70,7 @@ class Case:
 
 @dataclass
 class Count:
-    """What is counted over all cases."""
+    """Counts over all cases."""
 
     compiled: int = 0
     invalid: int = 0
@@ -80,7 +79,7 @@ class Count:
 
 
 def run(setting: Setting) -> dict[str, Any]:
-    """All cases; the figures."""
+    """Run all cases and return the figures."""
     tokenizer = _tokenizer(setting)
     compiler, logits = GrammarCompiler(tokenizer, cache_size=0), RandomLogits(tokenizer, setting.seed)
     count, tally = Count(), Tally()
@@ -90,7 +89,7 @@ def run(setting: Setting) -> dict[str, Any]:
             try:
                 made = _tools_case(seed) if case % TOOLS_EVERY == 0 else _type_case(seed)
                 _run_case(seed, made, tokenizer, compiler, logits, count, tally)
-            except Exception as error:  # whatever goes wrong in a case is what is looked for
+            except Exception as error:  # any failure is a finding
                 count.invalid += 1
                 count.problems.append(f"case {seed}: {type(error).__name__}: {error}"[:500])
             bar.update(case + 1, f"{count.invalid} invalid")

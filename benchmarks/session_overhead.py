@@ -1,17 +1,15 @@
-"""What a session costs beside the engine under it (report 7), with the shipped nano model.
+"""Measure the cost of a session beyond its engine (report 7), with the shipped nano model.
 
-- `per_request_ms`: `await session.respond(...)` in a new session, against `runtime.generation.generate` on the same tokens
-  under the same grammar, alternating; the worst of text and of a typed answer. The steps of the engine, which both do alike,
-  are timed apart and left out of the difference, of which they would be most of the noise. Asked for: at most 3 ms + 2 %.
-- `tick_loss`: share of the ticks that a 10 ms ticker (`await asyncio.sleep(0.01)`, over and over) loses in the event loop
-  that awaits the responses, by the clock. Beside it the share that the same ticker loses while another process generates the
-  same, which says how much of it the machine takes and not the loop. Wants a quiet machine. Asked for: less than 0.2.
-- `mb_per_idle_session`: growth of the process by 100 sessions that have answered once, each less the bytes of its cache;
-  measured first, and after as many sessions have filled what the process had freed.
-- `second_turn_ttft_ratio`: time to the first token of a second turn after 2,000 tokens, from scratch to in the session that
-  holds them; beside it how many tokens each prefills.
+- `per_request_ms`: `await session.respond(...)` in a new session minus `generate` on the same tokens under the same grammar,
+  alternating; the larger of a text and a typed answer. Engine steps are timed separately and excluded from the difference.
+  Asked: at most 3 ms + 2 %.
+- `tick_loss`: share of 10 ms ticks lost in the event loop that awaits the responses, by the clock; beside it the share lost
+  while another process generates the same, which is the machine's part. Needs a quiet machine. Asked: less than 0.2.
+- `mb_per_idle_session`: growth of the process by 100 sessions that have answered once, minus the bytes of their caches.
+- `second_turn_ttft_ratio`: time to first token of a second turn after 2,000 tokens, from scratch / in the session that holds
+  them; beside it the number of prefilled tokens.
 
-Times are CPU time of the process, all threads together, save the ticks; medians over rounds.
+Times are CPU time of the process, summed over threads, except for ticks; medians over rounds.
 
     python benchmarks/session_overhead.py [--quick] [--json]
 
@@ -34,7 +32,7 @@ from pathlib import Path
 from time import process_time, thread_time
 from typing import Any
 
-os.environ |= {"OMP_NUM_THREADS": "1", "OPENAFM_PREFIX_CACHE_MB": "0"}  # what begins from scratch shall do so
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENAFM_PREFIX_CACHE_MB": "0"}  # no shared prefixes
 
 import torch
 from shared.reporting import hand_in
@@ -52,7 +50,7 @@ INSTRUCTIONS = "You plan small trips. Answer briefly."
 PROMPT = "A weekend in Oslo in May, for two people who like museums and long walks."
 LONG_TEXT = "The train leaves at nine, the museum opens at ten, and the ferry back goes every hour until midnight. "
 TICK_S, TICKING_S = 0.01, 2.0
-WHOLE = 300  # tokens, enough for a typed answer to end by itself
+WHOLE = 300  # tokens; typed answers end before this limit
 
 
 @fm.generable("A trip")
@@ -64,7 +62,7 @@ class Trip:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How much work."""
+    """Number of rounds and tokens."""
 
     rounds: int
     max_tokens: int
@@ -111,7 +109,7 @@ def run(setting: Setting) -> dict[str, Any]:
 
 
 def overhead(model: fm.SystemLanguageModel, kind: Any, setting: Setting) -> dict[str, float]:
-    """What a request costs beyond the engine's work, median of paired differences."""
+    """Return the cost of a request beyond the engine's work: median of paired differences."""
     max_tokens = setting.max_tokens if kind is None else WHOLE
     options = fm.GenerationOptions(fm.SamplingMode.greedy(), maximum_response_tokens=max_tokens)
     prompt = encoded_prompt(model, kind)
@@ -137,7 +135,7 @@ def overhead(model: fm.SystemLanguageModel, kind: Any, setting: Setting) -> dict
     steps = Steps(model.load().engine)
 
     async def alternate() -> None:
-        for round_index in range(-1, setting.rounds):  # the first warms up
+        for round_index in range(-1, setting.rounds):  # round -1 warms up
             names = list(sides) if round_index % 2 else list(reversed(sides))
             for name in names:
                 gc.collect()
@@ -150,7 +148,7 @@ def overhead(model: fm.SystemLanguageModel, kind: Any, setting: Setting) -> dict
 
     with steps:
         asyncio.run(alternate())
-    assert len(set(numbers.values())) == 1, numbers  # the same work
+    assert len(set(numbers.values())) == 1, numbers  # all variants generate the same tokens
     beside = {name: 1000 * statistics.median(each) for name, each in costs.items()}
     engine_ms = 1000 * statistics.median(engine_s) + beside["engine"]
     limit_ms, per_request_ms = 3 + 0.02 * engine_ms, beside["session"] - beside["engine"]
@@ -165,7 +163,7 @@ def overhead(model: fm.SystemLanguageModel, kind: Any, setting: Setting) -> dict
 
 
 class Steps:
-    """Times the steps of an engine, in CPU time of the thread that takes them."""
+    """Measure the steps of an engine in CPU time of the calling thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine, self._forward, self.seconds = engine, engine._forward, 0.0
@@ -193,7 +191,7 @@ def encoded_prompt(model: fm.SystemLanguageModel, kind: Any) -> list[int]:
 
 
 def generated(model: fm.SystemLanguageModel, kind: Any, prompt: list[int], max_tokens: int) -> int:
-    """The engine by itself; how many tokens."""
+    """Run the engine alone; return the number of tokens."""
     loaded = model.load()
     schema = None if kind is None else fm.GenerationSchema(kind).to_dict()
     answer = generate(
@@ -209,7 +207,7 @@ def generated(model: fm.SystemLanguageModel, kind: Any, prompt: list[int], max_t
 
 
 def ticks(model: fm.SystemLanguageModel, setting: Setting) -> dict[str, float]:
-    """How many of its ticks a ticker loses while requests are answered in its loop, or in another process."""
+    """Return the share of ticks lost while requests are answered in the same event loop or in another process."""
     context = multiprocessing.get_context("spawn")
     is_on, is_over, is_ready = context.Event(), context.Event(), context.Event()
     other = context.Process(target=answer_while, args=(is_on, is_over, is_ready, setting), daemon=True)
@@ -228,7 +226,7 @@ def ticks(model: fm.SystemLanguageModel, setting: Setting) -> dict[str, float]:
 
 
 async def share_of_ticks(work: Callable[[float], Any]) -> float:
-    """Ticks while `work` lasts, of those that the clock would allow."""
+    """Return the ticks during `work` and the number that the clock allows."""
     started = time.perf_counter()
     task = asyncio.ensure_future(work(started + TICKING_S))
     num_ticks = 0
@@ -245,14 +243,14 @@ async def answer_until(model: fm.SystemLanguageModel, setting: Setting, until: f
 
 
 async def answer_both(model: fm.SystemLanguageModel, setting: Setting) -> None:
-    """A text and a typed answer."""
+    """Request one text and one typed answer."""
     for kind, max_tokens in ((None, setting.max_tokens), (Trip, WHOLE)):
         options = fm.GenerationOptions(maximum_response_tokens=max_tokens)
         await fm.LanguageModelSession(INSTRUCTIONS, model).respond(PROMPT, kind, options=options)
 
 
 def answer_while(is_on: Any, is_over: Any, is_ready: Any, setting: Setting) -> None:
-    """The other process: answers requests while `is_on`."""
+    """Run in the other process: answer requests while `is_on`."""
     torch.set_num_threads(1)
     model = fm.SystemLanguageModel()
     asyncio.run(answer_both(model, setting))
@@ -263,7 +261,7 @@ def answer_while(is_on: Any, is_over: Any, is_ready: Any, setting: Setting) -> N
 
 
 def second_turn(model: fm.SystemLanguageModel, setting: Setting) -> dict[str, float]:
-    """A second turn in the session that holds the first, against the same one in a session made from its transcript."""
+    """Compare a second turn in the same session with one in a session restored from the transcript."""
     options = fm.GenerationOptions(fm.SamplingMode.greedy(), maximum_response_tokens=8)
     prompt = LONG_TEXT
     while asyncio.run(model.token_count(prompt)) < setting.conversation_tokens:
@@ -280,7 +278,7 @@ def second_turn(model: fm.SystemLanguageModel, setting: Setting) -> dict[str, fl
             stream = session.stream_blocking(PROMPT, options=options)
             next(stream, None)
             cost = process_time() - started
-            stream.close()  # type: ignore[attr-defined]  # and all is as before
+            stream.close()  # type: ignore[attr-defined]  # rolls the session back
             if round_index >= 0:
                 costs[name].append(cost)
     scratch = fm.LanguageModelSession.from_transcript(fm.Transcript(warm.transcript), model)
@@ -300,7 +298,7 @@ def second_turn(model: fm.SystemLanguageModel, setting: Setting) -> dict[str, fl
 
 
 def idle_sessions(model: fm.SystemLanguageModel, setting: Setting) -> dict[str, float]:
-    """Memory of sessions that have answered once and wait."""
+    """Return the memory of idle sessions that have answered once."""
     options = fm.GenerationOptions(maximum_response_tokens=8)
 
     def answered() -> fm.LanguageModelSession:

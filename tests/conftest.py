@@ -1,4 +1,4 @@
-"""For every room: property tests judge by results, never by the clock of a busy machine; native code is compiled once."""
+"""Settings for all tests: no deadlines in property tests; one cache for compiled code."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ settings.load_profile("openafm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One cache for all tests and their processes, kept for the next run, and not the user's; one thread for each engine."""
+    """Use one cache for all test processes, kept for the next run, apart from the user's; one thread for each engine."""
     os.environ.setdefault("OPENAFM_CACHE", str(config.rootpath / ".pytest_cache" / "openafm"))
     os.environ.setdefault("OPENAFM_THREADS", "1")

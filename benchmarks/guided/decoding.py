@@ -1,4 +1,4 @@
-"""Random logits under a grammar: what they write, and what that costs."""
+"""Decode random logits under a grammar and measure the cost of masks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 @dataclass
 class Tally:
-    """What is counted over all cases."""
+    """Counts over all cases."""
 
     num_invalid: int = 0
     num_cut_off: int = 0
@@ -38,16 +38,16 @@ class RandomLogits:
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         rng = np.random.default_rng(seed)
         rows_RV = rng.normal(size=(16, tokenizer.vocab_size)).astype(np.float32)
-        self._rows_R2V = np.concatenate([rows_RV, rows_RV], axis=1)  # any V in a row are a row
+        self._rows_R2V = np.concatenate([rows_RV, rows_RV], axis=1)  # any V consecutive values form a row
         texts = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         outside = {b"}": 1.0, b"]": 1.0, b'"': 0.5, b"n": 0.5, b",": 0.4}
         self._outside_V = np.array([outside.get(text[:1], 0.0) - _opens(text[1:]) for text in texts], np.float32)
         self._outside_V[tokenizer.special.turn_end] = 1.0
-        inside = {bytes([byte]): 0.5 for byte in (*range(128), *"é".encode())}  # what patterns wait for
+        inside = {bytes([byte]): 0.5 for byte in (*range(128), *"é".encode())}  # bytes that patterns need
         self._inside_V = np.array(
             [1 - _opens(text) if text[:1] == b'"' else inside.get(text, 0.0) for text in texts], np.float32
         )
-        later = {str(digit).encode(): 0.1 * digit for digit in range(10)}  # leaves out optional properties before
+        later = {str(digit).encode(): 0.1 * digit for digit in range(10)}  # skips optional properties
         self._name_V = np.array([later.get(text, 0.0) for text in texts], np.float32)
 
     def row(self, chooser: random.Random, text: bytes, length: int, patience: int) -> NDArray[np.float32]:
@@ -66,14 +66,14 @@ class RandomLogits:
 
 
 def _opens(text: bytes) -> float:
-    """How little a token is wanted at the end because it begins something new."""
+    """Return a penalty for tokens that start something new near the end."""
     return 0.3 * sum(text.count(sign) for sign in (b",", b"{", b"["))
 
 
 def write_answer(
     tokenizer: Tokenizer, matcher: Matcher, logits: RandomLogits, chooser: random.Random, limit: int, tally: Tally
 ) -> list[int]:
-    """The tokens of an answer, with its stop token unless `limit` comes first."""
+    """Return the tokens of an answer; the stop token is included unless `limit` is reached first."""
     tokens: list[int] = []
     text = b""
     patience = chooser.randrange(60)

@@ -1,4 +1,4 @@
-"""Judges of what was written under a grammar; they know nothing of the grammar."""
+"""Judge generated text independently of the grammar."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FORMATS = jsonschema.FormatChecker(("date", "uuid"))
 
 
 def judge_text(text: str, made: RandomType, schema: fm.GenerationSchema) -> None:
-    """Raise what is wrong with a whole text."""
+    """Raise if a complete text is invalid."""
     judge_value(json.loads(text), made, schema)
     if re.search(rb"\s", STRING.sub(b"", text.encode())):
         raise AssertionError(f"white space outside of strings: {text!r}")
 
 
 def judge_value(value: Any, made: RandomType, schema: fm.GenerationSchema) -> None:
-    """Raise what is wrong with a JSON value."""
+    """Raise if a JSON value is invalid."""
     jsonschema.Draft202012Validator(schema.to_dict(), format_checker=FORMATS).validate(value)
     converted = fm.GeneratedContent.of(value, Any).value(schema.type_class)
     if not made.judge(converted):
@@ -31,5 +31,5 @@ def judge_value(value: Any, made: RandomType, schema: fm.GenerationSchema) -> No
 
 
 def judge_beginning(text: str, schema: fm.GenerationSchema) -> None:
-    """Raise what is wrong with the beginning of a text."""
+    """Raise if the beginning of a text is invalid."""
     fm.GeneratedContent.from_json(text.rstrip("\N{REPLACEMENT CHARACTER}")).partial_value(schema.type_class)

@@ -60,7 +60,7 @@ class RandomType:
 
 
 class TypeMaker:
-    """Makes types by chance. Classes may refer to those that they are made inside of, so some are recursive."""
+    """Make random types. A class may refer to its enclosing classes, so some types are recursive."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -69,11 +69,11 @@ class TypeMaker:
         self._judges: dict[str, Judge] = {}  # by class name
 
     def root(self) -> RandomType:
-        """A class nine times in ten, else any type."""
+        """Return a class with probability 0.9, else any type."""
         return self._class(3) if self._random.random() < 0.9 else self._any(2)
 
     def class_of_arguments(self) -> RandomType:
-        """A class that holds a few others at most."""
+        """Return a class with a few nested classes."""
         return self._class(2)
 
     def _any(self, depth: int) -> RandomType:
@@ -115,7 +115,7 @@ class TypeMaker:
         return RandomType(annotation=str, judge=_is_text)
 
     def _regex(self, depth: int, is_last: bool = True) -> str:
-        """A pattern. Wide classes repeat without bound only at its end: random text after them would not find the rest."""
+        """Return a pattern. Wide character classes repeat without bound only at its end, where nothing has to match."""
         match "atom" if depth == 0 else self._random.choice(("atom", "row", "row", "few", "many", "choice")):
             case "atom":
                 return self._random.choice(NARROW + WIDE)
@@ -139,7 +139,7 @@ class TypeMaker:
     def _bounded(self, cls: type, one_end: float, other_end: float) -> RandomType:
         low, high = sorted((one_end, other_end))
         if cls is not int and high - low < 1e-9:
-            high = low + max(1, abs(low) / 1e3)  # between two numbers of 17 digits there may be none that can be enforced
+            high = low + max(1, abs(low) / 1e3)  # neighboring doubles may have no enforceable number between them
         ends: dict[str, Any] = {}
         if self._random.random() < 0.6:
             ends[self._random.choice(("minimum", "minimum", "exclusive_minimum"))] = low
@@ -249,7 +249,7 @@ class TypeMaker:
         self._unfinished.append(name)
         fields = {f"field_{i}": self._any(depth) for i in range(self._random.randint(1, 4))}
         self._unfinished.pop()
-        if depth > 0:  # may be referred to by name
+        if depth > 0:  # later types may refer to it by name
             make = self._random.choice((self._generable, self._generable, self._dataclass))
         else:
             make = self._random.choice((self._generable, self._dataclass, self._model, self._typed_dict))
@@ -273,7 +273,7 @@ class TypeMaker:
 
     def _body(self, name: str, fields: dict[str, RandomType]) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "__qualname__": f"TypeMaker.<locals>.{name}",  # a local class: the others are found by name
+            "__qualname__": f"TypeMaker.<locals>.{name}",  # a local class; references are resolved by name
             "__annotations__": {name: made.annotation for name, made in fields.items()},
         }
         for field_name, made in fields.items():
@@ -294,7 +294,7 @@ class TypeMaker:
 
 
 def _with_constraints(made: RandomType) -> Any:
-    """The annotation with pydantic's constraints in the place of those guides that have one."""
+    """Return the annotation with pydantic constraints in place of guides where one exists."""
     constraints = {
         "minimum": "ge",
         "maximum": "le",
@@ -315,7 +315,7 @@ def _guides(guides: dict[str, Any]) -> list[fm.GenerationGuide]:
 
 
 def annotated(made: RandomType) -> Any:
-    """The annotation with its guides, as it stands by itself."""
+    """Return the annotation with its guides, outside of a class."""
     return Annotated[(made.annotation, *_guides(made.guides))] if made.guides else made.annotation
 
 

@@ -1,4 +1,4 @@
-"""How a script hands in what it measured."""
+"""Print and store the report of a benchmark."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def hand_in(report: dict[str, Any], path: Path, options: argparse.Namespace) -> None:
-    """Print the report, its figures as a table unless `--json` asks for nothing but the object; a full run keeps it."""
+    """Print the report (with `--json` only the JSON object); a full run also writes it to `path`."""
     if not options.quick:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
