@@ -1,7 +1,7 @@
 """Check that every schema of the framework compiles and holds, at the vocabulary size of the large models.
 
 Report 7. A case is a random type over everything that can be generated (`guided/random_types.py`) or, one time in three, the
-calls of one to four random tools. The schema is compiled, an answer is decoded from random logits (`guided/decoding.py`), and
+calls of one to four tools. The schema is compiled, an answer is decoded from random logits (`guided/decoding.py`), and
 judged by `jsonschema`, by conversion to the Python type, and by an independent judge of Python values; calls also by the
 parameters of their tool. An answer that does not end within the token limit is invalid.
 
