@@ -1,4 +1,4 @@
-"""Bytes of keys and values, by the figures of the design."""
+"""Parameters and bytes of keys and values, by arithmetic."""
 
 from __future__ import annotations
 
@@ -6,8 +6,20 @@ import dataclasses
 
 import pytest
 
-from openafm.models.accounting import KVBytes, KVNumerics, kv_bytes, kv_bytes_per_token
-from openafm.models.config import DecoderConfig, OwnKeysValuesConfig
+from openafm.models.accounting import KVBytes, KVNumerics, kv_bytes, kv_bytes_per_token, num_parameters
+from openafm.models.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    ExpertsConfig,
+    LayerConfig,
+    OwnKeysValuesConfig,
+    SharedKeysValuesConfig,
+    TiedHeadConfig,
+    TrackNormConfig,
+    TracksConfig,
+    UntiedHeadConfig,
+)
 from openafm.models.sizes import named_size
 
 
@@ -26,6 +38,38 @@ def windowed(config: DecoderConfig, index: int, window: int) -> DecoderConfig:
     layers = list(config.layers)
     layers[index] = dataclasses.replace(layers[index], attention=dataclasses.replace(layers[index].attention, window=window))
     return dataclasses.replace(config, layers=tuple(layers))
+
+
+EXPERTS = ExpertsConfig(num_experts=3, hidden_dim=24)
+DENSE = DenseFeedForwardConfig(hidden_dim=24, bias=True)
+BIASED = AttentionConfig(
+    num_heads=4, head_dim=8, keys_values=OwnKeysValuesConfig(num_heads=2), qk_norm=None, input_bias=True, output_bias=True
+)
+SHARING = AttentionConfig(num_heads=4, head_dim=8, keys_values=SharedKeysValuesConfig(layer=0), input_bias=True)
+LAYERS = (
+    LayerConfig(attention=BIASED, feed_forward=DENSE),
+    LayerConfig(attention=SHARING, feed_forward=EXPERTS),
+)
+
+
+@pytest.mark.parametrize("tracks", [None, TracksConfig(num_tracks=3, block_depth=1, norm=TrackNormConfig())])
+@pytest.mark.parametrize("head", [TiedHeadConfig(), UntiedHeadConfig()])
+def test_parameters_counted_by_arithmetic_are_those_of_the_module(
+    tracks: TracksConfig | None, head: TiedHeadConfig | UntiedHeadConfig
+) -> None:
+    config = DecoderConfig(vocab_size=61, dim=32, layers=LAYERS, tracks=tracks, head=head)
+    parameters = dict(config.build().named_parameters())
+    assert num_parameters(config) == sum(parameter.numel() for parameter in parameters.values())
+    for index, layer in enumerate(LAYERS):
+        for part in ("attention", "feed_forward"):
+            matrices = sum(
+                parameter.numel()
+                for name, parameter in parameters.items()
+                if name.startswith(f"layers.{index}.{part}.")
+                and parameter.ndim == (2 if tracks is None else 3)
+                and not any(word in name for word in ("bias", "norm"))
+            )
+            assert matrices == config.num_tracks * getattr(layer, part).matrix_parameters(32)
 
 
 def test_sharing_saves_three_eighths_of_the_base_model() -> None:

@@ -23,7 +23,7 @@ from tiny_decoders import (
 from torch import Tensor
 
 from openafm.core.config import dump, from_dict, override, to_dict
-from openafm.models.accounting import flops_per_token
+from openafm.models.accounting import flops_per_token, num_parameters
 from openafm.models.attention import BaseAttention
 from openafm.models.attention_context import AttentionContext, PackedDocuments
 from openafm.models.config import (
@@ -68,9 +68,6 @@ class SquaredReluConfig(FeedForwardConfig):
 
     def build(self, dim: int) -> Sublayer:
         return SquaredRelu(self, dim)
-
-    def linear_flops(self, dim: int) -> int:
-        return 4 * dim * self.hidden_dim
 
 
 class SquaredRelu(Sublayer):
@@ -210,3 +207,5 @@ def test_a_new_kind_is_trained_and_counted(tracks: TracksConfig | None) -> None:
     assert all(parameter.grad is not None and parameter.grad.count_nonzero() for parameter in model.parameters())
     dense, squared = decoder_config(layer()), decoder_config(KINDS["feed-forward"].layers[0])
     assert flops_per_token(dense, 0) - flops_per_token(squared, 0) == 2 * 32 * 3 * 48 - 4 * 32 * 24
+    assert num_parameters(model.config) == sum(parameter.numel() for parameter in model.parameters())
+    assert SquaredReluConfig(hidden_dim=24).activation_bytes(32, 2).saved == 2 * (32 + 2 * 24)

@@ -1,4 +1,4 @@
-"""Mixture-of-experts feed-forward, as data (report 2.2, 4.3). Imports no tensor library."""
+"""Mixture-of-experts feed-forward as data (report 2.2, 4.3). Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from openafm.core.config import Config
-from openafm.models.config import FeedForwardConfig
+from openafm.models.activations import INDEX_BYTES, MASTER_BYTES, ActivationBytes
+from openafm.models.feed_forward_config import FeedForwardConfig
 
 if TYPE_CHECKING:
     from openafm.models.experts import Router
     from openafm.models.layers import Sublayer
 
-# Grouped products want rows of weights that start at multiples of 16 bytes: eight numbers in 16 bits.
-ALIGNMENT = 8
+ALIGNMENT = 8  # grouped products need rows of weights that start at multiples of 16 bytes: eight numbers of 16 bits
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouterConfig(Config, ABC):
-    """Base of the ways to choose experts for a token, `num_chosen` of them."""
+    """Base of the routers, which choose `num_chosen` experts for each token."""
 
     num_chosen: int = 2
 
@@ -33,10 +33,10 @@ class RouterConfig(Config, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TopKRouterConfig(RouterConfig):
-    """The experts of the highest logits, weighted by the softmax over those chosen.
+    """Choose the experts with the highest logits, weighted by the softmax over the chosen logits.
 
-    The same as a softmax over all experts whose chosen weights are made to add up to 1. Logits are computed in fp32 and,
-    with a `soft_cap`, bounded by soft_cap * tanh(logit / soft_cap) first.
+    Equal to a softmax over all experts, renormalized over the chosen ones. Logits are computed in fp32 and, with a
+    `soft_cap`, bounded by soft_cap * tanh(logit / soft_cap) first.
     """
 
     soft_cap: float | None = 50.0
@@ -53,9 +53,9 @@ class TopKRouterConfig(RouterConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertsConfig(FeedForwardConfig):
-    """Gated feed-forwards of which a token passes those that the router chooses; none is ever full (dropless).
+    """Gated feed-forwards of which a token passes those that the router chooses, without a capacity limit (dropless).
 
-    In a model with tracks, each track has a router and `num_experts` experts of its own.
+    In a model with tracks, each track has its own router and its own `num_experts` experts.
     """
 
     num_experts: int
@@ -79,8 +79,25 @@ class ExpertsConfig(FeedForwardConfig):
 
         return Experts(self, dim)
 
-    def linear_flops(self, dim: int) -> int:
-        return 2 * dim * self.num_experts + 2 * 3 * dim * self.hidden_dim * self.router.num_chosen
+    def num_parameters(self, dim: int) -> int:
+        return self.matrix_parameters(dim) + self.expert_parameters(dim)
+
+    def matrix_parameters(self, dim: int) -> int:
+        return self.num_experts * dim  # of the router
+
+    def expert_parameters(self, dim: int) -> int:
+        return 3 * dim * self.hidden_dim * self.num_experts
+
+    def fp32_parameters(self, dim: int) -> int:
+        return self.num_experts * dim
 
     def idle_parameters(self, dim: int) -> int:
         return 3 * dim * self.hidden_dim * (self.num_experts - self.router.num_chosen)
+
+    def activation_bytes(self, dim: int, number_bytes: int) -> ActivationBytes:
+        hidden, chosen = self.hidden_dim, self.router.num_chosen
+        # The router's logits, probabilities and log-sum-exp, for the choice and for the routing losses.
+        routed = MASTER_BYTES * (dim + 4 * self.num_experts + 2) + chosen * (3 * INDEX_BYTES + MASTER_BYTES + number_bytes)
+        # The sorted input, the inside as in a dense feed-forward, the output before and after weighting.
+        rows = chosen * number_bytes * (3 * dim + 4 * hidden)
+        return ActivationBytes(saved=routed + rows, working=number_bytes * (dim + chosen * max(2 * dim, 2 * hidden - dim)))

@@ -8,6 +8,7 @@ Shapes: T tracks, N tokens, D and F the dims of a product.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -65,6 +66,12 @@ class RMSNorm(nn.Module):
 
     def initialize(self) -> None:
         nn.init.ones_(self.weight)
+
+
+def count_parameters(build: Callable[[], nn.Module]) -> int:
+    """Return the number of weights of a module, built on the meta device without storage."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build().parameters())
 
 
 class Sublayer(nn.Module, ABC):

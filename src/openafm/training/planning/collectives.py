@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from openafm.models.activations import MASTER_BYTES
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.planning.device_memory import gathered_apart, shard_counts
-from openafm.training.planning.footprint import MASTER_BYTES, DecoderFootprint, Weights
+from openafm.training.planning.footprint import DecoderFootprint, Weights
 
 BUCKET_BYTES = 64 << 20
 """Of gradients that are summed in one call, as in parallel.py, where FSDP does not sum them."""

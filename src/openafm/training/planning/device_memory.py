@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from openafm.core.errors import UsageError
+from openafm.models.activations import MASTER_BYTES
 from openafm.models.config import DecoderConfig
 from openafm.training.config import AdamWConfig, MuonConfig, OptimizerConfig
 from openafm.training.distributed.config import MeshShape
-from openafm.training.planning.footprint import MASTER_BYTES, DecoderFootprint, Weights
+from openafm.training.planning.footprint import DecoderFootprint, Weights
 
 
 class UnknownOptimizerError(UsageError):

@@ -10,57 +10,15 @@ F hidden dim, E experts of a track, P experts chosen for a token, L tokens of a 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
-from openafm.core.errors import UsageError
-from openafm.models.config import (
-    AttentionConfig,
-    BaseAttentionConfig,
-    DecoderConfig,
-    DenseFeedForwardConfig,
-    FeedForwardConfig,
-    LayerConfig,
-    OwnKeysValuesConfig,
-    UntiedHeadConfig,
-)
-from openafm.models.experts_config import ExpertsConfig
+from openafm.models.accounting import layer_parameters, outside_parameters, track_norm_parameters
+from openafm.models.activations import INDEX_BYTES, MASTER_BYTES, Microbatch
+from openafm.models.config import DecoderConfig, LayerConfig
 
-MASTER_BYTES = 4
-"""Weights, their gradients and the optimizer's state are fp32, whatever the model computes in; so are all norms."""
-INDEX_BYTES = 8
 LOGITS_OF_A_CHUNK = 1 << 22
-"""As in training/cross_entropy.py, which a module free of tensors cannot import; so is the next."""
-LOCAL_BLOCK = 64
-
-
-class UnknownFootprintError(UsageError):
-    """A kind of layer whose memory is not known here."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Microbatch:
-    """What a device computes at once: rows of `row_tokens`, full of documents of `document_tokens`, all to be learned.
-
-    `number_bytes` is the width of the precision. A CPU attends in fp32 whatever that is: `attention_bytes`.
-    """
-
-    num_rows: int
-    row_tokens: int
-    document_tokens: int
-    number_bytes: int
-    attention_bytes: int
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_rows * self.row_tokens
-
-    @property
-    def documents(self) -> tuple[int, ...]:
-        """Lengths of the documents of all rows."""
-        whole, rest = divmod(self.row_tokens, self.document_tokens)
-        return self.num_rows * ((self.document_tokens,) * whole + ((rest,) if rest else ()))
+"""As in training/cross_entropy.py, which a module free of tensors cannot import."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,15 +127,11 @@ def decoder_weights(config: DecoderConfig) -> Weights:
     per_layer = [_layer_weights(layer, config.dim) for layer in config.layers]
     tracks = config.num_tracks
     layers = Weights(dense=tracks * sum(w.dense for w in per_layer), experts=tracks * sum(w.experts for w in per_layer))
-    return layers + Weights(dense=_track_norms(config)) + _outside(config)
+    return layers + Weights(dense=track_norm_parameters(config)) + Weights(dense=outside_parameters(config))
 
 
 def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatch) -> DecoderFootprint:
-    """What a device with this part of the model keeps of a microbatch.
-
-    Raises:
-        UnknownFootprintError: the model has a kind of layer that is not known here.
-    """
+    """What a device with this part of the model keeps of a microbatch."""
     depth = len(config.layers) if config.tracks is None else config.tracks.block_depth
     boundary = config.num_prefill_layers - 1
     layers = tuple(
@@ -192,7 +146,7 @@ def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatc
         )
         for index, layer in enumerate(config.layers)
     )
-    norms = _track_norms(config) * part.tracks // config.num_tracks
+    norms = track_norm_parameters(config) * part.tracks // config.num_tracks
     vocabulary = config.vocab_size * config.dim
     tokens, number = batch.num_tokens, batch.number_bytes
     chunk = min(max(256, LOGITS_OF_A_CHUNK // config.vocab_size), tokens) * config.vocab_size
@@ -201,7 +155,7 @@ def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatc
     rotation = sum(MASTER_BYTES * head_dim * tokens for head_dim, position in turns if position is not None)
     return DecoderFootprint(
         layers=layers,
-        outside=_outside(config) + Weights(dense=norms),
+        outside=Weights(dense=outside_parameters(config)) + Weights(dense=norms),
         vocabulary=Weights(dense=vocabulary),
         ends=tokens * (MASTER_BYTES * (config.dim + 1) + 2 * INDEX_BYTES) + 2 * rotation,
         loss_kept=tokens * config.dim * number + vocabulary * MASTER_BYTES,
@@ -211,51 +165,11 @@ def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatc
     )
 
 
-def _outside(config: DecoderConfig) -> Weights:
-    heads = 2 if isinstance(config.head, UntiedHeadConfig) else 1
-    return Weights(dense=heads * config.vocab_size * config.dim + config.dim)
-
-
-def _track_norms(config: DecoderConfig) -> int:
-    if config.tracks is None or config.tracks.norm is None:
-        return 0
-    return config.tracks.num_tracks * config.dim * len(config.layers) // config.tracks.block_depth
-
-
 @lru_cache(maxsize=4096)
 def _layer_weights(layer: LayerConfig, dim: int) -> Weights:
     """Of one track."""
-    return Weights(dense=2 * dim + _attention_weights(layer.attention, dim)) + _feed_forward_weights(layer.feed_forward, dim)
-
-
-def _attention_weights(attention: BaseAttentionConfig, dim: int) -> int:
-    if not isinstance(attention, AttentionConfig):
-        raise _unknown(attention)
-    inner = attention.num_heads * attention.head_dim
-    keys_values = attention.keys_values
-    own = keys_values.num_heads * attention.head_dim if isinstance(keys_values, OwnKeysValuesConfig) else 0
-    norms = 0 if attention.qk_norm is None else attention.head_dim * (2 if own else 1)
-    biases = attention.input_bias * (inner + 2 * own) + attention.output_bias * dim
-    return 2 * dim * (inner + own) + norms + biases
-
-
-def _muon_matrices(layer: LayerConfig, dim: int) -> int:
-    """Numbers in matrices of two dims, where no tracks give them a third."""
-    attention, feed_forward = layer.attention, layer.feed_forward
-    own = attention.keys_values.num_heads if isinstance(attention.keys_values, OwnKeysValuesConfig) else 0
-    inside = 2 * dim * attention.head_dim * (attention.num_heads + own)
-    if isinstance(feed_forward, DenseFeedForwardConfig):
-        return inside + 3 * dim * feed_forward.hidden_dim
-    return inside + (feed_forward.num_experts * dim if isinstance(feed_forward, ExpertsConfig) else 0)
-
-
-def _feed_forward_weights(feed_forward: FeedForwardConfig, dim: int) -> Weights:
-    match feed_forward:
-        case DenseFeedForwardConfig(hidden_dim=hidden, bias=bias):
-            return Weights(dense=3 * dim * hidden + bias * (2 * hidden + dim))
-        case ExpertsConfig(num_experts=experts, hidden_dim=hidden):
-            return Weights(dense=experts * dim, experts=experts * 3 * dim * hidden)
-    raise _unknown(feed_forward)
+    experts = layer.feed_forward.expert_parameters(dim)
+    return Weights(dense=layer_parameters(layer, dim) - experts, experts=experts)
 
 
 @lru_cache(maxsize=4096)
@@ -277,94 +191,16 @@ def _layer_footprint(
     saved = MASTER_BYTES * (dim * (stream + positions) + 2 * positions)
     if reads_apart:  # storing and reading are two passes through the norm, each with its input and output
         saved += positions * (MASTER_BYTES * (dim + 1) + number * dim)
-    saved += positions * number * dim + _saved_by_attention(layer.attention, num_kv_heads, part, batch)
-    feed_forward = _saved_by_feed_forward(layer.feed_forward, dim, batch)
-    router = experts * dim if (experts := getattr(layer.feed_forward, "num_experts", 0)) else 0  # computes in fp32
-    matrices = held.total - part.tracks * (2 * dim + router)
+    saved += positions * number * dim + layer.attention.saved_bytes(batch, num_kv_heads, part.tracks)
+    feed_forward = layer.feed_forward.activation_bytes(dim, number)
+    matrices = held.total - part.tracks * (2 * dim + layer.feed_forward.fp32_parameters(dim))
+    for_muon = layer.attention.matrix_parameters(dim) + layer.feed_forward.matrix_parameters(dim)
     return LayerFootprint(
         weights=held,
         saved=saved + positions * feed_forward.saved,
         casts=0 if number == MASTER_BYTES else number * matrices,
         input=positions * number * dim,
-        matrices=0 if part.has_tracks else _muon_matrices(layer, dim),
-        keys_values=positions * number * 2 * num_kv_heads * layer.attention.head_dim * _owns(layer.attention),
+        matrices=0 if part.has_tracks else for_muon,
+        keys_values=positions * number * 2 * num_kv_heads * layer.attention.head_dim * (layer.attention.kv_vectors > 0),
         working=positions * feed_forward.working,
-    )
-
-
-def _saved_by_attention(attention: BaseAttentionConfig, num_kv_heads: int, part: DeviceShare, batch: Microbatch) -> int:
-    """Queries, keys, values and output: as normed, as attended, and the output as it is projected."""
-    if not isinstance(attention, AttentionConfig):
-        raise _unknown(attention)
-    queries, keys = attention.num_heads * attention.head_dim, num_kv_heads * attention.head_dim
-    per_position = batch.number_bytes * queries
-    if attention.qk_norm is not None:
-        per_position += MASTER_BYTES * (queries + attention.num_heads)
-        per_position += MASTER_BYTES * (keys + num_kv_heads) * _owns(attention)
-    is_widened = batch.attention_bytes != batch.number_bytes
-    # Another layer's keys and values are saved there already, unless they are widened for this one.
-    keeps_keys = _owns(attention) or is_widened
-    saved = part.tracks * batch.num_tokens * per_position
-    for length, times in Counter(batch.documents).items():
-        call = _attended(length, attention.window, is_widened)
-        of_a_track = 2 * call.queries * queries + 2 * call.keys * keys * keeps_keys
-        sums = MASTER_BYTES * call.queries * attention.num_heads
-        saved += times * (part.tracks * (batch.attention_bytes * of_a_track + sums) + batch.attention_bytes * call.mask)
-    return saved
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Attended:
-    """Positions of queries and of keys that attention to one document saves, and numbers of its masks."""
-
-    queries: int
-    keys: int
-    mask: int
-
-
-def _attended(length: int, window: int | None, is_widened: bool) -> _Attended:
-    """As models/attention_context.py attends: at once, under a mask, or in blocks of which each sees the one before it."""
-    if window is None or window >= length:
-        return _Attended(queries=length, keys=length, mask=0)
-    size = max(window, LOCAL_BLOCK)
-    if length <= 2 * size:
-        return _Attended(queries=length, keys=length, mask=length * length)
-    padded = length + -length % size
-    twice = 2 * (padded - size)  # each block but the first has a copy of its own keys and of those before it
-    mask = 2 * size * size + (size * size if window < size else 0)
-    return _Attended(queries=padded, keys=twice + (size if is_widened else padded), mask=mask)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PerPosition:
-    """Bytes for each position of a track."""
-
-    saved: int
-    working: int
-
-
-def _saved_by_feed_forward(feed_forward: FeedForwardConfig, dim: int, batch: Microbatch) -> _PerPosition:
-    number = batch.number_bytes
-    match feed_forward:
-        case DenseFeedForwardConfig(hidden_dim=hidden):
-            # Its input; gate, up, the activation of the gate, and their product.
-            return _PerPosition(saved=number * (dim + 4 * hidden), working=number * (2 * hidden + dim))
-        case ExpertsConfig(num_experts=experts, hidden_dim=hidden, router=router):
-            chosen = router.num_chosen
-            # Logits, probabilities and their logarithm's sum, for the choice and for the losses of the routing.
-            routed = MASTER_BYTES * (dim + 4 * experts + 2) + chosen * (3 * INDEX_BYTES + MASTER_BYTES + number)
-            # Sorted input, as a dense one inside, output before and after weights.
-            rows = chosen * number * (3 * dim + 4 * hidden)
-            return _PerPosition(saved=routed + rows, working=number * (dim + chosen * max(2 * dim, 2 * hidden - dim)))
-    raise _unknown(feed_forward)
-
-
-def _owns(attention: BaseAttentionConfig) -> bool:
-    return isinstance(attention.keys_values, OwnKeysValuesConfig)
-
-
-def _unknown(kind: object) -> UnknownFootprintError:
-    return UnknownFootprintError(
-        f"a plan does not know what {type(kind).__name__} keeps in memory; it knows AttentionConfig, DenseFeedForwardConfig"
-        " and ExpertsConfig"
     )

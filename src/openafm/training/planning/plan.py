@@ -14,6 +14,7 @@ from typing import Any
 
 from openafm.core.errors import UsageError
 from openafm.models.accounting import flops_per_token, training_flops
+from openafm.models.activations import Microbatch
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.training.config import AdamWConfig, EMAConfig, OptimizerConfig
@@ -21,7 +22,7 @@ from openafm.training.distributed.config import MeshError, MeshShape, ParallelCo
 from openafm.training.planning.chips import GIB, NUMBER_BYTES, Chip, Precision, UnknownChipError
 from openafm.training.planning.collectives import Collective, collectives
 from openafm.training.planning.device_memory import Memory, device_memory
-from openafm.training.planning.footprint import DecoderFootprint, DeviceShare, Microbatch, decoder_footprint, decoder_weights
+from openafm.training.planning.footprint import DecoderFootprint, DeviceShare, decoder_footprint, decoder_weights
 
 MOST_DEVICES = 1 << 20  # that are looked at for a layout that fits
 
