@@ -23,7 +23,7 @@ from openafm.models.config import (
 )
 from openafm.models.sizes import SIZES, named_size
 from openafm.models.spans import Span
-from openafm.training.config import AdamWConfig, MuonConfig
+from openafm.training.config import AdamWConfig, MuonConfig, OptimizerConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.objectives.base import NextToken
 from openafm.training.planning.device_memory import UnknownOptimizerError, device_memory
@@ -159,10 +159,15 @@ def test_microbatches_hold_gradients_while_they_compute() -> None:
     assert 0 < several.peak - one.peak <= one.gradients
 
 
+class StrangeOptimizer(OptimizerConfig):
+    def build(self, parameters: object) -> tuple[()]:
+        return ()
+
+
 def test_an_unknown_optimizer_is_named() -> None:
     config = named_size("on_device.micro")
     footprint = decoder_footprint(config, share_of(config), microbatch(torch.float32, 1, 64, 64))
     with pytest.raises(UnknownOptimizerError, match="does not know what"):
         device_memory(
-            config, footprint, ALONE, optimizer=OptimizerConfig(), has_average=False, has_several_microbatches=False
+            config, footprint, ALONE, optimizer=StrangeOptimizer(), has_average=False, has_several_microbatches=False
         )
