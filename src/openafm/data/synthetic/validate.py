@@ -1,0 +1,118 @@
+"""Check the hand-written files of languages: `python -m openafm.data.synthetic.validate [language ...] [--samples N]`.
+
+See docs/corpus-authoring.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import random
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from openafm.data.synthetic.catalogs import Catalogs
+from openafm.data.synthetic.messages import draw_message
+from openafm.data.synthetic.frames import LanguageFrames
+from openafm.data.synthetic.languages import LANGUAGES, text_folder
+from openafm.data.synthetic.source_text import SourceTextError, read_sections
+from openafm.data.synthetic.words import REQUIRED_SECTIONS
+
+# The least number of lines of each file; of words.txt, of each section.
+MINIMA = {"events": 400, "other": 400, "titles": 170, "places": 60, "instructions": 60, "labels": 320, "tools": 240, "forms": 120}
+WORD_MINIMA = {"name": 60, "syllable": 40, "city": 60, "street": 8, "company": 12, "phone": 5}
+_ALIKE = 0.75
+_SHINGLE = 4
+
+
+def problems(language: str) -> Iterator[str]:
+    """Every mistake in the files of a language, with its line."""
+    errors: list[SourceTextError] = []
+    try:
+        frames = LanguageFrames(language, "train", errors)
+        Catalogs(frames, errors)
+    except SourceTextError as error:
+        errors.append(error)
+    else:
+        yield from frames.calendar.ambiguities()
+    yield from map(str, errors)
+    folder = text_folder() / language
+    for name, minimum in MINIMA.items():
+        path = folder / f"{name}.txt"
+        if path.exists():
+            yield from _near_duplicates(path)
+            if (count := _count_texts(path)) < minimum:
+                yield f"{language}/{name}.txt: {count} texts, expected {minimum} or more"
+    if (folder / "words.txt").exists():
+        sections = {section.name: len(section.lines) for section in read_sections(folder / "words.txt")}
+        for name in REQUIRED_SECTIONS:
+            if sections.get(name, 0) < WORD_MINIMA.get(name, 20):
+                yield f"{language}/words.txt: section '{name}' has {sections.get(name, 0)} lines, expected {WORD_MINIMA.get(name, 20)}"
+
+
+def near_duplicates(texts: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Indices of two texts that share most of their runs of four characters, slots counted as one."""
+    shingles = [_shingles(text) for text in texts]
+    by_shingle: dict[str, list[int]] = {}
+    for index, found in enumerate(shingles):
+        shared: dict[int, int] = {}
+        for shingle in found:
+            for other in by_shingle.get(shingle, ()):
+                shared[other] = shared.get(other, 0) + 1
+            by_shingle.setdefault(shingle, []).append(index)
+        for other, count in shared.items():
+            if count / (len(found) + len(shingles[other]) - count) >= _ALIKE:
+                yield other, index
+
+
+def _shingles(text: str) -> set[str]:
+    plain = re.sub(r"\{(\w)\w*?[\d]*(?:[:/=][^}]*)?\}", r"{\1}", text.casefold())
+    plain = re.sub(r"[\s\[\].,!?]+", " ", plain).strip()
+    return {plain[at : at + _SHINGLE] for at in range(max(1, len(plain) - _SHINGLE + 1))}
+
+
+def _count_texts(path: Path) -> int:
+    return sum(not line.text.startswith((":", "=")) for section in read_sections(path) for line in section.lines)
+
+
+def _near_duplicates(path: Path) -> Iterator[str]:
+    if path.stem in ("titles", "places", "instructions"):
+        return
+    sections = read_sections(path)
+    groups = [section.lines for section in sections]
+    if path.stem in ("events", "other"):
+        groups = [tuple(line for lines in groups for line in lines)]
+    for group in groups:
+        lines = [line for line in group if not line.text.startswith((":", "="))]
+        for first, second in near_duplicates([line.text for line in lines]):
+            yield f"{lines[0].file}:{lines[second].number}: nearly the same as line {lines[first].number}"
+
+
+def samples(language: str, count: int) -> Iterator[str]:
+    """Messages with their events."""
+    frames, rng = LanguageFrames(language, "train"), random.Random(0)
+    for _ in range(count):
+        message = draw_message(rng, frames, datetime.date(2031, 5, 7))
+        yield f"{message.text}\n    {message.event}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the mistakes; 1 if there are any."""
+    parser = argparse.ArgumentParser(description="Check the hand-written files of the built-in corpus.")
+    parser.add_argument("languages", nargs="*", default=list(LANGUAGES), metavar="language", help="all by default")
+    parser.add_argument("--samples", type=int, default=0, help="messages to show of each language")
+    options = parser.parse_args(arguments)
+    found = [problem for language in options.languages for problem in problems(language)]
+    for problem in found:
+        print(problem)
+    for language in options.languages if not found else ():
+        for sample in samples(language, options.samples):
+            print(sample)
+    print(f"{len(found)} problems")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
