@@ -109,7 +109,8 @@ class Catalogs:
             else:
                 found[-1][1].append(check_slots(parse_frame(line), self._frames.distractors))
         labels = tuple(
-            Label(name=parts[0], aliases=_names(parts[1]), description=parts[2], texts=tuple(texts)) for parts, texts in found
+            Label(name=parts[0], aliases=_names(parts[1]), description=parts[2], texts=tuple(texts))
+            for parts, texts in found
         )
         if len(labels) < 2 or any(len(label.texts) < 2 for label in labels):
             raise section.header.error(f"label set '{section.name}' needs two or more labels with two or more texts each")
@@ -138,9 +139,7 @@ class Catalogs:
         required = {field.name for field in fields if not field.is_optional}
         for frame in requests:
             _check_text(frame, names, self._frames, required)
-        return ToolFrames(
-            name=section.name, description=description, parameters=fields, requests=requests, outputs=outputs
-        )
+        return ToolFrames(name=section.name, description=description, parameters=fields, requests=requests, outputs=outputs)
 
     def _small_talk(self, line: Line) -> SmallTalk:
         prompt, arrow, answer = line.text.partition(" => ")
@@ -184,7 +183,9 @@ def _check_text(frame: Frame, fields: Mapping[str, Field], frames: LanguageFrame
         elif slot.form not in ("", "on", "word"):
             raise frame.line.error(f"unknown form ':{slot.form}'; known: on, word")
     if missing := required - frame.required:
-        raise frame.line.error(f"the required field '{min(missing)}' is missing; write {{{min(missing)}}} or make it optional")
+        raise frame.line.error(
+            f"the required field '{min(missing)}' is missing; write {{{min(missing)}}} or make it optional"
+        )
 
 
 @functools.cache

@@ -75,10 +75,18 @@ def parse_kind(line: Line, text: str, frames: LanguageFrames) -> Kind:
         return Kind(base="list", items=Kind(base="object", choices=(text[2:-2],)))
     if text.startswith("[") and text.endswith("]"):
         return Kind(base="list", items=parse_kind(line, text[1:-1], frames))
-    if text in _SIMPLE or text in frames.distractors - {"other_date", "other_time", "other_place", "other_title", "past_date"}:
+    if text in _SIMPLE or text in frames.distractors - {
+        "other_date",
+        "other_time",
+        "other_place",
+        "other_title",
+        "past_date",
+    }:
         return Kind(base=text)
     known = ", ".join(sorted({*_SIMPLE, *frames.words.kinds}))
-    raise line.error(f"unknown kind '{text}'; known: {known}, integer 1-9, number 1-9, enum(a, b), text(a, b), [kind], [{{part}}]")
+    raise line.error(
+        f"unknown kind '{text}'; known: {known}, integer 1-9, number 1-9, enum(a, b), text(a, b), [kind], [{{part}}]"
+    )
 
 
 def parse_field(line: Line, frames: LanguageFrames) -> Field:
@@ -148,7 +156,9 @@ def check_field_slots(frame: Frame, names: set[str]) -> None:
             raise frame.line.error(f"unknown form ':{slot.form}'; known: on, word")
 
 
-def draw_value(rng: random.Random, kind: Kind, frames: LanguageFrames, today: datetime.date, slot: Slot | None = None) -> Value:
+def draw_value(
+    rng: random.Random, kind: Kind, frames: LanguageFrames, today: datetime.date, slot: Slot | None = None
+) -> Value:
     """A value of a kind, written in the words of a language. `slot` is where it will be written."""
     match kind.base:
         case "integer":

@@ -303,7 +303,10 @@ def check_event_frame(frame: Frame, distractors: frozenset[str] | set[str], form
             raise frame.line.error(f"'{field}' appears {fields.count(field)} times; once is allowed")
     if "title" not in fields:
         raise frame.line.error("the frame has no title; write {title}, {title:form} or <title: ...>")
-    if any(isinstance(part, Group) and "title" in {s.name for s in walk(part.parts) if isinstance(s, Slot)} for part in frame.parts):
+    if any(
+        isinstance(part, Group) and "title" in {s.name for s in walk(part.parts) if isinstance(s, Slot)}
+        for part in frame.parts
+    ):
         raise frame.line.error("the title must not be in [...]")
     return frame
 

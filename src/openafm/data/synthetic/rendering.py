@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, Particle, Part, Slot, Span, names_of
+from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, Part, Particle, Slot, Span, names_of
 
 BARE = "bare"  # the field of text between plain `<` and `>`
 
@@ -26,9 +26,7 @@ Resolve: TypeAlias = Callable[[Slot], Sequence[Piece]]
 Keep: TypeAlias = Callable[[frozenset[str]], bool]
 
 
-def render(
-    frame: Frame, rng: random.Random, resolve: Resolve, *, keep: Keep | None = None, language: str = ""
-) -> Pieces:
+def render(frame: Frame, rng: random.Random, resolve: Resolve, *, keep: Keep | None = None, language: str = "") -> Pieces:
     """Return the pieces of a filled frame.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -89,7 +89,7 @@ class Literal:
 
 @dataclass(frozen=True)
 class Slot:
-    """`{name}`, `{Name}` with a capital first letter, `{name:form}`, `{name/60}`, or `{name=value}`, which writes nothing."""
+    """`{name}`, `{Name}` with a capital letter, `{name:form}`, `{name/60}`, or `{name=value}`, which writes nothing."""
 
     name: str
     form: str = ""

@@ -14,14 +14,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from openafm.data.synthetic.catalogs import Catalogs
-from openafm.data.synthetic.messages import draw_message
 from openafm.data.synthetic.frames import LanguageFrames
 from openafm.data.synthetic.languages import LANGUAGES, text_folder
+from openafm.data.synthetic.messages import draw_message
 from openafm.data.synthetic.source_text import SourceTextError, read_sections
 from openafm.data.synthetic.words import REQUIRED_SECTIONS
 
 # The least number of lines of each file; of words.txt, of each section.
-MINIMA = {"events": 400, "other": 400, "titles": 170, "places": 60, "instructions": 60, "labels": 320, "tools": 240, "forms": 120}
+MINIMA = {
+    "events": 400,
+    "other": 400,
+    "titles": 170,
+    "places": 60,
+    "instructions": 60,
+    "labels": 320,
+    "tools": 240,
+    "forms": 120,
+}
 WORD_MINIMA = {"name": 60, "syllable": 40, "city": 60, "street": 8, "company": 12, "phone": 5}
 _ALIKE = 0.75
 _SHINGLE = 4
@@ -48,8 +57,9 @@ def problems(language: str) -> Iterator[str]:
     if (folder / "words.txt").exists():
         sections = {section.name: len(section.lines) for section in read_sections(folder / "words.txt")}
         for name in REQUIRED_SECTIONS:
-            if sections.get(name, 0) < WORD_MINIMA.get(name, 20):
-                yield f"{language}/words.txt: section '{name}' has {sections.get(name, 0)} lines, expected {WORD_MINIMA.get(name, 20)}"
+            count, minimum = sections.get(name, 0), WORD_MINIMA.get(name, 20)
+            if count < minimum:
+                yield f"{language}/words.txt: section '{name}' has {count} lines, expected {minimum} or more"
 
 
 def near_duplicates(texts: Sequence[str]) -> Iterator[tuple[int, int]]:

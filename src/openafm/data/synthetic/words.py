@@ -229,7 +229,7 @@ def _faker_texts(language: str, provider: str, attributes: tuple[str, ...]) -> l
         for attribute in attributes:
             for entry in getattr(module.Provider, attribute, ()):
                 text = entry if isinstance(entry, str) else entry[0]
-                if 1 < len(text) < 32 and "{" not in text or (len(text) == 1 and not text.isascii()):
+                if (1 < len(text) < 32 and "{" not in text) or (len(text) == 1 and not text.isascii()):
                     texts.add(text)
     ordered = sorted(texts)
     return ordered[:: max(1, len(ordered) // _MOST_WORDS)]
