@@ -79,11 +79,12 @@ class Catalogs:
     def __init__(self, frames: LanguageFrames, errors: list[SourceTextError] | None = None) -> None:
         self._frames, self._errors = frames, errors
         folder = text_folder() / frames.language
-        english = () if frames.language == "en" else catalogs("en").tools
-        self._english = {tool.name: tool for tool in english}
+        self._english: dict[str, ToolFrames] = {}
+        if frames.language != "en":
+            self._english = {tool.name: tool for tool in catalogs("en").tools}
         self.label_sets = self._read(read_sections(folder / "labels.txt"), self._label_set)
         tools = read_sections(folder / "tools.txt")
-        self.tools = self._read([section for section in tools if section.name != "none"], self._tool)
+        self.tools: tuple[ToolFrames, ...] = self._read([section for section in tools if section.name != "none"], self._tool)
         talk = [line for section in tools if section.name == "none" for line in section.lines]
         self.small_talk = self._read(talk, self._small_talk)
         self.forms = self._read(read_sections(folder / "forms.txt"), self._form)

@@ -55,29 +55,24 @@ def read_sections(path: Path) -> tuple[TextSection, ...]:
         texts = path.read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:
         raise SourceTextError(f"{file}: cannot be read as UTF-8 text ({error})") from error
-    sections: list[TextSection] = []
-    header, lines = None, list[Line]()
-
-    def finish() -> None:
-        if header is not None:
-            name, *options = (part.strip() for part in header.text.split("|"))
-            if any(section.name == name for section in sections):
-                raise header.error(f"a second section '{name}'; merge it with the first one")
-            sections.append(TextSection(name=name, options=tuple(options), header=header, lines=tuple(lines)))
-
+    found: list[tuple[Line, list[Line]]] = []
     for number, text in enumerate(texts, start=1):
         if not text.strip() or text.startswith("#"):
             continue
         line = Line(text=text.rstrip(), number=number, file=file)
         if match := _HEADER.fullmatch(line.text):
-            finish()
-            header, lines = Line(text=match[1], number=number, file=file), []
-        elif header is None:
+            found.append((Line(text=match[1], number=number, file=file), []))
+        elif not found:
             raise line.error("text before the first header; start the file with '== name'")
         else:
-            lines.append(line)
-    finish()
-    return tuple(sections)
+            found[-1][1].append(line)
+    sections: dict[str, TextSection] = {}
+    for header, lines in found:
+        name, *options = (part.strip() for part in header.text.split("|"))
+        if name in sections:
+            raise header.error(f"a second section '{name}'; merge it with the first one")
+        sections[name] = TextSection(name=name, options=tuple(options), header=header, lines=tuple(lines))
+    return tuple(sections.values())
 
 
 @dataclass(frozen=True)
