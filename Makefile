@@ -61,7 +61,7 @@ bench: .venv/installed-test
 
 # Hours: trains, scores and bundles the shipped model from scratch. Resumes after a kill.
 nano: .venv/installed-run
-	$(BIN)/python -m openafm.recipes.ship
+	$(BIN)/python -m openafm.recipes.shipping
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -38,10 +38,11 @@ from openafm.data.batch import Batch
 from openafm.data.documents import ChatDocument, texts_of
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.sizes import shared_kv_decoder
-from openafm.recipes.compress import compress, compression_config, corpus_batches
-from openafm.recipes.config import CopiesCorpusConfig, RunConfig, SyntheticCorpusConfig
-from openafm.recipes.corpora import pack_corpus
-from openafm.recipes.run import prepare_run
+from openafm.recipes.compression.compress import compress
+from openafm.recipes.compression.formats import compression_config, corpus_batches
+from openafm.recipes.config import RunConfig
+from openafm.recipes.corpora import CopiesCorpusConfig, SyntheticCorpusConfig, pack_corpus
+from openafm.recipes.prepare import prepare_run
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import StepBudget, TrainerConfig

@@ -20,7 +20,8 @@ import torch
 
 from openafm.data.copies import pack_copies
 from openafm.data.loader import SourceConfig
-from openafm.recipes.config import CopiesCorpusConfig, build_run
+from openafm.recipes.catalog import build_run
+from openafm.recipes.corpora import CopiesCorpusConfig
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.training.config import PlainStart, StartConfig, StepBudget, TrainerConfig
 from openafm.training.observability.metrics import read_metrics

@@ -31,10 +31,12 @@ import torch
 
 from openafm.bundle import open_bundle
 from openafm.core.files import data_home
-from openafm.recipes.compress import compress, compression_config
-from openafm.recipes.compression_report import compression_report
-from openafm.recipes.run import prepare_run, run_recipe
-from openafm.recipes.ship import STAGES
+from openafm.recipes.compression.compress import compress
+from openafm.recipes.compression.formats import compression_config
+from openafm.recipes.compression.report import compression_report
+from openafm.recipes.prepare import prepare_run
+from openafm.recipes.run import run_recipe
+from openafm.recipes.shipping.stages import STAGES
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "retention.json"
 

@@ -35,7 +35,7 @@ from speculating.tiny import TinyModels, law_p_values, random_case
 from openafm.bundle import Bundle, open_bundle, shipped_bundle
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.accounting import num_parameters
-from openafm.recipes.config import CorpusConfig, SyntheticCorpusConfig
+from openafm.recipes.corpora import CorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.drafting import Answerer, DraftedAnswer, Question, draft_report, draft_run, questions
 from openafm.recipes.run import run_recipe
 from openafm.runtime.decoding.draft_length import DraftLengthConfig
@@ -44,7 +44,7 @@ from openafm.runtime.engines.selection import open_engine
 from openafm.training.config import StepBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "speculation.json"
-MOST_TOKENS = 120
+MAX_TOKENS = 120
 TASKS = {"event": 0.5, "arithmetic": 0.15, "tool": 0.15, "tagging": 0.05, "summary": 0.05, "rewrite": 0.05, "story": 0.05}
 
 
@@ -179,7 +179,7 @@ def compared(answerer: Answerer, drafter: Drafter, asked: list[Question], *, mus
         for is_drafted in (True, False) if number % 2 else (False, True):
             choice = drafter if is_drafted else None
             started = process_time()
-            answers[is_drafted].append(answerer.answer(question, choice, max_tokens=MOST_TOKENS, must_call=must_call))
+            answers[is_drafted].append(answerer.answer(question, choice, max_tokens=MAX_TOKENS, must_call=must_call))
             seconds[is_drafted] += process_time() - started
     return Comparison(drafted=answers[True], plain=answers[False], plain_s=seconds[False], drafted_s=seconds[True])
 

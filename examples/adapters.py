@@ -17,7 +17,8 @@ import openafm as fm
 from openafm.adapters.package import AdapterAbout
 from openafm.adapters.store import install_adapter
 from openafm.bundle import open_bundle
-from openafm.recipes.adapter import adapter_run, export_adapter, train_adapter
+from openafm.recipes.adapters.export import export_adapter
+from openafm.recipes.adapters.train import adapter_run, train_adapter
 
 TOPICS = {"rain all week": "weather", "they won two to one": "sport", "a new opera": "music", "sunny at last": "weather"}
 

@@ -19,7 +19,7 @@ from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import named_size
-from openafm.recipes.on_device import SMALL_OPTIMIZER
+from openafm.recipes.on_device.pretrain import SMALL_OPTIMIZER
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.training.config import (

@@ -84,4 +84,4 @@ def test_consolidate_makes_a_bundle_of_the_newest_whole_one(
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["checkpoint", "consolidate", str(tmp_path), "--name", "none"]) == 2
-    assert "there is no run.json in it" in capsys.readouterr().err
+    assert "it has no run.json" in capsys.readouterr().err

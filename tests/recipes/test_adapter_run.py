@@ -22,15 +22,8 @@ from openafm.bundle import Bundle, BundleError, open_bundle, write_bundle
 from openafm.core.config import ConfigError
 from openafm.data.documents import InputPathError, NotADocumentError, NotTextError
 from openafm.data.shards import open_shards
-from openafm.recipes.adapter import (
-    AdapterRunResult,
-    NoAdapterRunError,
-    NoBaseError,
-    adapter_run,
-    export_adapter,
-    train_adapter,
-    train_draft,
-)
+from openafm.recipes.adapters.export import NoAdapterRunError, NoBaseError, export_adapter
+from openafm.recipes.adapters.train import AdapterRunResult, adapter_run, train_adapter, train_draft
 from openafm.runtime.decoding.speculation import DraftMismatchError
 from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
@@ -116,7 +109,7 @@ BAD_LINES = {
     '{"messages": []}': (NotADocumentError, "non-empty list"),
     '{"messages": [{"role": "king", "content": "x"}]}': (NotADocumentError, "king"),
     '{"messages": [{"role": "user", "content": 3}]}': (NotADocumentError, "content"),
-    '{"messages": [{"role": "user", "content": "and now?"}]}': (NotADocumentError, "without an answer"),
+    '{"messages": [{"role": "user", "content": "and now?"}]}': (NotADocumentError, "without an assistant's turn"),
     "\0": (NotTextError, "binary"),
 }
 

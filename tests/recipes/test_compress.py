@@ -21,15 +21,10 @@ from openafm.core.config import ConfigError, UnknownKeyError, override
 from openafm.core.errors import UsageError
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.accounting import num_parameters
-from openafm.recipes.compress import (
-    AstcCompression,
-    SourceBundleError,
-    UnknownFormatError,
-    compress,
-    compression_config,
-    corpus_batches,
-)
-from openafm.recipes.run import prepare_run, run_recipe
+from openafm.recipes.compression.compress import SourceBundleError, compress
+from openafm.recipes.compression.formats import AstcCompression, UnknownFormatError, compression_config, corpus_batches
+from openafm.recipes.prepare import prepare_run
+from openafm.recipes.run import run_recipe
 
 CHANGES = {"astc": QUICK, "int2": {}}
 

@@ -15,10 +15,10 @@ from openafm.bundle import Bundle, BundleNotFoundError, RecoveryAdapter, bundle_
 from openafm.bundle.describe import describe_bundle
 from openafm.core.errors import UsageError
 from openafm.evaluation.held_out import TASKS, HeldOutScores, TaskScore
-from openafm.recipes.compress import compress, compression_config
-from openafm.recipes.compression_report import (
+from openafm.recipes.compression.compress import compress
+from openafm.recipes.compression.formats import compression_config
+from openafm.recipes.compression.report import (
     BundleReport,
-    EmptyReportError,
     compression_report,
     held_out_loss,
     with_retention,
@@ -139,7 +139,7 @@ def test_the_loss_is_of_the_model_with_its_adapter(tmp_path: Path, bundles: list
 
 
 def test_wrong_calls_fail_before_anything_is_measured(bundles: list[Bundle]) -> None:
-    with pytest.raises(EmptyReportError):
+    with pytest.raises(UsageError, match="at least one bundle"):
         compression_report([])
     with pytest.raises(UsageError, match="at least one example"):
         compression_report(["tiny"], num_examples=0)

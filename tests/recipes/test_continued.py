@@ -24,8 +24,11 @@ from openafm.models.config import (
     RotaryConfig,
 )
 from openafm.models.sizes import named_size
-from openafm.recipes.config import NeedlesCorpusConfig, RunConfig, SyntheticCorpusConfig, build_run
-from openafm.recipes.run import prepare_run, run_recipe
+from openafm.recipes.catalog import build_run
+from openafm.recipes.config import RunConfig
+from openafm.recipes.corpora import NeedlesCorpusConfig, SyntheticCorpusConfig
+from openafm.recipes.prepare import prepare_run
+from openafm.recipes.run import run_recipe
 from openafm.training.config import StepBudget, TrainerConfig
 from openafm.training.initialization import BundleMismatchError
 from openafm.training.run import train

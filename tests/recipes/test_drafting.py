@@ -14,8 +14,9 @@ from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.models.sizes import shared_kv_decoder
 from openafm.recipes.config import RunConfig
 from openafm.recipes.drafting import Answerer, draft_report, draft_run, held_out_conversations, questions
-from openafm.recipes.run import StartBundleError, default_name, prepare_run, run_recipe
-from openafm.runtime.decoding.draft_length import DraftLengthConfig
+from openafm.recipes.prepare import prepare_run
+from openafm.recipes.run import StartBundleError, run_recipe
+from openafm.runtime.decoding.pace import GivenPaceConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -95,7 +96,7 @@ def test_from_names_the_teacher_and_its_absence_is_told(target: Bundle, tmp_path
     assert config.start == str(target.path)
     assert config.trainer.from_bundle is None
     with pytest.raises(StartBundleError, match="--from"):
-        run_recipe(prepare_run("on_device.draft", "micro"), tmp_path / "run", default_name("on_device.draft", "micro"))
+        run_recipe(prepare_run("on_device.draft", "micro"), tmp_path / "run", "on_device.draft-micro")
     with pytest.raises(StartBundleError, match="another --name"):
         home = tmp_path / "home" / "bundles" / "target"
         home.parent.mkdir(parents=True)

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from openafm.core.config import dump, from_dict, to_dict
-from openafm.recipes.config import RunConfig, all_recipes, build_run
+from openafm.recipes.catalog import RECIPES, build_run
+from openafm.recipes.config import RunConfig
 
 GOLDEN = Path(__file__).parent / "golden"
-RUNS = [(recipe.name, size) for recipe in all_recipes() for size in recipe.sizes]
+RUNS = [(recipe.name, size) for recipe in RECIPES for size in recipe.sizes]
 
 
 @pytest.mark.parametrize(("recipe", "size"), RUNS)

@@ -11,8 +11,8 @@ from openafm.cli.main import run
 from openafm.data.synthetic import EVENT_SCHEMA
 from openafm.recipes import quickstart as quickstart_module
 from openafm.recipes.config import RunConfig
+from openafm.recipes.prepare import prepare_run
 from openafm.recipes.quickstart import Event
-from openafm.recipes.run import prepare_run
 
 KEYS = [
     "bundle",

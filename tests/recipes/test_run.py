@@ -15,7 +15,8 @@ import pytest
 from openafm.bundle import open_bundle
 from openafm.core.config import UnknownKeyError
 from openafm.recipes.config import RunConfig
-from openafm.recipes.run import StartBundleError, prepare_run, run_recipe
+from openafm.recipes.prepare import prepare_run
+from openafm.recipes.run import StartBundleError, run_recipe
 
 TINY = {
     "tokenizer.vocab_size": "400",
@@ -95,7 +96,7 @@ def test_own_text(tmp_path: Path) -> None:
 
 def test_unknown_key() -> None:
     with pytest.raises(UnknownKeyError, match="did you mean 'optimizer'"):
-        prepare_run("on_device.pretrain", "micro", changes={"trainer.optimizer.learning_rate": "1"})
+        prepare_run("on_device.pretrain", "micro", changes={"trainer.optimiser.learning_rate": "1"})
 
 
 def test_killed_and_repeated_the_command_ends_in_the_same_bundle(tmp_path: Path) -> None:
@@ -153,5 +154,5 @@ def test_the_bundle_that_a_run_starts_from_is_not_its_target(tmp_path: Path) -> 
 
 
 def test_a_stage_with_nothing_to_start_from_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(StartBundleError, match=r"starts from a bundle of on_device\.sft: give one with --from"):
+    with pytest.raises(StartBundleError, match=r"starts from a bundle of on_device\.sft: name one with --from"):
         run_recipe(later_stage("on_device.qat", None), tmp_path / "run", "tiny")

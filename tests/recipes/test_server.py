@@ -13,7 +13,7 @@ from tiny_sources import tokenizer
 
 from openafm.bundle import write_bundle
 from openafm.models.sizes import named_size
-from openafm.recipes.config import build_run, find_recipe
+from openafm.recipes.catalog import build_run, find_recipe
 from openafm.tokenizer.chat_template import ChatTemplate
 
 

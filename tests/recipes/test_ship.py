@@ -11,10 +11,11 @@ import pytest
 from openafm.bundle import open_bundle
 from openafm.core.config import override
 from openafm.evaluation import held_out
-from openafm.recipes import ship as ship_module
 from openafm.recipes.config import RunConfig
-from openafm.recipes.run import prepare_run
-from openafm.recipes.ship import ShippedSizeError, changes_from_recipe, check_size, main
+from openafm.recipes.prepare import prepare_run
+from openafm.recipes.shipping.__main__ import main
+from openafm.recipes.shipping.package import ShippedSizeError, check_size
+from openafm.recipes.shipping.stages import changes_from_recipe
 
 STAGES = ("pretrain", "sft", "qat", "recovery_adapter")
 CORPUS = {"type": "SyntheticCorpusConfig", "name": "built_in", "synthetic": {"tasks": {"event": 1}}, "num_examples": 200}
@@ -55,9 +56,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages of two steps and scores of short answers, in a data home that the tests share."""
     monkeypatch.setenv("OPENAFM_HOME", str(home))
-    monkeypatch.setattr(ship_module, "prepare_run", small)
-    monkeypatch.setattr("openafm.evaluation.events.MOST_TOKENS", 4)
-    monkeypatch.setattr(held_out, "MOST_TOKENS", 4)
+    monkeypatch.setattr("openafm.recipes.shipping.stages.prepare_run", small)
+    monkeypatch.setattr("openafm.evaluation.events.MAX_TOKENS", 4)
+    monkeypatch.setattr(held_out, "MAX_TOKENS", 4)
     tasks = {name: held_out.TASKS[name] for name in ("event", "tagging")}
     monkeypatch.setattr(held_out, "TASKS", tasks)
 
@@ -146,7 +147,7 @@ def test_without_the_adapter(assembled: list[str], home: Path, tmp_path: Path) -
 def test_too_large_is_refused_and_nothing_written(
     assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ship_module, "MAX_BYTES", 20_000)
+    monkeypatch.setattr("openafm.recipes.shipping.package.MAX_BYTES", 20_000)
     assert main(["--out", str(tmp_path / "nano"), *assembled]) == 1
     message = capsys.readouterr().err
     assert "model.safetensors" in message
@@ -182,7 +183,7 @@ def test_the_package_is_written_to_only_in_a_checkout(
     assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "checkout" / "src" / "openafm" / "shipped"
-    monkeypatch.setattr(ship_module, "SHIPPED_HOME", package)
+    monkeypatch.setattr("openafm.recipes.shipping.__main__.SHIPPED_HOME", package)
     assert main(assembled) == 2
     assert "not part of a source checkout; say with --out" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -13,9 +13,11 @@ from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.core.config import ConfigError
 from openafm.models.experts_config import ExpertsConfig
 from openafm.models.upcycling_config import UpcyclingError
-from openafm.recipes.config import RunConfig, build_run
-from openafm.recipes.run import prepare_run, run_recipe
-from openafm.recipes.upcycling import first_part
+from openafm.recipes.catalog import build_run
+from openafm.recipes.config import RunConfig
+from openafm.recipes.on_device.upcycling import first_part
+from openafm.recipes.prepare import prepare_run
+from openafm.recipes.run import run_recipe
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.config import StepBudget
@@ -89,7 +91,7 @@ def test_the_shares_are_the_reports(size: str) -> None:
 
 def test_a_run_that_falls_early_has_no_trunk() -> None:
     trainer = build_run("on_device.pretrain", "micro").trainer
-    with pytest.raises(ConfigError, match="falls before 90%"):
+    with pytest.raises(ConfigError, match="decays before 90%"):
         first_part(replace(trainer, schedule=WarmupStableDecay(decay_fraction=0.3)), 0.9)
 
 
@@ -147,7 +149,7 @@ def test_wrong_teachers_are_refused(tmp_path: Path) -> None:
         template=trunk.template,
         tensors=trunk.tensors(),
     )
-    with pytest.raises(TeacherError, match="another vocabulary"):
+    with pytest.raises(TeacherError, match="another tokenizer"):
         distilling(**{"trainer.objective.teacher": str(foreign.path)})
 
 

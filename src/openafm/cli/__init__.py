@@ -1,1 +1,1 @@
-"""`openafm <verb>`: imports nothing heavy until a verb needs it."""
+"""The `openafm` command. Verbs import heavy modules inside their functions."""

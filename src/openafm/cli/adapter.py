@@ -1,4 +1,4 @@
-"""`openafm adapter`: train, export, inspect, install, list and remove adapters; delivery is in adapter_delivery.py."""
+"""`openafm adapter`: train, export, inspect, install, list and remove adapters. Delivery is in adapter_delivery.py."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from typing import Annotated, Any
 import typer
 
 from openafm.cli import adapter_delivery
+from openafm.cli.options import PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_table
-from openafm.cli.train import parse_changes
 from openafm.core.errors import UsageError
 
-app = typer.Typer(help="Adapters: small sets of weights that make one base do one thing well.", no_args_is_help=True)
+app = typer.Typer(
+    help="Train, distribute and install adapters: low-rank weights that specialize a base model.", no_args_is_help=True
+)
 app.command()(adapter_delivery.keygen)
 app.command()(adapter_delivery.serve)
 app.command()(adapter_delivery.pull)
 
-BaseOption = Annotated[
-    str | None, typer.Option(help="The bundle that it is for, by name or path; by default the one that answers.")
+BaseOption = Annotated[str | None, typer.Option(help="The base bundle, by name or path; default: the current model.")]
+MetadataOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Add to the metadata `creatorDefined`. May be repeated."),
 ]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Put KEY=VALUE into creatorDefined. May be repeated.")]
-
-
-class NothingToRemoveError(UsageError):
-    """Neither a name nor --obsolete, or both."""
 
 
 @app.command()
 def train(
-    data: Annotated[Path, typer.Option(help="Conversations to learn from: chat JSONL, as for on_device.sft.")],
+    data: Annotated[Path, typer.Option(help="Training conversations as chat JSONL, in the same form as for on_device.sft.")],
     base: BaseOption = None,
-    evaluation: Annotated[Path | None, typer.Option("--eval", help="Conversations held out, in the same form.")] = None,
+    evaluation: Annotated[Path | None, typer.Option("--eval", help="Held-out conversations, in the same form.")] = None,
     name: Annotated[str, typer.Option(help="The adapter's name: letters, digits, underscores.")] = "adapter",
     rank: Annotated[int, typer.Option(help="The rank of the adapter's matrices.")] = 32,
-    epochs: Annotated[int, typer.Option(help="How often to go through the data.")] = 5,
-    learning_rate: Annotated[float, typer.Option(help="The highest learning rate.")] = 1e-3,
-    batch_size: Annotated[int, typer.Option(help="Conversations in a step, on average.")] = 4,
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 5,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    batch_size: Annotated[int, typer.Option(help="Mean number of conversations in a step.")] = 4,
+    plugins: PluginsOption = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Run folder, by default runs/adapter-NAME; a run found there is resumed."),
+        typer.Option("--output", "-o", help="Run folder, default: runs/adapter-NAME; a run in it is resumed."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train an adapter on a bundle. Killed at any point, the same command goes on where it stopped."""
+    """Train an adapter on a base bundle. Repeat the command to resume after an interruption."""
     from openafm.adapters.config import LoRAConfig
     from openafm.adapters.metadata import check_name
     from openafm.bundle import open_bundle, resolve_model
-    from openafm.recipes.adapter import adapter_run, train_adapter
+    from openafm.recipes.adapters.train import adapter_run, train_adapter
 
-    check_name(name)  # told before the training, not after it
+    check_name(name)  # raises for an invalid name before the training
     changes = {
         "lora": LoRAConfig(rank=rank),
         "epochs": epochs,
@@ -70,33 +70,34 @@ def train(
 
 @app.command("draft-train")
 def draft_train(
-    adapter: Annotated[Path, typer.Argument(help="The folder of the adapter to draft for, NAME.fmadapter.")],
-    data: Annotated[Path, typer.Option(help="Conversations to learn from, those that the adapter learned from, say.")],
-    evaluation: Annotated[Path | None, typer.Option("--eval", help="Conversations held out, to measure by.")] = None,
+    adapter: Annotated[Path, typer.Argument(help="Folder of the adapter, NAME.fmadapter.")],
+    data: Annotated[Path, typer.Option(help="Training conversations, such as those of the adapter.")],
+    evaluation: Annotated[
+        Path | None, typer.Option("--eval", help="Held-out conversations to measure the acceptance on.")
+    ] = None,
     base: Annotated[
-        str | None, typer.Option(help="The adapter's base, by name or path, where it is not among your bundles.")
+        str | None, typer.Option(help="The adapter's base, by name or path; default: found by its signature.")
     ] = None,
-    size: Annotated[str, typer.Option(help="The size of the draft model, as of on_device.draft.")] = "nano",
-    name: Annotated[str | None, typer.Option(help="Name of the bundle made; by default NAME_draft.")] = None,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one value, as of `openafm train`. May be repeated.")
-    ] = None,
+    size: Annotated[str, typer.Option(help="The size of the draft model: micro or nano.")] = "nano",
+    name: Annotated[str | None, typer.Option(help="Name of the bundle; default: NAME_draft.")] = None,
+    changes: SetOption = None,
+    plugins: PluginsOption = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Run folder, by default runs/NAME; a run found there is resumed.")
+        Path | None, typer.Option("--output", "-o", help="Run folder, default: runs/NAME; a run in it is resumed.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a draft model for an adapter, for speculative decoding: answers stay as they are and take fewer steps.
+    """Train a draft model for an adapter. Speculative decoding gives the same answers in fewer steps of the base.
 
-    Prints how many of its drafts are accepted. `openafm adapter export --draft NAME` puts it into the adapter's folder.
+    Prints the acceptance. `openafm adapter export --draft NAME` adds the draft model to the adapter's folder.
     """
     from openafm.adapters.package import open_adapter
     from openafm.bundle import bundle_place, open_bundle
-    from openafm.recipes.adapter import train_draft
+    from openafm.recipes.adapters.train import train_draft
 
     opened = open_adapter(adapter)
     name = name or f"{opened.name}_draft"
-    bundle_place(name)  # a name that cannot be one is told before the training, not after it
+    bundle_place(name)  # raises for an invalid name before the training
     folder = output or Path("runs") / name
     target = None if base is None else open_bundle(base)
     values = parse_changes(changes)
@@ -109,20 +110,21 @@ def draft_train(
 
 @app.command()
 def export(
-    source: Annotated[Path, typer.Argument(help="The folder of a run, or of an adapter.")],
+    source: Annotated[Path, typer.Argument(help="Folder of a run or of an adapter.")],
     name: Annotated[str, typer.Option(help="The adapter's name: letters, digits, underscores.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Folder to write NAME.fmadapter into.")],
-    draft: Annotated[str | None, typer.Option(help="A bundle that drafts for the base, by name or path.")] = None,
-    draft_tokens: Annotated[int, typer.Option(help="How many tokens it drafts at a time.")] = 5,
-    author: Annotated[str, typer.Option(help="Who made it.")] = "",
-    description: Annotated[str, typer.Option(help="What it is for.")] = "",
-    license: Annotated[str, typer.Option(help="What others may do with it.")] = "",
-    values: SetOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Output folder; the adapter is OUTPUT/NAME.fmadapter.")],
+    draft: Annotated[str | None, typer.Option(help="Bundle of a draft model for the base, by name or path.")] = None,
+    draft_tokens: Annotated[int, typer.Option(help="Tokens drafted per step.")] = 5,
+    author: Annotated[str, typer.Option(help="Author, for the metadata.")] = "",
+    description: Annotated[str, typer.Option(help="Description, for the metadata.")] = "",
+    license: Annotated[str, typer.Option(help="License, for the metadata.")] = "",
+    values: MetadataOption = None,
+    plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write an adapter for others, NAME.fmadapter, with what its author has to tell."""
+    """Write an adapter for distribution, NAME.fmadapter, with its metadata."""
     from openafm.adapters.package import AdapterAbout
-    from openafm.recipes.adapter import export_adapter
+    from openafm.recipes.adapters.export import export_adapter
 
     about = AdapterAbout(
         author=author,
@@ -136,11 +138,12 @@ def export(
 
 @app.command()
 def inspect(
-    adapter: Annotated[str, typer.Argument(help="The folder of an adapter, or the name of an installed one.")],
+    adapter: Annotated[str, typer.Argument(help="Folder of an adapter, or the name of an installed one.")],
     base: BaseOption = None,
+    plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Describe an adapter, verifying its digest; of an installed one, the version for the base."""
+    """Verify and describe an adapter; for the name of an installed one, the version for the base."""
     from openafm.adapters.package import open_adapter
     from openafm.adapters.store import find_adapter
     from openafm.bundle import open_bundle, resolve_model
@@ -153,9 +156,9 @@ def inspect(
 
 @app.command()
 def install(
-    folder: Annotated[Path, typer.Argument(help="The folder of an adapter, NAME.fmadapter.")], json: JsonOption = False
+    folder: Annotated[Path, typer.Argument(help="Folder of an adapter, NAME.fmadapter.")], json: JsonOption = False
 ) -> None:
-    """Install an adapter from this machine, so that it can be used by its name."""
+    """Install an adapter from a local folder for use by name."""
     from openafm.adapters.store import install_adapter
 
     adapter = install_adapter(folder)
@@ -167,11 +170,11 @@ def install(
 
 @app.command("list")
 def list_adapters(json: JsonOption = False) -> None:
-    """List the installed adapters; one without a base on this machine is obsolete."""
+    """List the installed adapters. An adapter without its base on this machine is obsolete."""
     from openafm.adapters.metadata import AdapterError
     from openafm.adapters.package import open_adapter
     from openafm.adapters.store import installed_adapters
-    from openafm.recipes.adapter import local_bundle
+    from openafm.recipes.adapters.export import local_bundle
 
     listing: list[dict[str, Any]] = []
     for folder in installed_adapters():
@@ -201,16 +204,18 @@ def list_adapters(json: JsonOption = False) -> None:
 
 @app.command()
 def remove(
-    name: Annotated[str | None, typer.Argument(help="The adapter to remove, in all its versions.")] = None,
-    obsolete: Annotated[bool, typer.Option("--obsolete", help="Remove those for no base on this machine.")] = False,
+    name: Annotated[str | None, typer.Argument(help="Adapter to remove, with all its versions.")] = None,
+    obsolete: Annotated[
+        bool, typer.Option("--obsolete", help="Remove all adapters without their base on this machine.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove an installed adapter, or all that no base on this machine can use."""
+    """Remove an installed adapter, or all obsolete ones."""
     from openafm.adapters.store import remove_adapter
     from openafm.framework.backends.adapter import Adapter
 
     if (name is None) == (not obsolete):
-        raise NothingToRemoveError("give the NAME of an adapter or --obsolete, one of the two")
+        raise UsageError("give either the NAME of an adapter or --obsolete")
     removed = Adapter.remove_obsolete() if name is None else [folder.name for folder in remove_adapter(name)]
     print_json({"removed": removed}) if json else print(
         "\n".join(f"removed {name}" for name in removed) or "nothing to remove"
@@ -219,7 +224,7 @@ def remove(
 
 def _show(adapter: Any, json: bool) -> None:
     from openafm.adapters.describe import describe_adapter
-    from openafm.recipes.adapter import local_bundle
+    from openafm.recipes.adapters.export import local_bundle
 
     base = local_bundle(adapter.base_signature)
     values = describe_adapter(adapter).to_dict() | {"base": None if base is None else base.name}
@@ -237,7 +242,7 @@ def _cell(value: object) -> object:
 
 
 def _value(text: str) -> Any:
-    """JSON where it is JSON, else the text itself."""
+    """Return the parsed JSON, or the text if it is not JSON."""
     try:
         return json_format.loads(text)
     except ValueError:

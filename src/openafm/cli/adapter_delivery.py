@@ -1,4 +1,4 @@
-"""The verbs of `openafm adapter` that bring adapters from one machine to another."""
+"""`openafm adapter keygen`, `serve` and `pull`: signed delivery of adapters over HTTP."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from openafm.cli.output import JsonOption, print_json
 
 
 def keygen(
-    file: Annotated[Path, typer.Argument(help="Where the private key goes; the public one goes beside it, FILE.pub.")],
+    file: Annotated[Path, typer.Argument(help="Output file of the private key; the public key is written to FILE.pub.")],
     json: JsonOption = False,
 ) -> None:
-    """Make a pair of keys: the private one signs what you serve, the public one is for those who pull."""
+    """Create a key pair: the private key signs served adapters, the public key verifies pulled ones."""
     from openafm.adapters.delivery.keys import public_file, write_key_pair
 
     key = write_key_pair(file)
@@ -23,15 +23,15 @@ def keygen(
 
 
 def serve(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds the adapters, NAME.fmadapter.")],
-    host: Annotated[str, typer.Option(help="The address to answer at; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to answer at; 0 takes a free one.")] = 8646,
+    folder: Annotated[Path, typer.Argument(help="Folder that contains the adapters, NAME.fmadapter.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all interfaces.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 for a free one.")] = 8646,
     key: Annotated[
-        Path | None, typer.Option(help="The private key to sign with; by default one of this user, made when needed.")
+        Path | None, typer.Option(help="Private key to sign with; default: this user's, created on first use.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Serve the adapters of a folder over HTTP, with a signed manifest, until interrupted."""
+    """Serve the adapters of a folder over HTTP with a signed manifest. Ctrl-C stops the server."""
     from openafm.adapters.delivery.keys import public_key, read_private_key, write_key_pair
     from openafm.adapters.delivery.server import make_server, stock
     from openafm.core.files import data_home
@@ -47,8 +47,8 @@ def serve(
     if json:
         print_json({"url": url, "key": public, "adapters": offered})
     else:
-        print(f"serving {', '.join(offered)}\n\n  openafm adapter pull {url} NAME --key {public}\n\nuntil Ctrl-C")
-    sys.stdout.flush()  # who started the server may wait for these lines at the end of a pipe
+        print(f"serving {', '.join(offered)}\n\n  openafm adapter pull {url} NAME --key {public}\n\nCtrl-C stops the server")
+    sys.stdout.flush()  # a parent process may wait for these lines on a pipe
     try:
         server.serve_forever()
     finally:
@@ -56,19 +56,17 @@ def serve(
 
 
 def pull(
-    url: Annotated[str, typer.Argument(help="The server, such as http://127.0.0.1:8646.")],
+    url: Annotated[str, typer.Argument(help="URL of the server, such as http://127.0.0.1:8646.")],
     name: Annotated[str, typer.Argument(help="The adapter's name.")],
     key: Annotated[
         str | None,
-        typer.Option(help="The server's public key, or its file; by default the one that it showed at the first time."),
+        typer.Option(help="The server's public key or its file; default: the key remembered from the first pull."),
     ] = None,
-    base: Annotated[
-        str | None, typer.Option(help="The bundle that it is for, by name or path; by default the one that answers.")
-    ] = None,
-    max_bytes: Annotated[int, typer.Option(help="Refuse what is larger.")] = 8 << 30,
+    base: Annotated[str | None, typer.Option(help="The base bundle, by name or path; default: the current model.")] = None,
+    max_bytes: Annotated[int, typer.Option(help="Refuse larger adapters.")] = 8 << 30,
     json: JsonOption = False,
 ) -> None:
-    """Install the adapter that a server has for your base. A download that was interrupted goes on."""
+    """Download and install an adapter for your base. Repeat the command to resume an interrupted download."""
     from openafm.adapters.delivery.client import pull_adapter
     from openafm.adapters.delivery.keys import read_public_key
     from openafm.bundle import open_bundle, resolve_model
@@ -80,5 +78,5 @@ def pull(
         values = {"identifier": adapter.identifier, "path": str(adapter.path), "fetched_bytes": pulled.num_fetched}
         print_json(values | {"key": pulled.key})
     else:
-        fetched = f"{pulled.num_fetched:,} bytes fetched" if pulled.num_fetched else "it was here already"
+        fetched = f"{pulled.num_fetched:,} bytes fetched" if pulled.num_fetched else "already installed"
         print(f"{adapter.identifier} is installed ({adapter.path}); {fetched}, signed by {pulled.key}")

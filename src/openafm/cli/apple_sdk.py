@@ -1,4 +1,4 @@
-"""`openafm apple-sdk`: Apple's Python SDK, unchanged, above openafm's engine."""
+"""`openafm apple-sdk`: install Apple's unmodified Python SDK with openafm as its engine."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import typer
 
 from openafm.cli.output import JsonOption, print_json
 
-app = typer.Typer(help="Apple's Python SDK, unchanged, above this engine.", no_args_is_help=True)
+app = typer.Typer(help="Install Apple's unmodified Python SDK with openafm as its engine.", no_args_is_help=True)
 
 
 @app.command()
 def install(
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Its source distribution, packed or not; by default pip fetches the pinned version."),
+        typer.Option("--from", help="Source distribution, packed or unpacked; default: pip downloads the pinned version."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Put the SDK, with our binding, into this Python environment."""
+    """Install the SDK with openafm's binding into this Python environment."""
     import sys
 
     from openafm.apple_sdk.install import install
@@ -29,31 +29,31 @@ def install(
     if json:
         print_json(done.to_dict())
         return
-    print(f"apple-fm-sdk {done.version} answers with openafm: import apple_fm_sdk ({done.path})")
+    print(f"installed apple-fm-sdk {done.version} with openafm as its engine: import apple_fm_sdk ({done.path})")
     if sys.platform == "darwin":
-        print("For the model of macOS instead: openafm apple-sdk uninstall, then pip install apple-fm-sdk")
+        print("To use the model of macOS instead: openafm apple-sdk uninstall, then pip install apple-fm-sdk")
 
 
 @app.command()
 def uninstall(json: JsonOption = False) -> None:
-    """Remove the SDK that `install` put here."""
+    """Remove the SDK that `install` installed."""
     from openafm.apple_sdk.install import uninstall
 
     removed = uninstall()
-    print_json({"removed": removed}) if json else print("removed" if removed else "it was not installed")
+    print_json({"removed": removed}) if json else print("removed" if removed else "not installed")
 
 
 @app.command()
 def status(json: JsonOption = False) -> None:
-    """Say whether the SDK is in this environment, and who answers it."""
+    """Print whether the SDK is installed and which engine it uses."""
     from openafm.apple_sdk.install import status
 
     found = status()
     if json:
         print_json(found.to_dict())
     elif found.version is None:
-        print("not installed; see openafm apple-sdk install")
+        print("not installed; run openafm apple-sdk install")
     else:
-        answering = "openafm" if found.is_ours else "Apple's own framework"
-        changed = "" if found.is_intact else ", but files were changed since: install it again"
-        print(f"apple-fm-sdk {found.version} in {found.path} is answered by {answering}{changed}")
+        engine = "openafm" if found.is_ours else "Apple's own framework"
+        changed = "" if found.is_intact else "; its files were changed, install it again"
+        print(f"apple-fm-sdk {found.version} in {found.path} uses {engine}{changed}")

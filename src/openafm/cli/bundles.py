@@ -6,14 +6,16 @@ from typing import Annotated
 
 import typer
 
+from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table
 
 
 def inspect(
-    name: Annotated[str, typer.Argument(help="A bundle by name or path, or a named size such as on_device.base.")],
+    name: Annotated[str, typer.Argument(help="Bundle by name or path, or a named size such as on_device.base.")],
+    plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Describe a bundle, verifying every digest, or a named size without weights."""
+    """Verify and describe a bundle, or describe a named size without weights."""
     from openafm.bundle import open_bundle
     from openafm.bundle.describe import describe_bundle, describe_size
     from openafm.models.sizes import SIZES
@@ -27,10 +29,10 @@ def inspect(
 
 
 def use(
-    name: Annotated[str | None, typer.Argument(help="The bundle that answers from now on, by name or path.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Bundle to make the current model, by name or path.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Choose the bundle that answers when none is named; without NAME, list this user's bundles and the shipped one."""
+    """Set the current model, which commands use by default. Without NAME, list the bundles on this machine."""
     from openafm.bundle import choose_model, open_bundle
 
     if name is None:
@@ -39,7 +41,7 @@ def use(
     bundle = open_bundle(name)
     bundle.verify()
     chosen = choose_model(bundle.path)
-    print_json({"bundle": str(chosen)}) if json else print(f"{chosen.name} answers from now on ({chosen})")
+    print_json({"bundle": str(chosen)}) if json else print(f"the current model is {chosen.name} ({chosen})")
 
 
 def _list_bundles(json: bool) -> None:
@@ -57,4 +59,4 @@ def _list_bundles(json: bool) -> None:
         print_json(listing)
     else:
         rows = [(b["name"], "*" if b["answers"] else "", b["from"], b["path"]) for b in listing]
-        print_table(("name", "answers", "from", "path"), rows)
+        print_table(("name", "current", "from", "path"), rows)

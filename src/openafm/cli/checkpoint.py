@@ -8,16 +8,17 @@ from typing import Annotated
 
 import typer
 
+from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table
 
-app = typer.Typer(help="What a run has saved, while it goes on or after it.", no_args_is_help=True)
+app = typer.Typer(help="List and consolidate the checkpoints of a run, running or finished.", no_args_is_help=True)
 
-RunArgument = Annotated[Path, typer.Argument(help="The folder of a run, such as runs/server.pretrain-nano.")]
+RunArgument = Annotated[Path, typer.Argument(help="Run folder, such as runs/server.pretrain-nano.")]
 
 
 @app.command("list")
-def list_all(run: RunArgument, json: JsonOption = False) -> None:
-    """List the checkpoints of a run, verifying every digest."""
+def list_all(run: RunArgument, plugins: PluginsOption = None, json: JsonOption = False) -> None:
+    """Verify and list the checkpoints of a run."""
     from openafm.training.checkpoints.listing import list_checkpoints
 
     listing = list_checkpoints(run)
@@ -31,7 +32,7 @@ def list_all(run: RunArgument, json: JsonOption = False) -> None:
             found.num_bytes,
             found.format or "-",
             found.layout or "-",
-            "whole" if found.damage is None else f"damaged: {found.damage}",
+            "ok" if found.damage is None else f"damaged: {found.damage}",
         )
         for found in listing
     ]
@@ -41,10 +42,11 @@ def list_all(run: RunArgument, json: JsonOption = False) -> None:
 @app.command()
 def consolidate(
     run: RunArgument,
-    name: Annotated[str | None, typer.Option(help="Name of the bundle made; by default that of the folder.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the bundle; default: the folder's name.")] = None,
+    plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a bundle of the newest whole checkpoint of a run, finished or not, however many processes wrote it."""
+    """Write a bundle from the newest undamaged checkpoint of a run, running or finished."""
     from openafm.recipes.consolidation import consolidate_run
 
     made = consolidate_run(run, name or run.resolve().name)

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from openafm.cli.options import PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_table
-from openafm.cli.train import parse_changes
 
 if TYPE_CHECKING:
-    from openafm.recipes.compression_report import BundleReport, CompressionReport
+    from openafm.recipes.compression.report import BundleReport, CompressionReport
 
-_DEFAULT = "BUNDLE"  # how the verb for a bundle shows in the help; nobody has to write it
+_DEFAULT = "BUNDLE"
+"""Name of the default subcommand in the help; the user leaves it out."""
 
 
 class _BundleOrReport(TyperGroup):
-    """`compress report ...` is a verb of its own; whatever else comes first belongs to the compressing one."""
+    """Dispatch `compress report ...` to the report and everything else to the default subcommand."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in (*self.commands, *self.get_help_option_names(ctx)):
@@ -29,44 +30,41 @@ app = typer.Typer(
     cls=_BundleOrReport,
     no_args_is_help=True,
     help="Compress a bundle after training (`openafm compress NAME --format astc`), or compare bundles "
-    "(`openafm compress report A B`). A bundle that is called 'report' is given by path.",
+    "(`openafm compress report A B`). Give a bundle with the name 'report' by its path.",
 )
 
 
 @app.command(_DEFAULT)
 def compress(
-    bundle: Annotated[str, typer.Argument(metavar="NAME", help="The uncompressed bundle, by name or path.")],
+    bundle: Annotated[str, typer.Argument(metavar="NAME", help="Uncompressed bundle, by name or path.")],
     format: Annotated[
         str,
         typer.Option(
-            help="astc: the server model's way, 3.56 bits a weight and an adapter; int2: 2 bits, rounded without training."
+            help="astc: ASTC blocks at 3.56 bits a weight with an adapter; int2: 2 bits, rounded without training."
         ),
     ] = "astc",
     rank: Annotated[
-        int | None, typer.Option(help="Singular vectors of each matrix that go into the adapter (astc); 0 for none.")
+        int | None, typer.Option(help="Singular vectors of each matrix to store in the adapter (astc); 0 for none.")
     ] = None,
     no_calibration: Annotated[
-        bool, typer.Option("--no-calibration", help="Encode matrices by themselves, without data (astc).")
+        bool, typer.Option("--no-calibration", help="Encode matrices without calibration data (astc).")
     ] = False,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change one value of the format: blocks.partitions=1. May be repeated.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the bundle made; by default NAME-FORMAT.")] = None,
+    changes: SetOption = None,
+    plugins: PluginsOption = None,
+    name: Annotated[str | None, typer.Option(help="Name of the compressed bundle; default: NAME-FORMAT.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Compress a bundle after its training. The word BUNDLE may be left out: `openafm compress NAME --format astc`.
-
-    The bundle itself stays as it is; a new one is made beside it.
-    """
+    """Compress a bundle into a new one. The word BUNDLE may be left out: `openafm compress NAME --format astc`."""
     from openafm.bundle import open_bundle
-    from openafm.recipes import compress as recipe
+    from openafm.recipes.compression import compress as recipe
+    from openafm.recipes.compression.formats import compression_config
 
     values = parse_changes(changes)
     if rank is not None:
         values |= {"adapter": "null"} if rank == 0 else {"adapter.rank": str(rank)}
     if no_calibration:
         values["calibration"] = "null"
-    config = recipe.compression_config(format, values)
+    config = compression_config(format, values)
     source = open_bundle(bundle)
     result = recipe.compress(source, config, name or f"{source.name}-{format}")
     if json:
@@ -79,10 +77,11 @@ def compress(
 def report(
     bundles: Annotated[list[str], typer.Argument(help="Bundles by name or path; the uncompressed one first.")],
     examples: Annotated[int, typer.Option(help="Held-out examples of each task.")] = 50,
+    plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Compare bundles: bits, bytes, held-out loss, scores of every task, what is retained, bytes of keys and values."""
-    from openafm.recipes.compression_report import compression_report
+    """Compare bundles: bits per weight, bytes, held-out loss, scores by task, retention, KV cache bytes."""
+    from openafm.recipes.compression.report import compression_report
 
     made = compression_report(bundles, examples)
     if json:
@@ -114,17 +113,17 @@ def _show(made: CompressionReport) -> None:
     header = ("bundle", "bits/weight", "of them adapter", "bytes", "loss", *tasks, "exact match", "retained")
     print_table((*header, "KV bytes/token", "KV bytes at 4,096"), rows)
     print(
-        f"\n{made.num_examples} held-out examples of each task. summary and rewrite: ROUGE-L; the others: right answers"
-        "\n(exact match is their mean). Bits count all that is stored: codes, scales, minima, embedding, norms and adapter."
-        "\nLoss: nats for each token of the answers."
+        f"\n{made.num_examples} held-out examples of each task. summary and rewrite: ROUGE-L; the others: share of correct"
+        "\nanswers (exact match is their mean). Bits count everything stored: codes, scales, minima, embedding, norms,"
+        "\nadapter. Loss: nats per answer token."
     )
     retention = made.bundles[0].retention
     if retention is None:
-        print("None of the bundles is uncompressed: nothing to compare the scores with.")
+        print("No retention: none of the bundles is uncompressed.")
     else:
         named = ", ".join(retention.well_above) or "none"
         print(
-            f"retained: scores over those of {retention.reference}, mean over the tasks in which that one is at least ten"
+            f"retained: scores divided by those of {retention.reference}, mean over the tasks in which it is at least ten"
             f"\npoints above every baseline: {named}."
         )
 

@@ -1,4 +1,4 @@
-"""`openafm data`: text and conversations into token shards."""
+"""`openafm data`: pack text and conversations into token shards."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import typer
 
 from openafm.cli.output import JsonOption, print_json, print_table
 
-app = typer.Typer(help="Pack text and chat JSONL into token shards; look at the built-in corpus.", no_args_is_help=True)
+app = typer.Typer(
+    help="Pack text and chat JSONL into token shards; print examples of the built-in corpus.", no_args_is_help=True
+)
 
 
 @app.command()
 def pack(
     path: Annotated[Path, typer.Argument(help="A file or folder of .txt, .md or .jsonl, each also with .gz.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The folder of shards to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Output folder for the shards.")],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Bundle whose tokenizer to use; else the one that answers.")
+        str | None, typer.Option("--model", "-m", help="Bundle whose tokenizer to use; default: the current model.")
     ] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json to use instead of a bundle's.")] = None,
-    language: Annotated[str, typer.Option(help="Language of documents that do not say theirs.")] = "",
-    held_out: Annotated[float, typer.Option(help="Share of documents to keep apart in OUT/held_out.")] = 0.0,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file to use instead of a bundle's.")] = None,
+    language: Annotated[str, typer.Option(help="Language tag of documents without one.")] = "",
+    held_out: Annotated[float, typer.Option(help="Share of documents to write to OUT/held_out instead.")] = 0.0,
     json: JsonOption = False,
 ) -> None:
-    """Pack a folder of your own text or chat JSONL into token shards."""
+    """Pack a file or folder of text or chat JSONL into token shards."""
     from openafm.bundle import open_bundle, resolve_model
     from openafm.data.pack import PackConfig, pack_path
     from openafm.tokenizer.bpe import Tokenizer
@@ -53,7 +55,7 @@ def pack(
 
 @app.command()
 def sample(
-    count: Annotated[int, typer.Option(help="How many examples.")] = 3,
+    count: Annotated[int, typer.Option(help="Number of examples.")] = 3,
     task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
     language: Annotated[str | None, typer.Option(help="Only this language.")] = None,
     split: Annotated[str, typer.Option(help="train or held_out.")] = "train",
@@ -72,10 +74,10 @@ def sample(
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(help="A folder of shards.")],
+    path: Annotated[Path, typer.Argument(help="Folder of shards.")],
     json: JsonOption = False,
 ) -> None:
-    """Verify the digests of a folder of shards and say what it holds."""
+    """Verify a folder of shards and print its contents."""
     from openafm.data.shards import open_shards
 
     manifest = open_shards(path, verify=True).manifest

@@ -1,4 +1,4 @@
-"""`openafm doctor`: what runs models on this machine, and how fast."""
+"""`openafm doctor`: the engine and the speed of this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    model: Annotated[str | None, typer.Argument(help="A bundle by name or path; else the one that answers.")] = None,
+    model: Annotated[str | None, typer.Argument(help="Bundle by name or path; default: the current model.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Tell which engine runs a model here, why, and how fast this machine's memory lets it be."""
+    """Print which engine runs a model on this machine, why, and the speed that memory bandwidth allows."""
     from openafm.bundle import BundleNotFoundError, open_bundle, resolve_model
     from openafm.runtime.doctor import examine
 
@@ -33,7 +33,7 @@ def doctor(
     print_table(("machine", ""), _machine_rows(report.machine))
     print()
     if report.model is None:
-        print("no model to look at: `openafm quickstart` trains one")
+        print("no model on this machine: `openafm quickstart` trains one")
     else:
         print_table(("model", ""), _model_rows(report.model))
 
@@ -43,10 +43,10 @@ def _machine_rows(machine: Machine) -> list[tuple[str, str]]:
         ("processor", machine.processor),
         ("features", " ".join(machine.features) or "-"),
         ("threads", str(machine.threads)),
-        ("compiler", machine.compiler or "none: install g++ or clang++, or name one that is there in CXX"),
+        ("compiler", machine.compiler or "none: install g++ or clang++, or set CXX"),
         ("kernels", f"{machine.kernels[0]} (also: {', '.join(machine.kernels[1:])})" if machine.kernels else "none"),
         ("library", machine.library or "-"),
-        ("build log", machine.log or ("-" if machine.library is None else "came with the installation")),
+        ("build log", machine.log or ("-" if machine.library is None else "part of the installation")),
         *([("problem", machine.problem)] if machine.problem else []),
         ("cache", f"{machine.cache}, safe to remove"),
         ("cached libraries", _megabytes(machine.cached_library_bytes)),

@@ -1,4 +1,4 @@
-"""`openafm import`: models of other houses."""
+"""`openafm import`: import open-weight models."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from openafm.cli.output import JsonOption, print_json
 
-app = typer.Typer(help="Turn models of other houses into bundles.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Import open-weight models as bundles.", no_args_is_help=True, rich_markup_mode=None)
 
 
 class Compute(StrEnum):
@@ -20,15 +20,15 @@ class Compute(StrEnum):
 
 @app.callback()
 def _import() -> None:
-    """Keeps `hf` a command of its own, however many there are."""
+    """Keep `hf` a subcommand: typer merges a single command into its group."""
 
 
 @app.command()
 def hf(
     path: Annotated[Path, typer.Argument(help="Folder with config.json, *.safetensors and tokenizer.json.")],
-    name: Annotated[str | None, typer.Option(help="Name of the bundle; by default the folder's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the bundle; default: the folder's name.")] = None,
     compute: Annotated[
-        Compute, typer.Option(help="float32 computes exactly what the weights say, bfloat16 takes half the memory.")
+        Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")
     ] = Compute.FLOAT32,
     json: JsonOption = False,
 ) -> None:
@@ -44,4 +44,4 @@ def hf(
         return
     for note in report.notes:
         print(f"note: {note}")
-    print(f"{place.name} is a bundle now ({place}); `openafm use {place.name}` makes it the one that answers")
+    print(f"imported {place.name} ({place}); `openafm use {place.name}` makes it the current model")

@@ -1,4 +1,4 @@
-"""The `openafm` command. Exit codes: 0 done, 1 the work failed, 2 the call was wrong, 130 interrupted (Ctrl-C)."""
+"""The `openafm` command. Exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted (Ctrl-C)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ from openafm.cli import (
     tokenizer,
     train,
 )
+from openafm.cli.options import Invocation
 from openafm.core.errors import OpenAFMError
 from openafm.core.processes import rank
 
 app = typer.Typer(
     name="openafm",
-    help="An open implementation of Apple's 2025 foundation models: train, bundle and use them.",
+    help="An open implementation of Apple's 2025 foundation models: train, compress and run them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -53,47 +54,48 @@ app.command()(doctor.doctor)
 app.command()(respond.respond)
 app.command()(respond.chat)
 
-TOLD_SECONDS = 5.0
+REPORT_SECONDS = 5.0
+"""How long other ranks wait, so that rank 0 prints a shared error before the launcher ends it."""
 
-# What typer raises for a wrong call (an unknown option, a missing argument) has this common base.
-_WrongCall: type[Exception] = typer.BadParameter.__mro__[1]
+# The common base of typer's exceptions for unknown options and missing arguments.
+_CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
     """Entry point of the installed command."""
-    # Threads that spin while they wait stand in each other's way as soon as the machine has anything else to do: with two
-    # busy cores training was measured ten times slower. Read by OpenMP when torch is imported.
+    # OpenMP threads that spin while they wait slow each other down on a busy machine: training was measured ten times slower
+    # with two busy cores. OpenMP reads the variable when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Kernels that are compiled for one number of rows: experts get another one at every step, and a thousand of them, which
-    # is the libraries' own limit, take as much memory as a small model, for no time that could be measured.
+    # oneDNN caches a kernel for each number of rows, which changes with every step of an expert. The default limit of 1,024
+    # kernels takes as much memory as a small model and saves no measurable time.
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         os.environ.setdefault(cache, "64")
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line; every expected failure becomes one line on standard error and an exit code."""
+    """Run one command line. Every expected failure becomes one line on standard error and an exit code."""
     try:
-        result = app(args=list(arguments), standalone_mode=False, obj=list(arguments))
+        result = app(args=list(arguments), standalone_mode=False, obj=Invocation(arguments=tuple(arguments), run=run))
         return result if isinstance(result, int) else 0
     except OpenAFMError as error:
-        if error.shared and rank():  # the first process tells what all have met, before it is ended because of us
-            time.sleep(TOLD_SECONDS if error.exit_code else 0)
+        if error.shared and rank():  # rank 0 prints it
+            time.sleep(REPORT_SECONDS if error.exit_code else 0)
             return error.exit_code
         return _fail(" ".join(str(error).split()), error.exit_code)
-    except _WrongCall as error:
+    except _CommandLineError as error:
         message = cast(typer.BadParameter, error).format_message()
-        if "\n" in message:  # a bare `openafm` or `openafm data`: its help
+        if "\n" in message:  # `openafm` or `openafm data` without arguments: the help
             print(message.strip())
             return 0
         return _fail(f"{message} (see `openafm --help`)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:
-        # The reader of our output went away (`openafm recipes | head`): nothing is wrong, but nothing can be said either.
+        # The reader closed the pipe, as in `openafm recipes list | head`. Not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a folder that cannot be written, a file that went away: the system's message names it
+    except OSError as error:  # the system's message names the file or folder
         return _fail(str(error), 1)
 
 

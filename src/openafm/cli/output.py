@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs."""
+"""Output of commands: tables, or JSON with --json."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on standard output."""
+    """Print one JSON value on standard output."""
     print(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Columns padded to their widest cell; numbers to the right."""
+    """Print columns padded to their widest cell, numbers right-aligned."""
     cells = [list(header)] + [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for index, row in enumerate(cells):

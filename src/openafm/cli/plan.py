@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table
 from openafm.core.errors import UsageError
 
@@ -20,39 +21,47 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
 class SizeError(UsageError):
-    """A text that is no number of bytes."""
+    """The text is not a number of bytes."""
 
 
 def plan(
-    size: Annotated[str, typer.Argument(help="A named size, such as server.full.")],
-    devices: Annotated[int, typer.Option(help="Devices, over all slices.")] = 1,
-    slices: Annotated[int, typer.Option(help="Groups of devices that a slow network joins; only replicate crosses it.")] = 1,
-    memory: Annotated[str | None, typer.Option(help="Memory of a device, such as 95GiB; by default the chip's.")] = None,
-    shard: Annotated[int | None, typer.Option(help="Devices that FSDP cuts weights over; chosen if not given.")] = None,
-    track: Annotated[int | None, typer.Option(help="Devices that share out the tracks; chosen if not given.")] = None,
-    expert: Annotated[int | None, typer.Option(help="Devices that share out the experts; chosen if not given.")] = None,
+    size: Annotated[str, typer.Argument(help="Named size, such as server.full.")],
+    devices: Annotated[int, typer.Option(help="Number of devices in all slices.")] = 1,
+    slices: Annotated[
+        int,
+        typer.Option(
+            help="Number of slices: groups of devices connected by a slow network, which only replication crosses."
+        ),
+    ] = 1,
+    memory: Annotated[str | None, typer.Option(help="Memory of a device, such as 95GiB; default: the chip's.")] = None,
+    shard: Annotated[int | None, typer.Option(help="Devices on the shard axis (FSDP); default: chosen.")] = None,
+    track: Annotated[int | None, typer.Option(help="Devices on the track axis; default: chosen.")] = None,
+    expert: Annotated[int | None, typer.Option(help="Devices on the expert axis; default: chosen.")] = None,
     rows_per_step: Annotated[
         int | None,
-        typer.Option(help="Rows of a step over all devices; by default one for each group that holds all tracks."),
+        typer.Option(help="Rows of a step over all devices; default: one for each group with all tracks."),
     ] = None,
     row_tokens: Annotated[int, typer.Option(help="Tokens of a row.")] = 4096,
-    document_tokens: Annotated[int | None, typer.Option(help="Tokens of a document; by default a row is one.")] = None,
+    document_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a document; default: a row is one document.")
+    ] = None,
     microbatch_rows: Annotated[
-        int | None, typer.Option(help="Rows that a device computes at once; by default as many as fit.")
+        int | None, typer.Option(help="Rows of a microbatch on a device; default: as many as fit.")
     ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16; weights stay float32.")] = "bfloat16",
     recompute: Annotated[
         bool, typer.Option(help="As if layers kept their inputs only and were computed again; `train` does not do that.")
     ] = False,
-    chip: Annotated[str, typer.Option(help="Whose rates to take: tpu-v5p or cpu-core.")] = "tpu-v5p",
-    peak_flops: Annotated[float | None, typer.Option(help="Operations per second of a device at its peak.")] = None,
+    chip: Annotated[str, typer.Option(help="Chip whose rates to use.")] = "tpu-v5p",
+    peak_flops: Annotated[float | None, typer.Option(help="Peak operations per second of a device.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Bytes per second that a device sends within its slice.")] = None,
     slice_bandwidth: Annotated[
         float | None, typer.Option(help="Bytes per second that a device sends to other slices.")
     ] = None,
+    plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what training a named size would need on many devices, and how long a step would take at peak rates."""
+    """Estimate the memory of training a named size on many devices, and the time of a step at peak rates."""
     from openafm.models.sizes import named_size
     from openafm.training.planning.chips import NUMBER_BYTES, named_chip
     from openafm.training.planning.plan import Axes, Workload, make_plan
@@ -74,19 +83,19 @@ def plan(
 
 
 def parse_bytes(text: str) -> int:
-    """The number of bytes that a text such as `95GiB` or `80 GB` says.
+    """Return the number of bytes of a text such as `95GiB` or `80 GB`.
 
     Raises:
-        SizeError: it says none.
+        SizeError: the text is not a number with a unit.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
-        raise SizeError(f"'{text}' is no size in memory; write 95GiB or 80GB")
+        raise SizeError(f"'{text}' is not a memory size; write it as 95GiB or 80GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
 def _chip(chip: Chip, memory: str | None, flops: dict[str, float], inside: float | None, across: float | None) -> Chip:
-    """The chip with what was given in place of its own."""
+    """Return the chip with the given values instead of its own."""
     changes: dict[str, Any] = {"memory": parse_bytes(memory) if memory else None, "inside": inside, "across": across}
     changes = {key: value for key, value in changes.items() if value is not None}
     if flops:
@@ -105,10 +114,10 @@ def _print(size: str, plan: Plan) -> None:
     print_table(
         ("", ""),
         [
-            ("model", f"{size}: {facts['parameters']:,} parameters, of which a token passes {facts['active_parameters']:,}"),
+            ("model", f"{size}: {facts['parameters']:,} parameters, {facts['active_parameters']:,} active per token"),
             ("devices", f"{plan.shape.world:,}; slices: {plan.shape.slices} of {plan.shape.world // plan.shape.slices:,}"),
-            ("mesh", f"{mesh} (only replicate crosses slices)"),
-            ("chosen as", plan.why),
+            ("mesh", f"{mesh} (only replication crosses slices)"),
+            ("chosen because", plan.why),
             ("step", f"{plan.rows_per_step:,} rows of {work.row_tokens:,} tokens = {plan.tokens_per_step:,} tokens"),
             (
                 "each device",
@@ -131,8 +140,8 @@ def _print(size: str, plan: Plan) -> None:
         ("  of these keys and values", memory.keys_values),
         ("working memory", memory.working),
         ("kept by the allocator", memory.allocator),
-        ("peak, not all of it at once", memory.peak),
-        ("of the device", chip.memory),
+        ("peak (not the sum)", memory.peak),
+        ("available on the device", chip.memory),
         ("host memory of a checkpoint", memory.checkpoint),
     ]
     print_table(("memory of a device", "GiB"), [(name, value / (1 << 30)) for name, value in rows])
@@ -152,7 +161,7 @@ def _print(size: str, plan: Plan) -> None:
             )
             for c in plan.collectives
         ]
-        or [("-", "none", "one device talks to nobody", 0, 0.0, 0.0, 0.0, "")],
+        or [("-", "none", "no communication on one device", 0, 0.0, 0.0, 0.0, "")],
     )
     print()
     print_table(

@@ -1,4 +1,4 @@
-"""`openafm quickstart`: what `make run` does."""
+"""`openafm quickstart`, which `make run` calls."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    sentence: Annotated[str | None, typer.Option(help="The message to extract an event from, at the end.")] = None,
+    sentence: Annotated[str | None, typer.Option(help="The message to extract an event from.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a micro model on the built-in corpus (about 6 minutes), compress it to 2 bits, score it and use it."""
+    """Train a micro model on the built-in corpus (about 6 minutes), compress it to 2 bits, score it and extract an event."""
     from openafm.recipes import quickstart as recipe
 
-    def say(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr if json else sys.stdout, flush=True)
 
-    result = recipe.quickstart(say, sentence or recipe.SENTENCE)
+    result = recipe.quickstart(report, sentence or recipe.SENTENCE)
     if json:
         print_json(result.to_dict())
     else:
@@ -44,22 +44,22 @@ def _show(result: QuickstartResult) -> None:
         for label, scores in (
             ("before compression", result.scores.uncompressed),
             ("this model, 2 bits", result.scores.trained),
-            ("the same model untrained", result.scores.untrained),
+            ("untrained model", result.scores.untrained),
             ("regular expressions (English)", result.scores.regex),
             ("constant answer", result.scores.constant),
         )
     ]
     print_table(("", *result.scores.trained.fields, "mean", "whole event"), rows)
-    print("\nWhat 2-bit weights, a 4-bit embedding and 8-bit keys and values save, scales counted:")
+    print("\nSize with 2-bit weights, a 4-bit embedding and 8-bit keys and values, scales counted:")
     sizes = [
         (label, f"{size.bits_per_weight:.2f}", f"{size.weight_bytes:,}", f"{size.kv_bytes_per_token:,}")
         for label, size in (("before compression", result.size_before), ("this model", result.size))
     ]
-    print_table(("", "bits per weight", "bytes of weights", "bytes of KV cache a token"), sizes)
+    print_table(("", "bits per weight", "bytes of weights", "KV cache bytes per token"), sizes)
     print(
-        "\nA model this small does this one task, in messages like those it was trained on. It knows nothing about"
-        "\nthe world, holds no conversation and often misreads what it has not seen. What it writes always satisfies"
-        "\nthe schema, right or wrong."
+        "\nA model this small does one task, in messages like those of its training data. It has no knowledge of the"
+        "\nworld, cannot hold a conversation and often misreads other messages. Its answers always satisfy the schema,"
+        "\nwhether their values are right or wrong."
         "\n\nWritten:"
     )
     for file in result.files:

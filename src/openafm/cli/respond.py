@@ -1,4 +1,4 @@
-"""`openafm respond` and `openafm chat`: the framework from a terminal."""
+"""`openafm respond` and `openafm chat`: use a model from a terminal."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from openafm.cli.options import PluginsOption
 from openafm.cli.output import print_json
 from openafm.core.errors import UsageError
 
@@ -16,17 +17,18 @@ if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.framework.session.session import LanguageModelSession
 
-ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; else the one that answers.")]
-AdapterOption = Annotated[str | None, typer.Option(help="Adapter for that bundle: the name of an installed one, or a path.")]
-DraftOption = Annotated[str | None, typer.Option(help="Draft model's bundle: the same answers in fewer steps.")]
+ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; default: the current model.")]
+AdapterOption = Annotated[str | None, typer.Option(help="Adapter: the name of an installed one, or a path.")]
+DraftOption = Annotated[str | None, typer.Option(help="Bundle of a draft model; the same answers in fewer steps.")]
 InstructionsOption = Annotated[
-    str | None, typer.Option("--instructions", "-i", help="Instructions; by default today's date and the coming week.")
+    str | None, typer.Option("--instructions", "-i", help="Instructions; default: today's date and the coming week.")
 ]
-TemperatureOption = Annotated[float | None, typer.Option(help="Sample at this temperature; greedy when not given.")]
-SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling: same seed, same answer.")]
-TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Longest answer, in tokens; 512 when not given.")]
+TemperatureOption = Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy.")]
+SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling. The same seed gives the same answer.")]
+TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Token limit of an answer; default: 512.")]
 
-MOST_TOKENS = 512  # a small model that finds no end would ramble to the end of its context
+MAX_TOKENS = 512
+"""Default token limit of an answer; small models may not stop by themselves."""
 
 
 class SchemaFileError(UsageError):
@@ -34,12 +36,12 @@ class SchemaFileError(UsageError):
 
 
 class SamplingOptionError(UsageError):
-    """A --temperature or --max-tokens out of range."""
+    """The value of --temperature or --max-tokens is out of range."""
 
 
 def respond(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
-    schema: Annotated[Path | None, typer.Option(help="JSON Schema file: the answer is JSON that satisfies it.")] = None,
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
+    schema: Annotated[Path | None, typer.Option(help="JSON Schema file; the answer is JSON that satisfies it.")] = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
     draft: DraftOption = None,
@@ -47,13 +49,14 @@ def respond(
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
     max_tokens: TokensOption = None,
+    plugins: PluginsOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print content and usage as JSON.")] = False,
 ) -> None:
-    """Answer one prompt. With --schema the answer is guaranteed to satisfy it."""
+    """Answer one prompt. With --schema the answer always satisfies the schema."""
     from openafm.framework.backends.system_model import SystemLanguageModel
 
     session = _session(instructions, SystemLanguageModel(bundle=model, adapter=adapter, draft=draft))
-    options = _options(temperature, seed, MOST_TOKENS if max_tokens is None else max_tokens)
+    options = _options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens)
     text = sys.stdin.read() if prompt == "-" else prompt
     content = session.respond_blocking(text, json_schema=_read_schema(schema), options=options)
     answer: Any = content if isinstance(content, str) else json_library.loads(content.to_json())
@@ -71,15 +74,16 @@ def chat(
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
     max_tokens: TokensOption = None,
+    plugins: PluginsOption = None,
 ) -> None:
-    """Talk to a model turn by turn; the session keeps the transcript. Ctrl-D ends it."""
+    """Chat with a model turn by turn. Ctrl-D ends the chat."""
     from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.framework.errors import GenerationError
 
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
-    described.load()  # what is missing is said before the first prompt
+    described.load()  # raises for a missing model before the first prompt
     session = _session(instructions, described)
-    options = _options(temperature, seed, MOST_TOKENS if max_tokens is None else max_tokens)
+    options = _options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens)
     while (prompt := _read_prompt()) is not None:
         shown = ""
         try:
@@ -87,7 +91,7 @@ def chat(
                 print(snapshot.content[len(shown) :], end="", flush=True)
                 shown = snapshot.content
             print()
-        except GenerationError as error:  # this turn has failed, the session is as it was before it
+        except GenerationError as error:  # the session is unchanged
             print(f"\nopenafm: {error}", file=sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""`openafm tokenizer`: train, extend, report."""
+"""`openafm tokenizer`: train, extend and compare vocabularies."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Train, extend and compare byte-level BPE vocabularies.", no_args_is_help=True)
 
-TextsArgument = Annotated[Path, typer.Argument(help="A file or folder of .txt, .md or .jsonl, each also with .gz.")]
-OutOption = Annotated[Path, typer.Option("--out", "-o", help="The tokenizer.json to write.")]
+TextsArgument = Annotated[Path, typer.Argument(help="File or folder of .txt, .md or .jsonl, each also with .gz.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="Output file, tokenizer.json.")]
 SizeOption = Annotated[int, typer.Option("--vocab-size", help="Number of tokens, special ones and bytes included.")]
-FrequencyOption = Annotated[int, typer.Option(help="A pair of tokens seen less often than this is not merged.")]
-TokenizerArgument = Annotated[str, typer.Argument(help="A tokenizer.json, or a bundle by name or path.")]
+FrequencyOption = Annotated[int, typer.Option(help="Minimum frequency of a merged pair of tokens.")]
+TokenizerArgument = Annotated[str, typer.Argument(help="Tokenizer file, or a bundle by name or path.")]
 
 
 @app.command()
@@ -30,7 +30,7 @@ def train(
     min_frequency: FrequencyOption = 2,
     json: JsonOption = False,
 ) -> None:
-    """Learn a vocabulary from text; the same text gives the same file."""
+    """Train a vocabulary on text. The same text gives the same file."""
     from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=vocab_size, min_frequency=min_frequency), _texts(texts))
@@ -46,7 +46,7 @@ def extend(
     min_frequency: FrequencyOption = 2,
     json: JsonOption = False,
 ) -> None:
-    """Add tokens learned from new languages' text; ids and merges that exist stay as they are (report 4.1)."""
+    """Add tokens for new languages. Existing ids and merges do not change (report 4.1)."""
     from openafm.tokenizer.extension import extend_tokenizer
 
     _save(extend_tokenizer(_load(tokenizer), _texts(texts), vocab_size, min_frequency=min_frequency).tokenizer, out, json)
@@ -56,10 +56,10 @@ def extend(
 def report(
     before: TokenizerArgument,
     after: TokenizerArgument,
-    corpora: Annotated[Path, typer.Argument(help="A folder with a file of text a language: en.jsonl.gz, de.txt, ...")],
+    corpora: Annotated[Path, typer.Argument(help="Folder with one text file per language: en.jsonl.gz, de.txt, ...")],
     json: JsonOption = False,
 ) -> None:
-    """Tokens per character of each language with one vocabulary and with another."""
+    """Compare the tokens per character of two vocabularies by language."""
     from openafm.tokenizer.report import find_corpora, language_costs
 
     costs = language_costs(_load(before), _load(after), find_corpora(corpora))

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 
 from openafm.core.errors import UsageError
 
@@ -25,22 +26,24 @@ class PluginError(UsageError):
 
 
 def load_plugins(modules: Iterable[str]) -> None:
-    """Import plugins, each a module name (`my_package.kinds`) or the path of a file (`./my_kinds.py`). Idempotent.
+    """Import plugins; see `load_plugin`."""
+    for module in modules:
+        load_plugin(module)
+
+
+def load_plugin(module: str) -> ModuleType:
+    """Import a module by name (`my_package.kinds`) or by the path of its file (`./my_kinds.py`) and return it. Idempotent.
 
     Raises:
-        PluginError: a module or file does not exist, or fails while it is imported.
+        PluginError: the module or file does not exist, or fails while it is imported.
     """
-    for module in modules:
-        try:
-            if module.endswith(".py"):
-                _import_file(Path(module).resolve())
-            else:
-                importlib.import_module(module)
-        except Exception as error:
-            raise PluginError(
-                f"cannot import the plugin '{module}': {type(error).__name__}: {error}; "
-                "expected the name of an installed module, or the path of a file such as ./my_kinds.py"
-            ) from error
+    try:
+        return _import_file(Path(module).resolve()) if module.endswith(".py") else importlib.import_module(module)
+    except Exception as error:
+        raise PluginError(
+            f"cannot import the plugin '{module}': {type(error).__name__}: {error}; "
+            "expected the name of an installed module, or the path of a file such as ./my_kinds.py"
+        ) from error
 
 
 def plugins_of_environment() -> tuple[str, ...]:
@@ -60,10 +63,10 @@ def discover_kind(name: str) -> None:
     load_plugins(plugins_of_environment())
 
 
-def _import_file(file: Path) -> None:
+def _import_file(file: Path) -> ModuleType:
     name = f"openafm_plugin:{file}"
     if name in sys.modules:
-        return
+        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is not a Python file")
@@ -74,3 +77,4 @@ def _import_file(file: Path) -> None:
     except BaseException:
         del sys.modules[name]
         raise
+    return module

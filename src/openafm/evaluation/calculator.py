@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from openafm.framework.backends.loaded_model import LoadedModel
     from openafm.framework.backends.system_model import SystemLanguageModel
 
-MOST_TOKENS = 128
+MAX_TOKENS = 128
 _EXPRESSION = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")
 
 
@@ -67,10 +67,10 @@ class Solver:
         self._model: LoadedModel = model.load()
 
     def __call__(self, problem: WordProblem) -> str:
-        """The answer's text; empty when the model has not come to one after `MOST_TOKENS` of a turn."""
+        """The answer's text; empty when the model has not come to one after `MAX_TOKENS` of a turn."""
         turns: list[Turn] = [problem.instructions, problem.question]
         for _ in range(2):
-            turn = next_turn(self._model, turns, problem.instructions.tools, MOST_TOKENS)
+            turn = next_turn(self._model, turns, problem.instructions.tools, MAX_TOKENS)
             if turn is None or not turn.tool_calls:
                 return "" if turn is None else turn.text
             turns.append(turn)

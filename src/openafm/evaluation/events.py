@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
 
 FIELDS = ("title", "date", "time", "location")
-MOST_TOKENS = 80  # the longest gold answers of the micro tokenizer take about 60
+MAX_TOKENS = 80  # the longest gold answers of the micro tokenizer take about 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +89,13 @@ def score(
 def model_extractor(model: SystemLanguageModel) -> Extractor:
     """Guided generation by a model, greedy, a session of its own for each message.
 
-    An answer that has not ended after `MOST_TOKENS` is no answer: a model that rambles gets nothing right.
+    An answer that has not ended after `MAX_TOKENS` is no answer: a model that rambles gets nothing right.
     """
     from openafm.framework.errors import DecodingFailureError
     from openafm.framework.options import GenerationOptions, SamplingMode
     from openafm.framework.session.session import LanguageModelSession
 
-    options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=MOST_TOKENS)
+    options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=MAX_TOKENS)
 
     def extract(example: EventExample) -> dict[str, Any]:
         session = LanguageModelSession(example.instructions, model)

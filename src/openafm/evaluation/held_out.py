@@ -26,7 +26,7 @@ from openafm.tokenizer.schema_text import compact_json
 if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
 
-MOST_TOKENS = 128  # of a summary or rewrite; the longest references of small tokenizers take about 100
+MAX_TOKENS = 128  # of a summary or rewrite; the longest references of small tokenizers take about 100
 WELL_ABOVE = 0.1  # by how much a score must exceed the best baseline to say anything about the model
 
 Weights: TypeAlias = dict[str, float]
@@ -188,12 +188,12 @@ def labeled_values(example: TextExample) -> str:
 
 
 def text_solver(model: SystemLanguageModel) -> Callable[[TextExample], str]:
-    """Text of at most `MOST_TOKENS`, or JSON under the example's schema: empty where it had not ended by then."""
+    """Text of at most `MAX_TOKENS`, or JSON under the example's schema: empty where it had not ended by then."""
     from openafm.framework.errors import DecodingFailureError
     from openafm.framework.options import GenerationOptions, SamplingMode
     from openafm.framework.session.session import LanguageModelSession
 
-    options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=MOST_TOKENS)
+    options = GenerationOptions(sampling=SamplingMode.greedy(), maximum_response_tokens=MAX_TOKENS)
 
     def solve(example: TextExample) -> str:
         session = LanguageModelSession(example.instructions, model)

@@ -14,7 +14,7 @@ from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instruct
 if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
 
-MOST_TOKENS = 160  # the longest calls of small tokenizers take about 140
+MAX_TOKENS = 160  # the longest calls of small tokenizers take about 140
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ def held_out_requests(count: int, seed: int = 0, languages: dict[str, float] | N
 
 
 def solver(model: SystemLanguageModel) -> Callable[[ToolRequest], AssistantTurn | None]:
-    """A model's first answer, greedy, each request by itself; None where it has not ended after `MOST_TOKENS`."""
+    """A model's first answer, greedy, each request by itself; None where it has not ended after `MAX_TOKENS`."""
     loaded = model.load()
 
     def solve(example: ToolRequest) -> AssistantTurn | None:
-        return next_turn(loaded, (example.instructions, example.request), example.instructions.tools, MOST_TOKENS)
+        return next_turn(loaded, (example.instructions, example.request), example.instructions.tools, MAX_TOKENS)
 
     return solve
 

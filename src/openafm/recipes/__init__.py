@@ -1,1 +1,1 @@
-"""Every run of the report as a function that returns one typed config, and the one function that carries a run out."""
+"""Complete runs as typed configs, and the code that carries them out."""

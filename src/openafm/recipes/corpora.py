@@ -1,74 +1,159 @@
-"""What a recipe's corpora hold: texts for the tokenizer, and token shards, which are made once."""
+"""Corpora: how a run gets the token shards of its sources."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from openafm.core.config import dump
+from openafm.core.config import Config, dump
 from openafm.core.files import atomic_file
-from openafm.data.copies import pack_copies
+from openafm.data.copies import CopiesConfig, pack_copies
 from openafm.data.documents import ChatDocument, DocumentFiles, texts_of
-from openafm.data.needles import pack_needles
+from openafm.data.needles import NeedlesConfig, pack_needles
 from openafm.data.pack import PackConfig, pack_path, pack_synthetic
 from openafm.data.shards import ShardError, read_manifest
-from openafm.data.synthetic import generate
-from openafm.recipes.config import (
-    CopiesCorpusConfig,
-    CorpusConfig,
-    FolderCorpusConfig,
-    NeedlesCorpusConfig,
-    SyntheticCorpusConfig,
-)
+from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.conversation import Conversation
 from openafm.tokenizer.template import BaseChatTemplate
 
 TOKENIZER_EXAMPLES = 20_000
+"""Generated examples of a corpus that a tokenizer is trained on."""
 
 
-def texts_of_corpus(corpus: CorpusConfig) -> Iterator[str]:
-    """The texts of a corpus, or of its beginning where it is generated; copies and needles have none of their own."""
-    match corpus:
-        case SyntheticCorpusConfig():
-            for conversation in generate(corpus.synthetic, min(corpus.num_examples, TOKENIZER_EXAMPLES)):
-                yield from texts_of(ChatDocument(conversation=conversation))
-        case FolderCorpusConfig():
-            for document in DocumentFiles(Path(corpus.path)):
-                yield from texts_of(document)
+@dataclass(frozen=True, kw_only=True)
+class CorpusConfig(Config, ABC):
+    """Base of the corpora. The trainer's source called `name` reads the shards.
+
+    `learn` selects the tokens that carry loss: all of them, or those of the assistant's turns. A subclass implements
+    `pack` and, if it holds text, `texts`.
+    """
+
+    name: str
+    learn: Literal["everything", "answers"] = "everything"
+
+    @abstractmethod
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        """Write the token shards into the folder `out`."""
+
+    def texts(self) -> Iterator[str]:
+        """Yield texts to train a tokenizer on; the first of them if the corpus is generated."""
+        return iter(())
+
+    def conversations(self) -> Iterator[Conversation]:
+        """Yield the conversations, for measurements on held-out data."""
+        return iter(())
+
+    def fingerprint(self) -> str:
+        """Return a key of the input files that the config does not hold. The corpus is packed again when it changes."""
+        return ""
+
+    @property
+    def description(self) -> str:
+        """Return a clause for the model card."""
+        return f"a corpus of type {type(self).__name__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticCorpusConfig(CorpusConfig):
+    """The first `num_examples` examples of the built-in corpus."""
+
+    synthetic: SyntheticConfig
+    num_examples: int
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        config = PackConfig(source=self.name, learn=self.learn)
+        pack_synthetic(self.synthetic, self.num_examples, out, tokenizer, template, config)
+
+    def texts(self) -> Iterator[str]:
+        for conversation in generate(self.synthetic, min(self.num_examples, TOKENIZER_EXAMPLES)):
+            yield from texts_of(ChatDocument(conversation=conversation))
+
+    def conversations(self) -> Iterator[Conversation]:
+        return iter(generate(self.synthetic, self.num_examples))
+
+    @property
+    def description(self) -> str:
+        tasks = ", ".join(f"{task} {share:.0%}" for task, share in self.synthetic.tasks.items())
+        return f"{self.num_examples:,} examples of the built-in corpus ({tasks})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiesCorpusConfig(CorpusConfig):
+    """`num_examples` documents of random token sequences that repeat; only the repetition carries loss."""
+
+    copies: CopiesConfig
+    num_examples: int
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        pack_copies(self.copies, self.num_examples, out, tokenizer)
+
+    @property
+    def description(self) -> str:
+        return f"{self.num_examples:,} documents of repeated random token sequences"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedlesCorpusConfig(CorpusConfig):
+    """`num_examples` long documents with values to retrieve; only the retrieved values carry loss."""
+
+    needles: NeedlesConfig
+    num_examples: int
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        pack_needles(self.needles, self.num_examples, out, tokenizer)
+
+    @property
+    def description(self) -> str:
+        return f"{self.num_examples:,} retrieval documents of up to {max(self.needles.lengths):,} tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderCorpusConfig(CorpusConfig):
+    """The user's text, Markdown or JSONL files at `path`. `language` tags the documents without a language."""
+
+    path: str
+    language: str = ""
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        config = PackConfig(source=self.name, language=self.language, learn=self.learn)
+        pack_path(Path(self.path), out, tokenizer, template, config)
+
+    def texts(self) -> Iterator[str]:
+        for document in DocumentFiles(Path(self.path)):
+            yield from texts_of(document)
+
+    def conversations(self) -> Iterator[Conversation]:
+        documents = DocumentFiles(Path(self.path))
+        return (document.conversation for document in documents if isinstance(document, ChatDocument))
+
+    def fingerprint(self) -> str:
+        """Return the paths, sizes and modification times of the files."""
+        stats = {str(file): file.stat() for file in DocumentFiles(Path(self.path)).files}
+        return json.dumps({file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()})
+
+    @property
+    def description(self) -> str:
+        return f"the user's files ({Path(self.path).name})"
 
 
 def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
-    """Pack a corpus unless the same one, with the same tokenizer, already stands at `out`."""
-    wanted = dump(corpus) + _stamps(corpus) + tokenizer.digest
+    """Pack a corpus into `out`, unless `out` holds the same corpus packed with the same tokenizer."""
+    key = dump(corpus) + corpus.fingerprint() + tokenizer.digest
     record = out.with_suffix(".packed")
-    if record.is_file() and record.read_text(encoding="utf-8") == wanted and _is_whole(out, tokenizer):
+    if record.is_file() and record.read_text(encoding="utf-8") == key and _is_complete(out, tokenizer):
         return
     record.unlink(missing_ok=True)
-    match corpus:
-        case SyntheticCorpusConfig(synthetic=synthetic, num_examples=num_examples):
-            config = PackConfig(source=corpus.name, learn=corpus.learn)
-            pack_synthetic(synthetic, num_examples, out, tokenizer, template, config)
-        case CopiesCorpusConfig(copies=copies, num_examples=num_examples):
-            pack_copies(copies, num_examples, out, tokenizer)
-        case NeedlesCorpusConfig(needles=needles, num_examples=num_examples):
-            pack_needles(needles, num_examples, out, tokenizer)
-        case FolderCorpusConfig(path=path, language=language):
-            config = PackConfig(source=corpus.name, language=language, learn=corpus.learn)
-            pack_path(Path(path), out, tokenizer, template, config)
+    corpus.pack(out, tokenizer, template)
     with atomic_file(record, "w") as file:
-        file.write(wanted)
+        file.write(key)
 
 
-def _stamps(corpus: CorpusConfig) -> str:
-    """Paths, sizes and times of the user's own files: what has changed is packed anew."""
-    if not isinstance(corpus, FolderCorpusConfig):
-        return ""
-    stats = {str(file): file.stat() for file in DocumentFiles(Path(corpus.path)).files}
-    return json.dumps({file: (stat.st_size, stat.st_mtime_ns) for file, stat in stats.items()})
-
-
-def _is_whole(folder: Path, tokenizer: Tokenizer) -> bool:
+def _is_complete(folder: Path, tokenizer: Tokenizer) -> bool:
     try:
         return read_manifest(folder).tokenizer_digest == tokenizer.digest
     except ShardError:

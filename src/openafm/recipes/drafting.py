@@ -1,6 +1,7 @@
-"""Draft models: a run that distils one from the bundle that answers, and what it is worth there.
+"""Draft models for speculative decoding: the run that distills one, and the measurement of its acceptance.
 
-A target answers with its adapter on; a draft for an app's adapter is distilled from the two together, on the app's data.
+The target computes with its adapter. A draft model for an app's adapter is distilled from base and adapter together, on the
+app's data.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from openafm.adapters.package import Adapter
 from openafm.bundle import Bundle
 from openafm.core.config import override
-from openafm.data.documents import ChatDocument, DocumentFiles
 from openafm.data.loader import SourceConfig
-from openafm.data.synthetic import generate as generate_conversations
-from openafm.recipes.config import CorpusConfig, FolderCorpusConfig, RunConfig, SyntheticCorpusConfig, build_run
+from openafm.recipes.catalog import build_run
+from openafm.recipes.config import RunConfig
+from openafm.recipes.corpora import FolderCorpusConfig
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import (
     AssistantTurn,
@@ -31,14 +32,14 @@ from openafm.tokenizer.conversation import (
 )
 from openafm.tokenizer.tool_calls import tool_calls_schema
 from openafm.training.config import EvaluationConfig
-from openafm.training.objectives.config import DistillationConfig, teacher_identity
 
 if TYPE_CHECKING:
     from openafm.runtime.decoding.generation import Summary
     from openafm.runtime.decoding.sampling import SamplingConfig
     from openafm.runtime.decoding.speculation import Drafter
 
-MOST_TOKENS = 200  # of an answer that is drafted to be measured
+MAX_TOKENS = 200
+"""Token limit of a measured answer."""
 
 
 def draft_run(
@@ -50,37 +51,21 @@ def draft_run(
     evaluation: Path | None = None,
     changes: Mapping[str, str] | None = None,
 ) -> RunConfig:
-    """The config of a run for `run_recipe` that distils a draft model of `size` from a bundle with its adapter or another.
+    """Return the config of a run that distills a draft model of `size` from a bundle, with its adapter or another.
 
-    `data` and `evaluation` are chat JSONL or folders of it, instead of the built-in corpus.
+    `data` and `evaluation` are chat JSONL files or folders of them; they replace the built-in corpus.
 
     Raises:
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
+        AdapterMismatchError: `adapter` was trained on another base.
     """
-    config = taught_by(build_run("on_device.draft", size), target, adapter)
+    config = build_run("on_device.draft", size)
+    taught = config.trainer.objective.with_teacher(config.trainer, target, adapter)
+    assert taught is not None, "on_device.draft learns from a teacher"
+    config = replace(config, trainer=taught)
     if data is not None:
         config = _on_own_data(config, data, evaluation)
     return override(config, changes or {})
-
-
-def taught_by(config: RunConfig, target: Bundle, adapter: Adapter | None = None) -> RunConfig:
-    """The run with this target as its teacher: the student has its tokens and its context window."""
-    trainer = config.trainer
-    if not isinstance(trainer.objective, DistillationConfig):
-        return config
-    if adapter is not None:
-        adapter.check_base(target.signature)
-    objective = replace(
-        trainer.objective,
-        teacher=str(target.path.resolve()),
-        adapter=None if adapter is None else str(adapter.path.resolve()),
-        identity=teacher_identity(target, adapter),
-        num_tokens=target.tokenizer.vocab_size,
-    )
-    rows, context_length = target.config.vocab_size, target.config.context_length
-    model = replace(trainer.model, vocab_size=rows, context_length=context_length)
-    data = replace(trainer.data, row_tokens=min(trainer.data.row_tokens, context_length))
-    return replace(config, trainer=replace(trainer, objective=objective, model=model, data=data))
 
 
 def _on_own_data(config: RunConfig, data: Path, evaluation: Path | None) -> RunConfig:
@@ -97,10 +82,10 @@ def _on_own_data(config: RunConfig, data: Path, evaluation: Path | None) -> RunC
 
 @dataclass(frozen=True, kw_only=True)
 class DraftReport:
-    """What a draft model is worth on the answers to some conversations, greedy, under a grammar where there is a schema.
+    """Acceptance of a draft model on the answers to some conversations, greedy, under a grammar where there is a schema.
 
-    `acceptance` is the share of drafted tokens that the target chose too; passes are the target's steps for each token of
-    the answers, those that prefill a prompt included: without a draft model every token that is not forced needs one.
+    `acceptance` is the share of drafted tokens that equal the target's choice. Passes are steps of the target per generated
+    token, prefill included; without a draft model every token that the grammar does not force takes one.
     """
 
     num_answers: int
@@ -117,7 +102,7 @@ class DraftReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A conversation up to an answer, and what the answer may be; `is_call` where the data has calls of tools."""
+    """The turns before an answer, and its schema and tools. `is_call` is True if the answer in the data is a tool call."""
 
     turns: tuple[Turn, ...]
     schema: JsonSchema | None
@@ -125,8 +110,16 @@ class Question:
     is_call: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class DraftedAnswer:
+    """The tokens of an answer, the stop token included, and the statistics of its generation."""
+
+    tokens: tuple[int, ...]
+    summary: Summary
+
+
 class Answerer:
-    """Greedy answers of a bundle with its adapter or another, under a grammar, with and without a draft model."""
+    """Generates greedy answers of a bundle with its adapter or another, with or without a draft model."""
 
     def __init__(self, target: Bundle, adapter: Adapter | None = None) -> None:
         from openafm.runtime.decoding.grammar import GrammarCompiler
@@ -141,13 +134,13 @@ class Answerer:
         drafter: Drafter | None,
         *,
         sampling: SamplingConfig | None = None,
-        max_tokens: int = MOST_TOKENS,
+        max_tokens: int = MAX_TOKENS,
         must_call: bool = False,
     ) -> DraftedAnswer:
-        """The answer in a new sequence.
+        """Return the answer, generated in a new sequence.
 
         Raises:
-            ContextWindowError: question and answer do not fit.
+            ContextWindowError: question and answer do not fit into the context.
         """
         from openafm.runtime.decoding.generation import generate
         from openafm.runtime.decoding.sampling import GreedyConfig
@@ -168,24 +161,16 @@ class Answerer:
         return DraftedAnswer(tokens=tokens, summary=generation.summary)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DraftedAnswer:
-    """The tokens of an answer, the one that ends it included, and what they took."""
-
-    tokens: tuple[int, ...]
-    summary: Summary
-
-
 def measure_draft(
     draft: Bundle, target: Bundle, conversations: Iterable[Conversation], adapter: Adapter | None = None, num_tokens: int = 5
 ) -> DraftReport:
-    """Have the target give every answer of the conversations itself, drafting `num_tokens` at a time, and count."""
+    """Generate every answer of the conversations, drafting `num_tokens` tokens a step, and return the counts."""
     from openafm.runtime.decoding.draft_length import DraftLengthConfig
     from openafm.runtime.decoding.speculation import Drafter
     from openafm.runtime.engines.base import ContextWindowError
     from openafm.runtime.engines.selection import open_engine
 
-    # By the clock it would draft now more and now less, and nothing where steps of this target are short.
+    # A fixed cost: a measured one depends on the load of the machine.
     answerer, drafter = Answerer(target, adapter), Drafter(open_engine(draft), num_tokens, DraftLengthConfig(cost=0.2))
     summaries = []
     for question in itertools.chain.from_iterable(map(questions, conversations)):
@@ -195,10 +180,10 @@ def measure_draft(
 
 
 def draft_report(summaries: Sequence[Summary]) -> DraftReport:
-    """Summed over drafted answers."""
+    """Return the sums over drafted answers."""
     num_tokens = sum(summary.num_tokens for summary in summaries)
     num_drafted, num_accepted = sum(s.num_drafted for s in summaries), sum(s.num_accepted for s in summaries)
-    # One step to prefill, and one for each token that the grammar leaves to choose: what `generate` takes without drafts.
+    # Without drafts `generate` takes one step to prefill and one for each token that the grammar does not force.
     num_plain = sum(1 + s.num_tokens - s.num_forced_tokens for s in summaries)
     return DraftReport(
         num_answers=len(summaries),
@@ -212,7 +197,7 @@ def draft_report(summaries: Sequence[Summary]) -> DraftReport:
 
 
 def questions(conversation: Conversation) -> Iterator[Question]:
-    """Every answer of a conversation that can be asked for again."""
+    """Yield a question for each of the assistant's turns."""
     turns = conversation.turns
     tools = tuple(tool for turn in turns[:1] if isinstance(turn, Instructions) for tool in turn.tools)
     schema: JsonSchema | None = None
@@ -224,18 +209,9 @@ def questions(conversation: Conversation) -> Iterator[Question]:
 
 
 def held_out_conversations(config: RunConfig, count: int) -> list[Conversation]:
-    """The first conversations of what a run is evaluated on, else of what it is trained on."""
+    """Return the first conversations of a run's evaluation data, or of its training data if it has no evaluation."""
     evaluation = config.trainer.evaluation
     sources = config.trainer.data.sources if evaluation is None else evaluation.data.sources
     names = {source.name for source in sources}
-    corpora = [corpus for corpus in config.corpora if corpus.name in names]
-    return list(itertools.islice(itertools.chain.from_iterable(map(_conversations, corpora)), count))
-
-
-def _conversations(corpus: CorpusConfig) -> Iterator[Conversation]:
-    match corpus:
-        case SyntheticCorpusConfig(synthetic=synthetic, num_examples=num_examples):
-            yield from generate_conversations(synthetic, num_examples)
-        case FolderCorpusConfig(path=path):
-            documents = DocumentFiles(Path(path))
-            yield from (document.conversation for document in documents if isinstance(document, ChatDocument))
+    conversations = (corpus.conversations() for corpus in config.corpora if corpus.name in names)
+    return list(itertools.islice(itertools.chain.from_iterable(conversations), count))

@@ -1,20 +1,36 @@
-"""What text stages read: buckets of the built-in corpus (report 4.3), math, code, knowledge and multilingual.
+"""Data mixtures of the recipes: tasks, languages and buckets of the built-in corpus (report 4.3).
 
-The built-in corpus holds no code and no encyclopaedia: its math is arithmetic, its code tool calls and JSON, its knowledge
-all other tasks. The multilingual bucket is every task in the fifteen other languages, uneven as found text is.
+The buckets of continued pre-training are math (arithmetic), code (tool calls and JSON), knowledge (all other tasks) and
+multilingual (all tasks in the fifteen other languages, with uneven shares as in crawled text).
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
+from openafm.data.copies import CopiesConfig
 from openafm.data.loader import LanguagesConfig, LoaderConfig, SourceConfig
 from openafm.data.synthetic import LANGUAGES, SyntheticConfig
-from openafm.recipes.config import SyntheticCorpusConfig
-from openafm.recipes.on_device import NANO_TASKS
+from openafm.recipes.corpora import CopiesCorpusConfig, SyntheticCorpusConfig
 from openafm.training.config import EvaluationConfig
 
 Learn = Literal["everything", "answers"]
+
+# The micro model learns events. The small shares of other tasks keep `respond` and `chat` from failing on them.
+MICRO_TASKS = {"event": 0.95, "tagging": 0.01, "summary": 0.01, "rewrite": 0.01, "arithmetic": 0.01, "story": 0.01}
+MICRO_LANGUAGES = {language: 0.55 if language == "en" else 0.03 for language in LANGUAGES}
+NANO_TASKS = {
+    "event": 0.40,
+    "tool": 0.20,
+    "form": 0.12,
+    "tagging": 0.07,
+    "arithmetic": 0.07,
+    "summary": 0.05,
+    "rewrite": 0.05,
+    "story": 0.04,
+}
+NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
+NANO_COPIES = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
 
 MATH_TASKS = {"arithmetic": 1.0}
 CODE_TASKS = {"tool": 0.6, "form": 0.4}
@@ -25,20 +41,47 @@ TEMPERATURE = 3.0
 HELD_OUT_EXAMPLES = 600
 
 
+def micro_corpus(learn: Learn, num_examples: int) -> SyntheticCorpusConfig:
+    """Return the corpus of the micro model."""
+    synthetic = SyntheticConfig(tasks=MICRO_TASKS, languages=MICRO_LANGUAGES)
+    return SyntheticCorpusConfig(name="built_in", learn=learn, synthetic=synthetic, num_examples=num_examples)
+
+
+def nano_corpora() -> tuple[SyntheticCorpusConfig, ...]:
+    """Return the training and the held-out corpus of the nano model."""
+    train = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES)
+    held_out = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES, split="held_out")
+    return (
+        SyntheticCorpusConfig(name="built_in", learn="answers", synthetic=train, num_examples=200_000),
+        SyntheticCorpusConfig(name="held_out", learn="answers", synthetic=held_out, num_examples=1_000),
+    )
+
+
+def nano_evaluation() -> EvaluationConfig:
+    """Return the evaluation on the nano model's held-out corpus."""
+    return EvaluationConfig(data=one_source("held_out", rows_per_step=4, row_tokens=1024), every_steps=500)
+
+
+def one_source(name: str, *, rows_per_step: int, row_tokens: int) -> LoaderConfig:
+    """Return a loader of one source."""
+    source = SourceConfig(name=name, path=name)
+    return LoaderConfig(sources=(source,), rows_per_step=rows_per_step, row_tokens=row_tokens)
+
+
 def english(name: str, tasks: dict[str, float], num_examples: int, learn: Learn = "everything") -> SyntheticCorpusConfig:
-    """A bucket of English."""
+    """Return a bucket of English tasks."""
     synthetic = SyntheticConfig(tasks=tasks, languages=ENGLISH)
     return SyntheticCorpusConfig(name=name, learn=learn, synthetic=synthetic, num_examples=num_examples)
 
 
 def multilingual(num_examples: int, learn: Learn = "everything") -> SyntheticCorpusConfig:
-    """The bucket of all other languages."""
+    """Return the bucket of all other languages."""
     synthetic = SyntheticConfig(tasks=NANO_TASKS, languages=OTHER_LANGUAGES)
     return SyntheticCorpusConfig(name="multilingual", learn=learn, synthetic=synthetic, num_examples=num_examples)
 
 
 def held_out(multilingual_share: float, learn: Learn) -> SyntheticCorpusConfig:
-    """Conversations that share no sentence frame, name, place or title with the rest."""
+    """Return held-out conversations, which share no sentence frame, name, place or title with the training split."""
     each = multilingual_share / sum(OTHER_LANGUAGES.values())
     languages = {"en": 1 - multilingual_share} | {code: share * each for code, share in OTHER_LANGUAGES.items()}
     synthetic = SyntheticConfig(tasks=NANO_TASKS, languages=languages, split="held_out")
@@ -46,7 +89,7 @@ def held_out(multilingual_share: float, learn: Learn) -> SyntheticCorpusConfig:
 
 
 def sources(**weights: float) -> tuple[SourceConfig, ...]:
-    """Sources by name with their weights; `multilingual` is shared out among its languages by temperature."""
+    """Return sources with these weights. `multilingual` is sampled by temperature over its languages."""
     return tuple(
         LanguagesConfig(name=name, path=name, weight=weight, temperature=TEMPERATURE)
         if name == "multilingual"
@@ -56,5 +99,5 @@ def sources(**weights: float) -> tuple[SourceConfig, ...]:
 
 
 def held_out_evaluation(row_tokens: int) -> EvaluationConfig:
-    """The loss on the corpus `held_out`."""
+    """Return the evaluation on the corpus `held_out`."""
     return EvaluationConfig(data=LoaderConfig(sources=sources(held_out=1.0), rows_per_step=4, row_tokens=row_tokens))

@@ -1,4 +1,4 @@
-"""From nothing to a model in use, in minutes: train `on_device.micro`, compress it to 2 bits, score it, extract an event."""
+"""Train `on_device.micro`, compress it to 2 bits, score it and extract an event with it, in minutes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from openafm.core.files import data_home, write_json
 from openafm.core.progress import progress
 from openafm.data.synthetic import event_instructions
 from openafm.evaluation.events import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     EventExample,
     EventScores,
     Extractor,
@@ -31,8 +31,9 @@ from openafm.evaluation.events import (
     score,
 )
 from openafm.recipes.config import RunConfig
-from openafm.recipes.on_device import MICRO_LANGUAGES
-from openafm.recipes.run import RunResult, prepare_run, run_recipe
+from openafm.recipes.mixtures import MICRO_LANGUAGES
+from openafm.recipes.prepare import prepare_run
+from openafm.recipes.run import RunResult, run_recipe
 
 BUNDLE_NAME = "micro"
 STAGES = ("pretrain", "sft", "qat")
@@ -42,7 +43,7 @@ SENTENCE = "Dinner with Maria on Friday at 7 pm at Luigi's, don't be late!"
 
 @fm.generable
 class Event:
-    """The typed value that the quickstart extracts; the README and the built-in corpus use the same."""
+    """The extracted event; README and built-in corpus use the same type."""
 
     title: str
     date: datetime.date | None
@@ -52,7 +53,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """Held-out event extraction of the compressed model beside what it was made from and what needs no training."""
+    """Held-out event extraction of the compressed model, the uncompressed one, and the baselines."""
 
     trained: EventScores
     uncompressed: EventScores
@@ -62,8 +63,8 @@ class Scores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Size:
-    """What a bundle takes: bits per weight with everything counted, bytes of weights, bytes of keys and values a token."""
+class BundleSize:
+    """Storage of a bundle: bits per weight with everything counted, bytes of weights, KV cache bytes per token."""
 
     bits_per_weight: float
     weight_bytes: int
@@ -71,8 +72,8 @@ class Size:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
-    """One real use of the model: the event of a sentence, and how fast it came."""
+class Demonstration:
+    """The event that the model extracted from a sentence, and the speed."""
 
     sentence: str
     event: dict[str, Any]
@@ -82,20 +83,20 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class QuickstartResult:
-    """Everything that the quickstart found out and wrote. `size_before` is that of the model before compression."""
+    """The outputs and figures of the quickstart. `size_before` is that of the model before compression."""
 
     bundle: Path
     run: RunResult
-    size_before: Size
-    size: Size
+    size_before: BundleSize
+    size: BundleSize
     train_seconds: float
     loss_first: float
     scores: Scores
-    use: Use
+    use: Demonstration
     files: tuple[Path, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The figures under the names that programs rely on, and the detail behind them."""
+        """Return the figures under stable names, with their details."""
         scores = self.scores
         return {
             "bundle": str(self.bundle),
@@ -117,27 +118,27 @@ class QuickstartResult:
         }
 
 
-def quickstart(say: Callable[[str], None], sentence: str = SENTENCE) -> QuickstartResult:
-    """Train, compress, score and use the micro model; what stands from an earlier call is reused.
+def quickstart(report: Callable[[str], None], sentence: str = SENTENCE) -> QuickstartResult:
+    """Train, compress, score and use the micro model. Finished stages of an earlier call are reused.
 
-    `say` takes the lines meant for a person.
+    `report` receives progress lines.
     """
     home = data_home() / "runs" / "quickstart"
     pretrain = prepare_run("on_device.pretrain", "micro")
-    say(f"1. pre-training on the built-in corpus ({home / 'pretrain'})")
-    base = _run_once(pretrain, home / "pretrain", f"{BUNDLE_NAME}-pretrained", "", say)
+    report(f"1. pre-training on the built-in corpus ({home / 'pretrain'})")
+    base = _run_once(pretrain, home / "pretrain", f"{BUNDLE_NAME}-pretrained", "", report)
     sft = prepare_run("on_device.sft", "micro", start=base.bundle)
-    say(f"2. fine-tuning on the answers ({home / 'sft'})")
-    tuned = _run_once(sft, home / "sft", f"{BUNDLE_NAME}-uncompressed", base.signature, say)
+    report(f"2. fine-tuning on the answers ({home / 'sft'})")
+    tuned = _run_once(sft, home / "sft", f"{BUNDLE_NAME}-uncompressed", base.signature, report)
     qat = prepare_run("on_device.qat", "micro", start=tuned.bundle)
-    say(f"3. the same with 2-bit weights simulated, then packed ({home / 'qat'})")
-    run = _run_once(qat, home / "qat", BUNDLE_NAME, tuned.signature, say)
-    curve = _draw(home, say)
-    say("4. scoring on held-out messages: other sentence frames, names, places and titles than in training")
-    scores = _scores_once(run, tuned, pretrain, home / "scores.json")
-    say("5. using it")
+    report(f"3. quantization-aware training to 2 bits ({home / 'qat'})")
+    run = _run_once(qat, home / "qat", BUNDLE_NAME, tuned.signature, report)
+    curve = _draw(home, report)
+    report("4. scoring on held-out messages, whose frames, names, places and titles are not in the training data")
+    scores = _cached_scores(run, tuned, pretrain, home / "scores.json")
+    report("5. extracting an event")
     bundle = Path(run.bundle)
-    use = use_model(bundle, sentence, say)
+    use = use_model(bundle, sentence, report)
     return QuickstartResult(
         bundle=bundle,
         run=run,
@@ -156,11 +157,11 @@ def quickstart(say: Callable[[str], None], sentence: str = SENTENCE) -> Quicksta
     )
 
 
-def use_model(bundle: Path, sentence: str, say: Callable[[str], None]) -> Use:
-    """Extract the typed event of a sentence, saying each snapshot as it grows."""
+def use_model(bundle: Path, sentence: str, report: Callable[[str], None]) -> Demonstration:
+    """Extract the event of a sentence and report each partial value."""
     session = fm.LanguageModelSession(event_instructions(datetime.date.today()), fm.SystemLanguageModel(bundle=bundle))
 
-    options = fm.GenerationOptions(maximum_response_tokens=MOST_TOKENS)
+    options = fm.GenerationOptions(maximum_response_tokens=MAX_TOKENS)
 
     async def extract() -> str:
         shown = ""
@@ -168,14 +169,14 @@ def use_model(bundle: Path, sentence: str, say: Callable[[str], None]) -> Use:
             async for snapshot in session.stream_response(sentence, generating=Event, options=options):
                 if snapshot.raw_content.to_json() != shown:
                     shown = snapshot.raw_content.to_json()
-                    say(f"   {shown}")
+                    report(f"   {shown}")
         except fm.DecodingFailureError as error:
-            say(f"   {error}")
+            report(f"   {error}")
         return shown
 
-    say(f'   "{sentence}"')
+    report(f'   "{sentence}"')
     event = asyncio.run(extract())
-    return Use(
+    return Demonstration(
         sentence=sentence,
         event=json.loads(event),
         tokens_per_second=session.usage.tokens_per_second,
@@ -183,22 +184,22 @@ def use_model(bundle: Path, sentence: str, say: Callable[[str], None]) -> Use:
     )
 
 
-def _run_once(config: RunConfig, folder: Path, name: str, start: str, say: Callable[[str], None]) -> RunResult:
-    """Carry out a run unless the same one, from a bundle of the signature `start`, is finished and its bundle stands."""
+def _run_once(config: RunConfig, folder: Path, name: str, start: str, report: Callable[[str], None]) -> RunResult:
+    """Run a stage, unless the same run from a bundle of signature `start` has finished and its bundle is undamaged."""
     record = folder / "result.json"
     if record.is_file():
         known = json.loads(record.read_text(encoding="utf-8"))
-        if (known["config"], known.get("start")) == (dump(config), start) and _bundle_stands(known["result"]):
-            say(f"   reused {known['result']['bundle']}")
+        if (known["config"], known.get("start")) == (dump(config), start) and _is_undamaged(known["result"]):
+            report(f"   reused {known['result']['bundle']}")
             return RunResult(**known["result"])
-        say(f"   {folder} holds an earlier run that differs; it is removed")
+        report(f"   removing {folder}: it holds another run")
         shutil.rmtree(folder)
     result = run_recipe(config, folder, name)
     write_json(record, {"config": dump(config), "start": start, "result": result.to_dict()})
     return result
 
 
-def _bundle_stands(result: dict[str, Any]) -> bool:
+def _is_undamaged(result: dict[str, Any]) -> bool:
     try:
         bundle = open_bundle(result["bundle"])
         bundle.verify()
@@ -207,17 +208,17 @@ def _bundle_stands(result: dict[str, Any]) -> bool:
     return bool(bundle.signature == result["signature"])
 
 
-def _size(bundle: Path) -> Size:
+def _size(bundle: Path) -> BundleSize:
     described = describe_bundle(open_bundle(bundle))
-    return Size(
+    return BundleSize(
         bits_per_weight=described.bits_per_weight,
         weight_bytes=round(described.bits_per_weight * described.parameters / 8),
         kv_bytes_per_token=described.kv_bytes_per_token,
     )
 
 
-def _scores_once(run: RunResult, uncompressed: RunResult, config: RunConfig, file: Path) -> Scores:
-    """Score the extractors, unless the scores of this very bundle stand in `file`; `config` made the untrained weights."""
+def _cached_scores(run: RunResult, uncompressed: RunResult, config: RunConfig, file: Path) -> Scores:
+    """Score the extractors, unless `file` holds the scores of this bundle. `config` initializes the untrained weights."""
     if file.is_file():
         known = json.loads(file.read_text(encoding="utf-8"))
         if known["signature"] == run.signature:
@@ -244,7 +245,7 @@ def _score(name: str, extract: Extractor, examples: list[EventExample]) -> Event
 
 
 def _untrained(run: RunResult, config: RunConfig, path: Path) -> fm.SystemLanguageModel:
-    """The same model with the weights it started from."""
+    """Return the same model with its initial weights."""
     trained = open_bundle(run.bundle)
     model = trained.config.build(config.trainer.seed)
     config.trainer.start.apply(model, config.trainer.seed)
@@ -253,15 +254,15 @@ def _untrained(run: RunResult, config: RunConfig, path: Path) -> fm.SystemLangua
     return fm.SystemLanguageModel(bundle=path)
 
 
-def _draw(home: Path, say: Callable[[str], None]) -> tuple[Path, ...]:
-    """The loss curve in the terminal, and as a picture where matplotlib is installed."""
+def _draw(home: Path, report: Callable[[str], None]) -> tuple[Path, ...]:
+    """Draw the loss curve in the terminal, and as a picture if matplotlib is installed."""
     from openafm.training.observability.curves import CurveError, plot_losses, terminal_curve
     from openafm.training.observability.metrics import read_metrics
 
     losses = [line["loss"] for stage in STAGES for line in read_metrics(home / stage) if "loss" in line]
-    say(terminal_curve(losses))
+    report(terminal_curve(losses))
     try:
         return tuple(plot_losses(home / stage) for stage in STAGES)
     except CurveError as error:
-        say(f"   no picture of the curve: {error}")
+        report(f"   no picture of the curve: {error}")
         return ()

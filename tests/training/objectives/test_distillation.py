@@ -81,7 +81,7 @@ def test_chunks_change_nothing_and_spare_rows_do_not_count(tmp_path: Path, monke
     (gradient_VD,) = torch.autograd.grad(whole.total, [student.embedding])
     assert gradient_VD[NUM_TOKENS:].abs().max() == 0
     monkeypatch.setattr(distillation, "CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(distillation, "LEAST_CHUNK", 7)
+    monkeypatch.setattr(distillation, "MIN_CHUNK", 7)
     cut = Distillation(teacher(), 0.1, NUM_TOKENS)(student, batch)
     torch.testing.assert_close(cut.total, whole.total, rtol=1e-5, atol=1e-5)
 
@@ -126,6 +126,6 @@ def test_a_teacher_with_another_vocabulary_is_refused_before_the_first_step(tmp_
     target, data = bundle(tmp_path / "target"), write_corpus(tmp_path / "corpus")
     objective = DistillationConfig(teacher=str(target.path))
     config = tiny_run(data, model=replace(tiny_model(), vocab_size=330), objective=objective)
-    with pytest.raises(TeacherError, match="another vocabulary"):
+    with pytest.raises(TeacherError, match="another tokenizer"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -212,5 +212,5 @@ def test_a_model_without_experts_has_none() -> None:
 
 @pytest.mark.parametrize("wrong", [{"balance_weight": -0.1}, {"z_weight": -1.0}])
 def test_negative_weights_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="must not be negative"):
+    with pytest.raises(ConfigError, match="must be at least 0"):
         RoutingLossConfig(**wrong)

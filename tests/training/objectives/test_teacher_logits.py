@@ -147,7 +147,7 @@ def test_losses_and_gradients_equal_the_plain_computation(
         torch.testing.assert_close(f, e, rtol=5e-3, atol=5e-3 * e.abs().max().item())
     assert found[0][320:].abs().max() == 0
     monkeypatch.setattr(distillation, "CHUNK_ELEMENTS", 1)
-    monkeypatch.setattr(distillation, "LEAST_CHUNK", 7)
+    monkeypatch.setattr(distillation, "MIN_CHUNK", 7)
     torch.testing.assert_close(CachedDistillation(cache, hard_weight)(student, batch).total, losses.total)
 
 
@@ -213,7 +213,7 @@ def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert exit_code(process) == -signal.SIGKILL
     standing = {file: file.stat().st_mtime_ns for file in (tmp_path / "cache").glob("0*.npy")}
     assert 2 <= len(standing) < 8
-    with pytest.raises(TeacherLogitsError, match="no whole cache"):
+    with pytest.raises(TeacherLogitsError, match="no complete cache"):
         train(config, tmp_path / "run")
     cache = write_teacher_logits(config)
     assert {file: file.stat().st_mtime_ns for file in standing} == standing
@@ -231,9 +231,11 @@ def test_shards_of_another_cache_are_not_kept(tmp_path: Path) -> None:
     with pytest.raises(TeacherError, match="the run began with"):
         write_teacher_logits(config)
     before = read_files(open_teacher_logits(tmp_path / "cache"))
+    (tmp_path / "cache" / "thesis.txt").write_text("of the user")
     after = read_files(write_teacher_logits(replace(config, objective=objective)))
-    assert before.keys() == after.keys()
+    assert before.keys() == after.keys() - {"thesis.txt"}
     assert before["00000.npy"] != after["00000.npy"]
+    assert (tmp_path / "cache" / "thesis.txt").read_text() == "of the user"
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path: Path) -> None:
@@ -245,16 +247,16 @@ def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path: Path) -> N
         (replace(config, budget=StepBudget(num_steps=7)), "another number of steps"),
         (replace(config, objective=replace(config.objective, num_logits=32)), "another number of logits"),
         (replace(config, objective=replace(config.objective, num_tokens=300)), "another vocabulary"),
-        (replace(config, objective=replace(config.objective, cache=str(tmp_path / "none"))), "no whole cache"),
+        (replace(config, objective=replace(config.objective, cache=str(tmp_path / "none"))), "no complete cache"),
     ):
         with pytest.raises(TeacherLogitsError, match=message):
             train(changed, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(TeacherLogitsError, match="holds nothing of"):
+    with pytest.raises(TeacherLogitsError, match="lacks '"):
         open_teacher_logits(tmp_path / "cache").rows(other_data.data.build().batch(0))
     with pytest.raises(ConfigError, match="StepBudget"):
         write_teacher_logits(replace(config, budget=TimeBudget(seconds=1)))
-    with pytest.raises(ConfigError, match="below the teacher's 320"):
+    with pytest.raises(ConfigError, match="below the teacher's 320 tokens, got 320"):
         write_teacher_logits(replace(config, objective=replace(config.objective, num_logits=320)))
     with pytest.raises(TeacherError, match=r"trainer\.objective\.teacher"):
         write_teacher_logits(replace(config, objective=replace(config.objective, teacher=None)))
@@ -265,7 +267,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "teacher")
     other = bundle(tmp_path / "teacher", tokenizer=train_tokenizer(TokenizerConfig(vocab_size=322), ["d e f"] * 10))
     objective = replace(config.objective, identity=other.identity)
-    with pytest.raises(TeacherError, match="another vocabulary"):
+    with pytest.raises(TeacherError, match="another tokenizer"):
         write_teacher_logits(replace(config, objective=objective))
 
 

@@ -1,1 +1,1 @@
-"""Training objectives and what they need: teachers, cached logits, router losses."""
+"""Training objectives: next token, distillation online and from cached logits, router losses."""

@@ -1,4 +1,4 @@
-"""What a model is trained for: functions of a model and a batch that return losses. The trainer knows none of them.
+"""Objectives: functions of a model and a batch that return losses.
 
 Shapes: B rows, S tokens of a row, N positions that carry loss, D model dim, V vocabulary.
 """
@@ -26,9 +26,9 @@ from openafm.training.objectives.routing import RoutingLosses, routing_losses
 class Losses:
     """Sums over `count` items (tokens, pairs, ...) of a batch; the trainer divides by the items of the whole step.
 
-    `total` is what to minimize, a differentiable fp32 scalar. `parts` are further sums to log by name, detached. `flops`
-    counts the floating-point operations that forward and backward need. `expert_tokens` counts, by layer, the tokens that
-    each expert of each track got, [T, E].
+    `total` is the differentiable fp32 scalar to minimize. `parts` are further sums to log by name, detached. `flops` counts
+    the floating-point operations of forward and backward. `expert_tokens` counts, by layer, the tokens routed to each expert
+    of each track, [T, E].
     """
 
     total: Tensor
@@ -45,10 +45,10 @@ Objective = Callable[[Decoder, Batch], Losses]
 
 @dataclass(frozen=True, kw_only=True)
 class TargetStates:
-    """What a model makes of the positions of a batch that carry loss.
+    """The hidden states at the positions of a batch that carry loss.
 
-    `x_ND` is what the head reads there, `head_weight_VD` its weight; `indices_N` are the positions in the flattened batch,
-    `targets_N` the tokens that follow; `flops` those of forward and backward.
+    `x_ND` is the input of the head, `head_weight_VD` its weight. `indices_N` are positions in the flattened batch,
+    `targets_N` the tokens that follow. `flops` counts forward and backward.
     """
 
     x_ND: Tensor
@@ -59,7 +59,7 @@ class TargetStates:
     flops: int
 
     def losses(self, total: Tensor, parts: Mapping[str, Tensor], teacher_flops: int = 0) -> Losses:
-        """Losses of these positions, with the auxiliary ones of the routing added where there are experts."""
+        """Return the losses of these positions plus the auxiliary losses of the routing."""
         return Losses(
             total=total + self.routing.total,
             count=len(self.indices_N),
@@ -70,16 +70,16 @@ class TargetStates:
 
 
 def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> TargetStates:
-    """Pass a batch, each document by itself.
+    """Return the hidden states of a batch; documents do not attend to each other.
 
-    Only positions that carry loss pass the layers that store no keys and values and the head: exact, since nobody reads
-    the others there (the prefill bypass of report 2.1, in training).
+    The layers that store no keys and values, and the head, run only for positions that carry loss. This is exact because no
+    other position reads their outputs (the prefill bypass of report 2.1, in training).
     """
     device = model.device
     indices_N = target_indices(batch).to(device)
     num_rows, row_length = batch.tokens_BS.shape
     context = PackedDocuments(batch.documents, num_rows, row_length, device)
-    # Cached: an embedding under quantization-aware training is rounded once, not for each use.
+    # Cached so that quantization-aware training rounds the embedding once, not at each use.
     with observed_routing(model) as seen, parametrize.cached():
         x_1ND = model.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N)
         head_weight_VD = model.head_weight
@@ -95,24 +95,24 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
 
 
 def target_indices(batch: Batch) -> Tensor:
-    """The positions of the flattened batch that carry loss."""
+    """Return the positions of the flattened batch that carry loss."""
     return torch.from_numpy(batch.loss_mask_BS).flatten().nonzero()[:, 0]
 
 
-def nothing_to_learn(model: Decoder) -> Losses:
-    """The losses of a batch without a single position that carries any."""
+def zero_losses(model: Decoder) -> Losses:
+    """Return the losses of a batch without a position that carries loss."""
     return Losses(total=torch.zeros((), device=model.device), count=0)
 
 
 class NextToken:
-    """Cross entropy of the next token, and the auxiliary losses of the routing where the model has experts."""
+    """Cross entropy of the next token plus the auxiliary losses of the routing."""
 
     def __init__(self, routing: RoutingLossConfig = DEFAULT_ROUTING) -> None:
         self._routing = routing
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
         if batch.num_targets == 0:
-            return nothing_to_learn(model)
+            return zero_losses(model)
         states = target_states(model, batch, self._routing)
         cross_entropy = cross_entropy_sum(states.x_ND, states.head_weight_VD, states.targets_N)
         return states.losses(cross_entropy, {"cross_entropy": cross_entropy.detach()} if states.routing.parts else {})

@@ -1,6 +1,6 @@
-"""Agreement with what a teacher has left in a cache: its likeliest tokens, and one bucket for all others (report 4.3).
+"""Distillation from cached logits: the teacher's likeliest tokens and one bucket for all others (report 4.3).
 
-Shapes: N positions that carry loss, C positions of a chunk, K tokens that the teacher names, D model dim, V vocabulary.
+Shapes: N positions that carry loss, C positions of a chunk, K tokens in the cache, D model dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from torch import Tensor
 
 from openafm.data.batch import Batch
 from openafm.models.decoder import Decoder
-from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, nothing_to_learn, target_states
+from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, target_states, zero_losses
 from openafm.training.objectives.config import RoutingLossConfig
-from openafm.training.objectives.distillation import Agreement, DistillationSum
+from openafm.training.objectives.distillation import DistillationLoss, DistillationSums
 from openafm.training.objectives.teacher_logits import TeacherLogits
 
 
 class CachedDistillation:
-    """KL divergence of the student's law from the teacher's, over the tokens that the teacher names and all others as one.
+    """KL divergence from the teacher's distribution over the cached tokens and the bucket of all others.
 
-    `hard_weight` times the cross entropy of the data's own tokens is added. Logits of rows that the tokenizer does not fill
-    count for neither. Logs `kl`, `cross_entropy` and `agreement`, the share of positions where both think the same token the
-    likeliest.
+    `hard_weight` times the cross entropy of the data is added. Logits of unused vocabulary rows are excluded from both. Logs
+    `kl`, `cross_entropy` and `agreement`, the share of positions with equal argmax.
     """
 
     def __init__(self, cache: TeacherLogits, hard_weight: float, routing: RoutingLossConfig = DEFAULT_ROUTING) -> None:
@@ -32,39 +31,39 @@ class CachedDistillation:
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
         if batch.num_targets == 0:
-            return nothing_to_learn(model)
+            return zero_losses(model)
         rows_N = self._cache.rows(batch)
-        told = Told(
+        teacher = TopTokens(
             log_p_NK=torch.from_numpy(rows_N["log_p"].astype("f4")).to(model.device),
             log_tail_N=torch.from_numpy(rows_N["log_tail"].astype("f4")).to(model.device),
             ids_NK=torch.from_numpy(rows_N["ids"].astype("i8")).to(model.device),
         )
         states = target_states(model, batch, self._routing)
         weight_VD = states.head_weight_VD[: self._cache.manifest.key.num_tokens]
-        sums = Agreement(0.0, 0.0, 0)
-        total: Tensor = DistillationSum.apply(states.x_ND, weight_VD, told, states.targets_N, self._hard_weight, sums)
+        sums = DistillationSums(0.0, 0.0, 0)
+        total: Tensor = DistillationLoss.apply(states.x_ND, weight_VD, teacher, states.targets_N, self._hard_weight, sums)
         return states.losses(total, sums.parts)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What the teacher said at some positions: tokens, their log probabilities, and that of all others."""
+class TopTokens:
+    """A teacher's likeliest tokens at some positions, their log probabilities, and that of all others together."""
 
     log_p_NK: Tensor
     log_tail_N: Tensor
     ids_NK: Tensor
 
-    def log_law(self, rows: slice) -> Tensor:
-        """Log probabilities of the named tokens and, last, of the others, [C, K + 1]; rounded numbers add up to 1 again."""
+    def log_probabilities(self, rows: slice) -> Tensor:
+        """Return the log probabilities of the tokens and, last, of the others, [C, K + 1], renormalized after rounding."""
         return torch.cat([self.log_p_NK[rows], self.log_tail_N[rows, None]], dim=1).log_softmax(-1)
 
-    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: Agreement) -> Callable[[], Tensor]:
-        """As in `TeacherLaw`, over K + 1 buckets.
+    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: DistillationSums) -> Callable[[], Tensor]:
+        """As `TeacherDistribution.compare`, over K + 1 buckets.
 
-        The gradient to the logit of a named token is (1 + hard_weight) q - p; to any other, with t the tail of each,
-        (1 + hard_weight) q - p_t q / q_t.
+        The gradient of the logit of a cached token is (1 + hard_weight) q - p; of any other token, with t the tail of each
+        distribution, (1 + hard_weight) q - p_t q / q_t.
         """
-        ids_CK, log_p = self.ids_NK[rows], self.log_law(rows)
+        ids_CK, log_p = self.ids_NK[rows], self.log_probabilities(rows)
         log_q_CK = log_q_CV.gather(1, ids_CK)
         log_tail_C1 = log_q_CV.scatter(1, ids_CK, -torch.inf).logsumexp(-1, keepdim=True)
         sums.kl += float((log_p.exp() * (log_p - torch.cat([log_q_CK, log_tail_C1], dim=1))).sum())

@@ -1,7 +1,7 @@
-"""Cross entropy of a large vocabulary without its logits: a chunk of positions at a time, the gradient made on the way.
+"""Cross entropy of a large vocabulary in chunks, with the gradient computed in the forward pass.
 
-The projection to the vocabulary and the softmax are one function. The logits of a chunk are turned into their own gradient
-in place and used at once, so nothing of size [N, V] ever exists and nothing is computed twice.
+The projection to the vocabulary and the softmax are one function. The logits of a chunk become their gradient in place and
+are used at once, so no tensor of size [N, V] is stored and nothing is computed twice.
 
 Shapes: N positions, C positions of a chunk, D model dim, V vocabulary.
 """
@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 22
-"""Logits of a chunk, about: 16 MiB in fp32, which fits a processor's last cache and keeps products fast."""
+"""Logits of a chunk: 16 MiB in fp32, which fits the last-level cache."""
 
 
 def cross_entropy_sum(x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor) -> Tensor:
-    """The sum over positions of -log softmax(x W^T)[target], a scalar in fp32.
+    """Return the sum over positions of -log softmax(x W^T)[target], a scalar in fp32.
 
-    The product runs in the dtype of x, the softmax in fp32. The weight is an fp32 master and so is its gradient.
+    The product runs in the dtype of x, the softmax in fp32. The weight and its gradient are fp32.
     """
     loss: Tensor = _CrossEntropySum.apply(x_ND, weight_VD, targets_N)
     return loss
@@ -35,7 +35,7 @@ class _CrossEntropySum(torch.autograd.Function):
         dx_ND = torch.empty_like(x_ND) if with_gradient else None
         dweight_VD = torch.zeros_like(weight_VD) if with_gradient else None
         chunk = min(max(256, CHUNK_ELEMENTS // len(weight_VD)), len(x_ND))
-        buffer_CV = x_ND.new_empty(chunk, len(weight_VD))  # of all chunks: fresh memory costs a page fault every 4 KiB
+        buffer_CV = x_ND.new_empty(chunk, len(weight_VD))  # reused by all chunks: new memory costs a page fault every 4 KiB
         for start in range(0, len(x_ND), chunk):
             x_CD, targets_C1 = x_ND[start : start + chunk], targets_N[start : start + chunk, None]
             logits_CV = torch.mm(x_CD, cast_VD.T, out=buffer_CV[: len(x_CD)]).float()
@@ -57,11 +57,11 @@ class _CrossEntropySum(torch.autograd.Function):
     def backward(ctx: Any, *dlosses: Tensor) -> tuple[Tensor, Tensor, None]:
         (dloss,) = dlosses
         dx_ND, dweight_VD = ctx.saved_tensors
-        return dx_ND.mul_(dloss), dweight_VD.mul_(dloss), None  # nobody else holds them, and they are large
+        return dx_ND.mul_(dloss), dweight_VD.mul_(dloss), None  # in place: nothing else holds these large tensors
 
 
 def _softmax_(logits_CV: Tensor, targets_C1: Tensor) -> Tensor:
-    """Turn logits into probabilities in place; return the sum of the targets' negative log probabilities."""
+    """Replace logits by probabilities in place; return the sum of the targets' negative log probabilities."""
     logits_CV -= logits_CV.amax(dim=1, keepdim=True)
     target_logits_C1 = logits_CV.gather(1, targets_C1)
     sums_C1 = logits_CV.exp_().sum(dim=1, keepdim=True)

@@ -1,6 +1,6 @@
-"""Agreement with a teacher: what a draft model is trained for, since a draft counts only if it is the target's own choice.
+"""Online distillation from a teacher's full distribution; the objective of draft models.
 
-The teacher computes in the numerics of its bundle, adapter included, while the student trains; nothing is stored.
+The teacher runs during training, in the numerics of its bundle and with its adapter; nothing is stored.
 
 Shapes: N positions that carry loss, C positions of a chunk, D and E dims of student and teacher, V vocabulary.
 """
@@ -17,19 +17,20 @@ from torch import Tensor
 
 from openafm.data.batch import Batch
 from openafm.models.decoder import Decoder
-from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, nothing_to_learn, target_states
+from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, target_states, zero_losses
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.cross_entropy import CHUNK_ELEMENTS
 
-LEAST_CHUNK = 256  # positions
+MIN_CHUNK = 256
+"""Fewest positions of a chunk."""
 
 
 class Distillation:
-    """KL divergence of the student's law from the teacher's at the positions that carry loss, at temperature 1.
+    """KL divergence from the teacher's distribution at the positions that carry loss, at temperature 1.
 
-    `hard_weight` times the cross entropy of the data's own tokens is added. Logits beyond the first `num_tokens`, rows that
-    the tokenizer does not fill, count for neither. Logs `kl`, `cross_entropy` and `agreement`, the share of positions where
-    both think the same token the likeliest: what greedy drafts will be accepted at.
+    `hard_weight` times the cross entropy of the data is added. Logits beyond the first `num_tokens`, those of unused
+    vocabulary rows, are excluded from both. Logs `kl`, `cross_entropy` and `agreement`, the share of positions with equal
+    argmax, which is the acceptance of greedy drafts.
     """
 
     def __init__(
@@ -44,39 +45,39 @@ class Distillation:
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
         if batch.num_targets == 0:
-            return nothing_to_learn(model)
+            return zero_losses(model)
         self._teacher.to(model.device)
         with torch.no_grad():
-            told = target_states(self._teacher, batch, self._routing)
-        teacher = Head(told.x_ND, told.head_weight_VD[: self._num_tokens])
+            taught = target_states(self._teacher, batch, self._routing)
+        teacher = FullDistribution(taught.x_ND, taught.head_weight_VD[: self._num_tokens])
         states = target_states(model, batch, self._routing)
-        sums = Agreement(0.0, 0.0, 0)
-        total: Tensor = DistillationSum.apply(
+        sums = DistillationSums(0.0, 0.0, 0)
+        total: Tensor = DistillationLoss.apply(
             states.x_ND, states.head_weight_VD[: self._num_tokens], teacher, states.targets_N, self._hard_weight, sums
         )
-        return states.losses(total, sums.parts, teacher_flops=told.flops // 3)
+        return states.losses(total, sums.parts, teacher_flops=taught.flops // 3)
 
 
-class TeacherLaw(Protocol):
-    """What a teacher says of the positions that carry loss."""
+class TeacherDistribution(Protocol):
+    """A teacher's distribution over the next token at the positions that carry loss."""
 
-    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: Agreement) -> Callable[[], Tensor]:
-        """Add the divergence of the student's law from the teacher's, and where both agree, to `sums`.
+    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: DistillationSums) -> Callable[[], Tensor]:
+        """Add the KL divergence of the student's log probabilities and the number of equal argmaxes to `sums`.
 
-        Returns what gives the gradient [C, V] to the student's logits, of the divergence and of `hard_weight` times the part
-        of cross entropy that all targets have in common; it may change `log_q_CV`.
+        Return a function that computes the gradient [C, V] to the student's logits: that of the divergence plus
+        `hard_weight` times the cross entropy's without the term of the target. It may overwrite `log_q_CV`.
         """
 
 
 @dataclass(frozen=True)
-class Head:
-    """What logits are made of: they are its product."""
+class FullDistribution:
+    """The distribution over the whole vocabulary, as the input of the head and the head's weight."""
 
     x_NE: Tensor
     weight_VE: Tensor
 
-    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: Agreement) -> Callable[[], Tensor]:
-        """As in `TeacherLaw`, over the whole vocabulary; the gradient is (1 + hard_weight) q - p."""
+    def compare(self, rows: slice, log_q_CV: Tensor, hard_weight: float, sums: DistillationSums) -> Callable[[], Tensor]:
+        """As `TeacherDistribution.compare`, over the whole vocabulary; the gradient is (1 + hard_weight) q - p."""
         x_CE = self.x_NE[rows]
         log_p_CV = F.linear(x_CE, self.weight_VE.to(x_CE.dtype)).float().log_softmax(-1)
         p_CV = log_p_CV.exp()
@@ -86,8 +87,8 @@ class Head:
 
 
 @dataclass
-class Agreement:
-    """Sums over positions."""
+class DistillationSums:
+    """Sums over positions, to be logged."""
 
     kl: float
     cross_entropy: float
@@ -95,29 +96,31 @@ class Agreement:
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """What to log."""
+        """Return the sums by name."""
         values = {"kl": self.kl, "cross_entropy": self.cross_entropy, "agreement": float(self.num_equal)}
         return {name: torch.tensor(value) for name, value in values.items()}
 
 
-class DistillationSum(torch.autograd.Function):
-    """sum of KL(p || q) + hard_weight * -log q[target] over positions, a chunk of logits at a time; the gradient is made on
-    the way: the teacher's, less hard_weight at the target."""
+class DistillationLoss(torch.autograd.Function):
+    """Sum of KL(p || q) + hard_weight * -log q[target] over positions, in chunks of logits.
+
+    The gradient is computed in the forward pass: that of `TeacherDistribution.compare`, less hard_weight at the target.
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         x_ND: Tensor,
         weight_VD: Tensor,
-        teacher: TeacherLaw,
+        teacher: TeacherDistribution,
         targets_N: Tensor,
         hard_weight: float,
-        sums: Agreement,
+        sums: DistillationSums,
     ) -> Tensor:
         with_gradient = any(ctx.needs_input_grad)
         cast_VD = weight_VD.to(x_ND.dtype)
         dx_ND, dweight_VD = torch.zeros_like(x_ND), torch.zeros_like(weight_VD)
-        chunk = max(LEAST_CHUNK, CHUNK_ELEMENTS // len(weight_VD))
+        chunk = max(MIN_CHUNK, CHUNK_ELEMENTS // len(weight_VD))
         for start in range(0, len(x_ND), chunk):
             rows = slice(start, start + chunk)
             targets_C1 = targets_N[rows, None]

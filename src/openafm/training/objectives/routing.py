@@ -1,9 +1,9 @@
-"""What keeps routers from sending every token to the same experts: auxiliary losses of the routing.
+"""Auxiliary losses of the routing, which balance the load of the experts.
 
-Both losses are taken of each row of the batch by itself and weighted by how many of its positions carry loss. So they add up
-over rows, and do not depend on how a batch is cut into microbatches or shared out over processes.
+Both losses are computed per row of the batch and weighted by the row's number of positions that carry loss. They add up over
+rows, so they do not depend on how a batch is split into microbatches or over processes.
 
-Shapes: T tracks, E experts of a track, N positions that a router saw, K experts chosen for each, B rows.
+Shapes: T tracks, E experts of a track, N positions that a router received, K experts chosen for each, B rows.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from openafm.training.objectives.config import RoutingLossConfig
 
 @dataclass(frozen=True, kw_only=True)
 class RoutingLosses:
-    """`total` is what to add to the objective's sum; `balance` and `z` are its parts before their weights, detached.
+    """`total` is added to the objective's sum. `parts` are balance and z loss before their weights, detached.
 
-    `tokens_TE` counts, by layer, how many of the batch's tokens each expert got.
+    `tokens_TE` counts, by layer, the tokens of the batch routed to each expert.
     """
 
     total: Tensor
@@ -41,11 +41,11 @@ def routing_losses(
     indices_N: Tensor,
     gather: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> RoutingLosses:
-    """The losses of one forward pass of `hidden_at` at the positions `indices_N` of the flattened batch.
+    """Return the losses of one forward pass of `hidden_at` at the positions `indices_N` of the flattened batch.
 
-    The balance loss of a row is E * sum over experts of (share of its tokens) * (mean probability), 1 when all is even
+    The balance loss of a row is E * sum over experts of (share of its tokens) * (mean probability), 1 at equal load
     (arXiv 2101.03961, by row as in arXiv 2412.19437); the z loss is the mean squared logsumexp of the logits (arXiv
-    2202.08906). Both are means over tracks and layers; `gather` makes sums over all tracks of sums over those held here.
+    2202.08906). Both are means over tracks and layers; `gather` sums over the tracks of all processes.
     """
     device = indices_N.device
     if not seen:
@@ -80,7 +80,7 @@ def routing_losses(
 
 
 def _real_positions(batch: Batch) -> Tensor:
-    """Indices into the flattened batch of all that is not padding."""
+    """Return the indices of the flattened batch that are not padding."""
     row_length = batch.tokens_BS.shape[1]
     spans = [torch.arange(row * row_length + start, row * row_length + stop) for row, start, stop in batch.documents]
     return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)

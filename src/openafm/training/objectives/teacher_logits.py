@@ -1,11 +1,12 @@
-"""What a teacher thinks of every token that a student will learn, computed once and kept (report 4.3).
+"""Cache of a teacher's logits at the positions that carry loss (report 4.3).
 
 CACHE/  manifest.json  key.json  pieces.npy  00000.npy  00001.npy ...
 
-Of each position that carries loss: the log probabilities of the likeliest tokens in fp16, their ids, and that of all other
-tokens together. A position is known by where its token is stored in the corpus, so it is computed once however often the
-student sees it. Killed at any point, the same call goes on with the shards that stand; the manifest, written last, vouches
-for every byte.
+A row holds the log probabilities (fp16) and ids of the likeliest tokens, and the log probability of all others together.
+
+A position is identified by where its token is stored in the corpus, so it is computed once however often the student reads
+it. An interrupted writer continues after its last complete shard. The manifest is written last and holds the digest of every
+file.
 
 Shapes: N positions that carry loss, C positions of a chunk, K likeliest tokens, E teacher dim, V vocabulary.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -47,17 +49,21 @@ _MEANINGS = {
     "num_logits": "another number of logits",
     "num_tokens": "another vocabulary",
 }
+_SHARD = re.compile(r"\d{5}\.npy")
+_UNFINISHED = re.compile(r"\.[0-9a-z]+\.(npy|json)\.[0-9a-f]+")  # of `atomic_file`, left by a killed writer
 _PIECE = np.dtype([("origin", "<i8", (4,)), ("shard", "<i8"), ("row", "<i8")])
 
 
 class TeacherLogitsError(OpenAFMError):
-    """A cache of a teacher's logits that is missing, damaged, or made of something else than the run wants."""
+    """The cache of a teacher's logits is missing, damaged, or was computed for another run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheKey(Config):
-    """What a cache is made of: the identity of the teacher, the digest of all that the student will see, and how much of the
-    law is kept. Caches with equal keys hold the same."""
+    """The inputs of a cache: the teacher's identity, the digest of the student's data, the number of logits and of tokens.
+
+    Caches with equal keys hold equal logits.
+    """
 
     teacher: str
     data: str
@@ -67,7 +73,7 @@ class CacheKey(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CacheManifest(Config):
-    """What `manifest.json` holds. `flops` is what the teacher's forward passes cost."""
+    """The content of `manifest.json`. `flops` counts the teacher's forward passes."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -81,7 +87,7 @@ class CacheManifest(Config):
     def __post_init__(self) -> None:
         self.require(
             (self.format, self.version) == (FORMAT, VERSION),
-            f"is {self.format} version {self.version}, this openafm reads {FORMAT} version {VERSION}",
+            f"the file has format {self.format} version {self.version}, this openafm reads {FORMAT} version {VERSION}",
         )
 
 
@@ -98,12 +104,12 @@ class TeacherLogits:
         }
 
     def rows(self, batch: Batch) -> NDArray[Any]:
-        """Of the positions of a batch that carry loss, in order: a structured array [N] with the fields of `_row_type`.
+        """Return the logits at the positions that carry loss, in order: an array [N] with the fields of `_row_type`.
 
         Raises:
-            TeacherLogitsError: the cache knows nothing of one of them.
+            TeacherLogitsError: the cache lacks one of the positions.
         """
-        if not batch.origins:  # it stands in for an empty one, and what is learned from it counts for nothing
+        if not batch.origins:  # the dummy batch of a rank without rows; its gradients are multiplied by 0
             return self._shards[0][: batch.num_targets]
         found = [self._piece(origin, count) for origin, count in _targets_by_piece(batch) if count]
         return np.concatenate(found)
@@ -111,33 +117,33 @@ class TeacherLogits:
     def _piece(self, origin: Origin, count: int) -> NDArray[Any]:
         if origin not in self._rows:
             raise TeacherLogitsError(
-                f"{self.folder} holds nothing of '{origin.source}' shard {origin.shard} [{origin.start}:{origin.stop}]; "
-                "remove it to have the teacher compute it anew"
+                f"{self.folder} lacks '{origin.source}' shard {origin.shard} [{origin.start}:{origin.stop}]; remove"
+                " the folder and repeat the command to compute it again"
             )
         shard, row = self._rows[origin]
         return self._shards[shard][row : row + count]
 
 
 def open_teacher_logits(folder: Path) -> TeacherLogits:
-    """Open a cache and compare every byte with its manifest.
+    """Open a cache and verify its digests.
 
     Raises:
-        TeacherLogitsError: there is none, or it is damaged.
+        TeacherLogitsError: the cache is missing or damaged.
     """
     manifest = _read_manifest(folder)
     for file in (manifest.pieces, *manifest.shards):
         if _record(folder / file.name) != file:
             raise TeacherLogitsError(
-                f"{folder / file.name} was changed after it was written; remove {folder} to have it computed anew"
+                f"{folder / file.name} differs from its digest; remove {folder} and repeat the command to compute it again"
             )
     return TeacherLogits(folder, manifest)
 
 
 def check_teacher_logits(config: CachedDistillationConfig, trainer: TrainerConfig) -> None:
-    """Refuse a cache that is not what this run learns from.
+    """Check that the cache was computed for this run.
 
     Raises:
-        TeacherLogitsError: there is none, or it is of another teacher, of other data or holds other logits.
+        TeacherLogitsError: the cache is missing, or has another teacher, other data or other logits.
     """
     folder = Path(config.cache)
     key = _read_manifest(folder).key
@@ -151,13 +157,13 @@ def check_teacher_logits(config: CachedDistillationConfig, trainer: TrainerConfi
     for name, meaning in _MEANINGS.items():
         if getattr(key, name) != getattr(wanted, name):
             raise TeacherLogitsError(
-                f"{folder} was made of {meaning} ({name} is {getattr(key, name)}, the run wants {getattr(wanted, name)}); "
-                "remove it to have the teacher compute it anew"
+                f"{folder} was computed for {meaning} ({name} is {getattr(key, name)}, the run has {getattr(wanted, name)});"
+                " remove it and repeat the command to compute it again"
             )
 
 
 def data_digest(trainer: TrainerConfig) -> str:
-    """SHA-256 in hex of all that decides what the student sees: data, loaders and steps, those of the evaluation too."""
+    """Return the SHA-256 in hex of everything that determines the student's batches: data, loaders, steps and evaluation."""
     parts = [_loader_digest(trainer.data), str(_num_steps(trainer))]
     if trainer.evaluation is not None:
         parts += [_loader_digest(trainer.evaluation.data), str(trainer.evaluation.num_batches)]
@@ -165,23 +171,26 @@ def data_digest(trainer: TrainerConfig) -> str:
 
 
 def write_teacher_logits(trainer: TrainerConfig, *, device: str = "cpu") -> TeacherLogits:
-    """Let the teacher of a run's `CachedDistillationConfig` pass all that its student will see, unless it already has.
+    """Compute the teacher's logits for every position that the student reads, unless the cache is complete.
 
-    What stands of the same cache is kept, that of another is removed.
+    Shards of the same cache are kept, those of another one are removed.
 
     Raises:
-        TeacherError: there is no teacher, it has changed, or it reads another vocabulary than the data.
-        ConfigError: the objective is another one, the number of steps is not known, or as many logits are not there.
+        TeacherError: no teacher is named, it has changed, or it has another vocabulary than the data.
+        ConfigError: the objective is no `CachedDistillationConfig`, the budget is not in steps, or num_logits is too large.
         FolderInUseError: another process writes this cache.
-        OutOfSpaceError: the disk is full; what was computed stands.
+        OutOfSpaceError: the disk is full; complete shards are kept.
     """
     config = trainer.objective
     if not isinstance(config, CachedDistillationConfig):
-        raise ConfigError(f"a {type(config).__name__} keeps no logits; use CachedDistillationConfig")
+        raise ConfigError(f"{type(config).__name__} uses no cached logits; use CachedDistillationConfig")
     teacher = config.open()
     teacher.check_vocabulary(trainer)
     num_tokens = config.num_tokens or teacher.bundle.config.vocab_size
-    config.require(config.num_logits < num_tokens, f"num_logits must be below the teacher's {num_tokens} tokens")
+    config.require(
+        config.num_logits < num_tokens,
+        f"num_logits must be below the teacher's {num_tokens} tokens, got {config.num_logits}",
+    )
     key = CacheKey(teacher=teacher.identity, data=data_digest(trainer), num_logits=config.num_logits, num_tokens=num_tokens)
     folder = Path(config.cache)
     with folder_lock(folder):
@@ -191,7 +200,7 @@ def write_teacher_logits(trainer: TrainerConfig, *, device: str = "cpu") -> Teac
 
 
 def _write(folder: Path, key: CacheKey, trainer: TrainerConfig, teacher: Teacher, device: str) -> None:
-    _keep_shards_of(folder, key)
+    _remove_other_shards(folder, key)
     decoder = teacher.load().to(device).requires_grad_(False)
     sources: dict[str, int] = {}
     pieces: list[tuple[tuple[int, ...], int, int]] = []
@@ -228,8 +237,8 @@ def _write(folder: Path, key: CacheKey, trainer: TrainerConfig, teacher: Teacher
 
 
 @dataclass(frozen=True, kw_only=True)
-class _News:
-    """Batch number `number`, its pieces that no batch before had with their targets, and these targets' positions in it."""
+class _NewPositions:
+    """The document pieces of batch `number` that no earlier batch had, with their target counts and their positions."""
 
     number: int
     batch: Batch
@@ -238,7 +247,7 @@ class _News:
 
 
 def _batches(trainer: TrainerConfig) -> Iterator[Batch]:
-    """All that the student will see, then all that it will be judged by."""
+    """Yield the student's training batches, then its evaluation batches."""
     loader = trainer.data.build()
     yield from (loader.batch(step) for step in range(_num_steps(trainer)))
     if trainer.evaluation is not None:
@@ -246,7 +255,7 @@ def _batches(trainer: TrainerConfig) -> Iterator[Batch]:
         yield from (held_out.batch(step) for step in range(trainer.evaluation.num_batches))
 
 
-def _new_pieces(batches: Iterable[Batch]) -> Iterator[_News]:
+def _new_pieces(batches: Iterable[Batch]) -> Iterator[_NewPositions]:
     seen: set[Origin] = set()
     for number, batch in enumerate(batches):
         new_BS = np.zeros_like(batch.loss_mask_BS)
@@ -258,12 +267,12 @@ def _new_pieces(batches: Iterable[Batch]) -> Iterator[_News]:
                 new_BS[span.row, span.start : span.stop] = batch.loss_mask_BS[span.row, span.start : span.stop]
         if pieces:
             indices_N = torch.from_numpy(new_BS).flatten().nonzero()[:, 0]
-            yield _News(number=number, batch=batch, pieces=pieces, indices_N=indices_N)
+            yield _NewPositions(number=number, batch=batch, pieces=pieces, indices_N=indices_N)
 
 
-def _groups(news: Iterable[_News]) -> Iterator[list[_News]]:
-    """What goes into one shard each."""
-    group: list[_News] = []
+def _groups(news: Iterable[_NewPositions]) -> Iterator[list[_NewPositions]]:
+    """Yield the positions of one shard each."""
+    group: list[_NewPositions] = []
     num_positions = 0
     for item in news:
         group.append(item)
@@ -287,7 +296,7 @@ def _row_type(key: CacheKey) -> np.dtype[Any]:
 
 @torch.no_grad()
 def _row_array(teacher: Decoder, batch: Batch, indices_N: Tensor, key: CacheKey) -> NDArray[Any]:
-    """The rows of the cache for some positions of a batch."""
+    """Return the rows of the cache for some positions of a batch."""
     device = teacher.device
     num_rows, row_length = batch.tokens_BS.shape
     context = PackedDocuments(batch.documents, num_rows, row_length, device)
@@ -303,14 +312,14 @@ def _row_array(teacher: Decoder, batch: Batch, indices_N: Tensor, key: CacheKey)
     return rows_N
 
 
-def _forward_flops(teacher: Decoder, news: _News) -> int:
+def _forward_flops(teacher: Decoder, news: _NewPositions) -> int:
     lengths = [span.stop - span.start for span in news.batch.documents]
     return training_flops(teacher.config, lengths, len(news.indices_N)) // 3
 
 
 def _num_steps(trainer: TrainerConfig) -> int:
     if not isinstance(trainer.budget, StepBudget):
-        raise ConfigError("a teacher that computes beforehand must know the number of steps: give the run a StepBudget")
+        raise ConfigError("cached distillation needs the number of steps in advance; set trainer.budget to a StepBudget")
     return trainer.budget.num_steps
 
 
@@ -323,15 +332,15 @@ def _holds(folder: Path, key: CacheKey) -> bool:
     return (folder / "manifest.json").is_file() and _read_manifest(folder).key == key
 
 
-def _keep_shards_of(folder: Path, key: CacheKey) -> None:
-    """Leave only what a killed writer of the same cache has finished."""
-    text = folder / "key.json"
-    same = text.is_file() and text.read_text(encoding="utf-8") == dump(key)
+def _remove_other_shards(folder: Path, key: CacheKey) -> None:
+    """Remove the manifest, and the shards of another cache. Files that this module did not write are left alone."""
+    record = folder / "key.json"
+    same = record.is_file() and record.read_text(encoding="utf-8") == dump(key)
     for file in folder.iterdir():
-        is_shard = file.suffix == ".npy" and not file.name.startswith(".")
-        if file.name not in (".lock", "key.json") and not (same and is_shard):
+        is_shard, is_unfinished = _SHARD.fullmatch(file.name), _UNFINISHED.fullmatch(file.name)
+        if file.name in ("manifest.json", "pieces.npy") or is_unfinished or (is_shard and not same):
             file.unlink()
-    with atomic_file(text, "w") as stream:
+    with atomic_file(record, "w") as stream:
         stream.write(dump(key))
 
 
@@ -341,14 +350,14 @@ def _read_manifest(folder: Path) -> CacheManifest:
         return from_dict(CacheManifest, json.loads(file.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise TeacherLogitsError(
-            f"{folder} holds no whole cache of a teacher's logits; write_teacher_logits makes it"
+            f"{folder} holds no complete cache of a teacher's logits; write_teacher_logits makes it"
         ) from None
     except (ValueError, ConfigError) as error:
-        raise TeacherLogitsError(f"{file} is not the manifest of a teacher's logits ({error}); remove {folder}") from error
+        raise TeacherLogitsError(f"{file} is not a manifest of teacher logits ({error}); remove {folder}") from error
 
 
 def _record(file: Path) -> FileRecord:
     try:
         return FileRecord(name=file.name, num_bytes=file.stat().st_size, sha256=file_digest(file))
     except FileNotFoundError:
-        raise TeacherLogitsError(f"{file} is missing; remove {file.parent} to have it computed anew") from None
+        raise TeacherLogitsError(f"{file} is missing; remove {file.parent} and repeat the command") from None

@@ -1,4 +1,4 @@
-"""Continued pre-training of both models (report 4.3): more of what is wanted, then longer context."""
+"""Continued pre-training of both models (report 4.3): a new text mixture, then a longer context."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from openafm.data.loader import LoaderConfig
 from openafm.data.needles import NeedlesConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.sizes import named_size
-from openafm.recipes.config import NeedlesCorpusConfig, RunConfig, recipe
+from openafm.recipes.config import RunConfig, recipe
+from openafm.recipes.corpora import NeedlesCorpusConfig
 from openafm.recipes.mixtures import (
     CODE_TASKS,
     ENGLISH,
     KNOWLEDGE_TASKS,
     MATH_TASKS,
+    NANO_COPIES,
+    NANO_TASKS,
     english,
     held_out,
     held_out_evaluation,
     multilingual,
     sources,
 )
-from openafm.recipes.on_device import NANO_COPIES, NANO_TASKS
 from openafm.training.config import AdamWConfig, MuonConfig, OptimizerConfig, StepBudget, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
 
@@ -34,27 +36,27 @@ LONG_STEPS = {"on_device.micro": 60, "on_device.nano": 40, "server.micro": 100, 
 
 @recipe("on_device.text_continued", sizes=("micro", "nano"), starts_from="on_device.pretrain")
 def on_device_text(size: str) -> RunConfig:
-    """Text again: math, code, knowledge, and 30 % of it in other languages, drawn by temperature."""
+    """Continue on math, code, knowledge and 30 % other languages, sampled by temperature."""
     adamw = AdamWConfig(learning_rate=2e-3, weight_decay=0.0)
     return _text("on_device", size, MuonConfig(learning_rate=0.01, weight_decay=0.0, adamw=adamw))
 
 
 @recipe("server.text_continued", sizes=("micro", "nano"), starts_from="server.pretrain")
 def server_text(size: str) -> RunConfig:
-    """Text again: math, code, knowledge, and other languages raised from 8 % to 30 %, drawn by temperature."""
+    """Continue on math, code, knowledge and other languages, raised from 8 % to 30 % and sampled by temperature."""
     return _text("server", size, AdamWConfig(learning_rate=1.5e-3, weight_decay=0.0))
 
 
 @recipe("on_device.long_context", sizes=("micro", "nano"), starts_from="on_device.text_continued", lengthens=True)
 def on_device_long(size: str) -> RunConfig:
-    """Four times the context: long documents with needles to find, beside ordinary text."""
+    """Train four times the context length on long retrieval documents and ordinary text."""
     adamw = AdamWConfig(learning_rate=1e-3, weight_decay=0.0)
     return _long("on_device", size, MuonConfig(learning_rate=0.005, weight_decay=0.0, adamw=adamw))
 
 
 @recipe("server.long_context", sizes=("micro", "nano"), starts_from="server.text_continued", lengthens=True)
 def server_long(size: str) -> RunConfig:
-    """Four times the context: long documents with needles to find, beside ordinary text."""
+    """Train four times the context length on long retrieval documents and ordinary text."""
     return _long("server", size, AdamWConfig(learning_rate=1e-3, weight_decay=0.0))
 
 

@@ -1,4 +1,4 @@
-"""What compression costs and what is left: bundles side by side on the same held-out examples (report 6, Table 3)."""
+"""Compare bundles on the same held-out examples: size, loss, scores, retention (report 6, Table 3)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,20 @@ from openafm.core.progress import progress
 from openafm.data.synthetic import SyntheticConfig
 from openafm.evaluation.held_out import TASKS, HeldOutScores, held_out_scores
 from openafm.models.accounting import kv_bytes
-from openafm.recipes.compress import corpus_batches, weight_bytes
+from openafm.recipes.compression.compress import weight_bytes
+from openafm.recipes.compression.formats import corpus_batches
 
-LOSS_EXAMPLES = 4  # conversations that the loss is taken over, for each example of a task
+LOSS_EXAMPLES = 4
+"""Conversations in the loss per scored example of a task."""
 ROW_TOKENS = 1024
-
-
-class EmptyReportError(UsageError):
-    """A report of no bundle."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Scores over those of the first uncompressed bundle.
+    """Scores divided by those of the first uncompressed bundle, the reference.
 
-    `tasks` leaves out those in which that bundle scores nothing; `mean` is over the tasks in `well_above`, where it is well
-    above the baselines: elsewhere keeping the score says nothing. None where there is no such task.
+    `tasks` omits those in which the reference scores 0. `mean` is over the tasks in `well_above`, in which the reference is
+    well above the baselines; None without such a task.
     """
 
     reference: str
@@ -53,7 +51,7 @@ class Retention:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleReport:
-    """One bundle. `loss` is in nats for each token of the answers in the bundle's own tokens: compare equal tokenizers."""
+    """The measurements of a bundle. `loss` is in nats per answer token; compare it between equal tokenizers only."""
 
     bundle: Bundle
     loss: float
@@ -80,7 +78,7 @@ class BundleReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionReport:
-    """Bundles in the order asked for, each judged by `num_examples` examples of every task."""
+    """The measurements of bundles on `num_examples` examples of every task."""
 
     num_examples: int
     bundles: tuple[BundleReport, ...]
@@ -90,18 +88,17 @@ class CompressionReport:
 
 
 def compression_report(names: Sequence[str | Path], num_examples: int = 50) -> CompressionReport:
-    """Measure bundles by name or path: every one on the same examples, in the numerics that it declares.
+    """Measure bundles, given by name or path, on the same examples and in the numerics that each declares.
 
     Raises:
-        EmptyReportError: no bundles.
-        UsageError: no examples.
-        BundleNotFoundError, BundleError: a bundle is not there or damaged; before anything is measured.
+        UsageError: no bundles or no examples.
+        BundleNotFoundError, BundleError: a bundle is missing or damaged; raised before anything is measured.
     """
     from openafm.framework.backends.system_model import SystemLanguageModel
 
     bundles = [open_bundle(name) for name in names]
     if not bundles:
-        raise EmptyReportError("a report needs at least one bundle, by name or path")
+        raise UsageError("a report needs at least one bundle, by name or path")
     if num_examples < 1:
         raise UsageError(f"a report needs at least one example of each task, got {num_examples}")
     for bundle in bundles:
@@ -117,7 +114,7 @@ def compression_report(names: Sequence[str | Path], num_examples: int = 50) -> C
 
 
 def with_retention(measured: Sequence[BundleReport]) -> tuple[BundleReport, ...]:
-    """The same with retention, where one of the bundles is uncompressed."""
+    """Return the reports with retention, if one of the bundles is uncompressed."""
     reference = next((report for report in measured if not report.bundle.numerics.is_compressed), None)
     if reference is None:
         return tuple(measured)
@@ -128,7 +125,7 @@ def with_retention(measured: Sequence[BundleReport]) -> tuple[BundleReport, ...]
 
 
 def held_out_loss(bundle: Bundle, num_examples: int) -> float:
-    """Mean cross entropy, in nats, of the answers' tokens in the first examples of the held-out split."""
+    """Return the mean cross entropy, in nats, of the answer tokens in the first examples of the held-out split."""
     import torch
 
     from openafm.bundle.decoder import load_decoder
@@ -146,9 +143,9 @@ def held_out_loss(bundle: Bundle, num_examples: int) -> float:
 
 
 def _retention(report: BundleReport, reference: BundleReport) -> Retention:
-    whole = reference.scores.tasks
+    full = reference.scores.tasks
     return Retention(
         reference=reference.bundle.name,
-        tasks={name: task.score / whole[name].score for name, task in report.scores.tasks.items() if whole[name].score > 0},
-        well_above=tuple(name for name, task in whole.items() if task.is_well_above_baselines),
+        tasks={name: task.score / full[name].score for name, task in report.scores.tasks.items() if full[name].score > 0},
+        well_above=tuple(name for name, task in full.items() if task.is_well_above_baselines),
     )

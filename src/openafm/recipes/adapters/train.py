@@ -1,11 +1,10 @@
-"""Train an adapter on a bundle from one's own conversations, and write adapters out (report 7, "Adapters").
+"""Train an adapter on chat files: `openafm adapter train`.
 
-RUN/  run.json  data/train/  data/eval/  config.json  metrics.jsonl  checkpoints/  NAME.fmadapter/
+RUN/  run.json  data/train/  [data/eval/]  config.json  metrics.jsonl  checkpoints/  NAME.fmadapter/
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -18,20 +17,18 @@ from numpy.typing import NDArray
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.metadata import check_name
-from openafm.adapters.package import METADATA, Adapter, AdapterAbout, AdapterNotFoundError, open_adapter, write_adapter
-from openafm.bundle import Bundle, BundleError, list_bundles, open_bundle, shipped_bundle
+from openafm.adapters.package import Adapter, write_adapter
+from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import Config, dump, from_dict
-from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.data.documents import ChatDocument, DocumentFiles, NotADocumentError
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shards import open_shards
 from openafm.models.accounting import num_parameters
-from openafm.recipes.config import FolderCorpusConfig
-from openafm.recipes.corpora import pack_corpus
+from openafm.recipes.adapters.export import NoBaseError, local_bundle, trained_adapter
+from openafm.recipes.corpora import FolderCorpusConfig, pack_corpus
 from openafm.recipes.drafting import draft_run
 from openafm.recipes.run import RunInterruptedError, RunResult, run_recipe
-from openafm.runtime.decoding.speculation import DraftMismatchError
 from openafm.tokenizer.conversation import AssistantTurn
 from openafm.training.config import (
     AdamWConfig,
@@ -42,22 +39,15 @@ from openafm.training.config import (
     first_difference,
 )
 
-ONE_THREAD_BELOW = 50_000_000  # parameters: the operations of a smaller model are too short to share out
-
-
-class NoBaseError(UsageError):
-    """The base of an adapter, which is needed, is not on this machine."""
-
-
-class NoAdapterRunError(UsageError):
-    """A run folder in which no adapter was trained."""
+ONE_THREAD_BELOW = 50_000_000
+"""Parameters below which one thread trains faster than several."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterRunConfig(Config):
-    """A run of `openafm adapter train`: chat JSONL files at `data` and `evaluation`, the bundle at `base`.
+    """A run of `openafm adapter train` on the chat JSONL files `data` and `evaluation` and the bundle `base`.
 
-    `batch_size` is the mean number of conversations in a step: short ones share a row.
+    `batch_size` is the mean number of conversations in a step; short ones share a row.
     """
 
     ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint",)
@@ -81,7 +71,7 @@ class AdapterRunConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterRunResult:
-    """Where a run left things. `eval_losses` are nats for each token of the answers, after each epoch."""
+    """The outputs of a finished run and its figures. `eval_losses` are in nats per answer token, one for each epoch."""
 
     adapter: str
     identifier: str
@@ -102,7 +92,7 @@ class AdapterRunResult:
 def adapter_run(
     base: Bundle, data: Path, evaluation: Path | None, changes: Mapping[str, Any] | None = None
 ) -> AdapterRunConfig:
-    """The config of a run on these files; `changes` replace values by key."""
+    """Return the config of a run on these files; `changes` replace values by key."""
     values = {
         "base": str(base.path.resolve()),
         "base_identity": base.identity,
@@ -113,18 +103,18 @@ def adapter_run(
 
 
 def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterRunResult:
-    """Train in `folder` and write `NAME.fmadapter` there; a run that stands in it goes on where it stopped.
+    """Train in `folder` and write `NAME.fmadapter` there. A run in `folder` continues from its last checkpoint.
 
-    The adapter starts as the recovery adapter that the base carries, else it changes nothing yet.
+    The adapter starts from the base's recovery adapter, or from zero if the base has none.
 
     Raises:
-        AdapterNameError: `name` is none.
+        AdapterNameError: `name` is not a valid adapter name.
         NotADocumentError, NotTextError, InputPathError: a file, or the named line of it, holds no conversation to learn.
         AnotherRunError: the folder holds another run.
         FolderInUseError: another process runs in this folder.
-        AdapterWeightsError: the adapter that the base carries has a larger rank.
-        BundleMismatchError: the base is not the one that the run started from.
-        RunInterruptedError: stopped by SIGTERM or Ctrl-C; all is saved.
+        AdapterWeightsError: the base's recovery adapter has a larger rank.
+        BundleMismatchError: the base has changed since the run started.
+        RunInterruptedError: SIGTERM or Ctrl-C stopped the run; its state is saved.
     """
     from openafm.training.observability.metrics import read_metrics
     from openafm.training.run import train
@@ -145,12 +135,12 @@ def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterR
         result = train(trainer, folder)
         if not result.finished:
             raise RunInterruptedError(folder, result)
-        made = _trained(folder)
+        trained = trained_adapter(folder)
         adapter = write_adapter(
             folder / f"{name}.fmadapter",
-            weights=made.weights,
-            config=made.config,
-            base_signature=made.base_signature,
+            weights=trained.weights,
+            config=trained.config,
+            base_signature=trained.base_signature,
             name=name,
         )
     return AdapterRunResult(
@@ -168,41 +158,6 @@ def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterR
     )
 
 
-def export_adapter(
-    source: Path, name: str, output: Path, about: AdapterAbout | None = None, draft: str | Path | None = None
-) -> Adapter:
-    """Write `output`/NAME.fmadapter from a run's folder or from another adapter's; what `about` leaves empty is lost.
-
-    Raises:
-        AdapterNameError: `name` is none.
-        AdapterNotFoundError: nothing is at `source`.
-        NoAdapterRunError: it is neither an adapter nor a run that trained one.
-        HalfDraftError, BundleError: the draft is not a whole bundle.
-        DraftMismatchError: it does not speak in the base's tokens.
-        NoBaseError: the draft cannot be checked, for the base is not on this machine.
-    """
-    check_name(name)
-    if (source / METADATA).is_file():
-        found = open_adapter(source)
-        made = _Trained(
-            weights=found.weights(),
-            config=found.config,
-            base_signature=found.base_signature,
-            base=local_bundle(found.base_signature),
-        )
-    else:
-        made = _trained(source)
-    return write_adapter(
-        output / f"{name}.fmadapter",
-        weights=made.weights,
-        config=made.config,
-        base_signature=made.base_signature,
-        name=name,
-        about=about,
-        draft=None if draft is None else _checked_draft(draft, made),
-    )
-
-
 def train_draft(
     adapter: Adapter,
     data: Path,
@@ -214,20 +169,20 @@ def train_draft(
     size: str = "nano",
     changes: Mapping[str, str] | None = None,
 ) -> RunResult:
-    """Distil the bundle `name`, which drafts for an adapter on its base, on conversations as the adapter learned from.
+    """Distill a draft model for an adapter on its base, on conversations like those it was trained on.
 
     Raises:
-        NoBaseError: no `base` is given, and the adapter's is not on this machine.
-        AdapterMismatchError: `base` is another one.
+        NoBaseError: no `base` is given and the adapter's base is not on this machine.
+        AdapterMismatchError: `base` is not the adapter's base.
         NotADocumentError, NotTextError, InputPathError: a file, or the named line of it, holds no conversation to learn.
-        UnknownRecipeError, UnknownKeyError, ConfigError: no such size, or a key or value of `changes` that is none.
-        Whatever `run_recipe` raises.
+        UnknownRecipeError, UnknownKeyError, ConfigError: an unknown size, or an unknown key or invalid value in `changes`.
+        Errors of `run_recipe`.
     """
     base = base or local_bundle(adapter.base_signature)
     if base is None:
         raise NoBaseError(
-            f"the base {adapter.base_signature} of {adapter.path} is not among your bundles, and the draft learns from it; "
-            "give it with --base"
+            f"the draft learns from the base {adapter.base_signature} of {adapter.path}, which is not on this machine;"
+            " name it with --base"
         )
     for file in filter(None, (data, evaluation)):
         _check_conversations(file)
@@ -235,47 +190,8 @@ def train_draft(
     return run_recipe(config, folder, name)
 
 
-def local_bundle(signature: str) -> Bundle | None:
-    """This user's bundle of this signature, or the shipped one; None if it is not on this machine.
-
-    A bundle that cannot be opened is passed over: it is not the one that is looked for, or of no use as that.
-    """
-    for folder in (*list_bundles(), shipped_bundle()):
-        with contextlib.suppress(BundleError):
-            if folder is not None and (bundle := Bundle(folder)).signature == signature:
-                return bundle
-    return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Trained:
-    """An adapter's weights by their names in the decoder, and what they belong to; `base` where it is on this machine."""
-
-    weights: Mapping[str, NDArray[np.float32]]
-    config: LoRAConfig
-    base_signature: str
-    base: Bundle | None
-
-
-def _trained(folder: Path) -> _Trained:
-    """Those of the newest whole checkpoint of a run."""
-    from openafm.adapters.lora import adapter_weights
-    from openafm.training.run import load_trained
-
-    if not folder.exists():
-        raise AdapterNotFoundError(f"nothing is at {folder}; give a run's folder or an adapter's")
-    if not (folder / "checkpoints").is_dir():
-        raise NoAdapterRunError(f"{folder} is neither an adapter nor the folder of a run; it has no checkpoints")
-    config = from_dict(TrainerConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
-    if config.adapter is None or config.from_bundle is None:
-        raise NoAdapterRunError(f"no adapter was trained in {folder}; `openafm adapter train` trains one")
-    weights = {name: weight.numpy() for name, weight in adapter_weights(load_trained(folder)).items()}
-    base = open_bundle(config.from_bundle)
-    return _Trained(weights=weights, config=config.adapter, base_signature=base.signature, base=base)
-
-
 def _trainer(config: AdapterRunConfig, base: Bundle, folder: Path) -> TrainerConfig:
-    """The run on packed data: epochs as steps, evaluation at the end of each on all that there is."""
+    """Return the run on packed data: epochs as steps, an evaluation on all held-out data after each epoch."""
     loader = _loader(config, "train", folder, base.config.context_length)
     num_steps = math.ceil(loader.build().steps_per_epoch())
     evaluation = None
@@ -299,7 +215,7 @@ def _trainer(config: AdapterRunConfig, base: Bundle, folder: Path) -> TrainerCon
 
 
 def _loader(config: AdapterRunConfig, part: str, folder: Path, context_length: int) -> LoaderConfig:
-    """Rows that hold the longest conversation, and `batch_size` conversations of mean length in all rows of a step."""
+    """Return a loader whose rows hold the longest conversation and whose steps hold `batch_size` of mean length."""
     lengths = _lengths(folder / "data" / part)
     step_tokens = round(config.batch_size * float(lengths.mean()))
     row_tokens = min(context_length, max(step_tokens, int(lengths.max())))
@@ -320,16 +236,16 @@ def _lengths(shards: Path) -> NDArray[np.int64]:
 
 
 def _check_conversations(file: Path) -> None:
-    """Every line must be a conversation with an answer to learn: all lines, before anything is trained."""
+    """Check every line before training: it must be a conversation with an assistant's turn to learn."""
     is_empty = True
     for document in DocumentFiles(file):
         is_empty = False
         if not isinstance(document, ChatDocument):
-            raise NotADocumentError(f"{document.read_from}: a text; an adapter learns from conversations, under 'messages'")
+            raise NotADocumentError(f"{document.read_from} is a text; an adapter learns from conversations under 'messages'")
         if not any(isinstance(turn, AssistantTurn) for turn in document.conversation.turns):
-            raise NotADocumentError(f"{document.read_from}: a conversation without an answer of the assistant to learn")
+            raise NotADocumentError(f"{document.read_from} is a conversation without an assistant's turn to learn")
     if is_empty:
-        raise NotADocumentError(f"{file} holds no conversation; give chat JSONL, one conversation in a line")
+        raise NotADocumentError(f"{file} holds no conversation; use chat JSONL with one conversation per line")
 
 
 def _check_same_run(config: AdapterRunConfig, folder: Path) -> None:
@@ -344,18 +260,3 @@ def _check_same_run(config: AdapterRunConfig, folder: Path) -> None:
     difference = first_difference(from_dict(AdapterRunConfig, values), config, ignored=AdapterRunConfig.ANY_VALUE_RESUMES)
     if difference is not None:
         raise AnotherRunError(f"{folder} holds another run: {difference}; choose another --output or remove it")
-
-
-def _checked_draft(draft: str | Path, made: _Trained) -> Path:
-    bundle = open_bundle(draft)
-    if made.base is None:
-        raise NoBaseError(
-            f"the base {made.base_signature} is not on this machine: whether {bundle.path} drafts for it cannot be told"
-        )
-    same_rows = bundle.config.vocab_size == made.base.config.vocab_size
-    if not same_rows or bundle.tokenizer.digest != made.base.tokenizer.digest:
-        raise DraftMismatchError(
-            f"{bundle.path} has another tokenizer than the base {made.base.name}; train a draft for this base"
-        )
-    bundle.verify()
-    return bundle.path

@@ -1,0 +1,1 @@
+"""Training and export of adapters (report 6, 7)."""

@@ -1,0 +1,106 @@
+"""Resolve a recipe: its bundle to start from, the user's data, changed values, and the teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from openafm.bundle import Bundle, open_bundle
+from openafm.bundle.store import bundle_place
+from openafm.compression.errors import UncompressibleModelError
+from openafm.core.config import override
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.models.upcycling_config import upcycled_config
+from openafm.recipes.catalog import find_recipe
+from openafm.recipes.config import Recipe, RunConfig
+from openafm.recipes.corpora import FolderCorpusConfig
+from openafm.training.config import TrainerConfig
+
+
+def prepare_run(
+    recipe: str,
+    size: str | None = None,
+    *,
+    start: str | None = None,
+    data: Path | None = None,
+    changes: Mapping[str, str] | None = None,
+    plugins: Sequence[str] = (),
+) -> RunConfig:
+    """Return the resolved config of a recipe.
+
+    `start` is the bundle to start from or to learn from. Without it the run uses the bundle of the recipe's `starts_from`
+    under its default name, if that exists; the same holds for `taught_by`. `data` replaces the recipe's corpora by a folder
+    of the user's files. `changes` replace single values by dotted key. `plugins` are recorded in the config; the caller has
+    loaded them.
+
+    Raises:
+        UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
+        BundleNotFoundError: `start` names no bundle.
+        UncompressibleModelError: `start` is compressed and the recipe trains its weights.
+        UpcyclingError: the recipe upcycles `start`, and `start` is not dense.
+        TeacherError: the teacher has another tokenizer than `start`.
+    """
+    found = find_recipe(recipe)
+    size = found.checked_size(size)
+    config = found(size)
+    config = replace(config, plugins=tuple(dict.fromkeys((*config.plugins, *found.plugins, *plugins))))
+    start = start or default_bundle(found.starts_from, size)
+    if start is not None:
+        config = _started(config, found, open_bundle(start))
+    if data is not None:
+        config = _on_folder(config, data)
+    return _resolved(override(config, changes or {}), default_bundle(found.taught_by, size))
+
+
+def default_bundle(recipe: str | None, size: str) -> str | None:
+    """Return the bundle that a recipe wrote under its default name; None if it does not exist."""
+    if recipe is None:
+        return None
+    place = bundle_place(find_recipe(recipe).default_name(size))
+    return str(place) if (place / "config.json").is_file() else None
+
+
+def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
+    """Return the run with `bundle` as its teacher or as its initial weights."""
+    taught = config.trainer.objective.with_teacher(config.trainer, bundle)
+    if taught is not None:
+        return replace(config, trainer=taught)
+    if bundle.numerics.is_compressed and config.trainer.adapter is None:
+        raise UncompressibleModelError(
+            f"{bundle.name} is compressed ({bundle.numerics.weights}), its weights cannot be trained; start from the bundle"
+            " that it was made from, or train an adapter"
+        )
+    model = bundle.config
+    if recipe.lengthens:
+        model = replace(model, context_length=max(model.context_length, config.trainer.model.context_length))
+    trainer = replace(
+        config.trainer,
+        from_bundle=str(bundle.path.resolve()),
+        from_identity=bundle.identity,
+        model=model,
+        data=_within(config.trainer.data, model.context_length),
+    )
+    if trainer.adapter is not None and bundle.recovery_adapter is not None:
+        trainer = replace(trainer, adapter=bundle.recovery_adapter.config)
+    return replace(config, tokenizer=None, trainer=trainer)
+
+
+def _on_folder(config: RunConfig, folder: Path) -> RunConfig:
+    corpus = FolderCorpusConfig(name="own", learn=config.corpora[0].learn, path=str(folder.resolve()))
+    loader = replace(config.trainer.data, sources=(SourceConfig(name="own", path="own"),))
+    return replace(config, corpora=(corpus,), trainer=replace(config.trainer, data=loader, evaluation=None))
+
+
+def _resolved(config: RunConfig, default_teacher: str | None) -> RunConfig:
+    """Return the run with the values that depend on its bundles: the upcycled model and the objective's teacher."""
+    trainer: TrainerConfig = config.trainer
+    if trainer.upcycle is not None and trainer.from_bundle is not None:
+        dense = open_bundle(trainer.from_bundle).config
+        trainer = replace(trainer, model=upcycled_config(dense, trainer.upcycle))
+    objective = trainer.objective.resolved(trainer.from_bundle, default_teacher)
+    return replace(config, trainer=replace(trainer, objective=objective))
+
+
+def _within(loader: LoaderConfig, context_length: int) -> LoaderConfig:
+    return replace(loader, row_tokens=min(loader.row_tokens, context_length))

@@ -1,0 +1,1 @@
+"""Training, scoring and packaging of the model that comes with openafm."""

@@ -1,0 +1,116 @@
+"""Score the trained stages and write the bundle that comes with openafm."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
+from openafm.bundle.describe import describe_bundle, stored_bits
+from openafm.core.errors import OpenAFMError
+from openafm.core.files import data_home, write_json
+from openafm.core.progress import progress
+from openafm.evaluation import held_out
+from openafm.evaluation.held_out import HeldOutScores, TaskScore
+from openafm.framework.backends.system_model import SystemLanguageModel
+from openafm.recipes.shipping.card import ModelScores, ShippedResults, shipped_card
+from openafm.recipes.shipping.stages import TrainedStages, read_stage
+
+MAX_BYTES = 6_000_000
+NUM_EXAMPLES = 100
+"""Examples of each task; three models then take about half an hour on one core."""
+
+
+class ShippedSizeError(OpenAFMError):
+    """The bundle exceeds the size limit of the package."""
+
+
+def ship(trained: TrainedStages, out: Path, results_file: Path, num_examples: int = NUM_EXAMPLES) -> ShippedResults:
+    """Score the models, write the bundle with its card to `out` and the results as JSON.
+
+    Raises:
+        ShippedSizeError: the bundle exceeds `MAX_BYTES`; nothing was written.
+        ShippedPartsError: a run folder is not that of a stage.
+        BundleError: `out` holds something else than a bundle.
+    """
+    for bundle in (trained.uncompressed, trained.best):
+        bundle.verify()
+    with tempfile.TemporaryDirectory() as folder:
+        draft = write_like(trained.best, Path(folder) / out.name)
+        files = file_sizes(draft.path)
+        check_size(files)
+        results = ShippedResults(
+            description=describe_bundle(draft),
+            uncompressed_bits_per_weight=stored_bits(trained.uncompressed).total,
+            embedding_bytes=sum(t.data.nbytes for n, t in draft.stored_tensors.items() if n.split(".")[0] == "embedding"),
+            files=files,
+            stages=tuple(read_stage(run) for run in trained.runs),
+            num_examples=num_examples,
+            scores=score_models(trained, num_examples),
+        )
+    card = shipped_card(results)
+    check_size(files | {"card.md": len(card.encode())})
+    write_like(trained.best, out, card)
+    write_json(results_file, results.to_dict())
+    return results
+
+
+def write_like(bundle: Bundle, path: Path, card: str = "") -> Bundle:
+    """Write the same bundle to `path` in the current file format, with this card."""
+    adapter = bundle.recovery_adapter
+    return write_bundle(
+        path,
+        config=bundle.config,
+        tokenizer=bundle.tokenizer,
+        template=bundle.template,
+        tensors=bundle.tensors(),
+        numerics=bundle.numerics,
+        recovery=None if adapter is None else RecoveryAdapter(config=adapter.config, weights=adapter.weights()),
+        card=card,
+    )
+
+
+def file_sizes(folder: Path) -> dict[str, int]:
+    """Return the bytes of every file of a bundle except its card, the largest first."""
+    files = {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+    files.pop("card.md", None)
+    return dict(sorted(files.items(), key=lambda item: -item[1]))
+
+
+def check_size(files: Mapping[str, int]) -> None:
+    """Check that the files fit into the package.
+
+    Raises:
+        ShippedSizeError: they exceed `MAX_BYTES`; the message names the largest.
+    """
+    total = sum(files.values())
+    if total > MAX_BYTES:
+        largest = ", ".join(f"{name} {size:,}" for name, size in sorted(files.items(), key=lambda item: -item[1])[:3])
+        raise ShippedSizeError(
+            f"the bundle has {total:,} bytes, the package carries {MAX_BYTES:,} at most; largest: {largest}; lower the "
+            "adapter's rank, leave it out with --without-adapter or train a smaller vocabulary"
+        )
+
+
+def score_models(trained: TrainedStages, num_examples: int) -> ModelScores:
+    """Return held-out scores of the models. Scores are cached in runs/ship/scores.json by model and number of examples."""
+    return ModelScores(
+        shipped=_cached_scores("the shipped model", trained.best, num_examples),
+        without_adapter=_cached_scores("the shipped model without its adapter", trained.compressed, num_examples),
+        uncompressed=_cached_scores("the uncompressed model", trained.uncompressed, num_examples),
+    )
+
+
+def _cached_scores(title: str, bundle: Bundle, num_examples: int) -> HeldOutScores:
+    file = data_home() / "runs" / "ship" / "scores.json"
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    key = " ".join((bundle.identity, str(num_examples), *held_out.TASKS))
+    if key not in known:
+        with progress(f"scoring {title}", num_examples * len(held_out.TASKS)) as bar:
+            model = SystemLanguageModel(bundle=bundle.path)
+            known[key] = asdict(held_out.held_out_scores(model, num_examples=num_examples, on_each=bar.update))
+        write_json(file, known)
+    return HeldOutScores(tasks={name: TaskScore(**score) for name, score in known[key]["tasks"].items()})
