@@ -16,6 +16,7 @@ from openafm.recipes.config import RunConfig
 from openafm.recipes.drafting import Answerer, draft_report, draft_run, held_out_conversations, questions
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import StartBundleError, run_recipe
+from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
