@@ -1,7 +1,7 @@
 """Check the project's prose for the words listed in words.txt; run by `make check`.
 
 Prose is: comments, docstrings and the text of raised errors in Python, whole lines of Markdown, comments of C++ and Makefiles.
-Exit code 1 if a word is found; each finding is one line with the file, the line and what to write instead.
+Exit code 1 if a word is found. A finding is one line: file, line number and what to write instead.
 """
 
 from __future__ import annotations
