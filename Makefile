@@ -43,8 +43,8 @@ define sanitized
 endef
 
 check: .venv/installed-test
-	$(BIN)/ruff format --check src tests benchmarks examples
-	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples .ci
+	$(BIN)/ruff check src tests benchmarks examples .ci
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/check_words.py

@@ -1,6 +1,6 @@
 """Check the project's prose for the words listed in words.txt; run by `make check`.
 
-Prose is: comments, docstrings and the text of raised errors in Python, whole lines of Markdown, comments of C++ and Makefiles.
+Prose is: comments, docstrings and raised errors in Python, all lines of Markdown, comments in C++ and Makefiles.
 Exit code 1 if a word is found. A finding is one line: file, line number and what to write instead.
 """
 
