@@ -21,7 +21,7 @@ from tiny_runs import VOCAB_SIZE, tiny_model, tiny_run
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.models.config import DecoderConfig, TrackNormConfig
 from openafm.models.sizes import parallel_track_decoder
-from openafm.training.config import AdamWConfig, EMAConfig, EvaluationConfig, TrainerConfig
+from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, EvaluationConfig, TrainerConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, open_processes
@@ -77,6 +77,7 @@ class Combination:
             ema=EMAConfig(decay=0.9),
             evaluation=EvaluationConfig(data=replace(data, rows_per_step=4, seed=1), num_batches=2),
             microbatch_rows=self.microbatch_rows,
+            activation_checkpointing=None if self.microbatch_rows is None else ActivationCheckpointingConfig(),
         )
 
 

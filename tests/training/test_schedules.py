@@ -1,4 +1,4 @@
-"""Schedules: where they start, what they pass and where they end."""
+"""Schedules: start, middle and end of their factors."""
 
 from __future__ import annotations
 
@@ -41,5 +41,3 @@ def test_impossible_values_are_refused() -> None:
         WarmupStableDecay(warmup_fraction=1.0)
     with pytest.raises(ConfigError, match="decay_fraction"):
         WarmupStableDecay(decay_fraction=0.0)
-    with pytest.raises(ConfigError, match="abstract"):
-        ScheduleConfig(warmup_fraction=0.0).factor(0, 1)

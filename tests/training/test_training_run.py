@@ -205,7 +205,7 @@ def test_held_out_loss_is_that_of_the_averaged_weights(tmp_path: Path, corpus: L
     config = tiny_run(corpus, evaluation=evaluation, ema=EMAConfig(decay=0.5))
     result = train(config, tmp_path / "run")
     lines = [line for line in read_metrics(tmp_path / "run") if "held_out_loss" in line]
-    assert [line["step"] for line in lines] == [5, 10, 12]
+    assert [line["step"] for line in lines] == [0, 5, 10, 12]
     assert result.held_out_loss == lines[-1]["held_out_loss"]
 
     model = load_trained(tmp_path / "run")

@@ -61,16 +61,21 @@ class Batch:
 
     def rows(self, start: int, stop: int) -> Batch:
         """Return rows start..stop-1 as a batch; bounds beyond the last row give fewer rows, or none."""
-        inside = [index for index, document in enumerate(self.documents) if start <= document.row < stop]
+        return self.select(np.arange(start, min(stop, self.num_rows)))
+
+    def select(self, rows: npt.NDArray[np.int64]) -> Batch:
+        """Return some rows, in ascending order, as a batch."""
+        new_rows = {row: new_row for new_row, row in enumerate(rows.tolist())}
+        chosen = [index for index, document in enumerate(self.documents) if document.row in new_rows]
         return Batch(
-            tokens_BS=self.tokens_BS[start:stop],
-            targets_BS=self.targets_BS[start:stop],
-            loss_mask_BS=self.loss_mask_BS[start:stop],
-            documents=tuple(self.documents[i]._replace(row=self.documents[i].row - start) for i in inside),
-            origins=tuple(self.origins[i] for i in inside) if self.origins else (),
-            token_fields={name: values_BS[start:stop] for name, values_BS in self.token_fields.items()},
+            tokens_BS=self.tokens_BS[rows],
+            targets_BS=self.targets_BS[rows],
+            loss_mask_BS=self.loss_mask_BS[rows],
+            documents=tuple(self.documents[i]._replace(row=new_rows[self.documents[i].row]) for i in chosen),
+            origins=tuple(self.origins[i] for i in chosen) if self.origins else (),
+            token_fields={name: values_BS[rows] for name, values_BS in self.token_fields.items()},
             embedding_spans=tuple(
-                span._replace(row=span.row - start) for span in self.embedding_spans if start <= span.row < stop
+                span._replace(row=new_rows[span.row]) for span in self.embedding_spans if span.row in new_rows
             ),
         )
 

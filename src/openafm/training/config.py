@@ -1,14 +1,15 @@
-"""A training run as one typed config. Imports no tensor library; `run.train` carries it out."""
+"""A training run as one typed config, which `run.train` executes. Imports no tensor library."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from openafm.adapters.config import LoRAConfig, ZeroStart
 from openafm.compression.config import QATConfig
-from openafm.core.config import Config, ConfigError, to_dict
+from openafm.core.config import Config, to_dict
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
 from openafm.models.upcycling_config import UpcyclingConfig
@@ -18,18 +19,21 @@ from openafm.training.objectives.config import NextTokenConfig, ObjectiveConfig
 from openafm.training.schedules import ScheduleConfig, WarmupCosine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
     from torch.nn import Parameter
     from torch.optim import Optimizer
 
     from openafm.models.decoder import Decoder
+    from openafm.training.observers import Observer
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig(Config):
-    """Base of the optimizers. Weight decay falls on matrices only, not on norms and biases.
+class OptimizerConfig(Config, ABC):
+    """Base of the optimizers. Weight decay applies to matrices only, not to norms and biases.
 
-    `gradient_clip` bounds the norm of the whole gradient; None leaves it alone.
+    `gradient_clip` bounds the norm of the whole gradient; None does not clip.
     """
 
     learning_rate: float = 1e-3
@@ -43,9 +47,16 @@ class OptimizerConfig(Config):
             self.gradient_clip is None or self.gradient_clip > 0, f"gradient_clip must be above 0, got {self.gradient_clip}"
         )
 
+    @abstractmethod
     def build(self, parameters: Mapping[str, Parameter]) -> tuple[Optimizer, ...]:
-        """The optimizers that share the parameters out among themselves. Schedules scale each group's `initial_lr`."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use AdamWConfig or MuonConfig")
+        """Return optimizers that together train all parameters. Schedules scale each group's `initial_lr`."""
+
+    def state_numbers(self, weights: int, matrices: int) -> int:
+        """Return how many fp32 numbers the state of `weights` parameters holds, `matrices` of them in matrices of layers.
+
+        Plans use it; the default is the two moments of Adam-like optimizers.
+        """
+        return 2 * weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +78,10 @@ class AdamWConfig(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(OptimizerConfig):
-    """Muon (Jordan et al. 2024) for the matrices inside the layers; AdamW for the embedding, the head, norms and biases.
+    """Muon (Jordan et al. 2024) for the matrices of the layers; AdamW for embedding, head, experts, norms and biases.
 
-    The updates of a matrix are orthogonalized momentum. At the same learning rate they are as large as AdamW's (arXiv
-    2502.16982).
+    The updates of a matrix are orthogonalized momentum; with parallel tracks each track's matrix by itself. At the same
+    learning rate they are as large as AdamW's (arXiv 2502.16982).
     """
 
     momentum: float = 0.95
@@ -85,26 +96,30 @@ class MuonConfig(OptimizerConfig):
 
         return muon(self, parameters)
 
+    def state_numbers(self, weights: int, matrices: int) -> int:
+        return 2 * weights - matrices  # Muon keeps one momentum per matrix
+
 
 @dataclass(frozen=True, kw_only=True)
-class StartConfig(Config):
-    """Base of what is written into fresh weights before the first step."""
+class StartConfig(Config, ABC):
+    """Base of the changes to fresh weights before the first step."""
 
+    @abstractmethod
     def apply(self, model: Decoder, seed: int) -> None:
-        raise ConfigError(f"{type(self).__name__} is abstract; use PlainStart or InductionStart")
+        """Change the initialized weights in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlainStart(StartConfig):
-    """Weights as the model initializes them."""
+    """Keep the weights as initialized."""
 
     def apply(self, model: Decoder, seed: int) -> None:
-        """Nothing to change."""
+        """Change nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InductionStart(StartConfig):
-    """A head start for copying from the context: models/induction.py."""
+    """Write induction heads, which copy from the context, into the weights (models/induction.py)."""
 
     def apply(self, model: Decoder, seed: int) -> None:
         from openafm.models.induction import start_induction
@@ -114,10 +129,10 @@ class InductionStart(StartConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EMAConfig(Config):
-    """An exponential moving average of the weights, which is what the run hands on.
+    """An exponential moving average of the weights, which the run's model has in the end.
 
-    After update number n the average moves by 1 - min(decay, n / (n + 9)) towards the weights: early on it follows
-    quickly, so that a short run is not an average with its random start.
+    After update n the average moves by 1 - min(decay, n / (n + 9)) towards the weights: early updates count more, so that
+    the average of a short run does not contain its random start.
     """
 
     decay: float = 0.999
@@ -126,17 +141,18 @@ class EMAConfig(Config):
         self.require(0 < self.decay < 1, f"decay must lie in (0, 1), got {self.decay}")
 
     def decay_at(self, update: int) -> float:
-        """The decay of update number `update`, counted from 1."""
+        """Return the decay of update `update`, counted from 1."""
         return min(self.decay, update / (update + 9))
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrecisionConfig(Config):
-    """Base of the compute precisions. Master weights, gradients and optimizer state are fp32 in all of them."""
+class PrecisionConfig(Config, ABC):
+    """Base of the compute precisions. Master weights, gradients and optimizer state are always fp32."""
 
     @property
+    @abstractmethod
     def compute_dtype(self) -> torch.dtype:
-        raise ConfigError(f"{type(self).__name__} is abstract; use Float32Config or BFloat16Config")
+        """Return the dtype of activations and of the weights' casts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,12 +179,12 @@ class BFloat16Config(PrecisionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetConfig(Config):
-    """Base of how long a run may take."""
+    """Base of the lengths of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepBudget(BudgetConfig):
-    """A run of this many optimizer steps."""
+    """A run of `num_steps` optimizer steps."""
 
     num_steps: int
 
@@ -180,9 +196,8 @@ class StepBudget(BudgetConfig):
 class TimeBudget(BudgetConfig):
     """As many steps as fit into `seconds` on this machine.
 
-    The pace is measured once, on `measured_steps` steps that are thrown away, and the number of steps is then written down:
-    the schedule knows its end and a resumed run is the same run. `reserve` is the share of the time kept back for
-    checkpoints, evaluation and a busy machine.
+    The run measures `measured_steps` steps, undoes them, and stores the number of steps in its first checkpoint, so that the
+    schedule has an end and a resumed run is the same run. `reserve` is the share of the time for checkpoints and evaluation.
     """
 
     seconds: float
@@ -197,22 +212,46 @@ class TimeBudget(BudgetConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig(Config):
-    """torch.compile of the feed-forwards; attention over documents, of ever new lengths, stays eager.
+    """torch.compile of the feed-forwards. Attention over documents, whose lengths change each step, stays eager.
 
-    Seldom worth it on a CPU, where it gains up to 3 % of a step and costs half a minute and a C++ compiler at the start.
+    On a CPU it gains up to 3 % of a step and costs half a minute and a C++ compiler at the start.
     """
 
     mode: str = "default"
 
     def apply(self, model: Decoder) -> None:
-        """Compile the model's parts in place, on their first use."""
+        """Compile the model's parts in place; compilation runs at their first use."""
         for layer in model.layers:
             layer.feed_forward.compile(mode=self.mode, dynamic=True)  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True, kw_only=True)
+class ActivationCheckpointingConfig(Config):
+    """Recompute activations in the backward pass: a layer keeps its input and its keys and values only.
+
+    `every_layers` n recomputes layers 0, n, 2n, ...; 1 recomputes all. Losses and gradients are bit-identical; a step takes
+    up to a third more operations.
+    """
+
+    every_layers: int = 1
+
+    def __post_init__(self) -> None:
+        self.require(self.every_layers > 0, f"every_layers must be at least 1, got {self.every_layers}")
+
+    def recomputes(self, layer: int) -> bool:
+        """Return True if the activations of this layer are recomputed."""
+        return layer % self.every_layers == 0
+
+    def apply(self, model: Decoder) -> None:
+        """Install recomputation in the model's layers, in place."""
+        from openafm.training.activation_checkpointing import recompute_layers
+
+        recompute_layers(model, [index for index in range(len(model.layers)) if self.recomputes(index)])
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(Config):
-    """When to save, beside the end of the run, and how many checkpoints to keep. None switches a trigger off."""
+    """When to save, in addition to the end of the run, and how many checkpoints to keep. None switches a trigger off."""
 
     every_steps: int | None = None
     every_seconds: float | None = 120.0
@@ -226,7 +265,7 @@ class CheckpointConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig(Config):
-    """The objective on held-out data, every `every_steps` steps and at the end, on the first `num_batches` batches."""
+    """Evaluate the first `num_batches` held-out batches before the first step, every `every_steps` steps, and at the end."""
 
     data: LoaderConfig
     every_steps: int = 200
@@ -237,19 +276,51 @@ class EvaluationConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig(Config):
-    """A whole run. Equal configs, data and machine give equal weights, to the bit, however often the run is interrupted.
+class CallbackConfig(Config, ABC):
+    """Base of further observers of a run, on rank 0: other loggers, early stopping, samples during training."""
 
-    `microbatch_rows` cuts a step's rows into pieces whose gradients add up, to save memory; the update is the same.
-    `num_threads` are torch's threads on a CPU, all by default: the bits depend on it, and the operations of a very small
-    model are too short to share out. `from_bundle` is the folder of a bundle whose weights to start from, and
-    `from_identity`, where given, the identity that it must have; None starts from fresh weights, changed by `start`. With
-    `upcycle` the bundle is dense and `model` is what it becomes. `qat` simulates few bits over the weights; `adapter`
-    freezes them, compressed or not, and trains low-rank matrices beside them.
+    @abstractmethod
+    def build(self, folder: Path) -> Observer:
+        """Return the observer of a run in `folder`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WandbHistoryConfig(CallbackConfig):
+    """Write the log also to `wandb-history.jsonl`, in the format of the history that `wandb` keeps of a run."""
+
+    def build(self, folder: Path) -> Observer:
+        from openafm.training.observability.reporting import WandbHistory
+
+        return WandbHistory(folder / "wandb-history.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(Config):
+    """A whole run. Equal configs, data and machine give bit-identical weights, however often the run is interrupted.
+
+    Attributes:
+        microbatch_rows: split a step's rows to save memory; gradients add up to the same update.
+        activation_checkpointing: recompute activations to save memory; the update is bit-identical.
+        num_threads: torch's threads on a CPU, all by default. Results depend on it in the last bits, and very small models
+            are faster with one.
+        from_bundle: a bundle to start from, by name or folder; None starts from fresh weights, changed by `start`.
+        from_identity: the identity that this bundle must have, if given.
+        upcycle: the bundle is dense, and `model` is the upcycled model.
+        qat: train with simulated quantization.
+        adapter: freeze the weights, compressed or not, and train low-rank matrices.
+        log_every: steps per line of the log, whose losses are means over these steps.
     """
 
-    ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = ("checkpoint", "log_every", "evaluation", "watchdog", "parallel")
-    """Keys that change nothing in the weights, but for rounding: a run may be resumed with other values of them."""
+    ANY_VALUE_RESUMES: ClassVar[tuple[str, ...]] = (
+        "checkpoint",
+        "log_every",
+        "evaluation",
+        "watchdog",
+        "parallel",
+        "activation_checkpointing",
+        "callbacks",
+    )
+    """Keys that change the weights by rounding at most: a run may be resumed with other values."""
 
     model: DecoderConfig
     data: LoaderConfig
@@ -262,8 +333,10 @@ class TrainerConfig(Config):
     compile: CompileConfig | None = None
     evaluation: EvaluationConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()
+    callbacks: tuple[CallbackConfig, ...] = ()
     watchdog: WatchdogConfig | None = field(default_factory=WatchdogConfig)
     microbatch_rows: int | None = None
+    activation_checkpointing: ActivationCheckpointingConfig | None = None
     from_bundle: str | None = None
     from_identity: str | None = None
     upcycle: UpcyclingConfig | None = None
@@ -289,7 +362,7 @@ class TrainerConfig(Config):
             f"rows of {self.data.row_tokens} tokens do not fit the model's context of {self.model.context_length}",
         )
         self.require(
-            self.upcycle is None or self.adapter is None, "upcycle and adapter are two runs: train the one, then the other"
+            self.upcycle is None or self.adapter is None, "upcycle and adapter exclude each other: run one after the other"
         )
         kinds = {
             "Muon": isinstance(self.optimizer, MuonConfig),
@@ -297,22 +370,23 @@ class TrainerConfig(Config):
             "qat": self.qat is not None,
             "an adapter": self.adapter is not None,
         }
-        undivided = [name for name, is_used in kinds.items() if is_used]
+        whole_only = [name for name, is_used in kinds.items() if is_used]
         self.require(
-            not undivided or not self.parallel.divides_weights,
-            f"{' and '.join(undivided)} cannot train weights that are divided over processes; use parallel.replicate alone",
+            not whole_only or not self.parallel.divides_weights,
+            f"{' and '.join(whole_only)} cannot train weights that are divided over processes; use parallel.replicate alone",
         )
-        self.require(self.qat is None or self.adapter is None, "qat and adapter are two runs: train the one, then the other")
+        self.require(self.qat is None or self.adapter is None, "qat and adapter exclude each other: run one after the other")
         self.require(
             self.adapter is None or isinstance(self.adapter.start, ZeroStart),
-            "an adapter is trained from zero or from what its bundle carries; singular vectors move into one in compression",
+            "adapter.start must be ZeroStart: training starts from zero or from the bundle's adapter, and only compression "
+            "starts adapters from singular vectors",
         )
 
 
 def first_difference(found: Config, expected: Config, ignored: tuple[str, ...] = ()) -> str | None:
-    """The first dotted key at which two configs differ, with both values, as in `optimizer.eps is 1e-08, not 1e-06`.
+    """Return the first dotted key at which two configs differ, as in `optimizer.eps is 1e-08, not 1e-06`.
 
-    Keys at the top that are `ignored` do not count. None if there is no difference.
+    `ignored` are top-level keys to skip. Returns None if there is no difference.
     """
     found_tree, expected_tree = (
         {key: value for key, value in to_dict(config).items() if key not in ignored} for config in (found, expected)

@@ -80,6 +80,8 @@ def _prepared(config: TrainerConfig, model: Decoder) -> PreparedModel:
 
 def _state(config: TrainerConfig, prepared: PreparedModel, device: str, parallelism: Parallelism | None) -> TrainingState:
     prepared.model.compute_dtype = config.precision.compute_dtype
+    if config.activation_checkpointing is not None:
+        config.activation_checkpointing.apply(prepared.model)
     num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
     return TrainingState(prepared, config.optimizer, config.ema, num_steps, parallelism, device)
 

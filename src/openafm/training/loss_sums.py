@@ -1,9 +1,9 @@
-"""What the microbatches of a step, or of an evaluation, add up to, here and in all processes."""
+"""Sums of losses over microbatches and processes."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ from openafm.training.objectives.base import Losses
 
 @dataclass(frozen=True, kw_only=True)
 class LossSums:
-    """Sums over `count` items; `expert_tokens` by layer as in `Losses`, of all tracks once all processes are added."""
+    """Sums over `count` items of all processes; `expert_tokens` by layer as in `Losses`, of all tracks."""
 
     loss: float
     count: int
@@ -26,14 +26,33 @@ class LossSums:
 
     @property
     def means(self) -> dict[str, float]:
-        """`loss` and the parts, for each item."""
+        """Return `loss` and the parts per item."""
         sums = {"loss": self.loss, **self.parts}
         return {name: value / max(self.count, 1) for name, value in sums.items()}
+
+    @staticmethod
+    def total(sums: Iterable[LossSums]) -> LossSums:
+        """Return the sum of sums, without expert tokens."""
+        accumulator = LossAccumulator()
+        for one in sums:
+            accumulator.loss += one.loss
+            accumulator.count += one.count
+            accumulator.flops += one.flops
+            accumulator.num_tokens += one.num_tokens
+            accumulator.parts.update(one.parts)
+        return LossSums(
+            loss=accumulator.loss,
+            count=accumulator.count,
+            flops=accumulator.flops,
+            num_tokens=accumulator.num_tokens,
+            parts=accumulator.parts,
+            expert_tokens={},
+        )
 
 
 @dataclass
 class LossAccumulator:
-    """Takes the losses of one microbatch after another."""
+    """Add up the losses of microbatches."""
 
     loss: float = 0.0
     count: int = 0
@@ -43,7 +62,7 @@ class LossAccumulator:
     expert_tokens: dict[int, Tensor] = field(default_factory=dict)
 
     def add(self, losses: Losses, num_tokens: int) -> float:
-        """Returns the loss of this microbatch, a sum over its items."""
+        """Add the losses of a microbatch; return its loss, a sum over its items."""
         loss = losses.total.item()
         self.loss += loss
         self.count += losses.count
@@ -55,14 +74,14 @@ class LossAccumulator:
         return loss
 
     def over_processes(self, parallelism: Parallelism) -> LossSums:
-        """The sums of all data; the same numbers in every process."""
+        """Return the sums over all processes, equal in every process."""
         parts, layers = sorted(self.parts), sorted(self.expert_tokens)
         numbers = [self.loss, self.count, self.flops, self.num_tokens, *(self.parts[name] for name in parts)]
         counts = [self.expert_tokens[layer].double() for layer in layers]
         flat = torch.cat([torch.tensor(numbers, dtype=torch.float64), *(c.flatten() for c in counts)])
         total = parallelism.sum_over_data(flat)
         loss, count, flops, num_tokens, *sums = total[: len(numbers)].tolist()
-        pieces = total[len(numbers) :].split([c.numel() for c in counts])
+        summed_counts = total[len(numbers) :].split([c.numel() for c in counts])
         return LossSums(
             loss=loss,
             count=round(count),
@@ -70,7 +89,7 @@ class LossAccumulator:
             num_tokens=round(num_tokens),
             parts=dict(zip(parts, sums, strict=True)),
             expert_tokens={
-                layer: parallelism.gather_tracks(piece.view(c.shape)).long()
-                for layer, piece, c in zip(layers, pieces, counts, strict=True)
+                layer: parallelism.gather_tracks(summed.view(c.shape)).long()
+                for layer, summed, c in zip(layers, summed_counts, counts, strict=True)
             },
         )

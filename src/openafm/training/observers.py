@@ -67,6 +67,9 @@ class Observer:
     def on_evaluation(self, step: int, losses: Mapping[str, float]) -> None:
         """The held-out losses after `step` steps."""
 
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        """The values of a line of the log, losses averaged since the line before. Rank 0 only."""
+
     def on_save(self, snapshot: TrainingSnapshot) -> None:
         """The state to save, a copy on the host."""
 

@@ -131,8 +131,10 @@ def train(
         log = ranks.run_on_all(lambda: opened.enter_context(_log(config, output, state)))
         bar = opened.enter_context(_bar(state))
         meter = RunMeter(config.precision.compute_dtype, device, parallelism.shape, lambda: recorder.goodput)
-        reporters = (ProgressReporter(bar, meter), MetricsReporter(log, meter, config.log_every))
-        trainer.run([recorder, watching, meter, *reporters, writer, stop, *observers], evaluator)
+        callbacks = [callback.build(output) for callback in config.callbacks] if ranks.is_main else []
+        listeners = [*callbacks, *observers]
+        reporters = [ProgressReporter(bar, meter), MetricsReporter(log, meter, config.log_every, listeners)]
+        trainer.run([recorder, watching, meter, *reporters, writer, stop, *listeners], evaluator)
         writer.wait()
         recorder.close()
         result = ranks.run_on_main(lambda: training_result(output, state, stop.signal))

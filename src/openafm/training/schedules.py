@@ -1,16 +1,17 @@
-"""How the learning rate goes over a run of known length, as factors of the configured rate. Imports no tensor library."""
+"""Learning rate schedules over a run of known length, as factors of the configured rate. Imports no tensor library."""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduleConfig(Config):
-    """Base of the schedules. Fractions are of the run's number of steps, so a run of any length keeps its shape."""
+class ScheduleConfig(Config, ABC):
+    """Base of the schedules. Fractions relate to the run's number of steps, so the shape is the same at any length."""
 
     warmup_fraction: float = 0.02
 
@@ -18,20 +19,20 @@ class ScheduleConfig(Config):
         self.require(0 <= self.warmup_fraction < 1, f"warmup_fraction must lie in [0, 1), got {self.warmup_fraction}")
 
     def factor(self, step: int, num_steps: int) -> float:
-        """What to multiply the learning rate by at `step`, counted from 0. The warm-up is linear and never 0."""
+        """Return the factor of the learning rate at `step`, counted from 0. The warm-up is linear and never 0."""
         num_warmup = round(self.warmup_fraction * num_steps)
         if step < num_warmup:
             return (step + 1) / num_warmup
         return self._after_warmup((step - num_warmup + 1) / (num_steps - num_warmup))
 
+    @abstractmethod
     def _after_warmup(self, done: float) -> float:
-        """The factor when the share `done` in (0, 1] of the steps after the warm-up is done; 1 is the last step."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use WarmupCosine, WarmupStableDecay or Constant")
+        """Return the factor at the fraction `done` in (0, 1] of the steps after the warm-up; 1 is the last step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarmupCosine(ScheduleConfig):
-    """Half a cosine from 1 down to `final` at the last step."""
+    """Half a cosine period from 1 down to `final` at the last step."""
 
     final: float = 0.1
 

@@ -46,13 +46,15 @@ class Trainer:
             config.compile.apply(state.model)
 
     def run(self, observers: Sequence[Observer] = (), evaluator: Evaluator | None = None) -> None:
-        """Train to the last step or until an observer requests a stop; save the last state.
+        """Train to the last step or until an observer requests a stop; evaluate, also before the first step; save.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.
             OutOfSpaceError: a checkpoint does not fit on the disk.
         """
         state, events = self.state, Observers(observers, self.state.parallelism.processes)
+        if evaluator is not None and state.step == 0:
+            self._evaluate(evaluator, events)
         saved_step, requests = state.step, events.requests()
         with closing(self.source.batches(state.step)) as batches:
             while state.step < state.num_steps and not requests.stop:
@@ -61,15 +63,18 @@ class Trainer:
                 result = self.update(batch)
                 events.on_step(result)
                 if evaluator is not None and result.is_due(evaluator.every_steps):
-                    with events.phase("evaluation"):
-                        losses = evaluator.losses(state)
-                    events.on_evaluation(state.step, losses)
+                    self._evaluate(evaluator, events)
                 requests = events.requests()
                 if requests.save:
                     self._save(events)
                     saved_step = state.step
         if state.step != saved_step:
             self._save(events)
+
+    def _evaluate(self, evaluator: Evaluator, events: Observers) -> None:
+        with events.phase("evaluation"):
+            losses = evaluator.losses(self.state)
+        events.on_evaluation(self.state.step, losses)
 
     def _save(self, events: Observers) -> None:
         with events.phase("checkpoint"):

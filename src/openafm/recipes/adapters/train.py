@@ -154,7 +154,9 @@ def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterR
         tokens=result.num_tokens,
         train_seconds=result.seconds,
         loss_last=result.loss,
-        eval_losses=tuple(line["held_out_loss"] for line in read_metrics(folder) if "held_out_loss" in line),
+        eval_losses=tuple(
+            line["held_out_loss"] for line in read_metrics(folder) if line["step"] and "held_out_loss" in line
+        ),
     )
 
 

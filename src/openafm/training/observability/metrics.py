@@ -54,7 +54,7 @@ class MetricsLog:
 @contextmanager
 def metrics_log(folder: Path, step: int, note: Callable[[str], None]) -> Iterator[MetricsLog]:
     """Open the log of a run that continues after `step`; lines of later steps are removed."""
-    kept = [line for line in read_metrics(folder) if line["step"] <= step]
+    kept = [line for line in read_metrics(folder) if line["step"] <= step] if step else []
     with atomic_file(folder / FILE, "w") as file:
         file.writelines(json.dumps(line) + "\n" for line in kept)
     with room_for(folder / FILE), (folder / FILE).open("a", encoding="utf-8") as file:

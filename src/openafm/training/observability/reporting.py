@@ -1,9 +1,15 @@
-"""Observers that report a run: its log, and its progress on the terminal."""
+"""Observers that report a run: its log, its progress on the terminal, a history in the format of Weights & Biases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from openafm.core.files import room_for
 from openafm.core.progress import Progress
 from openafm.training.observability.meter import RunMeter
 from openafm.training.observability.metrics import MetricsLog
@@ -24,24 +30,51 @@ class ProgressReporter(Observer):
 
 
 class MetricsReporter(Observer):
-    """Write a line to the log every `log_every` steps and after every evaluation."""
+    """Write a line to the log every `log_every` steps and after every evaluation, and pass its values to `listeners`.
 
-    def __init__(self, log: MetricsLog, meter: RunMeter, log_every: int) -> None:
-        self._log, self._meter, self._log_every = log, meter, log_every
+    The losses of a line are means over all items since the line before.
+    """
+
+    def __init__(self, log: MetricsLog, meter: RunMeter, log_every: int, listeners: Sequence[Observer] = ()) -> None:
+        self._log, self._meter, self._log_every, self._listeners = log, meter, log_every, tuple(listeners)
+        self._sums, self._count = Counter[str](), 0
 
     def on_step(self, result: StepResult) -> None:
-        if not result.is_due(self._log_every):
-            return
+        self._sums.update({name: mean * result.count for name, mean in {"loss": result.loss, **result.parts}.items()})
+        self._count += result.count
+        if result.is_due(self._log_every):
+            self._write_line(result)
+
+    def _write_line(self, result: StepResult) -> None:
+        means = {name: value / max(self._count, 1) for name, value in self._sums.items()}
+        self._sums, self._count = Counter(), 0
         tables = {"expert_tokens": self._meter.expert_tokens}
         values = {
-            "loss": result.loss,
-            **result.parts,
+            **means,
             "learning_rate": result.learning_rate,
             "gradient_norm": result.gradient_norm,
             "num_tokens": result.total_tokens,
             "seconds": result.total_seconds,
         }
-        self._log.write(result.step, values | self._meter.take(), tables)
+        self._write(result.step, values | self._meter.take(), tables)
 
     def on_evaluation(self, step: int, losses: Mapping[str, float]) -> None:
-        self._log.write(step, losses)
+        self._write(step, losses)
+
+    def _write(self, step: int, values: Mapping[str, float], tables: Mapping[str, Any] | None = None) -> None:
+        self._log.write(step, values, tables)
+        for listener in self._listeners:
+            listener.on_log(step, values)
+
+
+class WandbHistory(Observer):
+    """Append every line of the log to a file in the format of the history that `wandb` keeps of a run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._start_s = path, time.time()
+
+    def on_log(self, step: int, values: Mapping[str, float]) -> None:
+        now_s = time.time()
+        line = {**values, "_step": step, "_timestamp": now_s, "_runtime": now_s - self._start_s}
+        with room_for(self._path), self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

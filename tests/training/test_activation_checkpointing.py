@@ -1,0 +1,64 @@
+"""Activation checkpointing: bit-identical updates, fewer saved bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from parallel_runs import track_model
+from tiny_runs import tiny_model, tiny_run, write_corpus
+from torch import Tensor
+
+from openafm.models.config import DecoderConfig
+from openafm.training.config import ActivationCheckpointingConfig, BFloat16Config
+from openafm.training.initialization import fresh_state
+from openafm.training.trainer import Trainer
+
+
+@pytest.mark.parametrize("every_layers", [1, 2])
+@pytest.mark.parametrize("model", [tiny_model(), track_model()], ids=["shared keys and values", "tracks and experts"])
+def test_updates_are_bit_identical(tmp_path: Path, model: DecoderConfig, every_layers: int) -> None:
+    config = tiny_run(write_corpus(tmp_path), model=model, precision=BFloat16Config())
+    recomputing = ActivationCheckpointingConfig(every_layers=every_layers)
+    trainers = []
+    for changes in ({}, {"activation_checkpointing": recomputing}):
+        changed = tiny_run(config.data, model=model, precision=BFloat16Config(), **changes)
+        trainers.append(Trainer(changed, fresh_state(changed, "cpu"), config.data.build()))
+    for step in range(3):
+        kept, recomputed = (trainer.update(config.data.build().batch(step)) for trainer in trainers)
+        assert (recomputed.loss, recomputed.gradient_norm) == (kept.loss, kept.gradient_norm)
+        assert recomputed.parts == kept.parts
+    weights = [trainer.state.snapshot().tensors["model"] for trainer in trainers]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+
+
+def saved_bytes(directory: Path, recomputing: ActivationCheckpointingConfig | None) -> int:
+    """Bytes of the distinct storages that autograd saves for the backward pass."""
+    config = tiny_run(write_corpus(directory), activation_checkpointing=recomputing)
+    state = fresh_state(config, "cpu")
+    weights = {parameter.untyped_storage().data_ptr() for parameter in state.model.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        config.objective.build()(state.model, config.data.build().batch(0))
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+def test_recomputed_layers_save_nothing_inside(tmp_path: Path) -> None:
+    none, half, all_layers = (
+        saved_bytes(tmp_path / name, recomputing)
+        for name, recomputing in (
+            ("none", None),
+            ("half", ActivationCheckpointingConfig(every_layers=2)),
+            ("all", ActivationCheckpointingConfig()),
+        )
+    )
+    assert all_layers < half < none
+    assert all_layers < 0.6 * none
