@@ -72,14 +72,14 @@ class TrackMuon(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._update(parameter, group["lr"], group["weight_decay"], group["momentum"])
+                    self._update(parameter, parameter.grad, group["lr"], group["weight_decay"], group["momentum"])
 
-    def _update(self, parameter: Tensor, lr: float, weight_decay: float, momentum: float) -> None:
+    def _update(self, parameter: Tensor, gradient: Tensor, lr: float, weight_decay: float, momentum: float) -> None:
         state = self.state[parameter]
         if not state:
-            state["momentum_buffer"] = torch.zeros_like(parameter.grad)
-        buffer = state["momentum_buffer"].lerp_(parameter.grad, 1 - momentum)
-        update = orthogonalize(parameter.grad.lerp(buffer, momentum))
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        update = orthogonalize(gradient.lerp(buffer, momentum))
         parameter.mul_(1 - lr * weight_decay)
         parameter.add_(update, alpha=-lr * 0.2 * sqrt(max(parameter.shape[-2:])))  # as large as AdamW's updates
 
