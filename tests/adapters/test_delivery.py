@@ -29,12 +29,12 @@ from openafm.adapters.config import LoRAConfig
 from openafm.adapters.delivery import server as server_module
 from openafm.adapters.delivery.client import Pulled, pull_adapter
 from openafm.adapters.delivery.errors import (
+    AdapterManifestError,
     BadSignatureError,
     DeliveryError,
     DeliveryKeyError,
     DeliveryLibraryError,
     DigestError,
-    ManifestError,
     NotOfferedError,
     OldManifestError,
     OversizeError,
@@ -50,14 +50,14 @@ from openafm.adapters.delivery.keys import (
     sign,
     write_key_pair,
 )
-from openafm.adapters.delivery.manifest import Manifest, sign_manifest
+from openafm.adapters.delivery.manifest import AdapterManifest, sign_manifest
 from openafm.adapters.delivery.publishers import Publisher, known_publisher, remember_publisher
 from openafm.adapters.delivery.server import MANIFEST_PATH, Shelf, make_server, stock
 from openafm.adapters.package import (
-    Adapter,
     AdapterMismatchError,
     AdapterNameError,
     AdapterNotFoundError,
+    AdapterPackage,
     HalfDraftError,
     write_adapter,
 )
@@ -85,7 +85,9 @@ def shelf(tmp_path: Path) -> Path:
     return tmp_path / "shelf"
 
 
-def write(path: Path, base_signature: str = SIGNATURE, name: str = "tags", seed: int = 0, width: int = 200_000) -> Adapter:
+def write(
+    path: Path, base_signature: str = SIGNATURE, name: str = "tags", seed: int = 0, width: int = 200_000
+) -> AdapterPackage:
     """An adapter of 1.2 MB: of several chunks on its way."""
     generator = np.random.default_rng(seed)
     weights = {f"q.lora.{part}": generator.normal(size=shape) for part, shape in (("a", (3, width)), ("b", (5, 3)))}
@@ -241,7 +243,7 @@ def test_an_older_manifest_is_refused(shelf: Path) -> None:
     server = make_server(stocked, "127.0.0.1", 0)
     with running(server) as url:
         pull(url)
-        older = Manifest(published=stocked.manifest.published - 1, adapters=stocked.manifest.adapters)
+        older = AdapterManifest(published=stocked.manifest.published - 1, adapters=stocked.manifest.adapters)
         handler: Any = server.RequestHandlerClass
         handler.shelf_served = Shelf(manifest=older, signed=sign_manifest(older, PRIVATE), files=stocked.files)
         refused(OldManifestError, url, "older", name="titles")
@@ -256,7 +258,7 @@ def test_paths_that_lead_elsewhere_are_refused(shelf: Path, path: str) -> None:
         values["adapters"][0]["files"].append({"path": path, "bytes": 1, "sha256": "0" * 64})
 
     with serving(changed(shelf, change)) as url:
-        refused(ManifestError, url, "is no path")
+        refused(AdapterManifestError, url, "is no path")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +278,7 @@ def test_paths_that_lead_elsewhere_are_refused(shelf: Path, path: str) -> None:
 )
 def test_a_signed_manifest_of_nonsense_is_refused(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     with serving(changed(shelf, change)) as url:
-        refused(ManifestError, url)
+        refused(AdapterManifestError, url)
 
 
 def test_half_a_draft_in_the_manifest_is_refused(shelf: Path) -> None:
@@ -502,7 +504,9 @@ def test_two_pulls_of_one_adapter_do_not_mix(shelf: Path) -> None:
 def test_ranges(tmp_path: Path, asked: dict[str, str], status: int, sent: range) -> None:
     content = bytes(range(100))
     (tmp_path / "file").write_bytes(content)
-    shelf = Shelf(manifest=Manifest(published=0, adapters=()), signed=b"", files={"/x/file": (tmp_path / "file", "DIGEST")})
+    shelf = Shelf(
+        manifest=AdapterManifest(published=0, adapters=()), signed=b"", files={"/x/file": (tmp_path / "file", "DIGEST")}
+    )
     with serving(shelf) as url:
         for method in ("GET", "HEAD"):
             connection = http.client.HTTPConnection(url.removeprefix("http://"))

@@ -21,12 +21,12 @@ from tiny_adapters import SIGNATURE, random_tokens, random_weights, tiny_decoder
 
 from openafm.adapters.config import LoRAConfig, SingularValueStart, ZeroStart
 from openafm.adapters.package import (
-    Adapter,
     AdapterAbout,
     AdapterError,
     AdapterMismatchError,
     AdapterNameError,
     AdapterNotFoundError,
+    AdapterPackage,
     AdapterTamperedError,
     AdapterVersionError,
     HalfDraftError,
@@ -40,7 +40,7 @@ CONFIG = LoRAConfig(rank=3, alpha=6.0, targets=("query",))
 OTHER_SIGNATURE = "f" * 40
 
 
-def write(path: Path, seed: int = 0, **changes: Any) -> Adapter:
+def write(path: Path, seed: int = 0, **changes: Any) -> AdapterPackage:
     arguments = {
         "weights": random_weights(3, seed=seed),
         "config": CONFIG,

@@ -13,7 +13,7 @@ import torch
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.lora import adapter_weights, install
-from openafm.adapters.package import Adapter, write_adapter
+from openafm.adapters.package import AdapterPackage, write_adapter
 from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
 from openafm.compression.config import QATConfig
 from openafm.compression.deploy import packed_tensors
@@ -87,7 +87,7 @@ def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) ->
     )
 
 
-def write_random_adapter(path: Path, bundle: Bundle, seed: int = 0) -> Adapter:
+def write_random_adapter(path: Path, bundle: Bundle, seed: int = 0) -> AdapterPackage:
     """Write an adapter that changes the outputs of a bundle."""
     decoder, lora = bundle.config.build(seed=0), LoRAConfig(rank=4)
     install(decoder, lora)

@@ -32,7 +32,7 @@ def experts(
     assert isinstance(module, Experts)
     if tracks is not None:
         for part in (module.router, module):
-            part.spread(tracks)
+            part.stack_tracks(tracks)
     generator = torch.Generator().manual_seed(num_experts)
     module.initialize(generator, residual_scale=1.0)
     with torch.no_grad():

@@ -56,12 +56,12 @@ def test_compute_dtype_and_mode_are_kept() -> None:
     ("pieces", "vocab_size", "text"),
     [
         ({}, VOCAB_SIZE, "the decoder has 61 tokens; a vocabulary of 61 does not extend it"),
-        ({61: (1,), 63: (2,)}, 64, "new ids 61 to 63 and no others; see id 62"),
-        ({61: (1,), 62: (2,)}, 62, "new ids 61 to 61 and no others; see id 62"),
-        ({60: (1,), 61: (2,)}, 62, "no others; see id 60"),
-        ({61: (1, 61)}, 62, r"token 61 must be made of one or more of the ids 0 to 60, got \[1, 61\]"),
-        ({61: (-1,)}, 62, r"ids 0 to 60, got \[-1\]"),
-        ({61: ()}, 62, r"one or more of the ids 0 to 60, got \[\]"),
+        ({61: (1,), 63: (2,)}, 64, "new ids 61 to 63 as keys; missing or unexpected: 62"),
+        ({61: (1,), 62: (2,)}, 62, "new ids 61 to 61 as keys; missing or unexpected: 62"),
+        ({60: (1,), 61: (2,)}, 62, "missing or unexpected: 60"),
+        ({61: (1, 61)}, 62, r"the pieces of token 61 must be one or more ids from 0 to 60, got \[1, 61\]"),
+        ({61: (-1,)}, 62, r"ids from 0 to 60, got \[-1\]"),
+        ({61: ()}, 62, r"one or more ids from 0 to 60, got \[\]"),
     ],
 )
 def test_pieces_that_do_not_fit_are_refused(pieces: dict[int, tuple[int, ...]], vocab_size: int, text: str) -> None:

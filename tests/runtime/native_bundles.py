@@ -15,7 +15,7 @@ from tiny_tokenizer import TOKENIZER
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.lora import adapter_weights, install
-from openafm.adapters.package import Adapter, write_adapter
+from openafm.adapters.package import AdapterPackage, write_adapter
 from openafm.bundle import Bundle, RecoveryAdapter, write_bundle
 from openafm.compression.config import QATConfig
 from openafm.compression.deploy import packed_tensors
@@ -72,7 +72,7 @@ def random_adapter_weights(
     return {name: torch.randn(w.shape, generator=generator).mul(0.2).numpy() for name, w in adapter_weights(decoder).items()}
 
 
-def write_random_adapter(path: Path, bundle: Bundle, seed: int) -> Adapter:
+def write_random_adapter(path: Path, bundle: Bundle, seed: int) -> AdapterPackage:
     weights = random_adapter_weights(seed, bundle.config)
     return write_adapter(path, weights=weights, config=LORA, base_signature=bundle.signature, name=f"seed_{seed}")
 

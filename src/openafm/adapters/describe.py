@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from openafm.adapters.package import WEIGHTS, Adapter
+from openafm.adapters.package import WEIGHTS, AdapterPackage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class AdapterDescription:
         return asdict(self)
 
 
-def describe_adapter(adapter: Adapter) -> AdapterDescription:
+def describe_adapter(adapter: AdapterPackage) -> AdapterDescription:
     """Verify an adapter, then describe it.
 
     Raises:

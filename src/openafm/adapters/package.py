@@ -42,13 +42,13 @@ __all__ = [
     "DRAFT_FILES",
     "METADATA",
     "WEIGHTS",
-    "Adapter",
     "AdapterAbout",
     "AdapterError",
     "AdapterMetadata",
     "AdapterMismatchError",
     "AdapterNameError",
     "AdapterNotFoundError",
+    "AdapterPackage",
     "AdapterTamperedError",
     "AdapterVersionError",
     "HalfDraftError",
@@ -85,7 +85,7 @@ class AdapterAbout:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapter:
+class AdapterPackage:
     """An opened adapter. Weights are read when asked for; `verify` compares every byte with the digest."""
 
     path: Path
@@ -163,7 +163,7 @@ class Adapter:
         return weights
 
 
-def open_adapter(path: Path) -> Adapter:
+def open_adapter(path: Path) -> AdapterPackage:
     """Open an adapter's folder.
 
     Raises:
@@ -186,7 +186,7 @@ def open_adapter(path: Path) -> Adapter:
     if not (path / WEIGHTS).is_file():
         raise AdapterError(f"{path / WEIGHTS} is missing; restore it")
     _check_draft(path, metadata)
-    return Adapter(path=path, metadata=metadata)
+    return AdapterPackage(path=path, metadata=metadata)
 
 
 def write_adapter(
@@ -198,7 +198,7 @@ def write_adapter(
     name: str,
     about: AdapterAbout | None = None,
     draft: Path | None = None,
-) -> Adapter:
+) -> AdapterPackage:
     """Write an adapter at `path`, whole or not at all; an adapter that stands there is replaced, nothing else is.
 
     `draft` is the folder of a bundle, which is copied.
@@ -238,7 +238,7 @@ def write_adapter(
         save_file(stored, folder / WEIGHTS, {"format": "pt"})
         if draft is not None:
             shutil.copytree(draft, folder / DRAFT)
-    return Adapter(path=path, metadata=metadata)
+    return AdapterPackage(path=path, metadata=metadata)
 
 
 def _check_draft(path: Path, metadata: AdapterMetadata) -> None:

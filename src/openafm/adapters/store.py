@@ -12,7 +12,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from openafm.adapters.metadata import adapter_identifier, check_name
-from openafm.adapters.package import Adapter, open_adapter
+from openafm.adapters.package import AdapterPackage, open_adapter
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_folder, data_home
@@ -46,7 +46,7 @@ def installed_adapters(name: str | None = None) -> list[Path]:
     return sorted(folder for folder in folders if folder.is_dir())
 
 
-def find_adapter(name: str, base_signature: str) -> Adapter:
+def find_adapter(name: str, base_signature: str) -> AdapterPackage:
     """The installed adapter of this name for this base.
 
     Raises:
@@ -80,7 +80,7 @@ def versions_of(name: str) -> list[Path]:
     return found
 
 
-def install_adapter(folder: Path) -> Adapter:
+def install_adapter(folder: Path) -> AdapterPackage:
     """Copy an adapter, verified, to its place; the version that stands there is replaced, all at once.
 
     Raises:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.adapters.config import LoRAConfig
-from openafm.adapters.package import Adapter, open_adapter, write_adapter
+from openafm.adapters.package import AdapterPackage, open_adapter, write_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError
 from openafm.bundle.signature import SIGNATURE_LENGTH, sign
 from openafm.bundle.store import find_bundle
@@ -104,7 +104,7 @@ class Bundle:
         return {name: tensor.array() for name, tensor in self.stored_tensors.items()}
 
     @cached_property
-    def recovery_adapter(self) -> Adapter | None:
+    def recovery_adapter(self) -> AdapterPackage | None:
         """The adapter that a compressed bundle carries to win quality back; engines put it on unless given another.
 
         Raises:

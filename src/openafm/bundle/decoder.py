@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from openafm.adapters.lora import attach, load_adapter_weights
-from openafm.adapters.package import Adapter
+from openafm.adapters.package import AdapterPackage
 from openafm.bundle.bundle import Bundle
 from openafm.bundle.errors import BundleError
 from openafm.compression.deploy import build_decoder
 from openafm.models.decoder import Decoder
 
 
-def load_decoder(bundle: Bundle, device: torch.device | None = None, adapter: Adapter | None = None) -> Decoder:
+def load_decoder(bundle: Bundle, device: torch.device | None = None, adapter: AdapterPackage | None = None) -> Decoder:
     """The decoder with its weights, decoded or kept in few bits as the numerics ask, and an adapter over it.
 
     Raises:
@@ -30,7 +30,7 @@ def load_decoder(bundle: Bundle, device: torch.device | None = None, adapter: Ad
     return decoder
 
 
-def put_on(decoder: Decoder, adapter: Adapter) -> None:
+def put_on(decoder: Decoder, adapter: AdapterPackage) -> None:
     """Put an adapter, which must be for this decoder's bundle, over a decoder that carries none.
 
     Raises:

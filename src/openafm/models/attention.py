@@ -1,6 +1,6 @@
-"""Grouped-query attention with QK-norm, whose keys and values are its own or an earlier layer's (report 2.1).
+"""Grouped-query attention with QK-norm on its own keys and values or an earlier layer's (report 2.1).
 
-What a query may see, and where keys and values are kept, is the attention context's business.
+The attention context stores keys and values and applies the mask.
 
 Shapes: B batch, S sequence, D model dim, H heads, K key/value heads, C head dim.
 """
@@ -18,10 +18,10 @@ from openafm.models.layers import Linear, RMSNorm, Sublayer
 
 
 class KeysValues(nn.Module):
-    """Projects, normalizes, rotates and stores the keys and values of one layer.
+    """Project, normalize, rotate and store the keys and values of one layer.
 
-    `slot` is where both pass on their way into the context, identity by default: compression puts KV quantization there,
-    real or simulated, without an edit here.
+    `slot` is applied to keys and to values before they are stored, identity by default; compression puts KV quantization
+    there.
     """
 
     def __init__(self, config: AttentionConfig, num_kv_heads: int, dim: int) -> None:
@@ -47,21 +47,21 @@ class KeysValues(nn.Module):
 
 
 class BaseAttention(Sublayer):
-    """Base of the attention kinds. Storing and reading are apart: a position that nobody reads need only store."""
+    """Base of the attention kinds. Storing and reading are separate: a position without a wanted output only stores."""
 
     @abstractmethod
     def store(self, x_BSD: Tensor, context: AttentionContext) -> None:
-        """Put these positions' keys and values into the context; nothing to do where another layer's are read."""
+        """Store these positions' keys and values in the context; does nothing if the layer reads another layer's."""
 
     @abstractmethod
     def forward(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
-        """What these positions read from the keys and values in the context, their own among them."""
+        """Return the attention output of these positions over the keys and values in the context, their own included."""
 
 
 class Attention(BaseAttention):
-    """Attention of layer number `layer`; with shared keys/values it only has query and output projections.
+    """Attention of layer number `layer`; with shared keys and values it has query and output projections only.
 
-    `slot` is where queries pass before they read, identity by default; what they read has the dtype that they leave it with.
+    `slot` is applied to the queries before attention, identity by default; attention computes in the dtype of its output.
     """
 
     def __init__(self, config: AttentionConfig, dim: int, layer: int) -> None:
@@ -101,7 +101,7 @@ class Attention(BaseAttention):
 
 
 def _norm_and_position(x_BSHC: Tensor, norm: RMSNorm | None, config: AttentionConfig, context: AttentionContext) -> Tensor:
-    """Queries or keys with QK-norm and position embedding applied, whichever there are, in the config's order."""
+    """Return queries or keys with QK-norm and position embedding applied in the config's order."""
     norm_comes_first = config.qk_norm is not None and config.qk_norm.order == "before_position"
     if norm is not None and norm_comes_first:
         x_BSHC = norm(x_BSHC)

@@ -1,4 +1,4 @@
-"""The decoder: embedding, pre-norm layers, final norm, head (report 2.1); its layers in parallel tracks or not (report 2.2).
+"""The decoder: embedding, pre-norm layers, final norm, head (report 2.1), with or without parallel tracks (report 2.2).
 
 Shapes: T tracks, B batch, S sequence, N positions, D model dim, V vocabulary. States inside a track block are x_TBSD.
 """
@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from openafm.models.attention_context import AttentionContext, BatchContext, WholeRows
 from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
-from openafm.models.layers import Linear, RMSNorm, spread_over_tracks
+from openafm.models.layers import Linear, RMSNorm, stack_tracks
 from openafm.models.spans import EmbeddingSpan, SpanError, check_spans
 from openafm.models.tracks import Tracks, TracksAsHeads
 
-# What computes no more tokens at once, as an engine does when it verifies drafts, gives each the bits that it would get
-# alone, as far as it can: then no choice depends on whether tokens come one by one or several in a step.
+# Up to this many tokens in one call, such as the drafts that an engine verifies, are computed as exactly as one token alone,
+# so that results do not depend on the number of tokens per step.
 FEW_TOKENS = 32
 
 InsertedEmbedding: TypeAlias = tuple[EmbeddingSpan, Tensor]
@@ -30,7 +30,7 @@ InsertedEmbedding: TypeAlias = tuple[EmbeddingSpan, Tensor]
 class Layer(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)).
 
-    Its two steps, storing keys and values and reading them, can be taken apart: positions that nobody reads only store.
+    Storing keys and values and reading them are separate steps: positions without a wanted output only store.
     """
 
     def __init__(self, config: LayerConfig, dim: int, index: int, norm_eps: float) -> None:
@@ -46,11 +46,11 @@ class Layer(nn.Module):
         return self._add(x_BSD, normed_BSD, context)
 
     def store(self, x_BSD: Tensor, context: AttentionContext) -> None:
-        """Put these positions' keys and values into the context, and no more."""
+        """Store these positions' keys and values in the context."""
         self.attention.store(self.attention_norm(x_BSD), context)
 
     def read(self, x_BSD: Tensor, context: AttentionContext) -> Tensor:
-        """The output at positions whose keys and values the context already holds."""
+        """Return the output at positions whose keys and values are stored already."""
         return self._add(x_BSD, self.attention_norm(x_BSD), context)
 
     def _add(self, x_BSD: Tensor, normed_BSD: Tensor, context: AttentionContext) -> Tensor:
@@ -77,7 +77,7 @@ class Decoder(nn.Module):
         )
         self.tracks: Tracks | None = None
         if config.tracks is not None:
-            spread_over_tracks(self.layers, config.tracks.num_tracks)
+            stack_tracks(self.layers, config.tracks.num_tracks)
             self.tracks = Tracks(config.tracks, len(config.layers), config.dim)
         self.norm = RMSNorm(config.dim, config.norm_eps)
         self.output = None if isinstance(config.head, TiedHeadConfig) else Linear(config.dim, config.vocab_size)
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         return x
 
     def _finish(self, x: Tensor, indices_N: Tensor, context: AttentionContext) -> Tensor:
-        """Take these positions from where `_prefill` has left them to the end. Returns x_1ND."""
+        """Compute these positions from the output of `_prefill` to the final norm. Return x_1ND."""
         first = self.config.num_prefill_layers - 1
         x = x.flatten(-3, -2)[..., indices_N, :].unsqueeze(-3)
         for index, layer in enumerate(cast("Iterable[Layer]", self.layers[first:]), start=first):
@@ -147,19 +147,19 @@ class Decoder(nn.Module):
         return x if self.tracks is None else self.tracks.leave(layer, x)
 
     def sum_over_tracks(self, x: Tensor) -> Tensor:
-        """A sum over the tracks held here as one over all tracks."""
-        return x if self.tracks is None else self.tracks.gather(x)
+        """Return the sum over all tracks of `x`, a sum over the local tracks."""
+        return x if self.tracks is None else self.tracks.reduce_from_tracks(x)
 
     @property
     def local_config(self) -> DecoderConfig:
-        """The config of what is held here, which has fewer tracks where processes share them: what caches keep."""
+        """The config with the number of local tracks, which determines the size of caches."""
         if self.tracks is None or self.config.tracks is None:
             return self.config
         return replace(self.config, tracks=replace(self.config.tracks, num_tracks=self.tracks.num_local))
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.norm.weight.device
 
     def embed(self, tokens_BS: Tensor, inserted: Sequence[InsertedEmbedding] = ()) -> Tensor:
@@ -181,16 +181,16 @@ class Decoder(nn.Module):
         return x_BSD
 
     def head(self, x_BSD: Tensor) -> Tensor:
-        """Logits in the dtype of x, [..., V]."""
+        """Return logits in the dtype of x, [..., V]."""
         return F.linear(x_BSD, self.head_weight.to(x_BSD.dtype))
 
     @property
     def head_weight(self) -> Tensor:
-        """The fp32 projection to the vocabulary [V, D]: the embedding where the two are tied."""
+        """The fp32 projection to the vocabulary [V, D]; the embedding if they are tied."""
         return self.embedding if self.output is None else self.output.weight
 
     def initialize(self, seed: int) -> None:
-        """Fresh weights: residual projections shrink with depth so that the variance of the stream does not grow."""
+        """Draw initial weights; residual projections are scaled by 1 / sqrt(2 * layers) to bound the stream's variance."""
         generator = torch.Generator(device=self.embedding.device).manual_seed(seed)
         nn.init.normal_(self.embedding, std=0.02, generator=generator)
         residual_scale = (2 * len(self.layers)) ** -0.5

@@ -1,8 +1,8 @@
-"""Expert parallelism: each process holds some of the experts of every track, and rows travel to them and back.
+"""Expert parallelism: each process holds some of the experts of every track; rows are exchanged by all-to-all.
 
-One exchange of counts and one of rows each way, in the forward pass and again in the backward pass. Routers stay whole.
+The forward pass has one all-to-all of counts and two of rows, the backward pass two of rows. Routers are replicated.
 
-Shapes: P processes, T tracks held here, E experts of a track, L = E / P of them held here, M rows, D model dim.
+Shapes: P processes, T local tracks, E experts of a track, L = E / P of them local, M rows, D model dim.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from openafm.models.experts import Experts
 
 
 class ExpertsNotDivisibleError(UsageError):
-    """Experts that the processes cannot share evenly."""
+    """The number of experts is not a multiple of the number of processes."""
 
 
 @torch.no_grad()
 def share_experts(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Keep the experts of this process, by its rank in `group`, and let rows be exchanged over the group.
+    """Keep the experts of this rank of `group` and exchange rows over the group.
 
-    Parameters stay the same objects, with fewer numbers in them.
+    Parameters stay the same objects and shrink.
 
     Raises:
-        ExpertsNotDivisibleError: the experts do not divide over the group.
+        ExpertsNotDivisibleError: the number of experts is not a multiple of the group's size.
     """
     for experts in (module for module in model.modules() if isinstance(module, Experts)):
         num_experts = experts.gate.shape[-3]
         if num_experts % group.size():
             raise ExpertsNotDivisibleError(
-                f"{num_experts} experts cannot be shared by {group.size()} processes; start as many as divide the experts"
+                f"{num_experts} experts cannot be divided over {group.size()} processes; use a number that divides them"
             )
         num_local = num_experts // group.size()
         for weight in (experts.gate, experts.up, experts.down):
             weight.data = weight.data.narrow(-3, group.rank() * num_local, num_local).clone()
-        experts.exchange = _Exchange(group)
+        experts.exchange = _AllToAllExchange(group)
 
 
-class _Exchange:
-    """Sends each row to the process of its expert and brings its result back."""
+class _AllToAllExchange:
+    """Send each row to the process of its expert and return its result."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -65,7 +65,7 @@ class _Exchange:
 
 
 def _reordered(counts: Tensor, dims: tuple[int, int, int]) -> Tensor:
-    """Where to find the rows of groups in another order: `counts` says how many rows each has, as they lie now."""
+    """Return the indices that reorder the rows of groups; `counts` are the rows of each group in their present order."""
     starts = (counts.flatten().cumsum(0) - counts.flatten()).view(counts.shape)
     counts_G, starts_G = counts.permute(dims).flatten(), starts.permute(dims).flatten()
     shifts_G = starts_G - (counts_G.cumsum(0) - counts_G)
@@ -74,7 +74,7 @@ def _reordered(counts: Tensor, dims: tuple[int, int, int]) -> Tensor:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows to the processes, `to_send[p]` to process p, and from them; gradients go the other way."""
+    """Send `to_send[p]` rows to process p and receive `to_receive[p]`; the backward pass sends gradients back."""
 
     @staticmethod
     def forward(ctx: Any, x_MD: Tensor, to_send: list[int], to_receive: list[int], group: dist.ProcessGroup) -> Tensor:

@@ -1,7 +1,7 @@
 """Mixture-of-experts feed-forward: router, dropless dispatch, grouped products (report 2.2; arXiv 2211.15841).
 
-The experts of all tracks are groups of one product: rows are sorted by (track, expert), each group meets its own weights,
-and the results go back weighted by the router.
+The experts of all tracks are the groups of one grouped product: rows are sorted by (track, expert), each group is multiplied
+by its weights, and the results are weighted by the router and added at their tokens.
 
 Shapes: T tracks (1 without), N tokens, K experts chosen for a token, E experts of a track, G = T * E groups, M = T * N * K
 rows sorted by group, D model dim, F hidden dim.
@@ -9,7 +9,7 @@ rows sorted by group, D model dim, F hidden dim.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,15 +29,15 @@ ROUTER_STD = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Where a router sends tokens: fp32 logits of all experts, the experts chosen, and the weights of their outputs."""
+    """Output of a router: fp32 logits of all experts, the chosen experts, and the weights of their outputs."""
 
     logits_TNE: Tensor
     chosen_TNK: Tensor
     weights_TNK: Tensor
 
 
-class Router(nn.Module):
-    """Base of the routers: computes logits in fp32, whatever the model computes in; a subclass chooses."""
+class Router(nn.Module, ABC):
+    """Base of the routers: computes logits in fp32 in every precision; a subclass chooses the experts."""
 
     def __init__(self, dim: int, num_experts: int) -> None:
         super().__init__()
@@ -45,14 +45,14 @@ class Router(nn.Module):
 
     @abstractmethod
     def choose(self, logits_TNE: Tensor) -> Routing:
-        """The experts of each token and their weights."""
+        """Return the experts of each token and their weights."""
 
     def forward(self, x_TND: Tensor) -> Routing:
         weight_TED = self.weight if self.weight.ndim == 3 else self.weight[None]
         return self.choose(torch.bmm(x_TND.float(), weight_TED.mT))
 
-    def spread(self, num_tracks: int) -> None:
-        """Give every track a router of its own."""
+    def stack_tracks(self, num_tracks: int) -> None:
+        """Replace the weight by an uninitialized one with a leading dim of tracks."""
         self.weight = nn.Parameter(self.weight.new_empty(num_tracks, *self.weight.shape))
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -60,7 +60,7 @@ class Router(nn.Module):
 
 
 class TopKRouter(Router):
-    """The highest soft-capped logits, and the softmax over them."""
+    """Choose the experts with the highest soft-capped logits, weighted by the softmax over them."""
 
     def __init__(self, config: TopKRouterConfig, dim: int, num_experts: int) -> None:
         super().__init__(dim, num_experts)
@@ -74,19 +74,19 @@ class TopKRouter(Router):
 
 
 class ExpertExchange(Protocol):
-    """Slot between dispatch and the experts: how rows reach the process that holds their expert, and come back.
+    """Slot between dispatch and experts: sends rows to the process that holds their expert and returns the results.
 
     Args:
         x_MD: rows sorted by group.
-        counts_TE: how many rows each group has, of all experts of the tracks held here.
-        compute: the experts held here, a function of rows sorted by group and their counts.
+        counts_TE: number of rows of each group, for all experts of the local tracks.
+        compute: the local experts, a function of rows sorted by group and their counts.
     """
 
     def __call__(self, x_MD: Tensor, counts_TE: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor: ...
 
 
 def local_exchange(x_MD: Tensor, counts_TE: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """All experts are here."""
+    """Compute all experts in this process."""
     return compute(x_MD, counts_TE)
 
 
@@ -94,9 +94,9 @@ class Experts(Sublayer):
     """sum over the chosen experts of weight * down(activation(gate(x)) * up(x)).
 
     Attributes:
-        gate, up, down: weights of the experts, [E, F, D], [E, F, D] and [E, D, F], with T before E when spread over tracks.
-        exchange: slot for expert parallelism, all experts in this process by default.
-        observer: called with the routing of every forward pass, if there is one; see `observed_routing`.
+        gate, up, down: weights of the experts, [E, F, D], [E, F, D] and [E, D, F], with tracks T before E.
+        exchange: slot for expert parallelism; by default all experts are in this process.
+        observer: if not None, called with the routing of every forward pass; see `observed_routing`.
     """
 
     def __init__(self, config: ExpertsConfig, dim: int) -> None:
@@ -110,7 +110,7 @@ class Experts(Sublayer):
         self._activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """x is x_TBSD where the experts are spread over tracks, else x_BSD."""
+        """Return the weighted sum of the chosen experts' outputs; x is x_TBSD with tracks, else x_BSD."""
         x_TND = x.flatten(1, -2) if self.gate.ndim == 4 else x.flatten(0, -2)[None]
         routing: Routing = self.router(x_TND)
         if self.observer is not None:
@@ -120,7 +120,7 @@ class Experts(Sublayer):
         groups_M = (routing.chosen_TNK + num_experts * tracks_T11).flatten()
         order_M = groups_M.argsort(stable=True)
         counts_G = groups_M.new_zeros(len(x_TND) * num_experts)
-        counts_G.scatter_add_(0, groups_M, torch.ones_like(groups_M))  # a bincount would wait for the device
+        counts_G.scatter_add_(0, groups_M, torch.ones_like(groups_M))  # bincount would synchronize with the device
         rows_M = order_M // num_chosen
         x_MD = x_TND.flatten(0, 1).index_select(0, rows_M)
         y_MD = self.exchange(x_MD, counts_G.view(-1, num_experts), self._compute)
@@ -129,13 +129,13 @@ class Experts(Sublayer):
         return y_ND.view(x.shape)
 
     def _compute(self, x_MD: Tensor, counts_TE: Tensor) -> Tensor:
-        """The experts held here, each on its own rows."""
+        """Return the output of each local expert on its rows."""
         ends_G = counts_TE.flatten().cumsum(0, dtype=torch.int32)
         hidden_MF = self._activation(_grouped(x_MD, self.gate, ends_G)) * _grouped(x_MD, self.up, ends_G)
         return _grouped(hidden_MF, self.down, ends_G)
 
-    def spread(self, num_tracks: int) -> None:
-        """Give every track experts of its own."""
+    def stack_tracks(self, num_tracks: int) -> None:
+        """Replace the weights by uninitialized ones with a leading dim of tracks."""
         for name in ("gate", "up", "down"):
             weight = getattr(self, name)
             setattr(self, name, nn.Parameter(weight.new_empty(num_tracks, *weight.shape)))
@@ -148,7 +148,7 @@ class Experts(Sublayer):
 
 @contextmanager
 def observed_routing(model: nn.Module) -> Iterator[dict[int, Routing]]:
-    """While the block runs, the routing of the last forward pass by the number of the layer, with its gradient."""
+    """Yield the routing of the last forward pass, by layer number and with gradients."""
     seen: dict[int, Routing] = {}
     layers = {
         index: layer.feed_forward
@@ -165,5 +165,5 @@ def observed_routing(model: nn.Module) -> Iterator[dict[int, Routing]]:
 
 
 def _grouped(x_MD: Tensor, weights: Tensor, ends_G: Tensor) -> Tensor:
-    """Rows of each group times the transpose of its weight, [..., F, D] -> y_MF."""
+    """Return the rows of each group times the transpose of its weight [..., F, D], y_MF."""
     return F.grouped_mm(x_MD, weights.flatten(0, -3).to(x_MD.dtype).mT, offs=ends_G)

@@ -15,7 +15,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu": F.
 
 
 class FeedForward(Sublayer):
-    """out(activation(gate(x)) * up(x)); gate and up are separate Linears so that adapters and exports can address them."""
+    """down(activation(gate(x)) * up(x)); gate and up are separate Linears, as adapters and exports address them by name."""
 
     def __init__(self, config: DenseFeedForwardConfig, dim: int) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
-"""A head start for copying, written into fresh weights.
+"""Initial weights with induction heads, which copy from the context.
 
-A small model learns to copy from its context suddenly and late: first one head must find the previous token, then another
-must find where the current one stood before, and nothing rewards the first before the second exists. Here the first heads
-look at the previous token from the beginning, and every layer matches equal content; the architecture is untouched. With
-these weights copying is learned within 0.4 M tokens, from plain ones it is not (docs/benchmarks.md). The second half follows
-mimetic initialization (arXiv 2305.09828).
+A small model learns to copy late and suddenly: one head must attend to the previous token and a second one to earlier
+occurrences of the current token, and the first gives no gain in loss without the second. This initialization makes the first
+heads attend to the previous token and all layers match equal content; the architecture is unchanged. The model then learns
+to copy within 0.4 M tokens, from plain weights it does not (docs/benchmarks.md). The content match follows mimetic
+initialization (arXiv 2305.09828).
 
 Shapes: D model dim, C head dim.
 """
@@ -22,24 +22,24 @@ from openafm.models.attention import Attention
 from openafm.models.config import RotaryConfig
 from openafm.models.decoder import Decoder, Layer
 
-QK_NORM_WEIGHT = 1.5  # attention may be sharper than the norm's unit weights allow
+QK_NORM_WEIGHT = 1.5  # sharper attention than with unit weights
 NUM_POSITION_LAYERS = 2
 POSITION_SCALE = 2.0
-NUM_FREQUENCIES = 4  # the fastest ones tell neighbors apart
+NUM_FREQUENCIES = 4  # the highest ones, which distinguish neighboring positions
 CONTENT_SCALE = 0.5
 
 
 @torch.no_grad()
 def start_induction(model: Decoder, seed: int) -> None:
-    """Rewrite fresh weights in place.
+    """Change initial weights in place.
 
-    All embedding rows get one direction in common, by which attention can address positions whatever the token; in a tied
-    head it moves all logits alike. The first head of the first layers looks one position back along it. In every layer
-    queries resemble keys and the output undoes the value projection, so that equal tokens find each other and are passed on.
-    Where layers are spread over tracks, so is each track.
+    All embedding rows get one common direction, by which attention addresses positions independently of the token; in a tied
+    head it shifts all logits equally. The first head of the first layers attends one position back along this direction. In
+    every layer the query projection approximates the key projection, and the output projection the inverse of the value
+    projection, so that equal tokens attend to each other and are copied. All tracks are changed alike.
 
     Raises:
-        ConfigError: an attention without keys of its own, rotary embedding or QK-norm in the first layers.
+        ConfigError: one of the first layers has no own keys or no rotary embedding.
     """
     generator = torch.Generator().manual_seed(seed)
     dim = model.config.dim
@@ -50,7 +50,7 @@ def start_induction(model: Decoder, seed: int) -> None:
         if isinstance(layer.attention, Attention):
             _sharpen(layer.attention)
     for layer in layers[:NUM_POSITION_LAYERS]:
-        _look_one_back(layer.attention, direction_D)
+        _attend_to_previous(layer.attention, direction_D)
     for layer in layers:
         if isinstance(layer.attention, Attention):
             _match_content(layer.attention)
@@ -62,19 +62,19 @@ def _sharpen(attention: Attention) -> None:
             norm.weight.fill_(QK_NORM_WEIGHT)
 
 
-def _look_one_back(attention: object, direction_D: Tensor) -> None:
+def _attend_to_previous(attention: object, direction_D: Tensor) -> None:
     if not isinstance(attention, Attention) or attention.keys_values is None or attention.position is None:
-        raise ConfigError("the induction start needs rotary attention with keys of its own in the first layers")
+        raise ConfigError("the induction start needs rotary attention with own keys and values in the first layers")
     head_dim = attention.head_dim
-    query_C = _fastest_channels(attention.position, head_dim)
+    query_C = _high_frequency_channels(attention.position, head_dim)
     one = torch.ones(1, 1, dtype=torch.long)
     key_C = attention.position.build(one, head_dim).apply(query_C[None, None, None])[0, 0, 0]
     attention.query.weight[..., :head_dim, :] += POSITION_SCALE * torch.outer(query_C, direction_D)
     attention.keys_values.key.weight[..., :head_dim, :] += POSITION_SCALE * torch.outer(key_C, direction_D)
 
 
-def _fastest_channels(position: object, head_dim: int) -> Tensor:
-    """A unit vector on the first channel of each of the fastest pairs."""
+def _high_frequency_channels(position: object, head_dim: int) -> Tensor:
+    """Return a unit vector on the first channel of each of the pairs with the highest frequencies."""
     if not isinstance(position, RotaryConfig):
         raise ConfigError(f"the induction start needs RotaryConfig in the first layers, not {type(position).__name__}")
     stride = 2 if position.layout == "interleaved" else 1

@@ -1,6 +1,6 @@
-"""The primitives everything here is built of: a Linear that casts, RMSNorm in fp32, and the base of a layer's two halves.
+"""Building blocks of the decoder: a Linear that casts, RMSNorm in fp32, and the base of attention and feed-forward.
 
-Each can be spread over parallel tracks, a leading dim of its weights and of what it computes (models/tracks.py).
+With parallel tracks (models/tracks.py), weights and activations have a leading dim of tracks.
 
 Shapes: T tracks, N tokens, D and F the dims of a product.
 """
@@ -19,9 +19,9 @@ from openafm.models.rms_norm import rms_norm
 
 
 class Linear(nn.Module):
-    """y = x W^T + b with an fp32 master weight, computed in the dtype of x: precision is explicit, there is no autocast.
+    """y = x W^T + b with an fp32 master weight, computed in the dtype of x. There is no autocast.
 
-    Spread over tracks, its weight is [T, out, in] and x carries the same leading dim.
+    With tracks the weight is [T, out, in] and x has the same leading dim.
     """
 
     def __init__(self, in_dim: int, out_dim: int, bias: bool = False) -> None:
@@ -34,13 +34,13 @@ class Linear(nn.Module):
         bias = None if self.bias is None else self.bias.to(x.dtype)
         return project(x, self.weight.to(x.dtype), bias)
 
-    def spread(self, num_tracks: int) -> None:
-        """Give every track weights of its own."""
+    def stack_tracks(self, num_tracks: int) -> None:
+        """Replace the weights by uninitialized ones with a leading dim of tracks."""
         self.weight = _stacked(self.weight, num_tracks)
         self.bias = None if self.bias is None else _stacked(self.bias, num_tracks)
 
     def initialize(self, generator: torch.Generator, scale: float = 1.0) -> None:
-        """Normal weights of standard deviation scale / sqrt(in_dim); zero bias."""
+        """Draw normal weights of standard deviation scale / sqrt(in_dim); set the bias to zero."""
         nn.init.normal_(self.weight, std=scale * self.in_dim**-0.5, generator=generator)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -49,7 +49,7 @@ class Linear(nn.Module):
 class RMSNorm(nn.Module):
     """Root-mean-square norm over the last dim (arXiv 1910.07467), in fp32; the result has the input's dtype.
 
-    Spread over tracks, its weight is [T, D] and x carries the same leading dim.
+    With tracks the weight is [T, D] and x has the same leading dim.
     """
 
     def __init__(self, dim: int, eps: float) -> None:
@@ -60,8 +60,8 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x.float(), self.weight, self.eps).to(x.dtype)
 
-    def spread(self, num_tracks: int) -> None:
-        """Give every track a weight of its own."""
+    def stack_tracks(self, num_tracks: int) -> None:
+        """Replace the weight by an uninitialized one with a leading dim of tracks."""
         self.weight = _stacked(self.weight, num_tracks)
 
     def initialize(self) -> None:
@@ -75,25 +75,25 @@ def count_parameters(build: Callable[[], nn.Module]) -> int:
 
 
 class Sublayer(nn.Module, ABC):
-    """Half of a layer: attention or feed-forward of any kind, whose output is added to the residual stream."""
+    """Attention or feed-forward of any kind; its output is added to the residual stream."""
 
     @abstractmethod
     def initialize(self, generator: torch.Generator, residual_scale: float) -> None:
-        """Fresh weights, those of the projection into the residual stream scaled by `residual_scale`."""
+        """Draw initial weights; those of the projection into the residual stream are scaled by `residual_scale`."""
 
 
 @runtime_checkable
-class Spreadable(Protocol):
-    """A module with weights of its own that every track can have apart."""
+class TrackModule(Protocol):
+    """A module whose own weights can have a leading dim of tracks."""
 
-    def spread(self, num_tracks: int) -> None: ...
+    def stack_tracks(self, num_tracks: int) -> None: ...
 
 
-def spread_over_tracks(module: nn.Module, num_tracks: int) -> None:
-    """Give every track weights of its own in all parts of a layer, of whatever kind."""
+def stack_tracks(module: nn.Module, num_tracks: int) -> None:
+    """Give the weights of all parts of a module a leading dim of tracks."""
     for part in module.modules():
-        if isinstance(part, Spreadable):
-            part.spread(num_tracks)
+        if isinstance(part, TrackModule):
+            part.stack_tracks(num_tracks)
 
 
 def _stacked(weight: Tensor, num_tracks: int) -> nn.Parameter:
@@ -101,7 +101,7 @@ def _stacked(weight: Tensor, num_tracks: int) -> nn.Parameter:
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b; with weights [T, F, D] one batched product for all tracks, x's dims between T and D as they are."""
+    """Return x W^T + b; with weights [T, F, D] as one batched product for all tracks."""
     return F.linear(x, weight, bias) if weight.ndim == 2 else _project_tracks(x, weight, bias)
 
 

@@ -1,6 +1,6 @@
-"""Root-mean-square norm with its gradient written out: a quarter of the time that autograd's own takes on a CPU.
+"""Root-mean-square norm with an explicit backward pass, which takes a quarter of autograd's time on a CPU.
 
-Shapes: ... leading dims, D the dim that is normalized, T tracks with a weight each, N tokens of a track.
+Shapes: ... leading dims, D the normalized dim, T tracks with a weight each, N tokens of a track.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 
 
 def rms_norm(x_D: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in the dtype of x.
+    """Return x / sqrt(mean(x^2) + eps) * weight over the last dim (arXiv 1910.07467), in the dtype of x.
 
-    A weight [T, D] goes with an x whose first dim is T.
+    With a weight [T, D] the first dim of x is T.
     """
     if weight_D.ndim == 2:
         normed_TND: Tensor = _RMSNormOfTracks.apply(x_D.flatten(1, -2), weight_D, eps)
         return normed_TND.view(x_D.shape)
     if not torch.is_grad_enabled():
-        # For a single token, setting up the autograd function takes longer than the norm.
+        # for a single token, the set-up of the autograd function takes longer than the norm
         return F.rms_norm(x_D, weight_D.shape, weight_D, eps)
     normed: Tensor = _RMSNorm.apply(x_D, weight_D, eps)
     return normed
@@ -40,7 +40,7 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *dys: Tensor) -> tuple[Tensor, Tensor, None]:
         (dy_D,) = dys
         x_D, weight_D, scale_1 = ctx.saved_tensors
-        product_D = dy_D * x_D  # serves both gradients
+        product_D = dy_D * x_D  # used by both gradients
         dweight_D = scale_1.flatten() @ product_D.flatten(0, -2)
         along_x_1 = (product_D @ weight_D)[..., None] * scale_1.pow(3).div_(-x_D.shape[-1])
         dx_D = torch.mul(dy_D, weight_D, out=product_D).mul_(scale_1).addcmul_(x_D, along_x_1)

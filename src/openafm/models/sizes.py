@@ -1,4 +1,4 @@
-"""The sizes of this house by name, from a laptop's to the report's (report 2.1)."""
+"""Named decoder sizes, from a laptop's to the report's (report 2.1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from openafm.models.experts_config import ExpertsConfig
 
 
 class UnknownSizeError(UsageError):
-    """No size of this name."""
+    """There is no size of this name."""
 
 
 def shared_kv_decoder(
@@ -36,7 +36,7 @@ def shared_kv_decoder(
     hidden_dim: int,
     context_length: int,
 ) -> DecoderConfig:
-    """The on-device shape: regular layers, then layers that read the keys and values of the last regular one."""
+    """Return the on-device shape: regular layers, then layers that read the keys and values of the last regular one."""
 
     def layer(keys_values: OwnKeysValuesConfig | SharedKeysValuesConfig) -> LayerConfig:
         return LayerConfig(
@@ -55,7 +55,7 @@ def shared_kv_decoder(
 
 
 def on_device_base() -> DecoderConfig:
-    """The report's on-device model: 3,111,368,064 parameters, 62.5 % / 37.5 % of the layers own / share keys and values."""
+    """Return the report's on-device model: 3,111,368,064 parameters, 62.5 % of the layers with own keys and values."""
     return shared_kv_decoder(
         vocab_size=153_600,
         dim=2048,
@@ -70,7 +70,7 @@ def on_device_base() -> DecoderConfig:
 
 
 def on_device_draft() -> DecoderConfig:
-    """The draft model for speculative decoding beside `on_device.base`: 48,765,952 parameters, no sharing."""
+    """Return the draft model for speculative decoding with `on_device.base`: 48,765,952 parameters, no KV sharing."""
     return shared_kv_decoder(
         vocab_size=153_600,
         dim=256,
@@ -85,7 +85,7 @@ def on_device_draft() -> DecoderConfig:
 
 
 def on_device_nano() -> DecoderConfig:
-    """A laptop's model of the same shape, about 10 M parameters."""
+    """Return a laptop-sized on-device model of about 10 M parameters."""
     return shared_kv_decoder(
         vocab_size=16_384,
         dim=256,
@@ -100,7 +100,7 @@ def on_device_nano() -> DecoderConfig:
 
 
 def on_device_nano_draft() -> DecoderConfig:
-    """The draft model beside `on_device.nano`."""
+    """Return the draft model for `on_device.nano`."""
     return shared_kv_decoder(
         vocab_size=16_384,
         dim=128,
@@ -115,7 +115,7 @@ def on_device_nano_draft() -> DecoderConfig:
 
 
 def on_device_micro() -> DecoderConfig:
-    """What `make run` trains in minutes: the same shape, smaller."""
+    """Return the model that `make run` trains in minutes."""
     return shared_kv_decoder(
         vocab_size=2048,
         dim=128,
@@ -130,7 +130,7 @@ def on_device_micro() -> DecoderConfig:
 
 
 def on_device_micro_draft() -> DecoderConfig:
-    """The draft model beside `on_device.micro`."""
+    """Return the draft model for `on_device.micro`."""
     return shared_kv_decoder(
         vocab_size=2048,
         dim=64,
@@ -159,8 +159,11 @@ def parallel_track_decoder(
     expert_dim: int,
     context_length: int,
 ) -> DecoderConfig:
-    """The server shape (report 2.2): tracks of layers whose attention is three times local with rotation, then global
-    without positions, and whose feed-forward is dense and experts in turn."""
+    """Return the server shape (report 2.2).
+
+    Of every four layers three have local attention with rotary embedding and the fourth global attention without positions;
+    dense feed-forwards and experts alternate.
+    """
 
     def attention(index: int) -> AttentionConfig:
         is_global = index % 4 == 3
@@ -187,7 +190,7 @@ def parallel_track_decoder(
 
 
 def server_full() -> DecoderConfig:
-    """The report's server model: 147,803,703,296 parameters, of which a token passes 15.8 billion."""
+    """Return the report's server model: 147,803,703,296 parameters, 15.8 billion active per token."""
     return parallel_track_decoder(
         vocab_size=153_600,
         dim=2048,
@@ -205,7 +208,7 @@ def server_full() -> DecoderConfig:
 
 
 def server_nano() -> DecoderConfig:
-    """A laptop's model of the same shape, about 10 M parameters."""
+    """Return a laptop-sized server model of about 10 M parameters."""
     return parallel_track_decoder(
         vocab_size=16_384,
         dim=128,
@@ -223,7 +226,7 @@ def server_nano() -> DecoderConfig:
 
 
 def server_micro() -> DecoderConfig:
-    """The same, for tests and for comparisons over several seeds."""
+    """Return a smaller server model, for tests and comparisons over several seeds."""
     return parallel_track_decoder(
         vocab_size=2048,
         dim=64,
@@ -254,10 +257,10 @@ SIZES: dict[str, Callable[[], DecoderConfig]] = {
 
 
 def named_size(name: str) -> DecoderConfig:
-    """The decoder config of a named size.
+    """Return the decoder config of a named size.
 
     Raises:
-        UnknownSizeError: no such name; the message gives the nearest.
+        UnknownSizeError: there is no such size; the message gives the nearest name.
     """
     if name not in SIZES:
         raise UnknownSizeError(f"unknown size '{name}'{nearest(name, list(SIZES))}")

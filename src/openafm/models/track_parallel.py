@@ -1,15 +1,12 @@
-"""Track parallelism: each process holds some of the tracks, and sums meet at block boundaries only (report 2.2).
+"""Track parallelism: each process holds some of the tracks; processes synchronize at block boundaries only (report 2.2).
 
-One all-reduce for each block in the forward pass, in `Tracks.gather`, and one in the backward pass, its mirror in
-`Tracks.spread`. All else of a layer is local: weights, heads, router, experts and their dispatch.
+Each block has one all-reduce in the forward pass, in `Tracks.reduce_from_tracks`, and one in the backward pass, in
+`Tracks.copy_to_tracks`. All other computation is local: heads, router, experts and their dispatch.
 
-What overlaps: the all-reduce is started and not waited for; whoever first reads its result waits, on an accelerator in the
-stream of the device and not in Python. Whatever does not read it goes on meanwhile: work that was put on the device before,
-of any microbatch, FSDP's gathering of the next block's weights, in the backward pass FSDP's sums of the gradients of the
-block that is left. What does not overlap: the next block of the same tokens, its expert dispatch included, whose first norm
-reads the sum. It can only overlap with the other half of a batch that is passed in two halves, block by block in turn;
-nothing here stands in the way of that, since each half has its own context and a sum that waits by itself, but nobody does
-it.
+The all-reduce is asynchronous: the first operation that reads its result waits, on an accelerator in the device's stream.
+It overlaps with operations that were queued before it, with FSDP's all-gather of the next block's weights, and in the
+backward pass with FSDP's reduce-scatter of the previous block's gradients. It does not overlap with the next block of the
+same tokens, whose first norm reads the sum.
 """
 
 from __future__ import annotations
@@ -26,41 +23,41 @@ from openafm.models.decoder import Decoder
 
 
 class TracksNotDivisibleError(UsageError):
-    """Tracks that the processes cannot share evenly, or a model without tracks."""
+    """The number of tracks is not a multiple of the number of processes, or the model has no tracks."""
 
 
-def is_of_tracks(name: str) -> bool:
-    """Whether a parameter of a model with tracks carries them as its first dim."""
+def has_track_dim(name: str) -> bool:
+    """Return True if a parameter of a model with tracks has tracks as its first dim."""
     return name.startswith(("layers.", "tracks.norms."))
 
 
 @torch.no_grad()
 def share_tracks(model: Decoder, group: dist.ProcessGroup) -> None:
-    """Keep the tracks of this process, by its rank in `group`, and let block boundaries sum over the group.
+    """Keep the tracks of this rank of `group` and sum over the group at block boundaries.
 
-    Parameters stay the same objects, with fewer numbers in them.
+    Parameters stay the same objects and shrink.
 
     Raises:
-        TracksNotDivisibleError: the model has no tracks, or they do not divide over the group.
+        TracksNotDivisibleError: the model has no tracks, or their number is not a multiple of the group's size.
     """
     size, tracks = group.size(), model.tracks
     if tracks is None or tracks.num_local % size:
         count = "no" if tracks is None else tracks.num_local
         raise TracksNotDivisibleError(
-            f"a model with {count} tracks cannot be shared by {size} processes; start as many as divide the tracks"
+            f"a model with {count} tracks cannot be divided over {size} processes; use a number that divides the tracks"
         )
     num_local = tracks.num_local // size
     first = group.rank() * num_local
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if is_of_tracks(name):
+        if has_track_dim(name):
             tensor.data = tensor.data[first : first + num_local].clone()
     tracks.num_local = num_local
-    tracks.spread = lambda x: _Spread.apply(x, group)
-    tracks.gather = lambda x: _Gather.apply(x, group)
+    tracks.copy_to_tracks = lambda x: _CopyToTracks.apply(x, group)
+    tracks.reduce_from_tracks = lambda x: _ReduceFromTracks.apply(x, group)
 
 
-class _Gather(torch.autograd.Function):
-    """The sum over the processes; every process gets its gradient whole."""
+class _ReduceFromTracks(torch.autograd.Function):
+    """Sum over the processes; the backward pass is the identity."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -71,8 +68,8 @@ class _Gather(torch.autograd.Function):
         return dys[0], None
 
 
-class _Spread(torch.autograd.Function):
-    """The same in every process; the gradient is the sum of what the processes' tracks make of it."""
+class _CopyToTracks(torch.autograd.Function):
+    """Identity; the backward pass sums the gradients over the processes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:

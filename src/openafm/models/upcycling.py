@@ -1,9 +1,9 @@
-"""Sparse upcycling: a dense decoder's weights as the start of one with experts (report 4.3; arXiv 2212.05055).
+"""Sparse upcycling: initialize a mixture of experts from a dense decoder (report 4.3; arXiv 2212.05055).
 
-A token's experts are weighted to add up to 1, so as long as they are copies of one feed-forward the two models compute the
-same.
+The weights of a token's experts add up to 1, so the model computes the dense model's outputs while its experts are copies of
+one feed-forward.
 
-Shapes: T tracks (absent without), E experts, F hidden dim, D model dim, U hidden units to forget.
+Shapes: T tracks (absent without), E experts, F hidden dim, D model dim, U hidden units to replace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 
 @torch.no_grad()
 def upcycle(dense: Decoder, upcycling: UpcyclingConfig, seed: int = 0) -> Decoder:
-    """A decoder of `upcycled_config` with the weights of `dense`, its routers drawn from `seed`.
+    """Return a decoder of `upcycled_config` with the weights of `dense` and routers drawn from `seed`.
 
     Raises:
         UpcyclingError: see `upcycled_config`.
@@ -27,12 +27,12 @@ def upcycle(dense: Decoder, upcycling: UpcyclingConfig, seed: int = 0) -> Decode
         upcycled = upcycled_config(dense.config, upcycling).build()
     upcycled.to_empty(device=dense.device)
     upcycled.compute_dtype = dense.compute_dtype
-    theirs = upcycled.state_dict()
+    weights = upcycled.state_dict()
     for name, weight in dense.state_dict().items():
-        if name in theirs:
-            theirs[name].copy_(weight)
+        if name in weights:
+            weights[name].copy_(weight)
         else:  # layers.1.feed_forward.gate.weight [F, D] of a Linear becomes layers.1.feed_forward.gate [E, F, D]
-            theirs[name.removesuffix(".weight")].copy_(weight.unsqueeze(-3))
+            weights[name.removesuffix(".weight")].copy_(weight.unsqueeze(-3))
     generator = torch.Generator(device=dense.device).manual_seed(seed)
     for experts in upcycled.modules():
         if isinstance(experts, Experts):
@@ -42,8 +42,8 @@ def upcycle(dense: Decoder, upcycling: UpcyclingConfig, seed: int = 0) -> Decode
 
 
 @torch.no_grad()
-def forget_units(experts: Experts, share: float, generator: torch.Generator) -> None:
-    """Draw the weights of a `share` of every expert's hidden units anew, from a normal law with the moments of the old."""
+def redraw_units(experts: Experts, share: float, generator: torch.Generator) -> None:
+    """Redraw the weights of a `share` of each expert's hidden units from a normal distribution with their moments."""
     for gate_FD, up_FD, down_DF in zip(_each(experts.gate), _each(experts.up), _each(experts.down), strict=True):
         num_units = len(gate_FD)
         units_U = torch.randperm(num_units, generator=generator, device=generator.device)[: round(share * num_units)]
@@ -54,5 +54,5 @@ def forget_units(experts: Experts, share: float, generator: torch.Generator) -> 
 
 
 def _each(weights: Tensor) -> Tensor:
-    """The experts of all tracks one after another, as views of their weights."""
+    """Return views of the weights of all experts of all tracks."""
     return weights.flatten(0, -3)

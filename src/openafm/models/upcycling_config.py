@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class UpcyclingError(UsageError):
-    """A model that cannot be upcycled: experts take the place of dense feed-forwards without biases."""
+    """The model cannot be upcycled: experts replace dense feed-forwards without biases."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertStartConfig(Config, ABC):
-    """Base of what experts are, beside copies of the dense feed-forward, before the first step."""
+    """Base of the initial changes to the experts, which are copies of the dense feed-forward."""
 
     @abstractmethod
     def apply(self, experts: Experts, generator: torch.Generator) -> None:
@@ -32,18 +32,18 @@ class ExpertStartConfig(Config, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class CopiedExperts(ExpertStartConfig):
-    """Exact copies (arXiv 2212.05055): the upcycled model computes what the dense one does."""
+    """Keep exact copies (arXiv 2212.05055): the upcycled model has the outputs of the dense one."""
 
     def apply(self, experts: Experts, generator: torch.Generator) -> None:
-        """Nothing to change."""
+        """Change nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartlyFreshExperts(ExpertStartConfig):
-    """Each expert forgets a `share` of its hidden units, others than its neighbors do (Drop-Upcycling, arXiv 2502.19261).
+    """Redraw a `share` of the hidden units of each expert, independently per expert (Drop-Upcycling, arXiv 2502.19261).
 
-    Experts that are all the same drift apart slowly. The fresh weights have the mean and standard deviation of those that
-    they replace; the upcycled model is no longer the dense one at the start.
+    Identical experts diverge slowly. The new weights have the mean and standard deviation of the old ones. The outputs of
+    the upcycled model differ from those of the dense one.
     """
 
     share: float = 0.5
@@ -52,14 +52,14 @@ class PartlyFreshExperts(ExpertStartConfig):
         self.require(0 < self.share <= 1, f"share must lie in (0, 1], got {self.share}")
 
     def apply(self, experts: Experts, generator: torch.Generator) -> None:
-        from openafm.models.upcycling import forget_units
+        from openafm.models.upcycling import redraw_units
 
-        forget_units(experts, self.share, generator)
+        redraw_units(experts, self.share, generator)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpcyclingConfig(Config):
-    """Every second layer's feed-forward becomes `num_experts` of its kind behind a new router."""
+    """Replace the feed-forward of every second layer by `num_experts` copies and a new router."""
 
     num_experts: int = 64
     router: RouterConfig = field(default_factory=TopKRouterConfig)
@@ -67,11 +67,11 @@ class UpcyclingConfig(Config):
 
 
 def upcycled_config(dense: DecoderConfig, upcycling: UpcyclingConfig) -> DecoderConfig:
-    """The config of `dense` upcycled: layers 1, 3, 5, ... have experts, all else is as it was.
+    """Return the config of `dense` with experts in layers 1, 3, 5, ...
 
     Raises:
         UpcyclingError: one of these layers has no dense feed-forward, or one with biases.
-        ConfigError: fewer experts than the router chooses, or a hidden dim that grouped products cannot take.
+        ConfigError: fewer experts than the router chooses, or a hidden dim that grouped products do not support.
     """
     layers = (_with_experts(layer, index, upcycling) if index % 2 else layer for index, layer in enumerate(dense.layers))
     return replace(dense, layers=tuple(layers))
@@ -81,12 +81,12 @@ def _with_experts(layer: LayerConfig, index: int, upcycling: UpcyclingConfig) ->
     feed_forward = layer.feed_forward
     if not isinstance(feed_forward, DenseFeedForwardConfig):
         raise UpcyclingError(
-            f"layer {index} has a {type(feed_forward).__name__}, only dense feed-forwards are upcycled; start from a dense"
-            " model"
+            f"layer {index} has a {type(feed_forward).__name__}; only a DenseFeedForwardConfig can be upcycled, start from a"
+            " dense model"
         )
     if feed_forward.bias:
         raise UpcyclingError(
-            f"layer {index} has biases in its feed-forward, which experts have not; start from another model"
+            f"layer {index} has biases in its feed-forward, but experts have none; start from a model without them"
         )
     experts = ExpertsConfig(
         num_experts=upcycling.num_experts,

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openafm.adapters.package import Adapter
+from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.config import override
 from openafm.data.loader import SourceConfig
@@ -46,7 +46,7 @@ def draft_run(
     target: Bundle,
     *,
     size: str = "nano",
-    adapter: Adapter | None = None,
+    adapter: AdapterPackage | None = None,
     data: Path | None = None,
     evaluation: Path | None = None,
     changes: Mapping[str, str] | None = None,
@@ -121,7 +121,7 @@ class DraftedAnswer:
 class Answerer:
     """Generates greedy answers of a bundle with its adapter or another, with or without a draft model."""
 
-    def __init__(self, target: Bundle, adapter: Adapter | None = None) -> None:
+    def __init__(self, target: Bundle, adapter: AdapterPackage | None = None) -> None:
         from openafm.runtime.decoding.grammar import GrammarCompiler
         from openafm.runtime.engines.selection import open_engine
 
@@ -162,7 +162,11 @@ class Answerer:
 
 
 def measure_draft(
-    draft: Bundle, target: Bundle, conversations: Iterable[Conversation], adapter: Adapter | None = None, num_tokens: int = 5
+    draft: Bundle,
+    target: Bundle,
+    conversations: Iterable[Conversation],
+    adapter: AdapterPackage | None = None,
+    num_tokens: int = 5,
 ) -> DraftReport:
     """Generate every answer of the conversations, drafting `num_tokens` tokens a step, and return the counts."""
     from openafm.runtime.decoding.draft_length import DraftLengthConfig

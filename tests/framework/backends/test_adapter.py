@@ -36,7 +36,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
     return bundle
 
 
-def write(path: Path, base_signature: str, name: str = "tags", scale: float = 1.0) -> package.Adapter:
+def write(path: Path, base_signature: str, name: str = "tags", scale: float = 1.0) -> package.AdapterPackage:
     recovery = tiny_recovery()
     return write_adapter(
         path,

@@ -15,7 +15,7 @@ from tiny_tokenizer import TOKENIZER
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.lora import adapter_weights, install
-from openafm.adapters.package import Adapter, AdapterMismatchError, AdapterTamperedError, open_adapter, write_adapter
+from openafm.adapters.package import AdapterMismatchError, AdapterPackage, AdapterTamperedError, open_adapter, write_adapter
 from openafm.bundle import FULL_PRECISION, Bundle, RecoveryAdapter, write_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.config import QATConfig
@@ -57,13 +57,13 @@ def write(path: Path, kind: str, seed: int = 3) -> Bundle:
     )
 
 
-def adapter(path: Path, bundle: Bundle, seed: int) -> Adapter:
+def adapter(path: Path, bundle: Bundle, seed: int) -> AdapterPackage:
     return write_adapter(
         path, weights=random_adapter(seed), config=LORA, base_signature=bundle.signature, name=f"seed_{seed}"
     )
 
 
-def opened(bundle: Bundle, with_adapter: Adapter | None = None) -> TorchEngine:
+def opened(bundle: Bundle, with_adapter: AdapterPackage | None = None) -> TorchEngine:
     engine = open_engine(bundle, with_adapter)
     assert isinstance(engine, TorchEngine)
     return engine

@@ -24,10 +24,16 @@ from openafm.adapters.delivery.errors import (
     TruncatedDownloadError,
     UnreachableError,
 )
-from openafm.adapters.delivery.manifest import MAX_MANIFEST_BYTES, Manifest, OfferedAdapter, OfferedFile, open_manifest
+from openafm.adapters.delivery.manifest import (
+    MAX_MANIFEST_BYTES,
+    AdapterManifest,
+    OfferedAdapter,
+    OfferedFile,
+    open_manifest,
+)
 from openafm.adapters.delivery.publishers import Publisher, known_publisher, remember_publisher
 from openafm.adapters.metadata import check_name
-from openafm.adapters.package import Adapter, open_adapter
+from openafm.adapters.package import AdapterPackage, open_adapter
 from openafm.adapters.store import adapter_place
 from openafm.core.config import nearest
 from openafm.core.files import OutOfSpaceError, atomic_folder, data_home, file_digest, folder_lock, room_for
@@ -42,7 +48,7 @@ _CHUNK_BYTES = 1 << 16
 class Pulled:
     """An installed adapter, the key that vouches for it, and how many bytes had to be fetched now."""
 
-    adapter: Adapter
+    adapter: AdapterPackage
     key: str
     num_fetched: int
 
@@ -62,7 +68,7 @@ def pull_adapter(
     Raises:
         AdapterNameError: the name is none.
         UnreachableError: the server does not answer, or refuses.
-        BadSignatureError, ManifestError, OldManifestError, HalfDraftError: its manifest is not to be trusted or followed.
+        BadSignatureError, AdapterManifestError, OldManifestError, HalfDraftError: its manifest is invalid.
         NotOfferedError: it has no such adapter for this base.
         OversizeError: it takes more than `max_bytes`, or more came than was announced.
         OutOfSpaceError: it does not fit on the disk.
@@ -113,7 +119,7 @@ def _read_manifest(url: str, timeout_s: float) -> bytes:
     return bytes(data)
 
 
-def _choose(manifest: Manifest, name: str, base_signature: str, url: str) -> OfferedAdapter:
+def _choose(manifest: AdapterManifest, name: str, base_signature: str, url: str) -> OfferedAdapter:
     versions = [adapter for adapter in manifest.adapters if adapter.name == name]
     if not versions:
         raise NotOfferedError(f"{url} offers no adapter '{name}'{nearest(name, [a.name for a in manifest.adapters])}")
@@ -191,7 +197,7 @@ def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
             yield chunk
 
 
-def _install(offered: OfferedAdapter, downloads: Path, place: Path) -> Adapter:
+def _install(offered: OfferedAdapter, downloads: Path, place: Path) -> AdapterPackage:
     """Put the parts together, beside their place; they take it only when everything has been checked."""
     for leftover in place.parent.glob(f".{place.name}.*"):  # of a process that was killed here
         shutil.rmtree(leftover)

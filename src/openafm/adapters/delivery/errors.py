@@ -21,7 +21,7 @@ class BadSignatureError(DeliveryError):
     """The manifest was not signed with the key that is trusted, or not in this form."""
 
 
-class ManifestError(DeliveryError):
+class AdapterManifestError(DeliveryError):
     """A manifest that lists what no adapter consists of."""
 
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-from openafm.adapters.delivery.errors import BadSignatureError, ManifestError
+from openafm.adapters.delivery.errors import AdapterManifestError, BadSignatureError
 from openafm.adapters.delivery.keys import check_signature, public_key, sign
 from openafm.adapters.metadata import AdapterNameError, adapter_identifier, check_name
 from openafm.adapters.package import DRAFT_FILES, METADATA, WEIGHTS, HalfDraftError
@@ -70,7 +70,7 @@ class OfferedAdapter(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Manifest(Config):
+class AdapterManifest(Config):
     """`published` is the time of signing, in seconds since 1970: a client refuses to go back."""
 
     format: str = FORMAT
@@ -93,11 +93,11 @@ class Manifest(Config):
 class OpenedManifest:
     """A manifest and the public key that it was checked with."""
 
-    manifest: Manifest
+    manifest: AdapterManifest
     key: str
 
 
-def sign_manifest(manifest: Manifest, private_key: str) -> bytes:
+def sign_manifest(manifest: AdapterManifest, private_key: str) -> bytes:
     """The manifest as it goes over the wire."""
     text = json.dumps(to_dict(manifest), ensure_ascii=False, separators=(",", ":"))
     signed = {"manifest": text, "key": public_key(private_key), "signature": sign(text.encode(), private_key)}
@@ -109,7 +109,7 @@ def open_manifest(data: bytes, trusted_key: str | None) -> OpenedManifest:
 
     Raises:
         BadSignatureError: it is not signed, or not with the trusted key.
-        ManifestError: it lists what no adapter consists of.
+        AdapterManifestError: it lists what no adapter consists of.
         HalfDraftError: it lists part of a draft model.
     """
     try:
@@ -123,8 +123,8 @@ def open_manifest(data: bytes, trusted_key: str | None) -> OpenedManifest:
         ) from error
     check_signature(text.encode("utf-8", "surrogatepass"), signature, trusted_key or key)
     try:
-        return OpenedManifest(manifest=from_dict(Manifest, json.loads(text)), key=trusted_key or key)
+        return OpenedManifest(manifest=from_dict(AdapterManifest, json.loads(text)), key=trusted_key or key)
     except HalfDraftError:
         raise
     except (ValueError, ConfigError, AdapterNameError, RecursionError) as error:
-        raise ManifestError(f"the manifest is signed, but not one that can be followed: {error}") from error
+        raise AdapterManifestError(f"the manifest is signed, but not one that can be followed: {error}") from error

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from openafm.adapters.delivery.errors import ServerAddressError
-from openafm.adapters.delivery.manifest import Manifest, OfferedAdapter, OfferedFile, sign_manifest
-from openafm.adapters.package import METADATA, WEIGHTS, Adapter, AdapterNotFoundError, open_adapter
+from openafm.adapters.delivery.manifest import AdapterManifest, OfferedAdapter, OfferedFile, sign_manifest
+from openafm.adapters.package import METADATA, WEIGHTS, AdapterNotFoundError, AdapterPackage, open_adapter
 from openafm.core.files import file_digest
 
 MANIFEST_PATH = "/manifest.json"
@@ -29,7 +29,7 @@ _CHUNK_BYTES = 1 << 18
 class Shelf:
     """What is served: the signed manifest, and files with their digests by the path that they are asked for under."""
 
-    manifest: Manifest
+    manifest: AdapterManifest
     signed: bytes
     files: Mapping[str, tuple[Path, str]]
 
@@ -51,7 +51,7 @@ def stock(folder: Path, private_key: str) -> Shelf:
         offered.append(_offered(adapter))
         for file in offered[-1].files:
             files[f"/{adapter.identifier}/{file.path}"] = (adapter.path / file.path, file.sha256)
-    manifest = Manifest(published=int(time.time()), adapters=tuple(offered))
+    manifest = AdapterManifest(published=int(time.time()), adapters=tuple(offered))
     return Shelf(manifest=manifest, signed=sign_manifest(manifest, private_key), files=files)
 
 
@@ -71,7 +71,7 @@ def make_server(shelf: Shelf, host: str, port: int) -> ThreadingHTTPServer:
         raise ServerAddressError(f"cannot serve at {host}:{port} ({error}); choose another --host or --port") from error
 
 
-def _offered(adapter: Adapter) -> OfferedAdapter:
+def _offered(adapter: AdapterPackage) -> OfferedAdapter:
     paths = [adapter.path / METADATA, adapter.path / WEIGHTS]
     if adapter.draft is not None:
         paths += sorted(path for path in adapter.draft.rglob("[!.]*") if path.is_file())

@@ -90,11 +90,11 @@ class Adapter:
         """Remove the installed adapters whose bundle is not on this machine. Return their identifiers."""
         return [folder.name for folder in store.remove_obsolete_adapters(_local_signatures())]
 
-    def _opened(self, base_signature: str) -> package.Adapter:
+    def _opened(self, base_signature: str) -> package.AdapterPackage:
         return store.find_adapter(self.name, base_signature) if self.file is None else package.open_adapter(self.file)
 
 
-def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.Adapter:
+def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.AdapterPackage:
     """Return the adapter for a bundle, opened and verified. A string with `/`, `\\` or `.` is a path, else a name.
 
     Raises:
@@ -109,7 +109,7 @@ def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.Ad
         return found
 
 
-def _verify_once(adapter: package.Adapter) -> None:
+def _verify_once(adapter: package.AdapterPackage) -> None:
     """Verify an adapter unless the same files were verified before: hundreds of megabytes take a second."""
     stat = (adapter.path / package.WEIGHTS).stat()
     seen = (str(adapter.path.resolve()), adapter.digest, stat.st_size, stat.st_mtime_ns, stat.st_ino)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from openafm.adapters.metadata import DRAFT_TOKEN_COUNT
-from openafm.adapters.package import Adapter
+from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
@@ -28,7 +28,7 @@ class LoadedModel:
         OpenAFMError: a file cannot be read, or the draft model has another tokenizer.
     """
 
-    def __init__(self, bundle: Bundle, adapter: Adapter | None, draft: Bundle | None) -> None:
+    def __init__(self, bundle: Bundle, adapter: AdapterPackage | None, draft: Bundle | None) -> None:
         self.bundle, self.tokenizer, self.template = bundle, bundle.tokenizer, bundle.template
         self.engine = open_engine(bundle, adapter)
         self.prefixes = PrefixCache(self.engine, prefix_cache_bytes())
@@ -62,7 +62,7 @@ def _calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:
     return tool_calls_schema(tools) | {"maxItems": MOST_CALLS}
 
 
-def _drafter(bundle: Bundle, draft: Bundle, adapter: Adapter | None) -> Drafter:
+def _drafter(bundle: Bundle, draft: Bundle, adapter: AdapterPackage | None) -> Drafter:
     if draft.tokenizer.to_json() != bundle.tokenizer.to_json():
         raise DraftMismatchError(
             f"the draft model {draft.name} has another tokenizer than {bundle.name}; use a draft model of that bundle"
@@ -72,7 +72,7 @@ def _drafter(bundle: Bundle, draft: Bundle, adapter: Adapter | None) -> Drafter:
     return Drafter(open_engine(draft), num_tokens)
 
 
-def load(bundle: Bundle, adapter: Adapter | None = None, draft: Bundle | None = None) -> LoadedModel:
+def load(bundle: Bundle, adapter: AdapterPackage | None = None, draft: Bundle | None = None) -> LoadedModel:
     """Return the loaded model for a bundle, adapter and draft model. Callers with the same three share one instance.
 
     Raises:

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.metadata import check_name
-from openafm.adapters.package import METADATA, Adapter, AdapterAbout, AdapterNotFoundError, open_adapter, write_adapter
+from openafm.adapters.package import (
+    METADATA,
+    AdapterAbout,
+    AdapterNotFoundError,
+    AdapterPackage,
+    open_adapter,
+    write_adapter,
+)
 from openafm.bundle import Bundle, BundleError, list_bundles, open_bundle, shipped_bundle
 from openafm.core.config import from_dict
 from openafm.core.errors import UsageError
@@ -41,7 +48,7 @@ class TrainedAdapter:
 
 def export_adapter(
     source: Path, name: str, output: Path, about: AdapterAbout | None = None, draft: str | Path | None = None
-) -> Adapter:
+) -> AdapterPackage:
     """Write `output`/NAME.fmadapter from the folder of a run or of an adapter. The metadata is that of `about` alone.
 
     Raises:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.metadata import check_name
-from openafm.adapters.package import Adapter, write_adapter
+from openafm.adapters.package import AdapterPackage, write_adapter
 from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import Config, dump, from_dict
 from openafm.core.files import atomic_file, folder_lock
@@ -161,7 +161,7 @@ def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterR
 
 
 def train_draft(
-    adapter: Adapter,
+    adapter: AdapterPackage,
     data: Path,
     evaluation: Path | None,
     folder: Path,

@@ -6,7 +6,7 @@ import os
 import sys
 from functools import cache
 
-from openafm.adapters.package import Adapter
+from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
 from openafm.runtime.engines.base import Engine
@@ -20,7 +20,7 @@ class EngineChoiceError(UsageError):
     """OPENAFM_ENGINE names no engine, or one that cannot run this bundle."""
 
 
-def open_engine(bundle: Bundle, adapter: Adapter | None = None) -> Engine:
+def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None) -> Engine:
     """The engine for a bundle, computing in the bundle's numerics, with `adapter` or its own recovery adapter over it.
 
     The native engine for compressed bundles that it supports, torch's for all others, and where the native one cannot be

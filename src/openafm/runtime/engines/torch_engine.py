@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.distributed import ProcessGroup
 
-from openafm.adapters.package import Adapter
+from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import put_on
 from openafm.core.errors import UsageError
@@ -55,7 +55,7 @@ class TorchEngine(Engine):
         self._device = decoder.device
 
     @staticmethod
-    def open(bundle: Bundle, adapter: Adapter | None = None, device: torch.device | None = None) -> TorchEngine:
+    def open(bundle: Bundle, adapter: AdapterPackage | None = None, device: torch.device | None = None) -> TorchEngine:
         """Load a bundle, to compute in its numerics, with `adapter` over it, else with the recovery adapter that it carries.
 
         Engines of one bundle share its weights; the adapter's are read now, and what becomes of its folder later is nothing

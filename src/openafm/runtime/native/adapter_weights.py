@@ -7,12 +7,12 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from openafm.adapters.package import Adapter, AdapterMismatchError
+from openafm.adapters.package import AdapterMismatchError, AdapterPackage
 from openafm.models.config import DecoderConfig
 from openafm.runtime.native.weights import matrices
 
 
-def check_shapes(weights: Mapping[str, NDArray[Any]], adapter: Adapter, config: DecoderConfig) -> None:
+def check_shapes(weights: Mapping[str, NDArray[Any]], adapter: AdapterPackage, config: DecoderConfig) -> None:
     """See that every weight stands beside a matrix of the decoder, in its shape, and that none lacks its other half.
 
     Raises:

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.adapters.package import Adapter
+from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
 from openafm.runtime.batching.pending import TokenChunk
@@ -90,7 +90,12 @@ class NativeEngine(Engine):
     forks_share_memory = True
 
     def __init__(
-        self, bundle: Bundle, adapter: Adapter | None = None, *, num_threads: int | None = None, kernels: str | None = None
+        self,
+        bundle: Bundle,
+        adapter: AdapterPackage | None = None,
+        *,
+        num_threads: int | None = None,
+        kernels: str | None = None,
     ) -> None:
         adapter = adapter or bundle.recovery_adapter
         if adapter is not None:

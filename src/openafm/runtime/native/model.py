@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.adapters.package import Adapter
+from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import OpenAFMError
 from openafm.models.config import (
@@ -48,7 +48,7 @@ class NativeModel:
         library: ctypes.CDLL,
         bundle: Bundle,
         weights: NativeWeights,
-        adapter: Adapter | None,
+        adapter: AdapterPackage | None,
         num_threads: int,
         kernels: str | None,
     ) -> None:
@@ -118,7 +118,7 @@ class NativeModel:
         )
 
 
-def _adapter_weights(adapter: Adapter, config: DecoderConfig) -> dict[str, NDArray[Any]]:
+def _adapter_weights(adapter: AdapterPackage, config: DecoderConfig) -> dict[str, NDArray[Any]]:
     """An adapter's weights as the kernels read them: as small as in its folder, b [R, rank] as panels [R / 64, rank, 64]."""
     weights: dict[str, NDArray[Any]] = {}
     given = adapter.weights()

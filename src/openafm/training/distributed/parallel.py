@@ -26,7 +26,7 @@ from openafm.models.decoder import Decoder
 from openafm.models.expert_parallel import share_experts
 from openafm.models.experts import Experts, Router
 from openafm.models.spans import Span
-from openafm.models.track_parallel import is_of_tracks, share_tracks
+from openafm.models.track_parallel import has_track_dim, share_tracks
 from openafm.training.distributed.config import MeshShape, ParallelConfig
 from openafm.training.distributed.processes import Processes
 from openafm.training.objectives.base import Losses, Objective
@@ -128,7 +128,7 @@ class Parallelism:
         }
         parts: dict[str, ParameterLayout] = {}
         for name, parameter in model.named_parameters():
-            tracks, experts = model.tracks is not None and is_of_tracks(name), parameter in of_experts
+            tracks, experts = model.tracks is not None and has_track_dim(name), parameter in of_experts
             pieces = self.shape.shard * (1 if experts else self.shape.expert)
             first_free = parameter.ndim - 2 if experts else int(tracks)
             dims = range(first_free, parameter.ndim) if pieces > 1 and parameter not in of_router else ()

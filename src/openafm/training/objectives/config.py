@@ -11,7 +11,7 @@ from openafm.core.config import Config
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from openafm.adapters.package import Adapter
+    from openafm.adapters.package import AdapterPackage
     from openafm.bundle import Bundle
     from openafm.models.decoder import Decoder
     from openafm.training.config import TrainerConfig
@@ -27,7 +27,7 @@ class Teacher:
     """A bundle to learn from, with its recovery adapter or with `adapter`."""
 
     bundle: Bundle
-    adapter: Adapter | None
+    adapter: AdapterPackage | None
 
     @property
     def identity(self) -> str:
@@ -60,7 +60,7 @@ class Teacher:
                 )
 
 
-def teacher_identity(bundle: Bundle, adapter: Adapter | None) -> str:
+def teacher_identity(bundle: Bundle, adapter: AdapterPackage | None) -> str:
     """Return the key that identifies a teacher's outputs; cached logits are stored under it."""
     return bundle.identity if adapter is None else f"{bundle.signature} {adapter.digest}"
 
@@ -77,7 +77,9 @@ class ObjectiveConfig(Config, ABC):
     def build(self) -> Objective:
         """Return the objective: a function (model, batch) -> losses."""
 
-    def with_teacher(self, trainer: TrainerConfig, bundle: Bundle, adapter: Adapter | None = None) -> TrainerConfig | None:
+    def with_teacher(
+        self, trainer: TrainerConfig, bundle: Bundle, adapter: AdapterPackage | None = None
+    ) -> TrainerConfig | None:
         """Return `trainer` with the bundle of `--from` as its teacher; None if the run starts from that bundle's weights."""
         return None
 
@@ -190,7 +192,7 @@ class DistillationConfig(BaseDistillationConfig):
 
         return Distillation(self.open().load(), self.hard_weight, self.num_tokens, self.routing)
 
-    def with_teacher(self, trainer: TrainerConfig, bundle: Bundle, adapter: Adapter | None = None) -> TrainerConfig:
+    def with_teacher(self, trainer: TrainerConfig, bundle: Bundle, adapter: AdapterPackage | None = None) -> TrainerConfig:
         """Return the run with `bundle` as its teacher. The student gets its vocabulary size and context length.
 
         Raises:
