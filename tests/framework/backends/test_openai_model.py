@@ -190,7 +190,7 @@ def test_references_to_the_root_follow_it_into_the_wrapper() -> None:
     with serving(says('{"value":[null,[null]]}'), says('{"value":[1]}')) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
         assert session.respond_blocking("x", json_schema=schema).value() == [None, [None]]
-        with pytest.raises(fm.DecodingFailureError, match="does not fit"):
+        with pytest.raises(fm.DecodingFailureError, match="does not match"):
             session.respond_blocking("x", json_schema=schema)
     sent = endpoint.requests[0]["response_format"]["json_schema"]["schema"]
     assert sent["properties"]["value"]["anyOf"][1]["items"] == {"$ref": "#/properties/value"}
@@ -375,10 +375,10 @@ TOO_LONG = "This model's maximum context length is 4096 tokens. However, your me
         (says('{"squeaks":true,"more":1}'), fm.DecodingFailureError, "more"),
         (says('{"squeaks":', finish="length"), fm.DecodingFailureError, "cut off"),
         (calls(("erase", "{}")), fm.DecodingFailureError, "erase"),
-        (calls(("weather", '{"city":5}')), fm.DecodingFailureError, "does not fit"),
-        (calls(("weather", "")), fm.DecodingFailureError, "does not fit"),
+        (calls(("weather", '{"city":5}')), fm.DecodingFailureError, "does not match"),
+        (calls(("weather", "")), fm.DecodingFailureError, "does not match"),
         (calls(("weather", "{")), fm.DecodingFailureError, "not JSON"),
-        (calls(("weather", "[]")), fm.DecodingFailureError, "does not fit"),
+        (calls(("weather", "[]")), fm.DecodingFailureError, "does not match"),
     ],
 )
 @pytest.mark.parametrize("is_streamed", [True, False])

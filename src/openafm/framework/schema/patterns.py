@@ -7,47 +7,42 @@ rewritten with explicit character classes and one pair of anchors.
 
 from __future__ import annotations
 
-import re
 from re import _constants as op  # type: ignore[attr-defined]
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 from openafm.framework.errors import UnsupportedGuideError
+from openafm.framework.schema.linear_regex import (
+    COMPLEMENTS,
+    class_ranges,
+    linear_regex,
+    parse_regex,
+    unsupported_regex,
+)
 
-_MAX_CHARACTER = 0x10FFFF
 _SPECIAL = r"\^$.|?*+()[]{}"
 _SPECIAL_IN_CLASS = r"\^[]-&~"  # the last three are set operators in some engines when doubled
-_CATEGORIES: dict[Any, list[tuple[int, int]]] = {
-    op.CATEGORY_DIGIT: [(0x30, 0x39)],
-    op.CATEGORY_WORD: [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
-    op.CATEGORY_SPACE: [(0x09, 0x0D), (0x20, 0x20)],
-}
-_COMPLEMENTS = {
-    op.CATEGORY_NOT_DIGIT: op.CATEGORY_DIGIT,
-    op.CATEGORY_NOT_WORD: op.CATEGORY_WORD,
-    op.CATEGORY_NOT_SPACE: op.CATEGORY_SPACE,
-}
 
 
 def common_pattern(regex: str) -> str:
     """Return the anchored JSON Schema pattern of a Python regular expression that must match the whole string.
 
     Raises:
-        UnsupportedGuideError: the regular expression is invalid, or uses look-around, back-references, word boundaries,
-            inline flags or inner anchors, which cannot be enforced while decoding.
+        UnsupportedGuideError: the regular expression is invalid or too large, or uses look-around, back-references, word
+            boundaries, inline flags or inner anchors, which cannot be enforced while decoding.
     """
-    try:
-        tree = _parser.parse(regex, re.ASCII)
-    except re.error as error:
-        raise UnsupportedGuideError(f"regex={regex!r} is not a regular expression: {error}") from error
-    if tree.state.flags != re.ASCII:
-        raise UnsupportedGuideError(f"regex={regex!r} sets flags; write them out, for example [Aa]")
+    linear_regex(regex)  # refuses what `matches` cannot check
+    tree = parse_regex(regex)
     return f"^{_PatternWriter(regex).sequence(tree, first=True, last=True)}$"
 
 
 def matches(regex: str, text: str) -> bool:
-    """Check whether the whole of `text` matches, in the dialect of `common_pattern`."""
-    return re.fullmatch(regex, text, re.ASCII) is not None
+    """Check whether the whole of `text` matches, in the dialect of `common_pattern`. Takes bounded time.
+
+    Raises:
+        DecodingFailureError: the check exceeds its budget of steps.
+    """
+    return linear_regex(regex).fullmatch(text)
 
 
 class _PatternWriter:
@@ -91,9 +86,9 @@ class _PatternWriter:
     def _set(self, items: Any) -> str:
         negated = items[0][0] is op.NEGATE
         items = items[negated:]
-        if len(items) == 1 and items[0][1] in _COMPLEMENTS:
-            negated, items = not negated, [(op.CATEGORY, _COMPLEMENTS[items[0][1]])]
-        ranges = [bounds for code, value in items for bounds in _ranges(code, value)]
+        if len(items) == 1 and items[0][1] in COMPLEMENTS:
+            negated, items = not negated, [(op.CATEGORY, COMPLEMENTS[items[0][1]])]
+        ranges = [bounds for code, value in items for bounds in class_ranges(code, value)]
         return f"[{'^' if negated else ''}{''.join(self._range(low, high) for low, high in ranges)}]"
 
     def _range(self, low: int, high: int) -> str:
@@ -108,22 +103,8 @@ class _PatternWriter:
             return f"\\{character}"
         return f"\\x{code_point:02x}" if code_point < 0x20 or code_point == 0x7F else character
 
-    def _unsupported(self, what: str) -> UnsupportedGuideError:
-        return UnsupportedGuideError(
-            f"regex={self._regex!r} uses {what}, which cannot be enforced while decoding;"
-            " use characters, classes, groups, alternatives and repetition"
-        )
-
-
-def _ranges(code: Any, value: Any) -> list[tuple[int, int]]:
-    if code is op.LITERAL:
-        return [(value, value)]
-    if code is op.RANGE:
-        return [value]
-    if value in _CATEGORIES:
-        return _CATEGORIES[value]
-    edges = [-1, *(edge for bounds in _CATEGORIES[_COMPLEMENTS[value]] for edge in bounds), _MAX_CHARACTER + 1]
-    return [(low + 1, high - 1) for low, high in zip(edges[::2], edges[1::2], strict=True)]
+    def _unsupported(self, feature: str) -> UnsupportedGuideError:
+        return unsupported_regex(self._regex, feature)
 
 
 def _count(least: int, most: int) -> str:

@@ -8,23 +8,14 @@ A schema without a strict form is sent unchanged and without a guarantee. Replie
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from openafm.framework.errors import (
-    AssetsUnavailableError,
-    DecodingFailureError,
-    InvalidGenerationSchemaError,
-    SchemaFormatError,
-    UnsupportedGuideError,
-)
+from openafm.framework.errors import DecodingFailureError
 from openafm.framework.schema.partial_json import read_json
+from openafm.framework.schema.validation import Validation, Validator
 from openafm.tokenizer.conversation import JsonSchema
 from openafm.tokenizer.schema_text import ordered_properties
-
-if TYPE_CHECKING:
-    from jsonschema import Draft202012Validator
 
 _WRAPPED = "value"
 _STRICT = {"type", "title", "description", "enum", "const", "anyOf", "$ref", "$defs"}
@@ -38,14 +29,11 @@ class WireSchema:
     """Hold a schema as it is sent to an endpoint. `strict`: the endpoint can guarantee it.
 
     Raises:
-        InvalidGenerationSchemaError: the schema is malformed, or a reference is undefined.
-        UnsupportedGuideError: a pattern cannot be validated.
-        AssetsUnavailableError: the validator is not installed.
+        InvalidGenerationSchemaError, UnsupportedGuideError: as `Validator`.
     """
 
     def __init__(self, schema: JsonSchema) -> None:
-        self._validator = _validator(schema)
-        self._root = schema
+        self._validator = Validator(schema)
         sent = without_extensions(schema)
         self.strict = _is_strict(sent)
         self.is_wrapped = self.strict and sent.get("type") != "object"
@@ -68,74 +56,54 @@ class WireSchema:
                 raise DecodingFailureError(f"the model's answer is not an object with '{_WRAPPED}'", raw_content=text)
             value = value[_WRAPPED]
         try:
-            value = self._without_nulls(value, self._root)
-            problem = next(iter(self._validator.iter_errors(value)), None)
+            validation = self._validator.validation()
+            value = _NullRemoval(self._validator, validation).apply(value)
+            problem = validation.problem(value)
+        except DecodingFailureError as error:
+            raise DecodingFailureError(str(error), raw_content=text) from error
         except RecursionError as error:
             raise DecodingFailureError("nested deeper than Python's recursion limit", raw_content=text) from error
         if problem is not None:
-            raise DecodingFailureError(
-                f"the model's answer does not match the schema at {problem.json_path}: {problem.message:.200}",
-                raw_content=text,
-            )
+            raise DecodingFailureError(f"the model's answer does not match the schema at {problem:.300}", raw_content=text)
         return value
 
-    def _without_nulls(self, value: Any, schema: Any) -> Any:
-        """Return `value` without the nulls of omitted optional properties."""
-        if not isinstance(schema, Mapping):
+
+class _NullRemoval:
+    """Remove the nulls of omitted optional properties. Memoized by schema and value, like the validation."""
+
+    def __init__(self, validator: Validator, validation: Validation) -> None:
+        self._validator, self._validation = validator, validation
+        self._memo: dict[tuple[int, int], tuple[Any, Any]] = {}  # holds the value, so that its id stays unique
+
+    def apply(self, value: Any) -> Any:
+        return self._cleaned(value, self._validator.root)
+
+    def _cleaned(self, value: Any, schema: Any) -> Any:
+        if not isinstance(schema, Mapping) or not isinstance(value, dict | list):
             return value
+        key = (id(schema), id(value))
+        if key not in self._memo:
+            self._memo[key] = value, self._clean(value, schema)
+        return self._memo[key][1]
+
+    def _clean(self, value: dict[str, Any] | list[Any], schema: Mapping[str, Any]) -> Any:
         if isinstance(reference := schema.get("$ref"), str):
-            return self._without_nulls(value, _resolved(self._root, reference))
+            return self._cleaned(value, self._validator.resolve(reference))
         for variant in schema.get("anyOf", ()):
-            cleaned = self._without_nulls(value, variant)
-            if self._fits(cleaned, variant):
+            cleaned = self._cleaned(value, variant)
+            if self._validation.is_valid(cleaned, variant):
                 return cleaned
         if isinstance(value, list):
-            return [self._without_nulls(item, schema.get("items")) for item in value]
-        if not isinstance(value, dict):
-            return value
+            return [self._cleaned(item, schema.get("items")) for item in value]
         properties, required = schema.get("properties", {}), schema.get("required", ())
         return {
-            name: self._without_nulls(item, properties.get(name, schema.get("additionalProperties")))
+            name: self._cleaned(item, properties.get(name, schema.get("additionalProperties")))
             for name, item in value.items()
-            if not (item is None and name in properties and name not in required and not self._fits(None, properties[name]))
+            if item is not None
+            or name not in properties
+            or name in required
+            or self._validation.is_valid(None, properties[name])
         }
-
-    def _fits(self, value: Any, schema: Any) -> bool:
-        return bool(self._validator.evolve(schema=schema).is_valid(value))
-
-
-def _validator(schema: JsonSchema) -> Draft202012Validator:
-    try:
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import SchemaError
-    except ImportError as error:
-        raise AssetsUnavailableError("the package jsonschema is missing; install openafm with the extra 'http'") from error
-    _check_references_and_patterns(schema, schema)
-    try:
-        Draft202012Validator.check_schema(schema)
-    except SchemaError as error:
-        raise SchemaFormatError(f"incorrect schema format: {error.message:.200} at {error.json_path}") from error
-    return Draft202012Validator(schema)
-
-
-def _check_references_and_patterns(node: Any, root: JsonSchema) -> None:
-    """Check references and patterns before the validator reaches them."""
-    if isinstance(node, list):
-        for item in node:
-            _check_references_and_patterns(item, root)
-    if not isinstance(node, Mapping):
-        return
-    try:
-        if isinstance(reference := node.get("$ref"), str):
-            _resolved(root, reference)
-        if isinstance(pattern := node.get("pattern"), str):
-            re.compile(pattern)
-    except (LookupError, TypeError, ValueError) as error:
-        raise InvalidGenerationSchemaError(f"the reference {reference!r} is undefined in the schema") from error
-    except (re.error, OverflowError) as error:
-        raise UnsupportedGuideError(f"the pattern {pattern!r} cannot be checked: {error}") from error
-    for part in node.values():
-        _check_references_and_patterns(part, root)
 
 
 def without_extensions(schema: Any) -> Any:
@@ -204,13 +172,3 @@ def _children(schema: Mapping[str, Any]) -> list[Any]:
     children = [child for name in _MAPS for child in schema.get(name, {}).values()]
     children += [child for name in _LISTS for child in schema.get(name, ())]
     return [*children, schema["items"]] if "items" in schema else children
-
-
-def _resolved(root: Any, reference: str) -> Any:
-    if reference != "#" and not reference.startswith("#/"):
-        raise ValueError(f"outside the schema: {reference}")
-    target = root
-    for step in reference.split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        target = target[int(key)] if isinstance(target, list) else target[key]
-    return target
