@@ -22,7 +22,6 @@ from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.sampling import RandomConfig
-from openafm.tokenizer.bpe import TokenizerError
 from openafm.tokenizer.conversation import (
     AssistantTurn,
     ImagePart,
@@ -33,6 +32,7 @@ from openafm.tokenizer.conversation import (
     Turn,
     UserTurn,
 )
+from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.imported import ImportedTokenizer, read_tokenizer
 from openafm.tokenizer.imported_template import read_template
 from openafm.tokenizer.template import ChatTemplateError, MalformedAnswerError, opened

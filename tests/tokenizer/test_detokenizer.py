@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openafm.tokenizer.bpe import EncodingError, Tokenizer
+from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.detokenizer import Detokenizer
+from openafm.tokenizer.errors import EncodingError
 
 BYTES_ONLY = Tokenizer(merges=())
 any_text = st.text(st.characters(codec="utf-8"))

@@ -11,7 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from openafm.core.errors import UsageError
-from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, TokenizerError, train_tokenizer
+from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
+from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.extension import Extension, extend_tokenizer
 
 BYTES_ONLY = Tokenizer(merges=())
@@ -121,7 +122,7 @@ def test_tokens_stay_short(english: Tokenizer, sentences: tuple[str, ...]) -> No
 
 
 def test_impossible_sizes_are_refused(english: Tokenizer, sentences: tuple[str, ...]) -> None:
-    with pytest.raises(UsageError, match="350 tokens; 350 would not extend"):
+    with pytest.raises(UsageError, match="vocab_size 350 does not exceed the current 350"):
         extend_tokenizer(english, sentences, 350)
     with pytest.raises(TokenizerError, match=r"extend 350 tokens to \d+, not the 90000"):
         extend_tokenizer(english, sentences, 90_000)

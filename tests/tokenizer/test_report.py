@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from openafm.tokenizer.bpe import Tokenizer, TokenizerError
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.report import Corpus, find_corpora, language_costs
 
 BYTES_ONLY = Tokenizer(merges=())
@@ -47,7 +48,7 @@ def test_folders_hold_one_file_a_language(tmp_path: Path) -> None:
 
 def test_absent_texts_are_asked_for(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
-        with pytest.raises(TokenizerError, match="it needs one file a language"):
+        with pytest.raises(TokenizerError, match="it needs one file per language"):
             find_corpora(folder)
 
 

@@ -1,1 +1,1 @@
-"""Byte-level BPE, the chat template and the schema text: how text becomes tokens (report 4.1)."""
+"""Byte-level BPE, chat templates and schema text (report 4.1)."""

@@ -181,7 +181,7 @@ class ChatTemplate(BaseChatTemplate):
         try:
             return from_dict(ChatTemplate, json.loads(text))
         except (ValueError, RecursionError, ConfigError) as error:
-            raise ChatTemplateError(f"this is not a chat template of openafm: {error}") from error
+            raise ChatTemplateError(f"not a chat template of openafm: {error}") from error
 
     def _tool_parts(self, tool: ToolDefinition) -> Parts:
         return _fill(

@@ -1,4 +1,4 @@
-"""Text from tokens as they arrive, in whole characters."""
+"""Streaming detokenization in whole characters."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from openafm.tokenizer.bpe import Tokenizer
 
 
 class Detokenizer:
-    """Turns a stream of token ids into pieces of text that together are what `Tokenizer.decode` gives for all of them.
+    """Decode a stream of token ids. The returned texts concatenate to `Tokenizer.decode` of all ids.
 
-    A character whose bytes are spread over several tokens comes out with its last one.
+    A character whose bytes span several tokens is returned with the last of them.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -18,15 +18,15 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, id: int) -> str:
-        """The text that is certain now that token `id` arrived; often the token's own, sometimes none yet.
+        """Add a token and return the text that it completes, which may be empty.
 
         Raises:
-            EncodingError: an id outside the vocabulary.
+            EncodingError: the id is outside the vocabulary.
         """
         return self._decoder.decode(self._tokenizer.token_bytes(id))
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD when the stream broke off inside a character, else nothing. Ready for another."""
+        """Return the rest and reset: U+FFFD if the stream ended inside a character, else nothing."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

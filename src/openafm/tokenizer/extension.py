@@ -1,13 +1,13 @@
-"""A larger vocabulary for more languages, with every old token where it was (report 4.1: 100k to 150k).
+"""Vocabulary extension for more languages; old ids keep their meaning (report 4.1: 100k to 150k).
 
-New merges are learned from new text on top of the old ones and appended. Encoding applies merges in the order learned, so
-all old ones come first and then new ones join what they left. Guaranteed, for every text:
+New merges are learned from new text on top of the old merges and appended. Encoding applies merges in the order learned, so
+old merges are applied first. Guaranteed for every text:
 
-- old ids, their bytes and the old merges are a prefix of the new vocabulary's;
-- `pieces` put in the place of the new ids of the new encoding give exactly the old encoding. A text in which no new merge
-  finds its pair therefore encodes as before, and no text encodes to more tokens than before.
+- old ids, their bytes and the old merges are a prefix of the new vocabulary;
+- replacing the new ids of the new encoding by their `pieces` gives exactly the old encoding. So text without the pair of any
+  new merge encodes as before, and no text encodes to more tokens than before.
 
-`pieces` also say from which rows a model's new embedding rows start.
+`pieces` also give the old embedding rows that a new row is initialized from.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from openafm.core.errors import UsageError
-from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, TokenizerError, characters_of
+from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig
+from openafm.tokenizer.byte_alphabet import characters_of
+from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.merges import Merge, learn_merges
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """The extended tokenizer, and for each new id the two or more old ids that it stands for."""
+    """Hold the extended tokenizer and, for each new id, the two or more old ids that it replaces."""
 
     tokenizer: Tokenizer
     pieces: dict[int, tuple[int, ...]]
@@ -37,19 +39,19 @@ def extend_tokenizer(
     min_frequency: int = TokenizerConfig.min_frequency,
     max_token_bytes: int = TokenizerConfig.max_token_bytes,
 ) -> Extension:
-    """Extend `tokenizer` to `vocab_size` ids with what is frequent in `texts`; deterministic as `train_tokenizer` is.
+    """Return `tokenizer` extended to `vocab_size` ids by frequent pairs of `texts`; deterministic like `train_tokenizer`.
 
     Raises:
-        UsageError: `vocab_size` is not above the present one.
-        TokenizerError: the texts do not repeat enough for `vocab_size`.
+        UsageError: `vocab_size` is not larger than the current one.
+        TokenizerError: the texts have too few repeated pairs for `vocab_size`.
     """
     if vocab_size <= tokenizer.vocab_size:
-        raise UsageError(f"the vocabulary has {tokenizer.vocab_size} tokens; {vocab_size} would not extend it")
+        raise UsageError(f"vocab_size {vocab_size} does not exceed the current {tokenizer.vocab_size}; use a larger one")
     tokens = {id: tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)}
     known = set(tokens.values())
 
     def may_merge(left: int, right: int, product: int) -> bool:
-        # A known token comes up only where the old merges cannot reach it; a second way to it would make pieces ambiguous.
+        # The old merges cannot produce this known token here. A second merge for it would make pieces ambiguous.
         token = tokens[left] + tokens[right]
         if token in known or len(token) > max_token_bytes:
             return False
@@ -65,8 +67,8 @@ def extend_tokenizer(
             break
     if len(tokens) < vocab_size:
         raise TokenizerError(
-            f"these texts extend {tokenizer.vocab_size} tokens to {len(tokens)}, not the {vocab_size} asked for; "
-            "give more text, a smaller vocab_size or min_frequency=1"
+            f"the texts extend {tokenizer.vocab_size} tokens to {len(tokens)}, vocab_size is {vocab_size}; "
+            "use more text, a smaller vocab_size or min_frequency=1"
         )
     new = [(characters_of(tokens[merge.left]), characters_of(tokens[merge.right])) for merge in merges]
     extended = Tokenizer([*tokenizer.merges, *new], tokenizer.special_names, tokenizer.pattern)

@@ -1,19 +1,17 @@
-"""Chat templates of other houses, as data: what `bundle.hugging_face` derives from a checkpoint's Jinja template.
+"""Chat templates of open-weight models as data; `bundle.hugging_face` derives them from a checkpoint's Jinja template.
 
 A row is a tuple of pieces: tokens of the tokenizer by name (those in `tokens`), fields such as "{text}", and fixed texts.
-A field may say how its value is written: "{text|trim}" without white space at its ends, "{text|json}" as a JSON string.
+A field may have a filter: "{text|trim}" strips white space at both ends, "{text|json}" writes a JSON string.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
 
-from openafm.core.config import Config, ConfigError, from_dict
+from openafm.core.config import ConfigError, from_dict
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import (
@@ -26,6 +24,7 @@ from openafm.tokenizer.conversation import (
     Turn,
     UserTurn,
 )
+from openafm.tokenizer.layouts import FIELD, Row, ToolsLayout
 from openafm.tokenizer.schema_text import schema_text
 from openafm.tokenizer.template import (
     BaseChatTemplate,
@@ -40,81 +39,18 @@ from openafm.tokenizer.template import (
 )
 
 VERSION = 2
-Row: TypeAlias = tuple[str, ...]
-
-FIELD = re.compile(r"\{(\w+)(?:\|(trim|json))?\}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class JsonStyle(Config):
-    """How a template writes JSON. `python` is what Python shows of a dictionary: quotes are apostrophes."""
-
-    form: Literal["json", "python"] = "json"
-    item_separator: str = ", "
-    key_separator: str = ": "
-    indent: int | None = None
-
-    def text(self, value: Any) -> str:
-        if self.form == "python":
-            return str(value)
-        separators = (self.item_separator, self.key_separator)
-        return json.dumps(value, ensure_ascii=False, indent=self.indent, separators=separators)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallsLayout(Config):
-    """How calls are written: opening, one JSON object for each with a separator between them, closing.
-
-    Without a separator only one call can be made at a time. `after_text` divides them from a text before them.
-    """
-
-    opening: Row
-    separator: Row | None
-    closing: Row
-    after_text: Row = ()
-    arguments_key: str = "arguments"
-    style: JsonStyle = JsonStyle()
-
-    @property
-    def name_opening(self) -> str:
-        """What every call begins with, up to the name."""
-        return f'{{"name"{self.style.key_separator}"'
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolsLayout(Config):
-    """How tools are announced, called, and what they give is told.
-
-    Attributes:
-        start: what begins a conversation without instructions; holds {tools}.
-        instructions: the same with them; holds {text} and {tools}.
-        separator: what stands between two tools.
-        is_wrapped: whether a tool is {"type":"function","function":{...}} rather than the inner object.
-        output: each output; outputs of parallel calls have `output_separator` between them.
-    """
-
-    start: Row
-    instructions: Row
-    separator: Row
-    is_wrapped: bool
-    style: JsonStyle
-    calls: CallsLayout
-    output_opening: Row
-    output: Row
-    output_separator: Row
-    output_closing: Row
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedTemplate(BaseChatTemplate):
-    """The layout of every kind of turn of an imported model.
+    """Hold the layout of every kind of turn of an imported model.
 
     Attributes:
-        tokens: pieces that are tokens; everything else is text.
-        stop: tokens that end the assistant's turn. The first is the one that `assistant_closing` begins with.
-        start: what begins a conversation without instructions.
-        instructions: the same with them.
-        assistant_opening: the generation prompt; stays in the history as it is.
+        tokens: pieces that are tokens; all other pieces are text.
+        stop: tokens that end the assistant's turn. `assistant_closing` begins with the first of them.
+        start: beginning of a conversation without instructions.
+        instructions: beginning of a conversation with instructions.
+        assistant_opening: the generation prompt; stays in the history unchanged.
     """
 
     version: int = VERSION
@@ -141,7 +77,7 @@ class ImportedTemplate(BaseChatTemplate):
             self.require(row[:1] != () and row[0] in self.tokens, f"{name} must start with a token; got {row}")
         self.require(
             self.stop[:1] == self.assistant_closing[:1] and set(self.stop) <= set(self.tokens),
-            "stop must hold tokens, the one that assistant_closing starts with first",
+            "stop must hold tokens only, and first the one that assistant_closing starts with",
         )
         if self.tools is not None:
             self._check_tools(self.tools)
@@ -157,13 +93,13 @@ class ImportedTemplate(BaseChatTemplate):
     def encode_turn(self, tokenizer: Tokenizer, turn: Turn) -> EncodedText:
         match turn:
             case Instructions():
-                return self._told(tokenizer, self._instructions(tokenizer, turn))
+                return self._context(tokenizer, self._instructions(tokenizer, turn))
             case UserTurn():
-                return self._told(tokenizer, self._user(tokenizer, turn))
+                return self._context(tokenizer, self._user(tokenizer, turn))
             case ToolTurn():
                 return self.encode_outputs(tokenizer, (turn,))
             case AssistantTurn():
-                return self._answered(tokenizer, turn)
+                return self._answer(tokenizer, turn)
 
     def encode_outputs(self, tokenizer: Tokenizer, outputs: Sequence[ToolTurn]) -> EncodedText:
         tools = self._tools()
@@ -171,7 +107,7 @@ class ImportedTemplate(BaseChatTemplate):
         for position, output in enumerate(outputs):
             parts += self._fill(tokenizer, tools.output_separator if position else ())
             parts += self._fill(tokenizer, tools.output, text=output.text, name=output.name)
-        return self._told(tokenizer, parts + self._fill(tokenizer, tools.output_closing))
+        return self._context(tokenizer, parts + self._fill(tokenizer, tools.output_closing))
 
     def encode_tool(self, tokenizer: Tokenizer, tool: ToolDefinition) -> list[int]:
         return tokenizer.encode(self._tool_text(tool))
@@ -224,15 +160,15 @@ class ImportedTemplate(BaseChatTemplate):
 
     @staticmethod
     def from_json(text: str) -> ImportedTemplate:
-        """Read what `to_json` wrote.
+        """Read the output of `to_json`.
 
         Raises:
-            ChatTemplateError: the text is no imported chat template, or one of an unknown version.
+            ChatTemplateError: the text is not an imported chat template, or has an unknown version.
         """
         try:
             return from_dict(ImportedTemplate, json.loads(text))
-        except (ValueError, ConfigError) as error:
-            raise ChatTemplateError(f"this is not an imported chat template: {error}") from error
+        except (ValueError, RecursionError, ConfigError) as error:
+            raise ChatTemplateError(f"not an imported chat template: {error}") from error
 
     def _instructions(self, tokenizer: Tokenizer, turn: Instructions) -> Parts:
         if not turn.tools:
@@ -252,8 +188,8 @@ class ImportedTemplate(BaseChatTemplate):
             wanted = self._fill(tokenizer, self.response_format, schema=schema_text(turn.response_format))
         return self._fill(tokenizer, self.user, text=turn.text, response_format=wanted)
 
-    def _answered(self, tokenizer: Tokenizer, turn: AssistantTurn) -> EncodedText:
-        # The opening by itself: what is generated comes after tokens that were fed.
+    def _answer(self, tokenizer: Tokenizer, turn: AssistantTurn) -> EncodedText:
+        # The opening is encoded separately, because generation starts after its tokens.
         opening = self.generation_prompt(tokenizer)
         parts: Parts = [turn.text, *self._calls(tokenizer, turn)]
         answer = encode_parts(tokenizer, [*parts, self.stop_token(tokenizer)])
@@ -268,7 +204,7 @@ class ImportedTemplate(BaseChatTemplate):
             return []
         calls = self._tools().calls
         if calls.separator is None and len(turn.tool_calls) > 1:
-            raise ChatTemplateError(f"this model calls one tool at a time; a turn has {len(turn.tool_calls)} calls")
+            raise ChatTemplateError(f"this model supports one tool call per turn; the turn has {len(turn.tool_calls)}")
         parts = self._fill(tokenizer, (*(calls.after_text if turn.text else ()), *calls.opening))
         for position, call in enumerate(turn.tool_calls):
             parts += self._fill(tokenizer, calls.separator or () if position else ())
@@ -276,7 +212,7 @@ class ImportedTemplate(BaseChatTemplate):
         return parts + self._fill(tokenizer, calls.closing)
 
     def _content(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
-        """Tokens of an assistant's turn without what opens and closes it."""
+        """Tokens of an assistant's turn without its opening and closing."""
         opening = self.generation_prompt(tokenizer)
         closing = encode_parts(tokenizer, self._fill(tokenizer, self.assistant_closing))
         content = list(tokens)
@@ -289,7 +225,7 @@ class ImportedTemplate(BaseChatTemplate):
         return content
 
     def _parse_calls(self, tokenizer: Tokenizer, content: Sequence[int]) -> tuple[str, tuple[ToolCall, ...]]:
-        """The text before the calls, and the calls; none where they do not begin."""
+        """The text before the calls, and the calls."""
         calls = self._tools().calls
         opening, closing, after_text = (self._marked_row(row) for row in (calls.opening, calls.closing, calls.after_text))
         separator = None if calls.separator is None else self._marked_row(calls.separator)
@@ -312,7 +248,7 @@ class ImportedTemplate(BaseChatTemplate):
 
     def _tools(self) -> ToolsLayout:
         if self.tools is None:
-            raise ChatTemplateError("this model's chat template has no place for tools; use it without them")
+            raise ChatTemplateError("this model's chat template does not support tools; remove them, or use another model")
         return self.tools
 
     def _tool_text(self, tool: ToolDefinition) -> str:
@@ -320,7 +256,7 @@ class ImportedTemplate(BaseChatTemplate):
         function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
         return tools.style.text({"type": "function", "function": function} if tools.is_wrapped else function)
 
-    def _told(self, tokenizer: Tokenizer, parts: Parts) -> EncodedText:
+    def _context(self, tokenizer: Tokenizer, parts: Parts) -> EncodedText:
         tokens = encode_parts(tokenizer, parts)
         return EncodedText(tokens=tokens, loss_mask=[False] * len(tokens))
 
@@ -339,7 +275,7 @@ class ImportedTemplate(BaseChatTemplate):
         return parts
 
     def _marked(self, tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-        """Text of tokens in which each of the template's own shows as half of a surrogate pair, which no text holds."""
+        """Text of tokens, with each special token replaced by half of a surrogate pair, which no text contains."""
         names = {tokenizer.special_ids[name]: name for name in self.tokens}
         marked = ""
         for is_special, run in itertools.groupby(tokens, key=lambda token: not tokenizer.token_bytes(token)):
@@ -359,7 +295,7 @@ class ImportedTemplate(BaseChatTemplate):
     def _require_fields(self, name: str, row: Row, fields: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
         used = sorted(match[1] for piece in row if piece not in self.tokens and (match := FIELD.fullmatch(piece)))
         known = sorted({*fields, *(set(optional) & set(used))})
-        self.require(used == known, f"{name} must hold exactly the fields {', '.join(fields) or 'none'}; got {row}")
+        self.require(used == known, f"{name} must have exactly the fields {', '.join(fields) or 'none'}; got {row}")
 
     def _check_tools(self, tools: ToolsLayout) -> None:
         calls = tools.calls
@@ -373,7 +309,7 @@ class ImportedTemplate(BaseChatTemplate):
         self.require(first != () and first[0] in self.tokens, "tools: an output must start with a token")
 
 
-# What the template's tokens show as; the last stands for every other special token.
+# Replacements of the template's tokens in text; the last one is for all other special tokens.
 _MARKS = "".join(map(chr, range(0xD800, 0xE000)))
 
 
@@ -384,7 +320,7 @@ def _written(value: str, how: str | None) -> str:
 
 
 def _one_call(calls_schema: JsonSchema, arguments_key: str) -> JsonSchema:
-    """The schema of one call, from that of an array of them."""
+    """The schema of one call, from the schema of an array of calls."""
     variants = [
         variant
         | {
@@ -399,18 +335,18 @@ def _one_call(calls_schema: JsonSchema, arguments_key: str) -> JsonSchema:
 def _read_call(text: str, position: int, arguments_key: str) -> tuple[ToolCall, int]:
     value, end = json.JSONDecoder().raw_decode(text, position)
     if not set(_MARKS).isdisjoint(text[position:end]):
-        raise ValueError("a special token stands inside a call")
+        raise ValueError("a special token is inside a call")
     if not isinstance(value, dict) or value.keys() != {"name", arguments_key}:
-        raise ValueError(f"a call has exactly the keys name and {arguments_key}, got {value!r}")
+        raise ValueError(f"a call needs exactly the keys name and {arguments_key}, got {value!r}")
     if not isinstance(value["name"], str) or not isinstance(value[arguments_key], dict):
-        raise ValueError(f"a call has a text name and object {arguments_key}, got {value!r}")
+        raise ValueError(f"a call needs a string as name and an object as {arguments_key}, got {value!r}")
     return ToolCall(name=value["name"], arguments=value[arguments_key]), end
 
 
 def read_template(text: str) -> BaseChatTemplate:
-    """The chat template of a bundle, of this house or imported.
+    """Return the chat template of a bundle, openafm's own or imported.
 
     Raises:
-        ChatTemplateError: the text is no chat template, or one of an unknown version.
+        ChatTemplateError: the text is not a chat template, or has an unknown version.
     """
     return ImportedTemplate.from_json(text) if version_of(text) == VERSION else ChatTemplate.from_json(text)

@@ -1,10 +1,8 @@
-"""Learning BPE merges over words that are already tokens: what the `tokenizers` library cannot do, since its trainer
-always starts from bytes.
+"""BPE training that starts from tokens; the trainer of the `tokenizers` library starts from bytes only.
 
-The algorithm is the usual one (Sennrich et al. 2016): merge the most frequent pair of neighbors, again and again. Ties go
-to the pair of lower ids, as in the library, so both learn the same merges from bytes. All bookkeeping is incremental: a
-merge costs time in the words that hold its pair, and the sum over all merges is bounded by the number of tokens in the
-distinct words.
+The algorithm is the usual one (Sennrich et al. 2016): repeatedly merge the most frequent pair of neighbors. Ties go to the
+pair with lower ids, as in the library, so both learn the same merges from bytes. Counts are updated incrementally: a merge
+takes time in the words that contain its pair, and the total is bounded by the number of tokens in the distinct words.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-# A pair of token ids in one integer, left above right: it orders as a tuple would and is smaller and faster.
+# A pair of token ids in one integer, left above right: sorts like a tuple, smaller and faster.
 _ID_BITS = 24
 _PAIR_BITS = 2 * _ID_BITS
 _ID_MASK = (1 << _ID_BITS) - 1
@@ -24,7 +22,7 @@ _PAIR_MASK = (1 << _PAIR_BITS) - 1
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Tokens `left` and `right`, side by side, become token `product`. `count` is how often they stood so."""
+    """Neighbors `left` and `right` become token `product`; they occurred `count` times."""
 
     left: int
     right: int
@@ -38,14 +36,13 @@ def learn_merges(
     may_merge: Callable[[int, int, int], bool],
     min_frequency: int,
 ) -> Iterator[Merge]:
-    """Merges in the order learned, without end until no pair is frequent enough; products count up from `first_id`.
+    """Yield merges in the order learned until no pair is frequent enough; products are numbered from `first_id`.
 
     Args:
-        words: distinct words as token ids, and how often each occurs.
+        words: distinct words as token ids, with their counts.
         first_id: id of the first product.
-        may_merge: asked once for each pair when its turn comes, with the id its product would have; a pair refused is
-            never merged.
-        min_frequency: pairs seen less often are not merged.
+        may_merge: called once for each pair with (left, right, product); a rejected pair is never merged.
+        min_frequency: pairs that occur less often are not merged.
     """
     state = _State(words, min_frequency)
     product = first_id
@@ -59,10 +56,10 @@ def learn_merges(
 
 
 class _State:
-    """Words, how often each pair stands in them, where, and the pairs by count.
+    """Words, the counts of pairs, the words that contain each pair, and a heap of pairs by count.
 
-    A pair's count only ever falls after the merge that made it, so an entry of the heap is brought up to date when it
-    comes to the top, and where a pair stands may list words that it has left.
+    The count of a pair only decreases after the merge that created it. So heap entries are corrected when they reach the
+    top, and the list of words of a pair may contain words that no longer hold it.
     """
 
     def __init__(self, words: Mapping[tuple[int, ...], int], min_frequency: int) -> None:
@@ -84,7 +81,7 @@ class _State:
         self._offer(self._pair_counts)
 
     def pop(self) -> tuple[int, int] | None:
-        """The most frequent pair and its count, taken out of the running; None when none is frequent enough."""
+        """Remove and return the most frequent pair and its count; None if no pair is frequent enough."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             pair, count = entry & _PAIR_MASK, -(entry >> _PAIR_BITS)
@@ -96,7 +93,7 @@ class _State:
         return None
 
     def merge(self, left: int, right: int, product: int) -> None:
-        """Put `product` in the place of every `left` `right`."""
+        """Replace every `left` `right` by `product`."""
         created: set[int] = set()
         pair = left << _ID_BITS | right
         for place in set(self._places[pair]):
@@ -138,5 +135,5 @@ class _State:
 
 
 def _entry(pair: int, count: int) -> int:
-    """Smallest for the greatest count, then for the lowest pair."""
+    """Heap key: higher counts first, then lower pairs."""
     return (-count << _PAIR_BITS) + pair

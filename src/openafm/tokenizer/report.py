@@ -1,4 +1,4 @@
-"""What a vocabulary costs each language: tokens per character, before and after an extension (report 4.1)."""
+"""Tokens per character of each language, before and after an extension of the vocabulary (report 4.1)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from openafm.tokenizer.bpe import Tokenizer, TokenizerError
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.errors import TokenizerError
 
 _SUFFIXES = (".jsonl", ".txt")
 _BATCH_SIZE = 256
@@ -18,7 +19,7 @@ _BATCH_SIZE = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """The texts of one language in one file; read anew each time it is iterated."""
+    """Iterate over the texts of one language in one file; each iteration reads the file again."""
 
     language: str
     path: Path
@@ -36,7 +37,7 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageCost:
-    """Tokens that a language's texts take with one tokenizer and with another. Characters are code points."""
+    """Hold the number of tokens of a language's texts with two tokenizers. Characters are code points."""
 
     language: str
     num_characters: int
@@ -53,10 +54,10 @@ class LanguageCost:
 
 
 def find_corpora(folder: Path) -> dict[str, Corpus]:
-    """The corpora of a folder by language: one file each, named after it.
+    """Return the corpora of a folder by language: one file per language, named after it.
 
     Raises:
-        TokenizerError: the folder is absent or holds none, or two files claim a language.
+        TokenizerError: the folder is missing or holds no corpus, or two files have the same language.
     """
     corpora: dict[str, Corpus] = {}
     for path in sorted(folder.glob("[!.]*")):
@@ -64,21 +65,21 @@ def find_corpora(folder: Path) -> dict[str, Corpus]:
             continue
         language = path.name.split(".")[0]
         if language in corpora:
-            raise TokenizerError(f"{path} and {corpora[language].path} are both for '{language}'; leave one of them there")
+            raise TokenizerError(f"{path} and {corpora[language].path} are both for '{language}'; remove one of them")
         corpora[language] = Corpus(language=language, path=path)
     if not corpora:
         raise TokenizerError(
-            f"no texts in {folder}; it needs one file a language, named after it: "
-            "en.txt, or en.jsonl with a 'text' in each line (either may be gzip-compressed: en.jsonl.gz)"
+            f"no texts in {folder}; it needs one file per language, named after it: "
+            "en.txt, or en.jsonl with a 'text' in each line (both also gzip-compressed: en.jsonl.gz)"
         )
     return corpora
 
 
 def language_costs(before: Tokenizer, after: Tokenizer, texts: Mapping[str, Iterable[str]]) -> list[LanguageCost]:
-    """Both tokenizers on the texts of each language, in the order given.
+    """Return the costs of each language, in the order of `texts`.
 
     Raises:
-        TokenizerError: a language without a single character.
+        TokenizerError: the texts of a language are empty.
     """
     return [_language_cost(before, after, language, its_texts) for language, its_texts in texts.items()]
 
@@ -90,7 +91,7 @@ def _language_cost(before: Tokenizer, after: Tokenizer, language: str, texts: It
         num_before += sum(map(len, before.encode_batch(batch)))
         num_after += sum(map(len, after.encode_batch(batch)))
     if not num_characters:
-        raise TokenizerError(f"the texts for '{language}' are empty; give at least one character to measure")
+        raise TokenizerError(f"the texts for '{language}' are empty; at least one character is needed")
     return LanguageCost(
         language=language, num_characters=num_characters, num_tokens_before=num_before, num_tokens_after=num_after
     )

@@ -1,6 +1,6 @@
-"""Schema text: a JSON Schema as the model reads it, in a fraction of the schema's own tokens, laid out like the answer.
+"""Schema text: the form in which models read a JSON Schema, with a fraction of its tokens and the layout of the answer.
 
-An object is written like the JSON it describes, with types in the place of values:
+An object is written like the JSON it describes, with types instead of values:
 
     CalendarEvent{"title":string,"date"?:date(Day it starts),"guests":[string]<1..9>,"kind":"work"|"private"}
 
@@ -8,17 +8,17 @@ An object is written like the JSON it describes, with types in the place of valu
 |---|---|
 | `"date"?:date` | optional property; a string of format `date` |
 | `string/[A-Z]+/` | pattern |
-| `integer<1..7>` `string<..20>` `[string]<3>` | least and greatest value, length or count; one number: exactly that |
+| `integer<1..7>` `string<..20>` `[string]<3>` | smallest and largest value, length or count; one number: exactly that |
 | `"a"\\|"b"`, `string\\|null` | one of (`enum`, `const`, `anyOf`, `oneOf`, several types) |
 | `A&B` | all of |
-| `{"a":string,*:integer,/^x-/:any}` | any further names, names of a pattern |
-| `[string,integer,*any]` | items by position, then the rest |
+| `{"a":string,*:integer,/^x-/:any}` | further properties, properties that match a pattern |
+| `[string,integer,*any]` | items by position, then further items |
 | `Event{...}` `(text)` `=5` | title, description, default |
-| `#Person`, a line `#Person={...}` | reference and its definition; `#` alone is the whole schema |
+| `#Person`, a line `#Person={...}` | reference and its definition; `#` is the whole schema |
 | `&{"multipleOf":5}` | any other keyword, as JSON |
 
-Properties come in the order of `x-order`, which is the order of generation. A definition used once stands where it is used.
-Annotations that say nothing about the value (`$schema`, `examples`, ...) are left out. The text is frozen: models are
+Properties are in the order of `x-order`, which is the order of generation. A definition that is used once is inlined.
+Annotations that do not constrain the value (`$schema`, `examples`, ...) are left out. The format is frozen: models are
 trained on it, and golden files hold it.
 """
 
@@ -44,7 +44,7 @@ _RANGES = {
     "array": ("minItems", "maxItems"),
     "object": ("minProperties", "maxProperties"),
 }
-# What a keyword says about the type where `type` is absent.
+# The type that a keyword implies where `type` is absent.
 _IMPLIED_TYPES = (
     ("object", _OBJECT_KEYS | {"minProperties", "maxProperties"}),
     ("array", _ARRAY_KEYS | {"minItems", "maxItems"}),
@@ -52,53 +52,53 @@ _IMPLIED_TYPES = (
     ("number", {"minimum", "maximum"}),
 )
 _COMBINATIONS = {"anyOf": "|", "oneOf": "|", "allOf": "&"}
-_SAY_THE_TYPE = {"type", "const", "enum", "$ref", *_COMBINATIONS}
+_TYPE_KEYWORDS = {"type", "const", "enum", "$ref", *_COMBINATIONS}
 _ANNOTATIONS = {"$schema", "$id", "$comment", "$anchor", "examples", "deprecated", "readOnly", "writeOnly"}
 _WRITTEN_ELSEWHERE = {"title", "description", "default", "nullable", "$defs", "definitions"}
 
 
 class SchemaTextError(UsageError):
-    """A schema that has no text: it is malformed, or a reference leads nowhere."""
+    """A schema is malformed, or a reference in it cannot be resolved."""
 
 
 def compact_json(value: Any) -> str:
-    """JSON in the one whitespace that models read and write here: `{"a":1,"b":[2]}`.
+    """Return JSON without white space, the form that models read and write: `{"a":1,"b":[2]}`.
 
-    Characters stand for themselves, save halves of surrogate pairs, which stay escaped so that the text can be encoded.
+    Non-ASCII characters are not escaped, except halves of surrogate pairs, which cannot be encoded.
 
     Raises:
-        ValueError: the value holds NaN or an infinity.
+        ValueError: the value contains NaN or an infinity.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return re.sub("[\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def reference_to(name: str) -> str:
-    """The `$ref` that leads to a definition: a JSON pointer in a URI, whatever the name holds."""
+    """Return the `$ref` of a definition: a JSON pointer as a URI fragment, escaped as needed."""
     return "#/$defs/" + quote(name.replace("~", "~0").replace("/", "~1"), safe="~")
 
 
 def schema_text(schema: JsonSchema) -> str:
-    """The text of a JSON Schema, as shown to the model (see the top of this file).
+    """Return the text of a JSON Schema (format: top of this file).
 
     Raises:
-        SchemaTextError: part of it is not a schema, or a `$ref` leads outside it or nowhere.
+        SchemaTextError: part of it is not a schema, or a `$ref` cannot be resolved inside it.
     """
     try:
         return _SchemaTextWriter(schema).text()
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise SchemaTextError(f"this is not a JSON Schema ({error}): {schema!r}") from error
+        raise SchemaTextError(f"not a JSON Schema ({error}): {schema!r}") from error
 
 
 def ordered_properties(schema: Mapping[str, Any]) -> list[str]:
-    """Names of an object schema's properties in the order of generation: `x-order` first, then as declared."""
+    """Return the names of an object schema's properties in the order of generation: `x-order`, then as declared."""
     properties = schema.get("properties", {})
     order = [name for name in schema.get("x-order", ()) if name in properties]
     return list(dict.fromkeys([*order, *properties]))
 
 
 class _SchemaTextWriter:
-    """One walk over one root schema; definitions that cannot stand where they are used collect in `_named`."""
+    """Write one root schema. Definitions that cannot be inlined are collected in `_named`."""
 
     def __init__(self, root: JsonSchema) -> None:
         self._root = root
@@ -108,13 +108,13 @@ class _SchemaTextWriter:
 
     def text(self) -> str:
         lines = [self._schema(self._root)]
-        for reference in self._named:  # grows while definitions name further ones
+        for reference in self._named:  # grows while definitions refer to others
             name = _reference_name(reference)
             lines.append(f"{name}={self._schema(self._resolve(reference), key=name)}")
         return "\n".join(lines)
 
     def _schema(self, schema: Any, key: str = "") -> str:
-        """Text of one schema; `key` is the name it has where it stands."""
+        """Text of one schema; `key` is the name of its property."""
         if isinstance(schema, bool):
             return "any" if schema else "never"
         if not isinstance(schema, Mapping):
@@ -134,7 +134,7 @@ class _SchemaTextWriter:
         return f"{text}({comment})" if comment else text
 
     def _value(self, schema: Mapping[str, Any]) -> tuple[str, set[str]]:
-        """Text of what the value must be, and the keywords that it states."""
+        """Text of the constraints on the value, and the keywords that it covers."""
         if "const" in schema:
             return compact_json(schema["const"]), {"const", "type"}
         if "enum" in schema:
@@ -157,7 +157,7 @@ class _SchemaTextWriter:
         inherited = {"type": schema["type"]} if "type" in schema else {}
         members = [
             self._schema(
-                inherited | dict(member) if isinstance(member, Mapping) and not member.keys() & _SAY_THE_TYPE else member
+                inherited | dict(member) if isinstance(member, Mapping) and not member.keys() & _TYPE_KEYWORDS else member
             )
             for member in schema[keyword]
         ]
@@ -215,7 +215,7 @@ class _SchemaTextWriter:
 
     def _resolve(self, reference: Any) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise SchemaTextError(f"the reference {reference!r} leads outside the schema; put what it names under $defs")
+            raise SchemaTextError(f"the reference {reference!r} points outside the schema; move its target to $defs")
         target: Any = self._root
         for step in reference.split("/")[1:]:
             step = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -224,12 +224,12 @@ class _SchemaTextWriter:
             elif isinstance(target, Mapping) and step in target:
                 target = target[step]
             else:
-                raise SchemaTextError(f"the reference {reference!r} leads nowhere: there is no '{step}'")
+                raise SchemaTextError(f"the reference {reference!r} cannot be resolved: '{step}' does not exist")
         return target
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Every `$ref` below `schema`, definitions included."""
+    """Every `$ref` below `schema`, including definitions."""
     if isinstance(schema, Mapping):
         if isinstance(schema.get("$ref"), str):
             yield schema["$ref"]
@@ -245,7 +245,7 @@ def _reference_name(reference: str) -> str:
 
 
 def _title(schema: Mapping[str, Any], key: str) -> str:
-    """The title, unless it only spells the name that the schema has already, as in many generated schemas."""
+    """The title, or nothing if it only repeats the name of the property, as in many generated schemas."""
     title = str(schema.get("title", ""))
     return "" if _letters(title) == _letters(key) else title
 
@@ -280,7 +280,7 @@ def _range(least: Any, greatest: Any) -> str:
 
 
 def _bracketed(text: str, sign: str) -> str:
-    """`text` as an operand of `sign`: alternatives need brackets beside `&`."""
+    """`text` as an operand of `sign`: alternatives need brackets next to `&`."""
     return f"({text})" if sign == "&" and "|" in text else text
 
 

@@ -231,6 +231,6 @@ def version_of(text: str) -> Any:
     """Return the version stated in a `chat_template.json`, or None."""
     try:
         values = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return values.get("version") if isinstance(values, dict) else None

@@ -1,4 +1,4 @@
-"""Tool calls as the model writes them: a compact JSON array of `{"name":...,"arguments":{...}}`."""
+"""The format of tool calls: a compact JSON array of `{"name":...,"arguments":{...}}`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from openafm.tokenizer.schema_text import compact_json, reference_to
 
 
 def tool_calls_text(calls: Sequence[ToolCall]) -> str:
-    """The text of one or several parallel calls."""
+    """Return the text of one or several parallel calls."""
     return compact_json([{"name": call.name, "arguments": call.arguments} for call in calls])
 
 
 def parse_tool_calls(text: str) -> tuple[ToolCall, ...]:
-    """The inverse of `tool_calls_text`.
+    """Return the calls of a text: the inverse of `tool_calls_text`.
 
     Raises:
         ConversationError: the text is not JSON, or not a non-empty array of calls.
@@ -31,9 +31,9 @@ def parse_tool_calls(text: str) -> tuple[ToolCall, ...]:
 
 
 def tool_calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:
-    """The JSON Schema of tool calls: one or more, each of a known tool with arguments that fit its parameters.
+    """Return the JSON Schema of tool calls: one or more, each of a known tool with arguments that fit its parameters.
 
-    Parameters that hold references move under `$defs`, where their references still lead to themselves.
+    Parameters that contain references move to `$defs`, and their references are adapted.
     """
     definitions: dict[str, Any] = {}
     variants = []
@@ -56,7 +56,7 @@ def tool_calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:
 
 
 def _rebased(schema: Any, pointer: str) -> Any:
-    """`schema` with its local references led through `pointer`, where it will stand."""
+    """`schema` with its local references prefixed by `pointer`, its new place."""
     if isinstance(schema, list):
         return [_rebased(item, pointer) for item in schema]
     if not isinstance(schema, dict):
@@ -68,7 +68,7 @@ def _rebased(schema: Any, pointer: str) -> Any:
 
 def _call(value: Any) -> ToolCall:
     if not isinstance(value, dict) or value.keys() != {"name", "arguments"}:
-        raise ConversationError(f"a tool call has exactly the keys name and arguments, got {compact_json(value)}")
+        raise ConversationError(f"a tool call needs exactly the keys name and arguments, got {compact_json(value)}")
     if not isinstance(value["name"], str) or not isinstance(value["arguments"], dict):
-        raise ConversationError(f"a tool call has a text name and object arguments, got {compact_json(value)}")
+        raise ConversationError(f"a tool call needs a string as name and an object as arguments, got {compact_json(value)}")
     return ToolCall(name=value["name"], arguments=value["arguments"])

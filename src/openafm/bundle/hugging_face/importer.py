@@ -16,7 +16,7 @@ from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import read_weights
 from openafm.bundle.tensor_file import MappedTensor
 from openafm.compression.numerics import Numerics
-from openafm.tokenizer.bpe import TokenizerError
+from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.imported import ImportedTokenizer
 
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")

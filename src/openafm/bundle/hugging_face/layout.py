@@ -16,7 +16,8 @@ from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemp
 from openafm.bundle.hugging_face.jinja import JinjaTemplate, Message
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolTurn, Turn, UserTurn
-from openafm.tokenizer.imported_template import FIELD, ImportedTemplate, JsonStyle, Row
+from openafm.tokenizer.imported_template import ImportedTemplate
+from openafm.tokenizer.layouts import FIELD, JsonStyle, Row
 
 CALL_ID = "call00000"
 SYSTEM, USER, USER_2, ANSWER, ANSWER_2 = "Zqsystemqz", "Zquseraqz", "Zquserbqz", "Zqansweraqz", "Zqanswerbqz"

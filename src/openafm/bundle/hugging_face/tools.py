@@ -25,7 +25,7 @@ from openafm.bundle.hugging_face.layout import (
     without_end,
 )
 from openafm.tokenizer.conversation import ToolCall, ToolTurn
-from openafm.tokenizer.imported_template import CallsLayout, JsonStyle, Row, ToolsLayout
+from openafm.tokenizer.layouts import CallsLayout, JsonStyle, Row, ToolsLayout
 
 OUTPUT, OUTPUT_2 = 'Zq"outputa"qz', 'Zq"outputb"qz'
 
