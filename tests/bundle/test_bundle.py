@@ -1,13 +1,15 @@
-"""Bundles: whole or absent, signed over what they compute, and clear about what is wrong with them."""
+"""Bundles: written atomically, verified before use, with errors that name the file."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +29,11 @@ from openafm.bundle import (
     resolve_model,
     write_bundle,
 )
+from openafm.bundle.bundle import DOCUMENTS
+from openafm.bundle.resign import resign_bundle
+from openafm.bundle.signature import Signature, TensorEntry, sign
 from openafm.bundle.tensor_file import read_tensors
-from openafm.core.config import ConfigError
+from openafm.core.config import ConfigError, UnknownKindError
 from openafm.core.errors import UsageError
 from openafm.core.files import OutOfSpaceError
 from openafm.models.sizes import shared_kv_decoder
@@ -93,9 +98,8 @@ def test_bfloat16_is_widened_exactly(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     values = torch.randn(3, 5).to(torch.bfloat16)
-    write(tmp_path / "cat")
-    save_file({"x": values}, tmp_path / "cat" / "model.safetensors")
-    np.testing.assert_array_equal(open_bundle(tmp_path / "cat").tensors()["x"], values.float().numpy())
+    save_file({"x": values}, tmp_path / "model.safetensors")
+    np.testing.assert_array_equal(read_tensors(tmp_path / "model.safetensors")["x"].array(), values.float().numpy())
 
 
 @pytest.mark.parametrize(
@@ -121,20 +125,139 @@ def test_truncated_weights_are_named(tmp_path: Path) -> None:
         open_bundle(tmp_path / "cat").tensors()
 
 
-def test_tampering_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "cat")
+def test_a_changed_tensor_is_never_used(tmp_path: Path) -> None:
+    signature = write(tmp_path / "cat").signature
     file = tmp_path / "cat" / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(BundleTamperedError, match=r"model\.safetensors.*norm\.weight|model\.safetensors.*embedding"):
-        open_bundle(tmp_path / "cat").verify()
+    bundle = open_bundle(tmp_path / "cat")
+    assert bundle.signature == signature
+    for read in (bundle.verify, bundle.tensors):
+        with pytest.raises(BundleTamperedError, match=r"model\.safetensors.*(norm\.weight|embedding)"):
+            read()
+
+
+def test_other_tensors_than_the_signed_ones_are_refused(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
     write(tmp_path / "cat")
+    norm = WEIGHTS["norm.weight"]
+    for changed in ({}, {"norm.weight": norm[:8]}, {"norm.weight": norm.astype(np.float16)}, {"more": norm}):
+        tensors = {**({} if not changed else WEIGHTS), **changed, "embedding": WEIGHTS["embedding"]}
+        save_file(tensors, tmp_path / "cat" / "model.safetensors")
+        with pytest.raises(BundleTamperedError, match=r"model\.safetensors: tensor '(norm\.weight|more)'"):
+            _ = open_bundle(tmp_path / "cat").stored_tensors
+
+
+def test_a_changed_config_or_a_claimed_signature_is_refused_at_open(tmp_path: Path) -> None:
+    """Signatures key caches of weights and of opened models, so a bundle must not claim that of another one."""
+    write(tmp_path / "cat")
+    other = json.loads((write(tmp_path / "other", scale=2).path / "signature.json").read_text())
+    signature = tmp_path / "cat" / "signature.json"
+    true = json.loads(signature.read_text())
+    for claimed in (
+        true | {"signature": other["signature"]},
+        true | {"tensors": other["tensors"]},
+        true | {"documents": {}},
+        true | {"tensors": None},
+        {"signature": true["signature"]},
+        {},
+    ):
+        signature.write_text(json.dumps(claimed))
+        with pytest.raises(BundleTamperedError, match=r"signature\.json|config\.json"):
+            open_bundle(tmp_path / "cat")
+    signature.write_text(json.dumps(true))
     config = json.loads((tmp_path / "cat" / "config.json").read_text())
     config["model"]["norm_eps"] = 0.1
     (tmp_path / "cat" / "config.json").write_text(json.dumps(config))
     with pytest.raises(BundleTamperedError, match=r"config\.json"):
-        open_bundle(tmp_path / "cat").verify()
+        open_bundle(tmp_path / "cat")
+
+
+@pytest.mark.parametrize("name", ["a b", "a\nb", "tensor x F32 [1]", "", ".a", "a..b", "a/b", "\u0430", "a" + chr(27)])
+def test_tensor_names_are_restricted(tmp_path: Path, name: str) -> None:
+    with pytest.raises(BundleError, match=r"tensor name .* is not allowed"):
+        write_bundle(
+            tmp_path / "cat",
+            config=CONFIG,
+            tokenizer=TOKENIZER,
+            template=ChatTemplate(),
+            tensors={name: WEIGHTS["norm.weight"]},
+        )
+    assert not (tmp_path / "cat").exists()
+
+
+def test_different_parts_have_different_signatures() -> None:
+    """In version 1 a name with a line break could make two sets of parts one text."""
+    entry = TensorEntry(dtype="F32", shape=(2,), sha256="ab")
+    signatures = {
+        Signature(documents=documents, tensors=tensors).hex
+        for documents, tensors in (
+            ({"a": "1", "b": "2"}, {}),
+            ({"a": "1 b 2"}, {}),
+            ({"a": "1"}, {"b": entry}),
+            ({"a": "1"}, {"b": replace(entry, shape=(1, 2))}),
+            ({"a": "1"}, {"b": replace(entry, dtype="F16")}),
+            ({"a": "1"}, {"b": replace(entry, sha256="cd")}),
+            ({"a": "1"}, {"c": entry}),
+        )
+    }
+    assert len(signatures) == 7
+
+
+def as_version_1(path: Path) -> str:
+    """Rewrite a bundle in the former format and return its signature."""
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"version": 1}))
+    parts = {}
+    for name in ("config.json", "tokenizer.json", "chat_template.json"):
+        text = json.dumps(json.loads((path / name).read_text()), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        parts[name] = hashlib.sha256(text.encode()).hexdigest()
+    for tensor in read_tensors(path / "model.safetensors").values():
+        parts[f"tensor {tensor.name} {tensor.dtype} [{','.join(map(str, tensor.shape))}]"] = tensor.digest()
+    lines = "".join(f"{name} {digest}\n" for name, digest in sorted(parts.items()))
+    signature = hashlib.sha256(b"openafm-bundle-1\n" + lines.encode()).hexdigest()[:40]
+    (path / "signature.json").write_text(json.dumps({"signature": signature, "parts": parts}))
+    return signature
+
+
+def test_a_bundle_of_version_1_is_signed_anew(tmp_path: Path) -> None:
+    expected = write(tmp_path / "cat").signature
+    old = as_version_1(tmp_path / "cat")
+    (tmp_path / "cat" / "card.md").write_text(f"signature `{old}`")
+    with pytest.raises(BundleVersionError, match="openafm resign"):
+        open_bundle(tmp_path / "cat")
+    bundle = resign_bundle(tmp_path / "cat")
+    bundle.verify()
+    assert bundle.signature == expected != old
+    assert bundle.card() == f"signature `{expected}`"
+    with pytest.raises(BundleVersionError, match="version 2"):
+        resign_bundle(tmp_path / "cat")
+
+
+def test_a_tampered_bundle_of_version_1_is_not_signed_anew(tmp_path: Path) -> None:
+    write(tmp_path / "cat")
+    as_version_1(tmp_path / "cat")
+    file = tmp_path / "cat" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(BundleTamperedError, match="differs"):
+        resign_bundle(tmp_path / "cat")
+    assert json.loads((tmp_path / "cat" / "config.json").read_text())["version"] == 1
+
+
+def test_an_unknown_kind_is_not_a_damaged_bundle(tmp_path: Path) -> None:
+    path = write(tmp_path / "cat").path
+    config = json.loads((path / "config.json").read_text())
+    config["model"]["layers"][0]["attention"]["position"] = {"type": "TinyRotaryConfig"}
+    (path / "config.json").write_text(json.dumps(config))
+    documents = {name: json.loads((path / name).read_text()) for name in DOCUMENTS}
+    signature = sign(documents, read_tensors(path / "model.safetensors").values())
+    (path / "signature.json").write_text(json.dumps(signature.to_dict()))
+    with pytest.raises(UnknownKindError, match="TinyRotaryConfig"):
+        open_bundle(path)
 
 
 def test_other_versions_and_foreign_folders_are_refused(tmp_path: Path) -> None:
@@ -255,11 +378,13 @@ def test_odd_tensor_headers_are_typed_errors(tmp_path: Path, header: bytes) -> N
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.json"])
 def test_a_broken_part_names_its_file(tmp_path: Path, name: str) -> None:
     path = write_bundle(tmp_path / "b", config=CONFIG, tokenizer=TOKENIZER, template=ChatTemplate(), tensors=WEIGHTS).path
-    for content in ('{"version": 99}', "not JSON", "[" * 100_000):
+    for content in ('{"version": 99}', "not JSON", "[" * 100_000, "[]"):
         (path / name).write_text(content)
         opened = open_bundle(path)
         with pytest.raises(BundleError, match=name):
             _ = opened.tokenizer, opened.template
+        with pytest.raises(BundleError, match=name):
+            opened.verify()
 
 
 def test_keys_and_values_are_not_finer_than_what_computes_them() -> None:

@@ -17,7 +17,7 @@ from checkpoints import FAMILIES, TEMPLATES, chatml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openafm.bundle.hugging_face import HuggingFaceError
+from openafm.bundle.hugging_face import HuggingFaceError, UnsupportedTemplateError
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
@@ -128,7 +128,7 @@ CONVERSATIONS: dict[str, tuple[Turn, ...]] = {
 def test_tokens_equal_those_of_transformers(family: str, name: str, tmp_path: Path) -> None:
     turns, template, tokenizer = CONVERSATIONS[name], TEMPLATE[family], TOKENIZERS[family]
     if family == "llama" and name == "two calls":
-        with pytest.raises(ChatTemplateError, match="one tool at a time"):
+        with pytest.raises(ChatTemplateError, match="one tool call per turn"):
             template.encode(tokenizer, turns)
         return
     theirs = reference(family, tmp_path)
@@ -259,7 +259,7 @@ def test_calls_are_read_back(family: str) -> None:
     ("pieces", "problem"),
     [
         (("<tool_call>", "\n{"), "malformed"),
-        (("<tool_call>", '\n{"name": "x", "arguments": []}\n', "</tool_call>"), "object arguments"),
+        (("<tool_call>", '\n{"name": "x", "arguments": []}\n', "</tool_call>"), "an object as arguments"),
         (("<tool_call>", '\n{"name": "x"}\n', "</tool_call>"), "exactly the keys"),
         (("<tool_call>", '\n{"name": "x", "arguments": {}}'), "follows the last call"),
         (("<tool_call>", '\n{"name": "', "<|im_end|>", '", "arguments": {}}\n', "</tool_call>"), "inside a call"),
@@ -389,7 +389,7 @@ def test_templates_whose_tools_cannot_be_read_are_used_without(name: str) -> Non
     assert re.search(f"^without tools: .*{reason}", found.notes[-1]), found.notes
     assert not found.template.can_call_tools
     for turn in (Instructions(text="", tools=(WEATHER,)), ToolTurn(name="a", text="b"), AssistantTurn(tool_calls=(CALL,))):
-        with pytest.raises(ChatTemplateError, match="no place for tools"):
+        with pytest.raises(ChatTemplateError, match="does not support tools"):
             found.template.encode_turn(TOKENIZERS["qwen3"], turn)
 
 
@@ -410,14 +410,14 @@ FAR["model"]["vocab"] |= {"far": 100_000_000}
     [
         ("{", "not a tokenizer.json"),
         ("[]", "not a tokenizer.json"),
-        (edited(normalizer={"type": "Lowercase"}), "changes texts .Lowercase"),
+        (edited(normalizer={"type": "Lowercase"}), "normalizes text .Lowercase"),
         (edited(pre_tokenizer={"type": "Whitespace"}), "does not work on bytes"),
         (edited(decoder=None), "does not work on bytes"),
         (edited(model={"type": "WordPiece"}), "WordPiece"),
         (edited(model=json.loads(HOMES["qwen2"].to_str())["model"] | {"byte_fallback": True}), "byte fallback"),
-        (edited(model=json.loads(HOMES["qwen2"].to_str())["model"] | {"dropout": 0.1}), "at random"),
-        (edited(added_tokens=[ADDED | {"content": MERGED}]), "would encode to that token"),
-        (json.dumps(FAR), "numbers up to 100000000"),
+        (edited(model=json.loads(HOMES["qwen2"].to_str())["model"] | {"dropout": 0.1}), "dropout"),
+        (edited(added_tokens=[ADDED | {"content": MERGED}]), "encoded as a control token"),
+        (json.dumps(FAR), "ids up to 100000000"),
     ],
 )
 def test_other_tokenizers_are_refused(text: str, message: str) -> None:
@@ -436,3 +436,22 @@ def test_images_are_refused_without_image_tokens() -> None:
     assert not template.can_take_images
     with pytest.raises(ChatTemplateError, match="no image tokens"):
         template.encode_turn(TOKENIZERS["qwen3"], turn)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% set n = namespace(x='x') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+        "{{ 'x' * 2000000 }}",
+    ],
+    ids=["loops", "memory", "recursion", "output"],
+)
+def test_a_template_without_bound_is_refused_in_time(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openafm.bundle.hugging_face.jinja.TIMEOUT_S", 1.0)
+    template = JinjaTemplate(source, {}, TODAY)
+    with pytest.raises(UnsupportedTemplateError, match=r"more than 1 s|too much memory|2,000,000 characters"):
+        template.text([])
+    monkeypatch.undo()
+    assert JinjaTemplate("{{ bos }}", {"bos": "a"}, TODAY).text([]) == "a", "the next template renders"

@@ -96,7 +96,7 @@ def test_a_choice_of_the_shipped_model_survives_a_new_installation(
     write(home / "bundles" / "newer")
     assert resolve_model() == moved / "nano"
     shutil.rmtree(moved)
-    with pytest.raises(BundleNotFoundError, match=r"nano is gone; choose another with `openafm use NAME`"):
+    with pytest.raises(BundleNotFoundError, match=r"nano no longer exists; choose another with `openafm use NAME`"):
         resolve_model()
 
 
@@ -121,7 +121,7 @@ def test_a_stripped_installation_falls_back_to_the_newest_of_this_user(
     assert shipped_bundle() is None
     with pytest.raises(BundleNotFoundError, match="no model on this machine yet; `openafm quickstart` trains"):
         resolve_model()
-    with pytest.raises(BundleNotFoundError, match="there are none yet: `openafm quickstart` makes one"):
+    with pytest.raises(BundleNotFoundError, match="there are none yet, `openafm quickstart` trains one"):
         find_bundle("nano")
     old, new = (write(home / "bundles" / name).path for name in ("old", "new"))
     os.utime(old / "config.json", (1, 1))
@@ -137,5 +137,5 @@ def test_a_misspelt_name_is_told_the_shipped_one(shipped: Path) -> None:
 def test_an_unreadable_choice_says_what_to_do(shipped: Path, home: Path, text: str) -> None:
     home.mkdir()
     (home / "model.json").write_text(text)
-    with pytest.raises(BundleError, match=r"model\.json is not readable .*run `openafm use NAME` again"):
+    with pytest.raises(BundleError, match=r"model\.json is damaged .*run `openafm use NAME` again"):
         resolve_model()

@@ -124,5 +124,5 @@ def test_tokens_stay_short(english: Tokenizer, sentences: tuple[str, ...]) -> No
 def test_impossible_sizes_are_refused(english: Tokenizer, sentences: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match="vocab_size 350 does not exceed the current 350"):
         extend_tokenizer(english, sentences, 350)
-    with pytest.raises(TokenizerError, match=r"extend 350 tokens to \d+, not the 90000"):
+    with pytest.raises(TokenizerError, match=r"extend 350 tokens to \d+, vocab_size is 90000"):
         extend_tokenizer(english, sentences, 90_000)

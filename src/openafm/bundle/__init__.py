@@ -1,4 +1,4 @@
-"""The folder everybody passes on: read, write, verify, sign. Imports no tensor library."""
+"""Bundles, the folders in which models are exchanged: read, write, sign, verify. Imports no tensor library."""
 
 from openafm.bundle.bundle import Bundle, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.errors import (

@@ -2,7 +2,8 @@
 
 NAME/config.json  tokenizer.json  chat_template.json  model.safetensors  card.md  signature.json  [recovery.fmadapter/]
 
-The signature covers all but the card and the recovery adapter, which carries a digest and the signature of its base.
+The signature covers everything except the card and the recovery adapter, which has a digest and the signature of its base.
+Nothing is used before it is verified: the stated signature and the config at open, each other part when it is read.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.package import AdapterPackage, open_adapter, write_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError
-from openafm.bundle.signature import SIGNATURE_LENGTH, sign
+from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document_digest, sign
 from openafm.bundle.store import find_bundle
 from openafm.bundle.tensor_file import MappedTensor, copy_tensors, read_tensors, write_tensors
 from openafm.compression.numerics import FULL_PRECISION, Numerics
@@ -34,39 +35,49 @@ from openafm.tokenizer.imported import read_tokenizer
 from openafm.tokenizer.imported_template import read_template
 from openafm.tokenizer.template import BaseChatTemplate
 
-FORMAT = "openafm.bundle"
-FORMAT_VERSION = 1
 RECOVERY_ADAPTER = "recovery.fmadapter"
-_DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
+DOCUMENTS = ("config.json", "tokenizer.json", "chat_template.json")
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryAdapter:
-    """What a compressed bundle carries beside its weights; bound to its signature as it is written."""
+    """Config and weights of a recovery adapter; writing the bundle binds it to the bundle's signature."""
 
     config: LoRAConfig
     weights: Mapping[str, NDArray[Any]]
 
 
 class Bundle:
-    """An opened bundle. Parts are read on first use; `verify` compares every byte with the signature."""
+    """An opened bundle. Parts are read and verified on first use; `verify` checks every byte at once.
+
+    Raises:
+        BundleTamperedError: config.json or signature.json differs from what was signed.
+        BundleVersionError: the bundle has another version of the format.
+        UnknownKindError: the model needs a plugin that is not loaded.
+        BundleError: a file is missing or malformed; the message names it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        header = _read_json(path / "config.json")
+        self._has_verified_tensors = False
+        header = read_json(path / "config.json")
         _check_version(path, header)
+        self._signed = _read_signature(path / "signature.json")
+        self._check_document("config.json", header)
         try:
             self.config = from_dict(DecoderConfig, header["model"])
             self.numerics = from_dict(Numerics, header["numerics"])
         except UnknownKindError:
             raise
         except (KeyError, ConfigError) as error:
-            raise BundleError(f"{path / 'config.json'} does not describe a model this version knows: {error}") from error
-        self.signature: str = _read_json(path / "signature.json").get("signature", "")
-        if not isinstance(self.signature, str) or len(self.signature) != SIGNATURE_LENGTH:
-            raise BundleTamperedError(f"{path / 'signature.json'} holds no signature; restore it")
+            raise BundleError(f"{path / 'config.json'} does not describe a model of this openafm: {error}") from error
+
+    @property
+    def signature(self) -> str:
+        """40 hex digits that identify config, tokenizer, chat template and every tensor."""
+        return self._signed.hex
 
     @property
     def name(self) -> str:
@@ -77,45 +88,59 @@ class Bundle:
         """The tokenizer.
 
         Raises:
-            BundleError: its file is missing or is no tokenizer.
+            BundleTamperedError: the file differs from the signed one.
+            BundleError: the file is missing or is not a tokenizer.
         """
-        return _read_part(self.path / "tokenizer.json", read_tokenizer)
+        return self._part("tokenizer.json", read_tokenizer)
 
     @cached_property
     def template(self) -> BaseChatTemplate:
         """The chat template.
 
         Raises:
-            BundleError: its file is missing or is no chat template.
+            BundleTamperedError: the file differs from the signed one.
+            BundleError: the file is missing or is not a chat template.
         """
-        return _read_part(self.path / "chat_template.json", read_template)
+        return self._part("chat_template.json", read_template)
 
     @cached_property
     def stored_tensors(self) -> dict[str, MappedTensor]:
-        """Every weight by name, mapped from the files.
+        """Every tensor by name, mapped from the files. Names, dtypes and shapes are verified, bytes are not.
 
         Raises:
-            BundleError: a file is missing or too short.
+            BundleTamperedError: the files hold other tensors than the signed ones.
+            BundleError: a file is missing or truncated.
         """
-        return _read_all_tensors(self.path)
+        tensors, signed = read_all_tensors(self.path), self._signed.tensors
+        for name in sorted(tensors.keys() | signed.keys()):
+            if name not in tensors or name not in signed or not signed[name].has_header_of(tensors[name]):
+                file = tensors[name].file if name in tensors else self.path / "model.safetensors"
+                raise BundleTamperedError(f"{file}: tensor '{name}' differs from the signed one; restore the bundle")
+        return tensors
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """Every weight by its name in the model's state dict, as read-only arrays (bfloat16 widened to float32)."""
+        """Every tensor by its name in the model's state dict, verified, as read-only arrays (bfloat16 widened to float32).
+
+        Raises:
+            BundleTamperedError: a tensor differs from the signed one.
+            BundleError: a file is missing or truncated.
+        """
+        self._check_tensors()
         return {name: tensor.array() for name, tensor in self.stored_tensors.items()}
 
     @cached_property
     def recovery_adapter(self) -> AdapterPackage | None:
-        """The adapter that a compressed bundle carries to win quality back; engines put it on unless given another.
+        """The adapter that restores quality of a compressed bundle; engines attach it unless given another.
 
         Raises:
-            AdapterError: it is damaged.
+            AdapterError: the adapter is damaged.
         """
         folder = self.path / RECOVERY_ADAPTER
         return open_adapter(folder) if folder.is_dir() else None
 
     @property
     def identity(self) -> str:
-        """What tells two bundles apart by their answers: the signature, and the digest of the recovery adapter.
+        """A key that differs for bundles with different answers: the signature and the digest of the recovery adapter.
 
         Raises:
             AdapterError: the adapter is damaged.
@@ -125,43 +150,60 @@ class Bundle:
 
     def card(self) -> str:
         """The model card, in Markdown."""
-        return _read_text(self.path / "card.md")
+        return read_text(self.path / "card.md")
 
     def verify(self) -> None:
-        """Recompute the signature from every byte, and the digest of the recovery adapter, which must be this bundle's.
+        """Check every byte against the signature, and the recovery adapter against its digest and this bundle.
 
         Raises:
-            BundleTamperedError: the message names the file, and the tensor where it is one.
+            BundleTamperedError: a part differs from the signed one; the message names the file and the tensor.
             AdapterError: the recovery adapter is damaged.
-            AdapterMismatchError: it belongs to another base.
+            AdapterMismatchError: the recovery adapter belongs to another base.
         """
-        recorded = _read_json(self.path / "signature.json")
-        documents = {name: _read_json(self.path / name) for name in _DOCUMENTS}
-        actual = sign(documents, self.stored_tensors.values())
-        expected = recorded.get("parts", {})
-        for part in sorted(expected.keys() | actual.parts.keys()):
-            if expected.get(part) != actual.parts.get(part):
-                raise BundleTamperedError(f"{self._file_of(part)}: '{part}' is not what was signed; restore the bundle")
-        if recorded.get("signature") != actual.hex:
-            raise BundleTamperedError(f"{self.path / 'signature.json'} does not sign these files; restore the bundle")
+        if _read_signature(self.path / "signature.json") != self._signed:
+            raise BundleTamperedError(f"{self.path / 'signature.json'} changed after the bundle was opened; open it again")
+        for name in DOCUMENTS:
+            self._check_document(name, read_json(self.path / name))
+        self._compare_tensors()
         if self.recovery_adapter is not None:
             self.recovery_adapter.verify()
             self.recovery_adapter.check_base(self.signature)
 
-    def _file_of(self, part: str) -> Path:
-        if not part.startswith("tensor "):
-            return self.path / part
-        tensor = self.stored_tensors.get(part.split(" ")[1])
-        return tensor.file if tensor else self.path / "model.safetensors"
+    def _check_tensors(self) -> None:
+        """Compare the tensors on first use: they stay mapped."""
+        if not self._has_verified_tensors:
+            self._compare_tensors()
+            self._has_verified_tensors = True
+
+    def _compare_tensors(self) -> None:
+        for name, tensor in self.stored_tensors.items():
+            if tensor.digest() != self._signed.tensors[name].sha256:
+                raise BundleTamperedError(f"{tensor.file}: tensor '{name}' differs from the signed one; restore the bundle")
+
+    def _check_document(self, name: str, value: Any) -> None:
+        if self._signed.documents.get(name) != document_digest(value):
+            raise BundleTamperedError(f"{self.path / name} differs from the signed file; restore the bundle")
+
+    def _part(self, name: str, read: Callable[[str], T]) -> T:
+        file = self.path / name
+        text = read_text(file)
+        self._check_document(name, _parsed(file, text))
+        try:
+            return read(text)
+        except UnknownKindError:
+            raise
+        except (OpenAFMError, RecursionError) as error:
+            raise BundleError(f"{file} cannot be read ({error}); restore it") from error
 
 
 def open_bundle(name_or_path: str | Path) -> Bundle:
-    """Open a bundle by the name it has on this machine or by path.
+    """Return the bundle with this name on this machine, or at this path.
 
     Raises:
-        BundleNotFoundError: there is none.
-        BundleVersionError: it belongs to another version of the format.
-        BundleError: it cannot be read; the message names the file.
+        BundleNotFoundError: there is no such bundle.
+        BundleVersionError: the bundle has another version of the format.
+        UnknownKindError: the model needs a plugin that is not loaded.
+        BundleError: the bundle cannot be read; the message names the file.
     """
     return Bundle(find_bundle(name_or_path))
 
@@ -177,18 +219,19 @@ def write_bundle(
     recovery: RecoveryAdapter | None = None,
     card: str = "",
 ) -> Bundle:
-    """Write and sign a bundle at `path`, whole or not at all; a bundle that stands there is replaced, nothing else is.
+    """Write and sign a bundle at `path`, atomically. An existing bundle is replaced, any other folder is refused.
 
-    Stored tensors, by the names they shall have, are copied one at a time from their files.
+    Mapped tensors, named as in the model, are copied one at a time from their files.
 
     Raises:
-        OutOfSpaceError: the disk is full; what stood at `path` is untouched.
-        BundleError: a weight is not finite, the tokenizer does not fit the model, or `path` holds something else.
+        OutOfSpaceError: the disk is full; `path` is unchanged.
+        BundleError: a weight is not finite, a tensor name is not allowed, the tokenizer has more tokens than the model, or
+            `path` is not a bundle.
     """
     _check_place(path)
     if tokenizer.vocab_size > config.vocab_size:
         raise BundleError(
-            f"the tokenizer has {tokenizer.vocab_size} tokens, the model only {config.vocab_size} rows; extend the model"
+            f"the tokenizer has {tokenizer.vocab_size} tokens, the model {config.vocab_size} rows; extend the model"
         )
     if isinstance(tensors, Mapping):
         _check_finite(tensors)
@@ -206,8 +249,8 @@ def write_bundle(
             write_tensors(folder, tensors)
         else:
             copy_tensors(folder, tensors)
-        signature = sign({name: _read_json(folder / name) for name in _DOCUMENTS}, _read_all_tensors(folder).values())
-        write_json(folder / "signature.json", {"signature": signature.hex, "parts": signature.parts})
+        signature = sign({name: read_json(folder / name) for name in DOCUMENTS}, read_all_tensors(folder).values())
+        write_json(folder / "signature.json", signature.to_dict())
         if recovery is not None:
             write_adapter(
                 folder / RECOVERY_ADAPTER,
@@ -223,15 +266,15 @@ def write_bundle(
 def _check_finite(tensors: Mapping[str, NDArray[Any]]) -> None:
     for name, array in tensors.items():
         if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
-            raise BundleError(f"weight '{name}' holds a value that is not finite; the model is broken and was not saved")
+            raise BundleError(f"weight '{name}' holds a value that is not finite; the model diverged and was not saved")
 
 
 def _check_place(path: Path) -> None:
-    """Only nothing, an empty folder or another bundle, of any version or damaged, may be replaced."""
+    """Check that `path` does not exist, is an empty folder or is a bundle of any version, possibly damaged."""
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if not (path / "signature.json").is_file():
-        raise BundleError(f"{path} exists and is not a bundle; it was left alone, choose another place")
+        raise BundleError(f"{path} exists and is not a bundle; choose another path")
 
 
 def _check_version(path: Path, header: dict[str, Any]) -> None:
@@ -239,19 +282,36 @@ def _check_version(path: Path, header: dict[str, Any]) -> None:
         raise BundleError(f'{path / "config.json"} is not the config of an openafm bundle (no "format": "openafm.bundle")')
     if header.get("version") != FORMAT_VERSION:
         raise BundleVersionError(
-            f"{path} is a bundle of format version {header.get('version')}, this openafm reads version {FORMAT_VERSION};"
-            " install the matching version or make the bundle again"
+            f"{path} is a bundle of format version {header.get('version')}, this openafm reads version {FORMAT_VERSION}; "
+            + ("sign it anew with `openafm resign`" if header.get("version") == 1 else "install a matching openafm")
         )
 
 
-def _read_all_tensors(folder: Path) -> dict[str, MappedTensor]:
+def _read_signature(file: Path) -> Signature:
+    try:
+        return Signature.from_dict(read_json(file))
+    except BundleTamperedError as error:
+        raise BundleTamperedError(f"{file}: {error}") from error
+
+
+def read_all_tensors(folder: Path) -> dict[str, MappedTensor]:
+    """Return the tensors of all safetensors files of a folder, mapped.
+
+    Raises:
+        BundleError: there is no file, or one is malformed.
+    """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise BundleError(f"{folder} holds no *.safetensors file; restore it")
+        raise BundleError(f"{folder} has no *.safetensors file; restore it")
     return {name: tensor for file in files for name, tensor in read_tensors(file).items()}
 
 
-def _read_text(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """Return the text of a file of a bundle.
+
+    Raises:
+        BundleError: the file is missing or not UTF-8.
+    """
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -260,20 +320,20 @@ def _read_text(file: Path) -> str:
         raise BundleError(f"{file} is not UTF-8 text ({error})") from error
 
 
-def _read_part(file: Path, read: Callable[[str], T]) -> T:
-    try:
-        return read(_read_text(file))
-    except BundleError:
-        raise
-    except (OpenAFMError, RecursionError) as error:
-        raise BundleError(f"{file} cannot be read ({error}); restore it") from error
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the JSON object of a file of a bundle.
+
+    Raises:
+        BundleError: the file is missing, not UTF-8 or not a JSON object.
+    """
+    return _parsed(file, read_text(file))
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _parsed(file: Path, text: str) -> dict[str, Any]:
     try:
-        value = json.loads(_read_text(file))
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{file} is not JSON ({error}); restore it") from error
     if not isinstance(value, dict):
-        raise BundleError(f"{file} does not hold a JSON object; restore it")
+        raise BundleError(f"{file} is not a JSON object; restore it")
     return value

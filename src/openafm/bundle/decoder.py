@@ -1,4 +1,4 @@
-"""A bundle's decoder, computing in the bundle's numerics. Imports torch: only engines and trainers need it."""
+"""The torch decoder of a bundle, in the bundle's numerics. Imports torch, so only engines and trainers import this."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from openafm.models.decoder import Decoder
 
 
 def load_decoder(bundle: Bundle, device: torch.device | None = None, adapter: AdapterPackage | None = None) -> Decoder:
-    """The decoder with its weights, decoded or kept in few bits as the numerics ask, and an adapter over it.
+    """Return the decoder with its weights, decoded or low-bit as the numerics say, and with an adapter if one is given.
 
     Raises:
         AdapterMismatchError: the adapter is for another base.
+        BundleTamperedError: a tensor differs from the signed one.
         BundleError: the weights cannot be read or do not fit the config.
     """
     if adapter is not None:
@@ -31,11 +32,11 @@ def load_decoder(bundle: Bundle, device: torch.device | None = None, adapter: Ad
 
 
 def put_on(decoder: Decoder, adapter: AdapterPackage) -> None:
-    """Put an adapter, which must be for this decoder's bundle, over a decoder that carries none.
+    """Attach an adapter, which must be for this decoder's bundle, to a decoder without one.
 
     Raises:
-        AdapterError: its weights are missing, damaged or not those that were opened.
-        AdapterTargetError, AdapterWeightsError: it is for another kind of decoder.
+        AdapterError: the weights are missing, damaged or have changed since the adapter was opened.
+        AdapterTargetError, AdapterWeightsError: the adapter is for another kind of decoder.
     """
     weights = adapter.weights()
     attach(decoder, adapter.config)

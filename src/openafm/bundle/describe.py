@@ -1,4 +1,4 @@
-"""What `openafm inspect` tells about a bundle or a named size."""
+"""The facts that `openafm inspect` shows about a bundle or a named size."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from openafm.models.config import DecoderConfig, OwnKeysValuesConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.models.sizes import named_size
 
-# How the report deploys its models; a size without weights is described as it would run.
+# Numerics of the report's deployed models, used to describe a size without weights.
 PLANNED_NUMERICS = Numerics(weights="bfloat16", embedding="bfloat16", activations="bfloat16", kv="int8_per_token_head")
 _BITS = {"float32": 32.0, "bfloat16": 16.0}
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredBits:
-    """Bits of all that lies in the weight files, for each weight of the model; those of the recovery adapter apart."""
+    """Bits stored per weight of the model, without and for the recovery adapter."""
 
     base: float
     adapter: float
@@ -32,7 +32,7 @@ class StoredBits:
 
 
 def stored_bits(bundle: Bundle) -> StoredBits:
-    """Codes, scales, minima, embedding, norms and the recovery adapter: nothing that is stored is left out.
+    """Return the bits per weight of everything stored: codes, scales, minima, embedding, norms and the recovery adapter.
 
     Raises:
         BundleError: a weight file is damaged.
@@ -48,15 +48,14 @@ def stored_bits(bundle: Bundle) -> StoredBits:
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """Sizes in bytes; KV bytes count scales, for all layers that keep keys and values.
+    """Facts about a model. Sizes are in bytes; KV bytes include scales, over all layers that store keys and values.
 
-    A token passes `active_parameters` of the `parameters`: experts that it is not sent to are idle. `bits_per_weight` is
-    all that is stored for each weight of the model, the share of the recovery adapter included. The KV bytes in 16 bits
-    are what the same tokens take without 8-bit keys and values, and, unshared, in a model in which no layer reads
-    another's (report 2.1, 6); the savings are shares of these, from 0 (fp32 saves nothing) to 1. All global means without
-    the windows of `local_layers`, of which the widest is `window`. Tracks meet after every `block_depth` layers; each of the
-    `expert_layers` has so many experts in each track and sends a token to some of them. Operations are those of a token's
-    forward pass with half of 4,096 or 65,536 tokens before it, a multiplication and its addition counting as two.
+    A token uses `active_parameters` of the `parameters`, because each token is routed to some experts only.
+    `bits_per_weight` counts everything stored, including the recovery adapter. `..._in_16_bits` is the size of the cache
+    without 8-bit keys and values, `..._unshared` also without layers that read another layer's keys and values (report 2.1,
+    6); savings are relative to these, from 0 to 1. `..._all_global` is without the windows of `local_layers`, of which the
+    widest is `window`. Tracks synchronize after every `block_depth` layers. FLOPs are of one token's forward pass after
+    half of 4,096 or 65,536 tokens; a multiply-add counts as two.
     """
 
     name: str
@@ -99,12 +98,12 @@ class Description:
 
 
 def describe_bundle(bundle: Bundle) -> Description:
-    """Verify every digest, then describe what lies in the files.
+    """Verify a bundle and return its description.
 
     Raises:
         BundleError: the bundle is damaged; the message names the file.
-        AdapterError: its recovery adapter is.
-        AdapterMismatchError: its recovery adapter belongs to another base.
+        AdapterError: the recovery adapter is damaged.
+        AdapterMismatchError: the recovery adapter belongs to another base.
     """
     bundle.verify()
     return _describe(
@@ -118,10 +117,10 @@ def describe_bundle(bundle: Bundle) -> Description:
 
 
 def describe_size(name: str) -> Description:
-    """Describe a named size such as `on_device.base`, which needs no weights.
+    """Return the description of a named size such as `on_device.base`, without weights.
 
     Raises:
-        UnknownSizeError: no such name.
+        UnknownSizeError: no size has this name.
     """
     return _describe(
         named_size(name),
@@ -186,7 +185,7 @@ def _describe(
 
 
 def _unshared(config: DecoderConfig) -> DecoderConfig:
-    """The same model with keys and values of its own in every layer."""
+    """The model with its own keys and values in every layer."""
     layers = []
     for index, layer in enumerate(config.layers):
         own = OwnKeysValuesConfig(num_heads=config.kv_heads(index) // config.num_tracks)

@@ -1,4 +1,4 @@
-"""Where bundles live on this machine, and which one answers when nobody names one."""
+"""The bundles of this machine, and the default model."""
 
 from __future__ import annotations
 
@@ -12,45 +12,46 @@ from openafm.core.errors import UsageError
 from openafm.core.files import data_home, write_json
 
 SHIPPED_NAME = "nano"
-SHIPPED_HOME = Path(__file__).parents[1] / "shipped"  # package data: read, never written
+SHIPPED_HOME = Path(__file__).parents[1] / "shipped"  # package data: read-only
 
 
 def bundles_home() -> Path:
-    """The folder that holds this user's bundles by name."""
+    """Return the folder of this user's bundles."""
     return data_home() / "bundles"
 
 
 def bundle_place(name: str) -> Path:
-    """Where a bundle of this name lives, or would.
+    """Return the folder of the bundle with this name, which may not exist.
 
     Raises:
-        UsageError: the name is no plain folder name, and might lead elsewhere.
+        UsageError: the name is not a plain folder name.
     """
     if name.startswith(".") or not re.fullmatch(r"[\w.+-]+", name):
-        raise UsageError(f"'{name}' is no name for a bundle; use letters, digits, '.', '_', '+' and '-'")
+        raise UsageError(f"'{name}' cannot name a bundle; use letters, digits, '.', '_', '+' and '-', and no '.' first")
     return bundles_home() / name
 
 
 def list_bundles() -> list[Path]:
-    """The local bundles, newest first."""
+    """Return this user's bundles, newest first."""
     folders = [file.parent for file in bundles_home().glob("*/config.json") if not file.parent.name.startswith(".")]
     return sorted(folders, key=lambda folder: (folder / "config.json").stat().st_mtime_ns, reverse=True)
 
 
 def shipped_bundle() -> Path | None:
-    """The bundle that comes with the package, None in an installation that was stripped of it."""
+    """Return the bundle that ships with the package, None in an installation without it."""
     shipped = SHIPPED_HOME / SHIPPED_NAME
     return shipped if (shipped / "config.json").is_file() else None
 
 
 def find_bundle(name_or_path: str | Path) -> Path:
-    """The folder of a bundle given by path or by its name: of this user's bundles, else of the shipped one.
+    """Return the folder of a bundle, given by path or by name: one of this user's bundles, else the shipped one.
 
     Raises:
-        BundleNotFoundError: there is none; the message names the nearest.
+        BundleNotFoundError: there is no such bundle; the message has the nearest name.
+        BundleError: the path is a folder without config.json.
     """
     path = Path(name_or_path)
-    # A name comes before a folder that happens to be called so, such as the run that made the bundle.
+    # A name takes precedence over a folder of the same name, such as the run folder of the bundle.
     if path.name == str(name_or_path):
         named = bundles_home() / path
         if (named / "config.json").is_file():
@@ -63,14 +64,14 @@ def find_bundle(name_or_path: str | Path) -> Path:
     if path.is_dir():
         raise BundleError(f"{path} is not a bundle: it has no config.json")
     known = [folder.name for folder in (*list_bundles(), shipped_bundle()) if folder is not None]
-    hint = nearest(str(name_or_path), known) if known else "; there are none yet: `openafm quickstart` makes one"
+    hint = nearest(str(name_or_path), known) if known else "; there are none yet, `openafm quickstart` trains one"
     raise BundleNotFoundError(f"no bundle '{name_or_path}' on this machine{hint}")
 
 
 def choose_model(name_or_path: str | Path) -> Path:
-    """Make a bundle the one that answers from now on, for this user.
+    """Make a bundle this user's default model and return its folder.
 
-    The shipped one is remembered as such and not by its path, which changes with every environment and Python version.
+    The shipped bundle is stored by name, because its path changes with environment and Python version.
     """
     path = find_bundle(name_or_path).resolve()
     shipped = shipped_bundle()
@@ -80,17 +81,17 @@ def choose_model(name_or_path: str | Path) -> Path:
 
 
 def resolve_model() -> Path:
-    """The bundle that answers when none is named: the chosen one, else the shipped one, else the newest local one.
+    """Return the default model: the chosen bundle, else the shipped one, else the newest local one.
 
     Raises:
-        BundleNotFoundError: there is none, or the chosen one is gone.
+        BundleNotFoundError: there is no bundle, or the chosen one no longer exists.
     """
-    answering = _chosen() or shipped_bundle() or next(iter(list_bundles()), None)
-    if answering is None:
+    default = _chosen() or shipped_bundle() or next(iter(list_bundles()), None)
+    if default is None:
         raise BundleNotFoundError(
             "there is no model on this machine yet; `openafm quickstart` trains a small one in minutes"
         )
-    return answering
+    return default
 
 
 def _chosen() -> Path | None:
@@ -101,9 +102,9 @@ def _chosen() -> Path | None:
         choice = json.loads(file.read_text(encoding="utf-8"))
         chosen = SHIPPED_HOME / choice["shipped"] if "shipped" in choice else Path(choice["bundle"])
     except (ValueError, KeyError, TypeError) as error:
-        raise BundleError(f"{file} is not readable ({error}); run `openafm use NAME` again") from error
+        raise BundleError(f"{file} is damaged ({error}); run `openafm use NAME` again") from error
     if not (chosen / "config.json").is_file():
-        raise BundleNotFoundError(f"the chosen bundle {chosen} is gone; choose another with `openafm use NAME`")
+        raise BundleNotFoundError(f"the chosen bundle {chosen} no longer exists; choose another with `openafm use NAME`")
     return chosen
 
 

@@ -1,4 +1,4 @@
-"""Safetensors files as raw bytes: what signatures, repacking and loading without a tensor library need.
+"""Safetensors files as raw bytes, for signatures, repacking and loading without a tensor library.
 
 The format: 8 bytes little-endian header length, a JSON header of name -> {dtype, shape, data_offsets}, then the data.
 """
@@ -26,7 +26,7 @@ _NUMPY_DTYPES: dict[str, Any] = {
     "F64": np.float64,
     "F32": np.float32,
     "F16": np.float16,
-    "BF16": np.uint16,  # numpy has no bfloat16: widened on reading
+    "BF16": np.uint16,  # numpy has no bfloat16; values are widened when read
     "I64": np.int64,
     "I32": np.int32,
     "I16": np.int16,
@@ -38,7 +38,7 @@ _NUMPY_DTYPES: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MappedTensor:
-    """A tensor where it lies in a mapped file: dtype in safetensors' names ("F32", "BF16", ...)."""
+    """A tensor in a memory-mapped file. `dtype` is a safetensors name ("F32", "BF16", ...)."""
 
     name: str
     file: Path
@@ -47,31 +47,30 @@ class MappedTensor:
     data: NDArray[np.uint8]
 
     def array(self) -> NDArray[Any]:
-        """The values as a read-only array; bfloat16 comes widened to float32 (exact), all else as stored."""
+        """Return the values as a read-only array; bfloat16 is widened to float32, which is exact."""
         stored: NDArray[Any] = self.data.view(_NUMPY_DTYPES[self.dtype]).reshape(self.shape)
         return (stored.astype(np.uint32) << 16).view(np.float32) if self.dtype == "BF16" else stored
 
     def digest(self) -> str:
-        """SHA-256 of the bytes, in hex."""
+        """Return the SHA-256 of the bytes, in hex."""
         return hashlib.sha256(self.data.data).hexdigest()
 
 
 def read_tensors(path: Path) -> dict[str, MappedTensor]:
-    """The tensors of one safetensors file, mapped, not copied.
+    """Return the tensors of one safetensors file, mapped without a copy.
 
     Raises:
-        BundleError: the file ends before its data does.
-        BundleError: the header is not one of a safetensors file.
+        BundleError: the file is missing or truncated, or its header is malformed.
     """
     try:
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
         raise BundleError(f"{path} is empty or cannot be read ({error}); restore the file") from error
     if len(data) < 8:
-        raise BundleError(f"{path} holds {len(data)} bytes, too few for a safetensors file; restore the file")
+        raise BundleError(f"{path} has {len(data)} bytes, too few for a safetensors file; restore the file")
     (header_bytes,) = struct.unpack("<Q", data[:8].tobytes())
     if header_bytes > MAX_HEADER_BYTES:
-        raise BundleError(f"{path} does not start with a safetensors header; is it another kind of file?")
+        raise BundleError(f"{path} does not start with a safetensors header; it is damaged or another kind of file")
     if 8 + header_bytes > len(data):
         raise BundleError(f"{path} ends inside its header; restore the file")
     header = _parse_header(path, data[8 : 8 + header_bytes].tobytes())
@@ -80,7 +79,7 @@ def read_tensors(path: Path) -> dict[str, MappedTensor]:
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, NDArray[Any]], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-    """Write `model.safetensors` into `folder`, or `model-00001.safetensors` ... when larger than `max_shard_bytes`."""
+    """Write `model.safetensors` to `folder`, or `model-00001.safetensors` ... if larger than `max_shard_bytes`."""
     from safetensors.numpy import save_file
 
     shards = list(_shards(tensors, max_shard_bytes))
@@ -90,10 +89,10 @@ def write_tensors(folder: Path, tensors: Mapping[str, NDArray[Any]], max_shard_b
 
 
 def copy_tensors(folder: Path, tensors: Iterable[MappedTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-    """The same from stored tensors, one at a time: no more than one is in memory. float16 becomes float32, which is exact.
+    """Write mapped tensors as `write_tensors` does, one in memory at a time. float16 becomes float32, which is exact.
 
     Raises:
-        BundleError: a tensor is of a dtype that models here do not have, or holds a value that is not finite.
+        BundleError: a tensor has a dtype other than float32, bfloat16 and float16, or a value that is not finite.
     """
     copies = {tensor.name: _Copy(tensor) for tensor in tensors}
     shards = list(_shards(copies, max_shard_bytes))
@@ -115,26 +114,26 @@ def copy_tensors(folder: Path, tensors: Iterable[MappedTensor], max_shard_bytes:
 
 
 class _Copy:
-    """A tensor on its way into another file: checked, widened where it must be, in chunks."""
+    """Copy a tensor in chunks: check that values are finite, widen float16."""
 
     _CHUNK_BYTES = 1 << 26
-    _INFINITE: ClassVar = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}  # exponents of infinities and NaN
+    _EXPONENTS: ClassVar = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}  # exponents of infinities and NaN
 
     def __init__(self, tensor: MappedTensor) -> None:
-        if tensor.dtype not in self._INFINITE:
-            known = ", ".join(self._INFINITE)
-            raise BundleError(f"{tensor.file}: tensor '{tensor.name}' is {tensor.dtype}; weights here are {known}")
+        if tensor.dtype not in self._EXPONENTS:
+            known = ", ".join(self._EXPONENTS)
+            raise BundleError(f"{tensor.file}: tensor '{tensor.name}' is {tensor.dtype}; supported are {known}")
         self.tensor, self.dtype = tensor, "F32" if tensor.dtype == "F16" else tensor.dtype
         self.nbytes = tensor.data.nbytes * (2 if tensor.dtype == "F16" else 1)
 
     def chunks(self) -> Iterable[NDArray[Any]]:
-        exponent, data = self._INFINITE[self.tensor.dtype], self.tensor.data
+        exponent, data = self._EXPONENTS[self.tensor.dtype], self.tensor.data
         for start in range(0, len(data), self._CHUNK_BYTES):
             chunk = np.array(data[start : start + self._CHUNK_BYTES])  # a copy, aligned
             bits: NDArray[Any] = chunk.view(np.uint32 if self.tensor.dtype == "F32" else np.uint16)
             if ((bits & exponent) == exponent).any():
                 name = self.tensor.name
-                raise BundleError(f"weight '{name}' holds a value that is not finite; the model is broken and was not saved")
+                raise BundleError(f"weight '{name}' holds a value that is not finite; the model diverged and was not saved")
             yield chunk.view(np.float16).astype(np.float32).view(np.uint8) if self.tensor.dtype == "F16" else chunk
 
 

@@ -21,6 +21,7 @@ from openafm.cli import (
     import_,
     plan,
     quickstart,
+    resign,
     respond,
     tokenizer,
     train,
@@ -50,6 +51,7 @@ app.add_typer(apple_sdk.app, name="apple-sdk")
 app.add_typer(import_.app, name="import")
 app.command()(bundles.inspect)
 app.command()(bundles.use)
+app.command()(resign.resign)
 app.command()(doctor.doctor)
 app.command()(respond.respond)
 app.command()(respond.chat)

@@ -21,7 +21,7 @@ from typing import Any
 
 from openafm.adapters import package
 from openafm.bundle import Bundle
-from openafm.bundle.bundle import _DOCUMENTS, RECOVERY_ADAPTER
+from openafm.bundle.bundle import DOCUMENTS, RECOVERY_ADAPTER
 from openafm.bundle.signature import sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.errors import OpenAFMError
@@ -134,9 +134,9 @@ def sign_again(folder: Path) -> None:
     Raises:
         OpenAFMError, ValueError: it is not even what can be signed.
     """
-    documents = {name: json.loads((folder / name).read_text()) for name in _DOCUMENTS}
+    documents = {name: json.loads((folder / name).read_text()) for name in DOCUMENTS}
     signature = sign(documents, read_tensors(folder / "model.safetensors").values())
-    (folder / "signature.json").write_text(json.dumps({"signature": signature.hex, "parts": signature.parts}))
+    (folder / "signature.json").write_text(json.dumps(signature.to_dict()))
 
 
 def forget_weights(draw: random.Random) -> None:

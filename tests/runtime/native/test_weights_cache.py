@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from damage import sign_again
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_bundles import compressed_bundle, write_compressed
@@ -176,6 +177,7 @@ def test_what_a_config_claims_takes_no_memory(
     config = json.loads((path / "config.json").read_text())
     config["model"]["vocab_size"] = number
     (path / "config.json").write_text(json.dumps(config))
+    sign_again(path)
     for _ in range(2):
         with pytest.raises(BundleError, match=r"embedding is uint8 .*, expected uint8"):
             opened(Bundle(path))
