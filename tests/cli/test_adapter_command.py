@@ -114,7 +114,7 @@ def test_failures_are_one_line(tmp_path: Path, signature: str, capsys: pytest.Ca
     assert "train.jsonl:1" in failure(capsys, "train", "--data", str(data), "--output", str(tmp_path / "run"))
     assert "letters" in failure(capsys, "train", "--data", str(data), "--name", "a-b")
     assert "train.jsonl:1" in failure(capsys, "draft-train", path, "--data", str(data), "--output", str(tmp_path / "run"))
-    assert "no name for a bundle" in failure(capsys, "draft-train", path, "--data", str(data), "--name", "a/b")
+    assert "cannot name a bundle" in failure(capsys, "draft-train", path, "--data", str(data), "--name", "a/b")
     assert "either the NAME" in failure(capsys, "remove")
     assert "either the NAME" in failure(capsys, "remove", "x", "--obsolete")
     assert "is installed" in failure(capsys, "remove", "x")

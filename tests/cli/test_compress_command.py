@@ -75,7 +75,7 @@ def test_the_help_explains_both(capsys: pytest.CaptureFixture[str]) -> None:
         ("compress tiny --format gguf", 2, "unknown format 'gguf'; known: astc, int2"),
         ("compress nosuch", 2, "no bundle 'nosuch'"),
         ("compress tiny --name tiny", 2, "choose another --name"),
-        ("compress tiny --name a/b", 2, "no name for a bundle"),
+        ("compress tiny --name a/b", 2, "cannot name a bundle"),
         ("compress tiny --format int2 --rank 4", 2, "adapter"),
         ("compress tiny --format int2 --no-calibration", 2, "calibration"),
         ("compress tiny --rank 99 --no-calibration", 2, "asked for 99"),

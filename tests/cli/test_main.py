@@ -59,7 +59,7 @@ def test_the_framework_imports_without_heavy_libraries() -> None:
         ("respond hello --schema missing.json", 2, "missing.json"),
         ("respond hello --max-tokens 0", 2, "must be positive"),
         ("respond hello --temperature -1", 2, "non-negative"),
-        ("train on_device.pretrain --name ../elsewhere", 2, "no name for a bundle"),
+        ("train on_device.pretrain --name ../elsewhere", 2, "cannot name a bundle"),
         ("frobnicate", 2, "frobnicate"),
         ("inspect", 2, "--help"),
     ],

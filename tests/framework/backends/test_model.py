@@ -65,7 +65,7 @@ def test_damaged_bundles_are_not_available(tmp_path: Path) -> None:
     weights.unlink()
     assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_DAMAGED)
     config = path / "config.json"
-    config.write_text(config.read_text().replace('"version": 1', '"version": 99'))
+    config.write_text(config.read_text().replace('"version": 2', '"version": 99'))
     assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_VERSION_UNSUPPORTED)
 
 
