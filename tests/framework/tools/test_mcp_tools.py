@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,50 @@ def test_cancelling_while_connecting_ends_the_thread() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("is_async", [True, False])
+def test_connecting_has_a_timeout(is_async: bool) -> None:
+    """A server that reads and never answers."""
+    server = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+
+    async def enter() -> None:
+        async with fm.tools.from_mcp(server, connect_seconds=0.5):
+            pass
+
+    started = time.monotonic()
+    with pytest.raises(McpError, match=r"no connection to .* after 0\.5 s"):
+        if is_async:
+            asyncio.run(enter())
+        else:
+            with fm.tools.from_mcp(server, connect_seconds=0.5):
+                pass
+    assert time.monotonic() - started < 5
+    for thread in threading.enumerate():
+        if thread.name == "openafm-mcp":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+def tools_named(*names: str, description: str = "") -> Server[Any]:
+    async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
+        tools = [types.Tool(name=name, description=description, input_schema={"type": "object"}) for name in names]
+        return types.ListToolsResult(tools=tools)
+
+    return Server("named", on_list_tools=list_tools)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\x1b[2Jb", "a\nb", "\u202eevil", "a" * 129])
+def test_unsafe_names_of_tools_raise(name: str) -> None:
+    with pytest.raises(McpError, match="names are 1 to 128"), fm.tools.from_mcp(tools_named("good", name)):
+        pass
+    with fm.tools.from_mcp(tools_named("good", name), names=["good"]) as tools:
+        assert [tool.name for tool in tools] == ["good"]
+
+
+def test_descriptions_lose_control_characters() -> None:
+    with fm.tools.from_mcp(tools_named("it", description="\x1b[31mred\u202e\ttext\nmore ")) as tools:
+        assert tools[0].description == "[31mred  text\nmore"
+
+
 @pytest.mark.parametrize("server", ["http://127.0.0.1:9/mcp", "no-such-command-at-all", [sys.executable, "-c", "0"], 5])
 def test_unusable_servers_raise(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -244,6 +289,8 @@ def test_unusable_servers_raise(server: Any, monkeypatch: pytest.MonkeyPatch) ->
         ({"type": "object", "properties": {"a": {"const": 1, "enum": [2]}}, "required": ["a"]}, fm.UnsupportedGuideError),
         ({"type": "object", "properties": {"a": {"$ref": "#/$defs/no"}}}, fm.InvalidGenerationSchemaError),
         ({"type": "object", "properties": {"a": {"type": "thing"}}}, fm.InvalidGenerationSchemaError),
+        ({"type": "object", "$dynamicRef": "file:///etc/passwd"}, fm.UnsupportedGuideError),
+        ({"type": "object", "properties": {"a": {"$ref": "file:///etc/passwd"}}}, fm.InvalidGenerationSchemaError),
     ],
 )
 def test_errors_of_argument_schemas_name_the_tool(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -499,3 +500,24 @@ def test_sessions_and_tools_are_garbage_collected() -> None:
     while any(reference() for reference in references) and time.monotonic() < deadline:
         gc.collect()
     assert not any(reference() for reference in references)
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_tool_that_exits_fails_its_call_only(is_async: bool) -> None:
+    @fm.tool(name="leave")
+    async def leave_async() -> str:
+        "Leave."
+        sys.exit(3)
+
+    @fm.tool
+    def leave() -> str:
+        "Leave."
+        sys.exit(3)
+
+    session = fm.LanguageModelSession(
+        model=ScriptedModel(calls(("leave", {})), calls(("leave", {}))), tools=[leave_async if is_async else leave]
+    )
+    with pytest.raises(fm.ToolCallError, match=r"sys\.exit\(3\)"):
+        session.respond_blocking("x")
+    with pytest.raises(fm.ToolCallError, match=r"sys\.exit\(3\)"):
+        asyncio.run(session.respond("x"))

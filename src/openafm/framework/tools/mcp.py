@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Collection, Iterator, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
@@ -25,6 +27,7 @@ from openafm.framework.errors import (
 )
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.schema import GenerationSchema
+from openafm.framework.schema.validation import Validator
 from openafm.framework.schema.wire_schema import WireSchema
 from openafm.framework.tools.runner import ToolOutputError, ToolRunner
 from openafm.framework.tools.tool import Tool, ToolLimits, by_name
@@ -38,6 +41,11 @@ if TYPE_CHECKING:
     from mcp.server import Server
 
 _MAX_PAGES = 100
+_MAX_TOOLS = 1_000
+_MAX_SCHEMA_CHARACTERS = 1_000_000
+_CLOSE_SECONDS = 10.0
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+_CONTROL = re.compile(r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 _NEEDS_MCP = "the package mcp is missing; install openafm with the extra 'mcp'"
 
 
@@ -49,7 +57,7 @@ class McpToolError(OpenAFMError):
     """A call failed on the MCP server; the message is the server's."""
 
 
-def from_mcp(server: Any, *, names: Collection[str] | None = None) -> McpConnection:
+def from_mcp(server: Any, *, names: Collection[str] | None = None, connect_seconds: float = 30.0) -> McpConnection:
     """Return a context manager (`with` or `async with`) of the tools of an MCP server:
 
         with fm.tools.from_mcp("http://localhost:8000/mcp") as tools:
@@ -61,8 +69,9 @@ def from_mcp(server: Any, *, names: Collection[str] | None = None) -> McpConnect
         server: the address of a server; a command that starts one, as text or as a list; a server object of this process;
             `mcp.StdioServerParameters`; or a `mcp.Client`, whose open connection is used and stays open.
         names: the tools to use; all by default.
+        connect_seconds: timeout of connecting and listing the tools.
     """
-    return McpConnection(server, names)
+    return McpConnection(server, names, connect_seconds)
 
 
 def serve_mcp(tools: Sequence[Tool], *, name: str = "openafm", limits: ToolLimits | None = None) -> Server[Any]:
@@ -119,7 +128,13 @@ class McpTool(Tool):
     """A tool of an MCP server."""
 
     def __init__(self, client: Client, loop: asyncio.AbstractEventLoop, listed: mcp_types.Tool) -> None:
-        self.name, self.description = listed.name, (listed.description or listed.name).strip()
+        self.name = listed.name
+        self.description = _CONTROL.sub(" ", listed.description or "").strip() or listed.name
+        if not _NAME.fullmatch(listed.name):
+            raise McpError(
+                f"the server has a tool named {listed.name!r:.100}; names are 1 to 128 of A-Z, a-z, 0-9, '_', '.', '/', '-';"
+                " select other tools with 'names'"
+            )
         self._schema = _checked_schema(listed.name, dict(listed.input_schema))
         self._client, self._loop = client, loop
         super().__init__()
@@ -166,19 +181,23 @@ class McpConnection:
     """Context manager of a connection to an MCP server. Entering returns the tools, leaving closes the connection.
 
     Raises, when entered:
-        McpError: the server cannot be reached, violates the protocol, or lacks a requested tool.
+        McpError: the server cannot be reached in time, violates the protocol, or lacks a requested tool.
         UnsupportedGuideError, InvalidGenerationSchemaError: the arguments of a tool cannot be generated.
         AssetsUnavailableError: the package `mcp` is not installed.
     """
 
-    def __init__(self, server: Any, names: Collection[str] | None) -> None:
-        self._server, self._names = server, names
+    def __init__(self, server: Any, names: Collection[str] | None, connect_seconds: float = 30.0) -> None:
+        self._server, self._names, self._connect_seconds = server, names, connect_seconds
         self._open: _OpenConnection | None = None
         self._ended: Future[None] | None = None
 
     def __enter__(self) -> list[Tool]:
         with self._mcp_errors():
-            self._open = self._connect().result()
+            opening = self._connect()
+            try:
+                self._open = opening.result(self._connect_seconds)
+            except futures.TimeoutError:
+                raise self._timeout(opening) from None
         return self._open.tools
 
     def __exit__(
@@ -187,19 +206,31 @@ class McpConnection:
         if self._open is not None and self._ended is not None:
             with contextlib.suppress(Exception):  # errors of a connection that is closed anyway
                 self._open.loop.call_soon_threadsafe(self._open.stop.set)
-                self._ended.result()
+                self._ended.result(_CLOSE_SECONDS)
 
     async def __aenter__(self) -> list[Tool]:
         if _is_connected(self._server):
             return await _tools(self._server, asyncio.get_running_loop(), self._names)
         with self._mcp_errors():
-            self._open = await asyncio.wrap_future(self._connect())
+            opening = self._connect()
+            try:
+                self._open = await asyncio.wait_for(asyncio.wrap_future(opening), self._connect_seconds)
+            except TimeoutError:
+                raise self._timeout(opening) from None
         return self._open.tools
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    def _timeout(self, opening: Future[_OpenConnection]) -> McpError:
+        """Return the error of a timeout. The thread ends by itself, when its connection does."""
+        opening.cancel()
+        return McpError(
+            f"no connection to the MCP server {self._server!r:.200} after {self._connect_seconds:g} s;"
+            " raise connect_seconds to allow more"
+        )
 
     def _connect(self) -> Future[_OpenConnection]:
         """Start connecting. Cancelling the returned future closes the connection."""
@@ -222,9 +253,11 @@ class McpConnection:
         if _is_connected(self._server):
             raise McpError("this client is connected in an event loop; use 'async with' in that loop")
         stop = asyncio.Event()
-        async with _client(self._server) as client:
+        async with contextlib.AsyncExitStack() as stack:
             loop = asyncio.get_running_loop()
-            tools = await _tools(client, loop, self._names)
+            async with asyncio.timeout(self._connect_seconds):
+                client = await stack.enter_async_context(_client(self._server))
+                tools = await _tools(client, loop, self._names)
             if opened.set_running_or_notify_cancel():
                 opened.set_result(_OpenConnection(loop, stop, tools))
                 await stop.wait()
@@ -239,6 +272,8 @@ async def _tools(client: Client, loop: asyncio.AbstractEventLoop, names: Collect
         cursor = page.next_cursor
         if not cursor:
             break
+        if len(listed) > _MAX_TOOLS:
+            raise McpError(f"the server lists more than {_MAX_TOOLS:,} tools")
     missing = set(names or ()) - {each.name for each in listed}
     if missing:
         raise McpError(f"the server has no tools named {', '.join(sorted(missing))}")
@@ -289,13 +324,16 @@ def _checked_schema(name: str, schema: JsonSchema) -> JsonSchema:
     schema = {key: value for key, value in schema.items() if key != "$schema"}
     schema.setdefault("additionalProperties", False)
     try:
+        if len(compact_json(schema)) > _MAX_SCHEMA_CHARACTERS:
+            raise SchemaTextError(f"the schema has more than {_MAX_SCHEMA_CHARACTERS:,} characters")
         if schema.get("type") != "object":
             raise SchemaTextError("the root must have type object")
+        Validator(schema)
         schema_text(schema)
         enforceable_schema(schema)
-    except UnsupportedSchemaError as error:
+    except (UnsupportedGuideError, UnsupportedSchemaError) as error:
         raise UnsupportedGuideError(f"the arguments of the MCP tool '{name}': {error}; leave it out with 'names'") from error
-    except SchemaTextError as error:
+    except (InvalidGenerationSchemaError, SchemaTextError, RecursionError, ValueError) as error:
         raise InvalidGenerationSchemaError(f"the arguments of the MCP tool '{name}': {error}") from error
     return schema
 

@@ -81,7 +81,8 @@ class ToolRunner:
             ToolOutputError: the output is neither text nor JSON, or is too long.
         """
         tool = self.tools[call.name]
-        output = await _with_timeout(tool.call(GeneratedContent(dict(call.arguments))), self.limits.call_seconds)
+        running = _without_exit(tool.call(GeneratedContent(dict(call.arguments))))
+        output = await _with_timeout(running, self.limits.call_seconds)
         text = _as_text(output)
         if len(text) > self.limits.output_characters:
             raise ToolOutputError(
@@ -99,6 +100,14 @@ def _wait_for(future: futures.Future[_Outputs], loop: asyncio.AbstractEventLoop,
             return future.result()
         if not loop.is_running() and (loop.is_closed() or cancelled()):
             raise GenerationCancelledError("the event loop ended while tools were running in it")
+
+
+async def _without_exit(call: Awaitable[Any]) -> Any:
+    """Await a call of a tool. Convert SystemExit, which would end the event loop and the program."""
+    try:
+        return await call
+    except SystemExit as error:
+        raise RuntimeError(f"the tool called sys.exit({error.code!r})") from error
 
 
 async def _with_timeout(call: Coroutine[Any, Any, Any] | Awaitable[Any], seconds: float | None) -> Any:
