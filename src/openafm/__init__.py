@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from openafm.framework.backends.language_model import Answer as Answer
     from openafm.framework.backends.language_model import AnswerRequest as AnswerRequest
     from openafm.framework.backends.language_model import Capability as Capability
+    from openafm.framework.backends.language_model import FinishReason as FinishReason
     from openafm.framework.backends.language_model import LanguageModel as LanguageModel
     from openafm.framework.backends.language_model import LanguageModelExecutor as LanguageModelExecutor
     from openafm.framework.backends.language_model import (
@@ -134,6 +135,7 @@ _MODULES = {
     "ExceededContextWindowSizeError": "framework.errors",
     "FeedbackCategory": "framework.transcripts.feedback",
     "FeedbackIssue": "framework.transcripts.feedback",
+    "FinishReason": "framework.backends.language_model",
     "FoundationModelsError": "framework.errors",
     "Generable": "framework.schema.generable",
     "GeneratedContent": "framework.schema.content",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from endpoints import num_sockets, wait_until
 from tiny_bundles import SlowEngine, write_native_bundle, write_tiny_bundle
 
 import openafm as fm
@@ -37,3 +40,12 @@ def slow_model(model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loaded, "engine", engine)
     monkeypatch.setattr(loaded, "prefixes", PrefixCache(engine, 0))
     return model
+
+
+@pytest.fixture
+def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test of endpoints that leaves threads or sockets open."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    before = num_sockets(), threading.active_count()
+    yield
+    wait_until(lambda: num_sockets() <= before[0] and threading.active_count() <= before[1])

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, TypeAlias
+
+import openafm as fm
+from openafm.framework.backends.openai_model import OpenAICompatibleModel
 
 Reply: TypeAlias = Callable[["Handler"], None]
 
@@ -149,3 +154,99 @@ def fails(status: int, body: Any, **headers: str) -> Reply:
         handler.write(body if isinstance(body, str) else json.dumps(body))
 
     return reply
+
+
+def broken(*texts: str) -> Reply:
+    """Chunks of a reply, then a connection that breaks."""
+
+    def reply(handler: Handler) -> None:
+        handler.begin(Content_Type="text/event-stream", Transfer_Encoding="chunked")
+        for text in texts:
+            handler.write(f"{len(text.encode()):x}\r\n{text}\r\n")
+        handler.reset()
+
+    return reply
+
+
+def silent(after: str = "") -> Reply:
+    def reply(handler: Handler) -> None:
+        if after:
+            handler.begin(Content_Type="text/event-stream")
+            handler.write(after)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:  # until the client goes away
+            handler.connection.settimeout(0.05)
+            try:
+                if not handler.connection.recv(1):
+                    raise ConnectionError
+            except TimeoutError:
+                continue
+
+    return reply
+
+
+def plain(text: str) -> Reply:
+    def reply(handler: Handler) -> None:
+        handler.begin(Content_Type="text/plain")
+        handler.write(text)
+
+    return reply
+
+
+def flood(text: str) -> Reply:
+    """The same text without end, as fast as the client reads it."""
+
+    def reply(handler: Handler) -> None:
+        handler.begin(Content_Type="text/event-stream")
+        block = (text * (65536 // len(text) + 1)).encode()
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:  # until the client goes away
+            handler.wfile.write(block)
+
+    return reply
+
+
+@fm.generable
+class Toy:
+    squeaks: bool
+
+
+@fm.generable
+class City:
+    city: str
+    country: str | None = None
+
+
+class Weather(fm.Tool):
+    name = "weather"
+    description = "The weather of a city"
+
+    @property
+    def arguments_schema(self) -> fm.GenerationSchema:
+        return City.generation_schema()  # type: ignore[attr-defined, no-any-return]
+
+    async def call(self, args: fm.GeneratedContent) -> str:
+        return "sunny in " + args.value(City).city
+
+
+def num_sockets() -> int:
+    if not Path("/proc/self/fd").exists():
+        return 0
+    links = []
+    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
+        except OSError:
+            continue
+    return sum(link.startswith("socket:") for link in links)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def model_at(url: str, **keywords: Any) -> OpenAICompatibleModel:
+    return OpenAICompatibleModel(url, "a-model", **({"max_retries": 0} | keywords))

@@ -47,15 +47,18 @@ class UnserializableSchemaError(SchemaFormatError, TypeError):
 
 
 class ExceededContextWindowSizeError(GenerationError):
-    """The conversation needs `token_count` tokens; the context window has `context_size`."""
+    """The conversation needs `token_count` tokens; the context window has `context_size`.
 
-    def __init__(self, token_count: int, context_size: int, message: str | None = None) -> None:
+    `raw_content` is the text of the answer if the window ended during it.
+    """
+
+    def __init__(self, token_count: int, context_size: int, message: str | None = None, *, raw_content: str = "") -> None:
         super().__init__(
             message
             or f"the conversation needs {token_count} tokens, but the context window of this model has {context_size};"
             " start a new session with a summary or the last entries of this one, or lower maximum_response_tokens"
         )
-        self.token_count, self.context_size = token_count, context_size
+        self.token_count, self.context_size, self.raw_content = token_count, context_size, raw_content
 
 
 class AssetsUnavailableError(GenerationError):
@@ -118,12 +121,20 @@ class RefusalError(GenerationError):
         return await asyncio.to_thread(self.explanation_blocking)
 
 
-class GenerationCancelledError(GenerationError):
-    """`LanguageModelSession.cancel` stopped the request."""
+class _StoppedError(GenerationError):
+    """Base of errors that end a running answer. `raw_content` is the text of the answer so far."""
+
+    def __init__(self, message: str, raw_content: str = "") -> None:
+        super().__init__(message)
+        self.raw_content = raw_content
 
 
-class RequestTimeoutError(GenerationError):
-    """The request took longer than `ToolLimits.request_seconds`."""
+class GenerationCancelledError(_StoppedError):
+    """`LanguageModelSession.cancel` stopped the request. `raw_content` is the text of the answer so far."""
+
+
+class RequestTimeoutError(_StoppedError):
+    """The request took longer than `ToolLimits.request_seconds`. `raw_content` is the text of the answer so far."""
 
 
 class UnsupportedCapabilityError(GenerationError):

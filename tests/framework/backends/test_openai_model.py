@@ -1,34 +1,39 @@
-"""Models behind an endpoint: what is sent, what is made of the answers, and every way in which an endpoint misbehaves."""
+"""Models behind an endpoint: requests, replies, retries, availability."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoints import DONE, Handler, Reply, calls, delta, event, events, fails, says, serving
+from endpoints import (
+    Reply,
+    Toy,
+    Weather,
+    broken,
+    calls,
+    delta,
+    events,
+    fails,
+    model_at,
+    says,
+    serving,
+)
 
 import openafm as fm
-from openafm.framework.backends.http_lines import EndpointError, EndpointTimeoutError
+from openafm.framework.backends.http_lines import EndpointError
 from openafm.framework.backends.openai_model import OpenAICompatibleModel
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
 class Kind(Enum):
     RED = "red"
     BLUE = "blue"
-
-
-@fm.generable
-class Toy:
-    squeaks: bool
 
 
 @fm.generable("A pet")
@@ -38,60 +43,6 @@ class Pet:
     kinds: list[Kind] = fm.guide(count=1)
     toy: Toy | None = None
     legs: int = 4
-
-
-@fm.generable
-class City:
-    city: str
-    country: str | None = None
-
-
-class Weather(fm.Tool):
-    name = "weather"
-    description = "The weather of a city"
-
-    @property
-    def arguments_schema(self) -> fm.GenerationSchema:
-        return City.generation_schema()  # type: ignore[attr-defined, no-any-return]
-
-    async def call(self, args: fm.GeneratedContent) -> str:
-        return "sunny in " + args.value(City).city
-
-
-@pytest.fixture(autouse=True)
-def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-@pytest.fixture(autouse=True)
-def _nothing_leaks() -> Iterator[None]:
-    """Every test ends with the threads and sockets that it began with."""
-    before = num_sockets(), threading.active_count()
-    yield
-    wait_until(lambda: num_sockets() <= before[0] and threading.active_count() <= before[1])
-
-
-def num_sockets() -> int:
-    if not Path("/proc/self/fd").exists():
-        return 0
-    links = []
-    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        try:
-            links.append(os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
-        except OSError:
-            continue
-    return sum(link.startswith("socket:") for link in links)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert condition()
-
-
-def model_at(url: str, **keywords: Any) -> OpenAICompatibleModel:
-    return OpenAICompatibleModel(url, "a-model", **keywords)
 
 
 def test_text_streams_and_the_conversation_is_told_again() -> None:
@@ -267,7 +218,7 @@ def test_calls_can_be_required_and_calls_without_numbers_are_read() -> None:
         session = fm.LanguageModelSession(model=model_at(endpoint.url), tools=[Weather()])
         options = fm.GenerationOptions(tool_calling_mode=fm.ToolCallingMode.REQUIRED)
         session.respond_blocking("x", options=options)
-        with pytest.raises(fm.DecodingFailureError, match="had to call") as caught:
+        with pytest.raises(fm.DecodingFailureError, match="tool call is required") as caught:
             session.respond_blocking("x", options=options)
     assert caught.value.raw_content == "No."
     assert [request["tool_choice"] for request in endpoint.requests] == ["required", "auto", "required"]
@@ -296,211 +247,125 @@ def test_an_output_without_a_call_is_refused() -> None:
             fm.LanguageModelSession.from_transcript(cut, model_at(endpoint.url)).respond_blocking("x")
 
 
-# Faults
-
-
-def broken(*texts: str) -> Reply:
-    """Some of an answer, then a connection that breaks."""
-
-    def reply(handler: Handler) -> None:
-        handler.begin(Content_Type="text/event-stream", Transfer_Encoding="chunked")
-        for text in texts:
-            handler.write(f"{len(text.encode()):x}\r\n{text}\r\n")
-        handler.reset()
-
-    return reply
-
-
-def silent(after: str = "") -> Reply:
-    def reply(handler: Handler) -> None:
-        if after:
-            handler.begin(Content_Type="text/event-stream")
-            handler.write(after)
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:  # until the client goes away
-            handler.connection.settimeout(0.05)
-            try:
-                if not handler.connection.recv(1):
-                    raise ConnectionError
-            except TimeoutError:
-                continue
-
-    return reply
-
-
-def plain(text: str) -> Reply:
-    def reply(handler: Handler) -> None:
-        handler.begin(Content_Type="text/plain")
-        handler.write(text)
-
-    return reply
-
-
-TOO_LONG = "This model's maximum context length is 4096 tokens. However, your messages resulted in 5,123 tokens."
-
-
-@pytest.mark.parametrize(
-    ("reply", "error", "words"),
-    [
-        (broken(), EndpointError, "broke off"),
-        (broken(delta(content="Hel")), EndpointError, "broke off"),
-        (events(delta(content="Hel")), EndpointError, "broke off"),
-        (events(delta(content="Hel"), DONE), EndpointError, "broke off"),
-        (events("data: {not JSON\n\n"), EndpointError, "not JSON"),
-        (events("data: [1]\n\n"), EndpointError, "no chat completion"),
-        (events(event({"choices": 5})), EndpointError, "no chat completion"),
-        (events(event({"choices": [{"delta": {"content": ["x"]}}]})), EndpointError, "no chat completion"),
-        (events(delta(content="x"), event({"choices": [], "usage": "much"})), EndpointError, "no chat completion"),
-        (events(event({"choices": [{"delta": {"tool_calls": ["x"]}}]})), EndpointError, "no chat completion"),
-        (plain('{"choices":[{"message":{"content":"x"}}]}'), EndpointError, "does not stream"),
-        (plain("<html>hello</html>"), EndpointError, "broke off"),
-        (plain(""), EndpointError, "broke off"),
-        (events(delta(content="x"), event({"error": {"message": "out of memory"}})), EndpointError, "out of memory"),
-        (fails(500, "oops"), EndpointError, "500"),
-        (fails(302, "", Location="http://127.0.0.1:9/"), EndpointError, "302"),
-        (fails(400, {"error": {"message": "no such parameter"}}), EndpointError, "no such parameter"),
-        (fails(400, {"error": "wrong"}), EndpointError, "wrong"),
-        (fails(401, {"error": {"message": "bad key"}}), fm.AssetsUnavailableError, "bad key"),
-        (fails(403, ""), fm.AssetsUnavailableError, "403"),
-        (fails(404, {"detail": "no model"}), fm.AssetsUnavailableError, "no reason|no model"),
-        (fails(429, {"error": {"message": "slow down"}}), fm.RateLimitedError, "slow down"),
-        (events(delta("content_filter")), fm.GuardrailViolationError, "filter"),
-        (fails(400, {"error": {"code": "content_filter", "message": "no"}}), fm.GuardrailViolationError, "no"),
-        (events(delta(refusal="I will "), delta("stop", refusal="not.")), fm.RefusalError, "I will not."),
-        (says("[" * 100_000), fm.DecodingFailureError, "JSON|object"),
-        (says("no JSON"), fm.DecodingFailureError, "not JSON"),
-        (says('```json\n{"squeaks":true}\n```'), fm.DecodingFailureError, "not JSON"),
-        (says('{"squeaks":NaN}'), fm.DecodingFailureError, "not JSON"),
-        (says('{"squeaks":"yes"}'), fm.DecodingFailureError, "squeaks"),
-        (says('{"squeaks":true,"more":1}'), fm.DecodingFailureError, "more"),
-        (says('{"squeaks":', finish="length"), fm.DecodingFailureError, "cut off"),
-        (calls(("erase", "{}")), fm.DecodingFailureError, "erase"),
-        (calls(("weather", '{"city":5}')), fm.DecodingFailureError, "does not match"),
-        (calls(("weather", "")), fm.DecodingFailureError, "does not match"),
-        (calls(("weather", "{")), fm.DecodingFailureError, "not JSON"),
-        (calls(("weather", "[]")), fm.DecodingFailureError, "does not match"),
-    ],
-)
-@pytest.mark.parametrize("is_streamed", [True, False])
-def test_what_an_endpoint_does_wrong_is_a_typed_error_and_undone(
-    reply: Reply, error: type[Exception], words: str, is_streamed: bool
-) -> None:
-    with serving(reply, says('{"squeaks":true}')) as endpoint:
-        session = fm.LanguageModelSession("Help.", model_at(endpoint.url), [Weather()])
-        before = list(session.transcript)
-        with pytest.raises(error, match=words):
-            if is_streamed:
-                list(session.stream_blocking("x", Toy))
-            else:
-                asyncio.run(session.respond("x", Toy))
-        assert list(session.transcript) == before
-        assert session.respond_blocking("x", Toy) == Toy(True)  # it goes on as if nothing had been
-    assert [len(request["messages"]) for request in endpoint.requests] == [2, 2]
-
-
-def test_decoding_failures_hold_what_came() -> None:
-    with serving(says('{"squeaks":', '"yes"}')) as endpoint:
-        with pytest.raises(fm.DecodingFailureError) as caught:
-            fm.LanguageModelSession(model=model_at(endpoint.url)).respond_blocking("x", Toy)
-        assert caught.value.raw_content == '{"squeaks":"yes"}'
-
-
-def test_a_limit_on_the_rate_says_how_long_to_wait() -> None:
-    with serving(fails(429, {}, Retry_After="7"), fails(429, {})) as endpoint:
+def test_json_in_a_code_block_is_read() -> None:
+    with serving(
+        says("```json\n", '{"squeaks":', "true}\n```"), says('Here it is:\n```\n{"squeaks":false}\n```\nBye.')
+    ) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
-        for seconds in (7.0, None):
-            with pytest.raises(fm.RateLimitedError) as caught:
-                session.respond_blocking("x")
-            assert caught.value.retry_after_seconds == seconds
+        assert [snapshot.raw_content.value(Toy) for snapshot in session.stream_blocking("x", Toy)] == [Toy(True)]
+        assert session.respond_blocking("x", Toy) == Toy(False)
+        assert session.transcript[-1].turn.text == '{"squeaks":false}'
 
 
-def test_refusals_explain_themselves() -> None:
-    with serving(events(delta("stop", refusal="I will not."))) as endpoint:
-        with pytest.raises(fm.RefusalError) as caught:
-            fm.LanguageModelSession(model=model_at(endpoint.url)).respond_blocking("x")
-        assert caught.value.explanation_blocking() == "I will not."
+def test_an_invalid_reply_is_sent_back_once() -> None:
+    with serving(says('{"squeaks":"yes"}'), says('{"squeaks":true}'), says("x"), says("y")) as endpoint:
+        session = fm.LanguageModelSession(model=model_at(endpoint.url, asks_again=True))
+        snapshots = [snapshot.raw_content.value(Toy) for snapshot in session.stream_blocking("A toy", Toy)]
+        assert snapshots == [Toy(True)]
+        assert session.usage.generated_tokens == 10  # both replies
+        with pytest.raises(fm.DecodingFailureError, match="not JSON"):
+            session.respond_blocking("Another", Toy)
+    roles = [[message["role"] for message in request["messages"]] for request in endpoint.requests]
+    assert roles == [
+        ["user"],
+        ["user", "assistant", "user"],
+        ["user", "assistant", "user"],  # the correction is not part of the conversation
+        ["user", "assistant", "user", "assistant", "user"],
+    ]
+    correction = endpoint.requests[1]["messages"][1:]
+    assert correction[0]["content"] == '{"squeaks":"yes"}'
+    assert "does not match the schema at $.squeaks" in correction[1]["content"]
+
+
+def test_temporary_errors_are_retried() -> None:
+    with serving(fails(503, "busy"), fails(429, {}, Retry_After="0"), says("Hello")) as endpoint:
+        started = time.monotonic()
+        session = fm.LanguageModelSession(model=model_at(endpoint.url, max_retries=2))
+        assert session.respond_blocking("x") == "Hello"
+        assert time.monotonic() - started >= 0.5  # back-off after 503; the 429 names no time
+    assert [len(request["messages"]) for request in endpoint.requests] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("error", "counts"),
+    ("reply", "error"),
     [
-        ({"code": "context_length_exceeded", "message": TOO_LONG}, (5123, 4096)),
-        ({"code": 400, "type": "exceed_context_size_error", "n_prompt_tokens": 700, "n_ctx": 512}, (700, 512)),
-        ({"message": "This model's maximum context length is 64 tokens. However, you requested 90 tokens."}, (90, 64)),
-        ({"code": "context_length_exceeded", "message": "too long"}, (8193, 8192)),
+        (fails(400, {"error": {"message": "no"}}), EndpointError),
+        (fails(429, {}, Retry_After="3600"), fm.RateLimitedError),  # longer than a caller would wait
+        (fails(500, {"error": {"code": "context_length_exceeded"}}), fm.ExceededContextWindowSizeError),
+        (broken(delta(content="Hel")), EndpointError),
     ],
 )
-def test_a_conversation_that_does_not_fit_has_both_counts(error: dict[str, Any], counts: tuple[int, int]) -> None:
-    with serving(fails(400, {"error": error})) as endpoint:
-        with pytest.raises(fm.ExceededContextWindowSizeError) as caught:
-            fm.LanguageModelSession(model=model_at(endpoint.url)).respond_blocking("x")
-        assert (caught.value.token_count, caught.value.context_size) == counts
+def test_other_errors_are_not_retried(reply: Reply, error: type[Exception]) -> None:
+    with serving(reply) as endpoint, pytest.raises(error):
+        fm.LanguageModelSession(model=model_at(endpoint.url, max_retries=2)).respond_blocking("x")
+    assert len(endpoint.requests) == 1
 
 
-def test_without_a_loop_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> asyncio.AbstractEventLoop:
-        raise OSError(24, "Too many open files")
-
-    session = fm.LanguageModelSession(model=model_at("http://127.0.0.1:9/v1"))
-    monkeypatch.setattr(asyncio.events, "new_event_loop", refuse)
-    with pytest.raises(fm.GenerationError, match="Too many open files"):
-        session.respond_blocking("x")
-
-
-def test_nobody_there() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    model = model_at(url)
-    assert model.is_available() == (False, fm.SystemLanguageModelUnavailableReason.MODEL_NOT_READY)
-    with pytest.raises(fm.AssetsUnavailableError, match="cannot be reached"):
-        asyncio.run(fm.LanguageModelSession(model=model).respond("x"))
-
-
-@pytest.mark.parametrize("reply", [silent(), silent(delta(content="Hel"))])
-def test_an_endpoint_that_falls_silent_is_given_up(reply: Reply) -> None:
-    with serving(reply) as endpoint:
-        session = fm.LanguageModelSession(model=model_at(endpoint.url, timeout_seconds=0.2))
-        with pytest.raises(EndpointTimeoutError, match="said nothing"):
+def test_waiting_for_a_retry_can_be_cancelled() -> None:
+    with serving(fails(429, {}, Retry_After="20")) as endpoint:
+        limits = fm.ToolLimits(request_seconds=0.2)
+        session = fm.LanguageModelSession(model=model_at(endpoint.url, max_retries=2), tool_limits=limits)
+        started = time.monotonic()
+        with pytest.raises(fm.RequestTimeoutError):
             session.respond_blocking("x")
-        wait_until(lambda: endpoint.num_left == 1)
+        assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize("reply", [silent(), silent(delta(content="Hel"))])
-def test_a_cancelled_request_hangs_up(reply: Reply) -> None:
-    async def run(session: fm.LanguageModelSession, requests: list[Any]) -> None:
-        task = asyncio.create_task(session.respond("x"))
-        while not requests:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+def test_images_are_sent_as_data_urls(tmp_path: Path) -> None:
+    image = tmp_path / "swift.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n")
+    prompt = ["What is", "this?", fm.ImageAttachment(image, "photo"), "Be brief."]
+    with serving(says('{"squeaks":true}'), says("Bye."), says("x")) as endpoint:
+        model = model_at(endpoint.url, capabilities=list(fm.Capability))
+        session = fm.LanguageModelSession(model=model)
+        session.respond_blocking(prompt, Toy)
+        session.respond_blocking("Bye")
+        parts = endpoint.requests[0]["messages"][0]["content"]
+        assert [part["type"] for part in parts] == ["text", "image_url", "text", "text"]
+        assert parts[0]["text"] == "What is\nthis?\nphoto:"
+        assert parts[1]["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgo="
+        assert parts[2]["text"] == "Be brief."
+        assert parts[3]["text"].startswith("\n\nRespond with JSON")
+        assert endpoint.requests[1]["messages"][0]["content"] == parts
+        restored = fm.Transcript.parse(json.loads(json.dumps(session.transcript.as_dict())))
+        assert restored.turns == session.transcript.turns
+        again = fm.LanguageModelSession.from_transcript(restored, model)
+        with pytest.raises(fm.UnsupportedCapabilityError, match="attach it to a new prompt"):
+            again.respond_blocking("x")
+        image.write_bytes(b"%PDF")
+        with pytest.raises(fm.ImagePromptError, match="not PNG"):
+            session.respond_blocking(fm.ImageAttachment(image))
+    assert len(endpoint.requests) == 2
 
-    with serving(reply, says("Hello")) as endpoint:
+
+def test_a_stated_context_size_stops_long_prompts() -> None:
+    with serving(says("x")) as endpoint:
+        with pytest.raises(fm.ExceededContextWindowSizeError) as caught:
+            fm.LanguageModelSession(model=model_at(endpoint.url, context_size=100)).respond_blocking("word " * 200)
+        assert caught.value.token_count > caught.value.context_size == 100
+        assert endpoint.requests == []
+        unknown = fm.LanguageModelSession(model=model_at(endpoint.url))  # its window may be larger than the default
+        assert unknown.respond_blocking("word " * 20_000) == "x"
+
+
+def test_conversations_with_endpoints_are_condensed() -> None:
+    with serving(*[says("Fine.")] * 4, says("We greeted.")) as endpoint:
+        model = model_at(endpoint.url, context_size=400)
+        session = fm.LanguageModelSession("Be brief.", model)
+        for _ in range(4):
+            session.respond_blocking("How are you? " * 8)
+        window = fm.rolling_window_blocking(session.transcript, model, max_tokens=80)
+        assert 1 < len(window) < 9
+        assert model.token_count_blocking(window) <= 80
+        summary = fm.summarized_blocking(session.transcript, model)
+    assert [entry.turn.text for entry in summary][2] == "We greeted."
+
+
+def test_the_finish_reason_is_that_of_the_endpoint() -> None:
+    with serving(says("Hel", finish="length"), says("Hello")) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
-        asyncio.run(run(session, endpoint.requests))
-        wait_until(lambda: endpoint.num_left == 1)
-        assert len(session.transcript) == 0
-        assert session.respond_blocking("x") == "Hello"
-
-
-def test_a_stream_dropped_half_way_hangs_up() -> None:
-    with serving(silent(delta(content="Hel")), silent(delta(content="Hel")), says("Hello")) as endpoint:
-        session = fm.LanguageModelSession(model=model_at(endpoint.url))
-        stream = session.stream_blocking("x")
-        assert next(stream).content == "Hel"
-        del stream
-        wait_until(lambda: endpoint.num_left == 1)
-
-        async def leave() -> None:
-            async with session.stream_response("x") as snapshots:
-                async for _ in snapshots:
-                    break
-
-        asyncio.run(leave())
-        wait_until(lambda: endpoint.num_left == 2)
-        assert session.respond_blocking("x") == "Hello"
-    assert len(session.transcript) == 2
+        reasons = [session.respond_full_blocking("x").finish_reason for _ in range(2)]
+    assert reasons == [fm.FinishReason.LENGTH, fm.FinishReason.STOP]
 
 
 def test_availability() -> None:

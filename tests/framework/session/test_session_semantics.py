@@ -264,7 +264,7 @@ def test_wrong_arguments_are_refused_where_they_are_given(model: fm.SystemLangua
     wrong: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "'model' must", lambda: fm.LanguageModelSession("x", "nano")),
         (TypeError, "must be text", lambda: fm.LanguageModelSession(["x"])),
-        (TypeError, "tools are a list", lambda: fm.LanguageModelSession(tools=fm.tool(lambda: 1))),
+        (TypeError, "tools must be a list", lambda: fm.LanguageModelSession(tools=fm.tool(lambda: 1))),
         (TypeError, "'options' must", lambda: session.respond_blocking("x", options={"temperature": 1})),
         (TypeError, "json_schema", lambda: session.respond_blocking("x", schema={"type": "string"})),
         (TypeError, "'guardrails' must", lambda: fm.SystemLanguageModel(guardrails="strict")),

@@ -9,14 +9,32 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
+from openafm.framework.errors import ExceededContextWindowSizeError
 from openafm.framework.options import GenerationOptions
+from openafm.framework.schema.schema import GenerationSchema
+from openafm.framework.tools.tool import Tool
+from openafm.framework.transcripts.prompt import Prompt, prompt_text
+from openafm.framework.transcripts.transcript import Transcript
 from openafm.safety.guardrail import Guardrail
-from openafm.tokenizer.conversation import AssistantTurn, JsonSchema, ToolDefinition, Turn
+from openafm.tokenizer.conversation import (
+    AssistantTurn,
+    Instructions,
+    JsonSchema,
+    ToolDefinition,
+    Turn,
+    UserTurn,
+)
+from openafm.tokenizer.schema_text import compact_json
+from openafm.tokenizer.tool_calls import tool_calls_text
+
+_BYTES_PER_TOKEN = 4  # typical of tokenizers with 50,000 to 200,000 tokens, over languages and code
+_MAX_BYTES_PER_TOKEN = 6  # no known tokenizer needs fewer tokens for a natural language
+_TOKENS_PER_TURN = 4  # control tokens of a chat template
 
 
 class Capability(StrEnum):
@@ -26,6 +44,15 @@ class Capability(StrEnum):
     TOOL_CALLING = "tool_calling"
     VISION = "vision"
     REASONING = "reasoning"
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"
+    """The model ended it."""
+    LENGTH = "length"
+    """It reached `maximum_response_tokens`, or the token limit of an endpoint."""
 
 
 class SystemLanguageModelUnavailableReason(IntEnum):
@@ -94,7 +121,9 @@ class AnswerRequest:
         schema: the JSON Schema that the answer's text, compact JSON, must satisfy; None for free text.
         tools: the tools that may be called.
         must_call: True if the answer must be tool calls.
+        max_calls: the limit on tool calls in the answer.
         options: sampling and limits.
+        images: the bytes of the images in `turns`, by digest.
         cancelled: returns True once the request is cancelled. Check it at every token and raise `GenerationCancelledError`.
     """
 
@@ -104,6 +133,8 @@ class AnswerRequest:
     must_call: bool
     options: GenerationOptions
     cancelled: Callable[[], bool]
+    max_calls: int = 16
+    images: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +158,11 @@ Event: TypeAlias = TextPiece | ToolCallPiece
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Hold a finished answer: text or tool calls, and its usage."""
+    """Hold a finished answer: text or tool calls, its usage, and why it ended."""
 
     turn: AssistantTurn
     usage: Usage
+    finish_reason: FinishReason = FinishReason.STOP
 
 
 class LanguageModelExecutor(ABC):
@@ -138,7 +170,10 @@ class LanguageModelExecutor(ABC):
 
     @abstractmethod
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
-        """Append `request.turns`, generate an answer, append it and return it. Yield its text and tool calls as events.
+        """Append `request.turns` and a generated answer. Yield the answer's text and tool calls as events, and return it.
+
+        This is a plain generator, `def answer(...)` with `yield`, not `async def`: it runs in a thread of the session. To
+        use an asynchronous client, run its event loop in a thread and pass the events through a queue.
 
         Raises:
             GenerationError: the model gave no answer; subclasses as in `LanguageModelSession.respond`.
@@ -168,6 +203,45 @@ class LanguageModel(ABC):
     def context_size(self) -> int:
         """The size of the context window in tokens: instructions, prompts and responses together."""
 
+    async def token_count(
+        self,
+        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        *,
+        instructions: str | None = None,
+    ) -> int:
+        """`token_count_blocking` as a coroutine. It runs in the event loop and takes milliseconds."""
+        return self.token_count_blocking(value, instructions=instructions)
+
+    def token_count_blocking(
+        self,
+        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        *,
+        instructions: str | None = None,
+    ) -> int:
+        """Return the number of tokens that a value adds to a session: an estimate of 4 UTF-8 bytes per token.
+
+        Override it in a model with a tokenizer.
+
+        Raises:
+            ValueError: neither or both of `value` and `instructions` are given.
+        """
+        return _estimate(_counted_turns(value, instructions), _BYTES_PER_TOKEN)
+
+    def check_context(self, turns: Sequence[Turn]) -> None:
+        """Raise if `turns`, the transcript with a new prompt, cannot fit the context window at 6 UTF-8 bytes per token.
+
+        Override it with a `pass` in a model that counts tokens itself.
+
+        Raises:
+            ExceededContextWindowSizeError: the turns exceed the context window.
+        """
+        if _estimate(turns, _MAX_BYTES_PER_TOKEN) > self.context_size:
+            raise ExceededContextWindowSizeError(_estimate(turns, _BYTES_PER_TOKEN), self.context_size)
+
+    def num_image_tokens(self, image: bytes) -> int:
+        """Return the number of tokens that an image takes in the context window (default: an estimate)."""
+        return 256
+
     @abstractmethod
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
         """Return whether the model can answer, and the reason if not. Never raises."""
@@ -190,3 +264,38 @@ class LanguageModel(ABC):
     def guardrail(self, *, is_guided: bool) -> Guardrail | None:
         """Return the guardrail that checks prompts and responses; None (the default) checks nothing."""
         return None
+
+
+def _counted_turns(
+    value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None, instructions: str | None
+) -> tuple[Turn, ...]:
+    """Return turns with the text of the arguments of `token_count`."""
+    if (value is None) == (instructions is None):
+        raise ValueError("token_count() takes either a value or 'instructions'; pass one of them")
+    match value:
+        case None:
+            return (Instructions(text=instructions or ""),)
+        case GenerationSchema():
+            return (UserTurn(text=compact_json(value.to_dict())),)
+        case Transcript():
+            return value.turns
+        case list() | tuple() if tools := [each for each in value if isinstance(each, Tool)]:
+            return (Instructions(text="", tools=tuple(tool.definition() for tool in tools)),)
+    return (UserTurn(text=prompt_text(cast(Prompt, value))),)
+
+
+def _estimate(turns: Sequence[Turn], bytes_per_token: int) -> int:
+    num_bytes = sum(len(_turn_text(turn).encode("utf-8", "replace")) for turn in turns)
+    num_image_tokens = sum(image.num_tokens for turn in turns if isinstance(turn, UserTurn) for image in turn.images)
+    return -(-num_bytes // bytes_per_token) + _TOKENS_PER_TURN * len(turns) + num_image_tokens
+
+
+def _turn_text(turn: Turn) -> str:
+    match turn:
+        case Instructions():
+            return turn.text + "".join(f"{t.name}{t.description}{compact_json(t.parameters)}" for t in turn.tools)
+        case UserTurn(response_format=schema) if schema is not None:
+            return turn.text + compact_json(schema)
+        case AssistantTurn() if turn.tool_calls:
+            return turn.text + tool_calls_text(turn.tool_calls)
+    return turn.text

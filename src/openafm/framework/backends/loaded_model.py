@@ -18,7 +18,7 @@ from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
 
-MOST_CALLS = 16  # tool calls in one answer: ends models that repeat themselves
+MAX_CALLS = 16  # tool calls in one answer: ends models that repeat themselves
 
 
 class LoadedModel:
@@ -36,15 +36,21 @@ class LoadedModel:
         self._grammars = GrammarCompiler(self.tokenizer, self.template)
 
     def grammar(
-        self, schema: JsonSchema | None, tools: Sequence[ToolDefinition] = (), *, must_call: bool = False
+        self,
+        schema: JsonSchema | None,
+        tools: Sequence[ToolDefinition] = (),
+        *,
+        must_call: bool = False,
+        max_calls: int = MAX_CALLS,
     ) -> Grammar:
-        """Return the grammar of an answer: compact JSON under `schema` or free text, or calls of `tools`.
+        """Return the grammar of an answer: compact JSON under `schema` or free text, or up to `max_calls` calls of `tools`.
 
         Raises:
             UnsupportedGuideError: a schema contradicts itself or cannot be enforced while decoding.
         """
         try:
-            return self._grammars.answer(schema, _calls_schema(tools) if tools else None, must_call=must_call)
+            calls = tool_calls_schema(tools) | {"maxItems": max_calls} if tools else None
+            return self._grammars.answer(schema, calls, must_call=must_call)
         except UnsupportedSchemaError as error:
             raise UnsupportedGuideError(f"{self._failing_tool(tools)}{error}") from error
 
@@ -56,10 +62,6 @@ class LoadedModel:
             except UnsupportedSchemaError:
                 return f"the arguments of the tool '{tool.name}': "
         return ""
-
-
-def _calls_schema(tools: Sequence[ToolDefinition]) -> JsonSchema:
-    return tool_calls_schema(tools) | {"maxItems": MOST_CALLS}
 
 
 def _drafter(bundle: Bundle, draft: Bundle, adapter: AdapterPackage | None) -> Drafter:

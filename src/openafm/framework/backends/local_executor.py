@@ -17,13 +17,15 @@ from openafm.framework.backends.language_model import (
     Answer,
     AnswerRequest,
     Event,
+    FinishReason,
     LanguageModelExecutor,
     TextPiece,
     ToolCallPiece,
     Usage,
 )
 from openafm.framework.backends.loaded_model import LoadedModel
-from openafm.framework.errors import DecodingFailureError, GenerationCancelledError
+from openafm.framework.backends.truncation import truncation_error
+from openafm.framework.errors import GenerationCancelledError
 from openafm.framework.options import GenerationOptions, SamplingModeType
 from openafm.runtime.decoding.generation import Summary, generate, prefill
 from openafm.runtime.decoding.prefill import check_fits, num_prefill_steps
@@ -83,7 +85,7 @@ class LocalExecutor(LanguageModelExecutor):
         new = model.template.encode(model.tokenizer, request.turns).tokens
         new = [*new, *model.template.generation_prompt(model.tokenizer)]
         check_fits(model.engine, self._sequence.length - len(self._prewarmed) + len(self._pending) + len(new) + 1)
-        grammar = model.grammar(request.schema, request.tools, must_call=request.must_call)
+        grammar = model.grammar(request.schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
         started = time.perf_counter()
         num_opening = self._prefill_opening(request.cancelled)
         opening_s = time.perf_counter() - started
@@ -110,12 +112,14 @@ class LocalExecutor(LanguageModelExecutor):
             raise GenerationCancelledError("the request was cancelled; the session is unchanged")
         if piece := text.finish():
             yield TextPiece(piece)
-        turn = text.turn()
+        turn = text.turn(request.options.maximum_response_tokens)
+        finish_reason = FinishReason.LENGTH if generation.summary.finish == "length" else FinishReason.STOP
         for index, call in enumerate(turn.tool_calls):
             yield ToolCallPiece(index=index, name=call.name, arguments=compact_json(call.arguments))
         self._keep_common_prefix(text.tokens, turn)
         self._keep_conversation()
-        return Answer(turn=turn, usage=_usage(generation.summary, num_cached, num_opening, opening_s))
+        usage = _usage(generation.summary, num_cached, num_opening, opening_s)
+        return Answer(turn=turn, usage=usage, finish_reason=finish_reason)
 
     def snapshot(self) -> bytes:
         return self._model.engine.snapshot(self._sequence)
@@ -202,7 +206,7 @@ class _AnswerText:
         """Return the rest of the text."""
         return self._shown(self._detokenizer.finish(), is_end=True)
 
-    def turn(self) -> AssistantTurn:
+    def turn(self, max_tokens: int | None) -> AssistantTurn:
         """Return the whole answer.
 
         Raises:
@@ -213,9 +217,7 @@ class _AnswerText:
         try:
             return self._model.template.parse_assistant(self._model.tokenizer, self.tokens)
         except MalformedAnswerError as error:
-            raise DecodingFailureError(
-                "the tool calls were cut off; allow the response more tokens", raw_content=error.text
-            ) from error
+            raise truncation_error(error.text, max_tokens, subject="a tool call") from error
 
     def _shown(self, piece: str, *, is_end: bool) -> str:
         self._buffer += piece

@@ -1,4 +1,4 @@
-"""What an endpoint says went wrong, as the framework names it."""
+"""Translate error replies of endpoints into the framework's errors."""
 
 from __future__ import annotations
 
@@ -27,39 +27,49 @@ _NEEDED = re.compile(r"(?:requested|resulted in|has|contains|request \()\D{0,20}
 
 
 def status_error(reply: ErrorStatus, context_size: int) -> GenerationError:
-    """The error that a response without an answer stands for."""
+    """Return the error for a response whose status is not 200."""
     try:
-        said = json.loads(reply.text)
+        body = json.loads(reply.text)
     except (ValueError, RecursionError):
-        said = None
-    error = said.get("error", said) if isinstance(said, dict) else None
+        body = None
+    error = body.get("error", body) if isinstance(body, dict) else None
     message = reply.text.strip()[:300] or "no reason given"
     if not isinstance(error, dict):
         error = {"message": error if isinstance(error, str) else message}
-    return said_error(error, context_size, status=reply.status, headers=reply.headers)
+    return object_error(error, context_size, status=reply.status, headers=reply.headers)
 
 
-def said_error(
+def object_error(
     error: Mapping[str, Any], context_size: int, *, status: int | None = None, headers: Mapping[str, str] | None = None
 ) -> GenerationError:
-    """The error of an `error` object, which may also come in the middle of an answer."""
+    """Return the error for an `error` object, which can also arrive inside a streamed reply."""
     names = {error.get(key) for key in ("code", "type") if isinstance(error.get(key), str)}
     status = status or next((error[key] for key in ("code", "status") if isinstance(error.get(key), int)), None)
     message = str(error.get("message") or "no reason given")[:500]
-    told = f"the endpoint says{'' if status is None else f' ({status})'}: {message}"
+    text = f"error of the endpoint{'' if status is None else f' ({status})'}: {message}"
     if names & _TOO_LONG or (status == 400 and "context length" in message.lower()):
         return _too_long(error, message, context_size)
     if names & _FILTERED:
-        return GuardrailViolationError(told)
+        return GuardrailViolationError(text)
     if status == 429 or "rate_limit_exceeded" in names:
-        return RateLimitedError(told, retry_after_seconds=_retry_after(headers or {}))
+        return RateLimitedError(text, retry_after_seconds=retry_after_seconds(headers or {}))
     if status in _UNAVAILABLE:
-        return AssetsUnavailableError(told)
-    return EndpointError(told)
+        return AssetsUnavailableError(text)
+    return EndpointError(text)
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a `Retry-After` header, which holds a number or a date; None without one."""
+    value = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
+    with contextlib.suppress(ValueError):
+        return max(float(value), 0.0)
+    with contextlib.suppress(ValueError, TypeError):
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
+    return None
 
 
 def _too_long(error: Mapping[str, Any], message: str, context_size: int) -> ExceededContextWindowSizeError:
-    """With both counts as far as they are told; else the least that they must be."""
+    """Take both counts from the reply; a missing count of needed tokens becomes the window plus one."""
     needed, window = error.get("n_prompt_tokens"), error.get("n_ctx")
     if not isinstance(window, int):
         window = _number(_WINDOW, message) or context_size
@@ -71,13 +81,3 @@ def _too_long(error: Mapping[str, Any], message: str, context_size: int) -> Exce
 def _number(pattern: re.Pattern[str], text: str) -> int | None:
     match = pattern.search(text)
     return int(match[1].replace(",", "")) if match else None
-
-
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds from a `Retry-After` header: a number of them, or a date."""
-    value = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
-    with contextlib.suppress(ValueError):
-        return max(float(value), 0.0)
-    with contextlib.suppress(ValueError, TypeError):
-        return max(parsedate_to_datetime(value).timestamp() - time.time(), 0.0)
-    return None

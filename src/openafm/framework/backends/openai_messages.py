@@ -1,8 +1,9 @@
-"""Turns as chat completions have them, and the body of a request."""
+"""Convert turns to chat-completion messages, and build the body of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import base64
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,27 +11,45 @@ from openafm.framework.backends.language_model import AnswerRequest
 from openafm.framework.errors import GenerationError
 from openafm.framework.options import GenerationOptions, SamplingModeType
 from openafm.framework.schema.wire_schema import WireSchema, without_extensions
-from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolDefinition, ToolTurn, Turn, UserTurn
+from openafm.framework.transcripts.prompt import UnsupportedAttachmentError
+from openafm.tokenizer.conversation import (
+    AssistantTurn,
+    ImagePart,
+    Instructions,
+    TextPart,
+    ToolDefinition,
+    ToolTurn,
+    Turn,
+    UserTurn,
+)
 from openafm.tokenizer.schema_text import compact_json
 
 Message: TypeAlias = dict[str, Any]
 
+_IMAGE_TYPES = {b"\x89PNG": "image/png", b"\xff\xd8\xff": "image/jpeg", b"GIF8": "image/gif", b"RIFF": "image/webp"}
 
-def new_messages(earlier: Sequence[Message], turns: Iterable[Turn]) -> list[Message]:
-    """The messages of `turns`, which follow `earlier` ones. Outputs answer the calls before them, in order of their names.
+
+def new_messages(
+    earlier: Sequence[Message], turns: Iterable[Turn], images: Mapping[str, bytes] | None = None
+) -> list[Message]:
+    """Return the messages of `turns`, which follow the `earlier` messages. Tool outputs match calls by name, in order.
+
+    Args:
+        images: the bytes of the turns' images, by digest.
 
     Raises:
-        GenerationError: the output of a tool that was not called.
+        GenerationError: a tool output has no matching call.
+        UnsupportedAttachmentError: the bytes of an image are missing, or its format is unknown.
     """
     messages: list[Message] = []
     num_calls = sum(len(message.get("tool_calls", ())) for message in earlier)
-    waiting = _unanswered(earlier)  # calls without an output so far, as pairs of name and id
+    waiting = _unanswered(earlier)  # (name, id) of calls without an output
     for turn in turns:
         match turn:
             case Instructions():
                 messages += [{"role": "system", "content": turn.text}] if turn.text else []
             case UserTurn():
-                messages.append({"role": "user", "content": _prompt(turn)})
+                messages.append({"role": "user", "content": _prompt_content(turn, images or {})})
             case AssistantTurn(tool_calls=()):
                 messages.append({"role": "assistant", "content": turn.text})
             case AssistantTurn():
@@ -48,7 +67,7 @@ def new_messages(earlier: Sequence[Message], turns: Iterable[Turn]) -> list[Mess
 
 @dataclass(frozen=True, kw_only=True)
 class WireTool:
-    """A tool as an endpoint is sent it."""
+    """A tool as it is sent to an endpoint."""
 
     definition: ToolDefinition
     parameters: WireSchema
@@ -72,17 +91,21 @@ def request_body(
     messages: Sequence[Message],
     request: AnswerRequest,
     schema: WireSchema | None,
-    announced: Sequence[WireTool],
+    tools: Sequence[WireTool],
 ) -> dict[str, Any]:
-    """A chat completion to stream. All tools of the session are announced, in the same words each time."""
+    """Return the body of a streamed chat completion.
+
+    Every request lists all tools of the session, so that the endpoint's prefix cache stays valid; `tool_choice` restricts
+    their use.
+    """
     body: dict[str, Any] = {
         "model": model,
         "messages": list(messages),
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    if announced:
-        body["tools"] = [tool.to_dict() for tool in announced]
+    if tools:
+        body["tools"] = [tool.to_dict() for tool in tools]
         body["tool_choice"] = ("required" if request.must_call else "auto") if request.tools else "none"
     if schema is not None:
         body["response_format"] = {
@@ -98,18 +121,39 @@ def _sampling(options: GenerationOptions) -> dict[str, Any]:
     wanted = {
         "temperature": 0 if is_greedy else options.temperature,
         "top_p": mode and mode.probability_threshold,
-        "top_k": mode and mode.top,  # not of every endpoint; one without it says so
+        "top_k": mode and mode.top,  # an extension; endpoints without it reply with an error
         "seed": mode and mode.seed,
         "max_tokens": options.maximum_response_tokens,
     }
     return {name: value for name, value in wanted.items() if value is not None}
 
 
-def _prompt(turn: UserTurn) -> str:
-    if turn.response_format is None:
-        return turn.text
-    schema = compact_json(without_extensions(turn.response_format))
-    return f"{turn.text}\n\nRespond with JSON that fits this JSON Schema: {schema}"
+def _prompt_content(turn: UserTurn, images: Mapping[str, bytes]) -> str | list[dict[str, Any]]:
+    suffix = ""
+    if turn.response_format is not None:
+        schema = compact_json(without_extensions(turn.response_format))
+        suffix = f"\n\nRespond with JSON that fits this JSON Schema: {schema}"
+    if not turn.images:
+        return turn.text + suffix
+    parts = [*turn.content, *([TextPart(text=suffix)] if suffix else [])]
+    return [_content_part(part, images) for part in parts]
+
+
+def _content_part(part: TextPart | ImagePart, images: Mapping[str, bytes]) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    data = images.get(part.digest)
+    if data is None:
+        raise UnsupportedAttachmentError(
+            f"the transcript refers to the image {part.digest[:12]}, but holds no bytes of images; attach it to a new prompt"
+        )
+    media_type = next((name for magic, name in _IMAGE_TYPES.items() if data.startswith(magic)), None)
+    if media_type is None:
+        raise UnsupportedAttachmentError("an attached image is not PNG, JPEG, GIF or WebP; convert it first")
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"},
+    }
 
 
 def _calls(turn: AssistantTurn, call_ids: Sequence[str]) -> Message:
@@ -125,7 +169,7 @@ def _calls(turn: AssistantTurn, call_ids: Sequence[str]) -> Message:
 
 
 def _call_id(number: int) -> str:
-    """Nine letters and digits, which every endpoint takes."""
+    """Return nine letters and digits: the only form that every known endpoint accepts."""
     return f"call{number % 100_000:05d}"
 
 

@@ -133,15 +133,6 @@ class SystemLanguageModel(LanguageModel):
         forms = [tag, *("-".join(tag.split("-")[:count]) for count in (2, 1))]
         return any(_SAME_LANGUAGE.get(form, form) in SUPPORTED_LANGUAGES for form in forms) or forms[-1] == "zh"
 
-    async def token_count(
-        self,
-        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
-        *,
-        instructions: str | None = None,
-    ) -> int:
-        """`token_count_blocking` as a coroutine. It runs in the event loop and takes milliseconds."""
-        return self.token_count_blocking(value, instructions=instructions)
-
     def token_count_blocking(
         self,
         value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
@@ -173,6 +164,9 @@ class SystemLanguageModel(LanguageModel):
                 return sum(len(template.encode_tool(tokenizer, each.definition())) for each in tools)
         prompt = template.encode_turn(tokenizer, UserTurn(text=prompt_text(cast(Prompt, value))))
         return len(prompt) + len(template.generation_prompt(tokenizer))
+
+    def check_context(self, turns: Sequence[Turn]) -> None:
+        """Do nothing: the executor counts tokens exactly."""
 
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
         from openafm.framework.backends.local_executor import LocalExecutor

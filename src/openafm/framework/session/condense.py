@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from itertools import chain, pairwise
 from typing import Any, TypeAlias
 
-from openafm.framework.backends.system_model import SystemLanguageModel
+from openafm.framework.backends.language_model import LanguageModel
 from openafm.framework.daemon import in_daemon_loop
 from openafm.framework.errors import ExceededContextWindowSizeError
 from openafm.framework.options import GenerationOptions
@@ -47,7 +47,7 @@ def first_and_last(transcript: Transcript) -> Transcript:
     return _joined(opening, exchanges[-1:])
 
 
-async def rolling_window(transcript: Transcript, model: SystemLanguageModel, max_tokens: int | None = None) -> Transcript:
+async def rolling_window(transcript: Transcript, model: LanguageModel, max_tokens: int | None = None) -> Transcript:
     """Return the instructions and as many of the latest exchanges as fit in `max_tokens`.
 
     Args:
@@ -70,7 +70,7 @@ async def rolling_window(transcript: Transcript, model: SystemLanguageModel, max
 
 async def summarized(
     transcript: Transcript,
-    model: SystemLanguageModel,
+    model: LanguageModel,
     max_tokens: int | None = None,
     *,
     keep_last: int = 1,
@@ -107,14 +107,14 @@ async def summarized(
     raise _too_long(token_count, limit)
 
 
-def rolling_window_blocking(transcript: Transcript, model: SystemLanguageModel, max_tokens: int | None = None) -> Transcript:
+def rolling_window_blocking(transcript: Transcript, model: LanguageModel, max_tokens: int | None = None) -> Transcript:
     """`rolling_window` for code without an event loop."""
     return _blocking(rolling_window(transcript, model, max_tokens))
 
 
 def summarized_blocking(
     transcript: Transcript,
-    model: SystemLanguageModel,
+    model: LanguageModel,
     max_tokens: int | None = None,
     *,
     keep_last: int = 1,
@@ -129,7 +129,7 @@ def _blocking(work: Coroutine[Any, Any, Transcript]) -> Transcript:
     return in_daemon_loop(work, "openafm-condense").result()
 
 
-async def _summary(past: Sequence[_ExchangeEntries], model: SystemLanguageModel, summary_tokens: int) -> _ExchangeEntries:
+async def _summary(past: Sequence[_ExchangeEntries], model: LanguageModel, summary_tokens: int) -> _ExchangeEntries:
     """Return an exchange that holds the summary of `past`."""
     parts = ["\n".join(map(_line, exchange)) for exchange in past]
     room = model.context_size - await model.token_count(instructions=_SUMMARIZER) - summary_tokens
@@ -179,7 +179,7 @@ def _too_long(token_count: int, limit: int) -> ExceededContextWindowSizeError:
     )
 
 
-def _limit(model: SystemLanguageModel, max_tokens: int | None) -> int:
+def _limit(model: LanguageModel, max_tokens: int | None) -> int:
     return model.context_size // 2 if max_tokens is None else max_tokens
 
 

@@ -39,6 +39,10 @@ class TextSnapshot(str, Snapshot[str]):
     __setattr__ = object.__setattr__
 
 
+class IncompleteResponseError(DecodingFailureError):
+    """The text of a guided response is the beginning of a JSON value."""
+
+
 class ResponseFormat(ABC, Generic[PartialT, FinalT]):
     """Base of response formats. One instance serves one request.
 
@@ -50,7 +54,7 @@ class ResponseFormat(ABC, Generic[PartialT, FinalT]):
 
     @abstractmethod
     def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[PartialT]]:
-        """Yield a snapshot for each piece of text that adds to the response."""
+        """Yield a snapshot whenever the response has changed."""
 
     @abstractmethod
     def final(self, text: str) -> Snapshot[FinalT]:
@@ -83,13 +87,16 @@ class JsonFormat(ResponseFormat[GeneratedContent, GeneratedContent]):
         self._identity = GenerationID()
 
     def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[GeneratedContent]]:
+        last = None
         for content in self._partial_contents(pieces):
-            yield Snapshot(content=content, raw_content=content)
+            if content != last:
+                yield Snapshot(content=content, raw_content=content)
+                last = content
 
     def final(self, text: str) -> Snapshot[GeneratedContent]:
         content = GeneratedContent.from_json(text, self._identity)
         if not content.is_complete:
-            raise DecodingFailureError("the response was cut off before its end; allow it more tokens", raw_content=text)
+            raise IncompleteResponseError("the response ended inside a JSON value", raw_content=text)
         return Snapshot(content=content, raw_content=content)
 
     def _partial_contents(self, pieces: Iterable[str]) -> Iterator[GeneratedContent]:
@@ -114,10 +121,12 @@ class TypedFormat(ResponseFormat[Any, FinalT]):
         self._json = JsonFormat(self.schema)
 
     def snapshots(self, pieces: Iterable[str]) -> Iterator[Snapshot[Any]]:
+        last = None
         for snapshot in self._json.snapshots(pieces):
             partial = snapshot.content.partial_value(self._type_class)
-            if partial is not None:
+            if partial is not None and partial != last:
                 yield Snapshot(content=partial, raw_content=snapshot.raw_content)
+                last = partial
 
     def final(self, text: str) -> Snapshot[FinalT]:
         raw_content = self._json.final(text).content

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Generic
 
-from openafm.framework.backends.language_model import Usage
+from openafm.framework.backends.language_model import FinishReason, Usage
 from openafm.framework.options import GenerationOptions
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.session.formats import FinalT, PartialT, ResponseFormat
@@ -24,12 +24,15 @@ class Response(Generic[FinalT]):
         raw_content: the same as generated content.
         transcript_entries: the entries that the request appended: prompt, tool calls, tool outputs, response.
         usage: tokens and times of the request.
+        finish_reason: why the response ended: `LENGTH` if the token limit cut off a text. A guided response that is cut off
+            raises `DecodingFailureError` instead.
     """
 
     content: FinalT
     raw_content: GeneratedContent
     transcript_entries: tuple[Entry, ...]
     usage: Usage
+    finish_reason: FinishReason = FinishReason.STOP
 
 
 @dataclass(kw_only=True, eq=False)

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from typing import Any
 
 from openafm.core.errors import OpenAFMError
@@ -16,11 +16,13 @@ from openafm.framework.backends.language_model import (
     AnswerRequest,
     Capability,
     Event,
+    FinishReason,
     LanguageModel,
     LanguageModelExecutor,
     TextPiece,
     Usage,
 )
+from openafm.framework.backends.truncation import truncation_error
 from openafm.framework.errors import (
     DecodingFailureError,
     ExceededContextWindowSizeError,
@@ -34,11 +36,11 @@ from openafm.framework.errors import (
     UnsupportedCapabilityError,
 )
 from openafm.framework.options import GenerationOptions, ToolCallingMode
-from openafm.framework.session.formats import Snapshot, TextFormat
+from openafm.framework.session.formats import IncompleteResponseError, Snapshot, TextFormat
 from openafm.framework.session.request import Response, SessionRequest
 from openafm.framework.tools.runner import ToolRunner
 from openafm.framework.tools.tool import Tool, ToolLimits, by_name
-from openafm.framework.transcripts.prompt import UnsupportedAttachmentError, prompt_attachments, prompt_text
+from openafm.framework.transcripts.prompt import UnsupportedAttachmentError, prompt_attachments, prompt_content, prompt_text
 from openafm.framework.transcripts.transcript import (
     Entry,
     PromptEntry,
@@ -53,6 +55,7 @@ from openafm.tokenizer.conversation import Instructions, ToolDefinition, Turn, U
 from openafm.tokenizer.schema_text import SchemaTextError
 from openafm.tokenizer.tool_calls import tool_calls_text
 
+_MAX_CALLS_PER_ANSWER = 16
 _EXPLAIN = "Say in one sentence why you will not help with this."
 
 
@@ -94,8 +97,12 @@ class Responder:
         with _framework_errors():
             if guardrail is not None:
                 self._check_verdict(guardrail.check_input(text), "the prompt", text)
+            content, images = prompt_content(request.prompt, self.model.num_image_tokens)
+            schema = request.format.schema if request.include_schema_in_prompt else None
+            prompt = UserTurn(content=content, response_format=schema)
+            self.model.check_context((*self.transcript.turns, prompt))
             executor = self._current_executor()
-            state = _RequestState(request, executor, guardrail, text, self._deadline())
+            state = _RequestState(request, executor, guardrail, text, prompt, images, self._deadline())
             with executor.undone_on_error():
                 yield from self._answers(state)
                 self.transcript._append(*state.entries, after=self._num_entries)
@@ -114,16 +121,20 @@ class Responder:
     def _answers(self, state: _RequestState) -> Generator[Snapshot[Any], None, None]:
         request = state.request
         schema = request.format.schema
-        prompt = UserTurn(text=state.text, response_format=schema if request.include_schema_in_prompt else None)
-        state.entries.append(PromptEntry(turn=prompt, options=request.options, schema=schema))
-        turns: tuple[Turn, ...] = (prompt,)
+        state.entries.append(PromptEntry(turn=state.prompt, options=request.options, schema=schema))
+        turns: tuple[Turn, ...] = (state.prompt,)
         for num_rounds in itertools.count():
             answer = yield from self._answer(state, turns, num_rounds)
             state.usage += answer.usage
             if not answer.turn.tool_calls:
                 break
             turns = self._call_tools(state, answer)
-        final = request.format.final(answer.turn.text)
+        try:
+            final = request.format.final(answer.turn.text)
+        except IncompleteResponseError as error:
+            if answer.finish_reason is FinishReason.STOP:
+                raise
+            raise truncation_error(answer.turn.text, request.options.maximum_response_tokens) from error
         source = None if schema is None else str(schema.get("title", ""))
         state.entries.append(ResponseEntry(turn=answer.turn, source=source, assets=(self.model.name,)))
         request.response = Response(
@@ -131,13 +142,15 @@ class Responder:
             raw_content=final.raw_content,
             transcript_entries=tuple(state.entries),
             usage=state.usage,
+            finish_reason=answer.finish_reason,
         )
 
     def _answer(
         self, state: _RequestState, turns: tuple[Turn, ...], num_rounds: int
     ) -> Generator[Snapshot[Any], None, Answer]:
         request, mode = state.request, state.request.options.tool_calling_mode
-        may_call = mode != ToolCallingMode.DISALLOWED and num_rounds < self._limits.rounds
+        num_calls_left = self._limits.calls - state.num_calls
+        may_call = mode != ToolCallingMode.DISALLOWED and num_rounds < self._limits.rounds and num_calls_left > 0
         tools = self._definitions if may_call else ()
         events = state.executor.answer(
             AnswerRequest(
@@ -147,8 +160,17 @@ class Responder:
                 must_call=mode == ToolCallingMode.REQUIRED and num_rounds == 0 and bool(self._definitions),
                 options=request.options,
                 cancelled=state.is_over,
+                max_calls=min(_MAX_CALLS_PER_ANSWER, max(num_calls_left, 1)),
+                images=state.images if num_rounds == 0 else {},
             )
         )
+        if not isinstance(events, Generator):
+            if isinstance(events, Coroutine):
+                events.close()
+            raise TypeError(
+                f"'answer' of {type(state.executor).__name__} must be a generator function (def with yield, not async def);"
+                f" it returned {type(events).__name__}"
+            )
         answers: list[Answer] = []
         with contextlib.closing(events):
             pieces = self._pieces(state, events, answers)
@@ -157,16 +179,22 @@ class Responder:
                     yield from request.format.snapshots(pieces)
                 for _ in pieces:  # drain: a format may stop early, and an unstreamed request has no other reader
                     pass
-            except GenerationCancelledError:
+            except GenerationCancelledError as error:
+                error.raw_content = "".join(state.pieces)
                 state.raise_if_late()
                 raise
-        _check_calls(answers[0], tools)
+            except ContextWindowError as error:
+                text = "".join(state.pieces)
+                raise ExceededContextWindowSizeError(error.token_count, error.context_length, raw_content=text) from error
+        _check_calls(answers[0], tools, num_calls_left)
+        state.num_calls += len(answers[0].turn.tool_calls)
         return answers[0]
 
     def _pieces(
         self, state: _RequestState, events: Generator[Event, None, Answer], answers: list[Answer]
     ) -> Generator[str, None, None]:
         """Yield the text of an answer; append the answer to `answers` at its end."""
+        state.pieces.clear()
         monitor = None if state.guardrail is None else OutputMonitor(state.guardrail)
         while True:
             try:
@@ -177,6 +205,7 @@ class Responder:
             if isinstance(event, TextPiece):
                 if monitor is not None:
                     self._check_verdict(monitor.push(event.text), "the response", state.text)
+                state.pieces.append(event.text)
                 yield event.text
         if monitor is not None:
             self._check_verdict(monitor.finish(), "the response", state.text)
@@ -257,9 +286,14 @@ class Responder:
         return None if seconds is None else time.monotonic() + seconds
 
 
-def _check_calls(answer: Answer, tools: Sequence[ToolDefinition]) -> None:
-    """Raise if the answer calls a tool that it may not call. This also ends models that never stop calling."""
+def _check_calls(answer: Answer, tools: Sequence[ToolDefinition], num_calls_left: int) -> None:
+    """Raise if the answer calls a tool that it may not call, or too many. This ends models that never stop calling."""
     allowed = [tool.name for tool in tools]
+    if allowed and len(answer.turn.tool_calls) > num_calls_left:
+        raise DecodingFailureError(
+            "the request made more tool calls than ToolLimits.calls; raise that limit, or give clearer instructions",
+            raw_content=tool_calls_text(answer.turn.tool_calls),
+        )
     for call in answer.turn.tool_calls:
         if call.name not in allowed:
             raise DecodingFailureError(
@@ -277,10 +311,15 @@ class _RequestState:
         executor: LanguageModelExecutor,
         guardrail: Guardrail | None,
         text: str,
+        prompt: UserTurn,
+        images: dict[str, bytes],
         deadline: float | None,
     ) -> None:
         self.request, self.executor, self.guardrail, self.text = request, executor, guardrail, text
+        self.prompt, self.images = prompt, images
         self.entries: list[Entry] = []
+        self.pieces: list[str] = []  # text of the current answer
+        self.num_calls = 0
         self.usage = Usage()
         self._deadline = deadline
 
@@ -289,7 +328,9 @@ class _RequestState:
 
     def raise_if_late(self) -> None:
         if self._is_late() and not self.request.cancelled.is_set():
-            raise RequestTimeoutError("the request took longer than ToolLimits.request_seconds; the session is unchanged")
+            raise RequestTimeoutError(
+                "the request took longer than ToolLimits.request_seconds; the session is unchanged", "".join(self.pieces)
+            )
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
@@ -308,6 +349,9 @@ class _UnguardedModel(LanguageModel):
 
     def is_available(self) -> Any:
         return self._model.is_available()
+
+    def check_context(self, turns: Sequence[Turn]) -> None:
+        self._model.check_context(turns)
 
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
         return self._model.executor(turns)

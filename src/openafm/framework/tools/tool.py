@@ -119,18 +119,21 @@ class ToolLimits(Config):
 
     Attributes:
         rounds: consecutive answers that may call tools. The next one must be a response.
+        calls: tool calls of a request, all rounds together. After them the next answer must be a response.
         call_seconds: timeout of a call, which then fails with `ToolCallError`; None: no timeout.
         request_seconds: timeout of the request, which then fails with `RequestTimeoutError`.
         output_characters: maximum length of an output; a longer one fails with `ToolCallError`.
     """
 
     rounds: int = 8
+    calls: int = 32
     call_seconds: float | None = 60.0
     request_seconds: float | None = None
     output_characters: int = 100_000
 
     def __post_init__(self) -> None:
         self.require(self.rounds > 0, f"rounds must be positive, got {self.rounds}")
+        self.require(self.calls > 0, f"calls must be positive, got {self.calls}")
         for name in ("call_seconds", "request_seconds"):
             seconds = getattr(self, name)
             self.require(seconds is None or seconds > 0, f"{name} must be positive, got {seconds}")

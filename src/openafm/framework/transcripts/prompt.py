@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, cast
 
 from openafm.framework.errors import FoundationModelsError, UnsupportedCapabilityError
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.generable import Generable
+from openafm.tokenizer.conversation import ContentPart, ImagePart, TextPart
+
+_MAX_IMAGE_BYTES = 32 * 2**20
 
 
 class PromptError(FoundationModelsError):
@@ -52,9 +56,13 @@ class ImageAttachment(Attachment):
 
     def read(self) -> bytes:
         try:
-            return self.path.read_bytes()
+            with self.path.open("rb") as file:
+                data = file.read(_MAX_IMAGE_BYTES + 1)
         except OSError as error:
             raise ImagePromptError(f"the image {self.path} cannot be read: {error}") from error
+        if len(data) > _MAX_IMAGE_BYTES:
+            raise ImagePromptError(f"the image {self.path} has more than {_MAX_IMAGE_BYTES:,} bytes; make it smaller")
+        return data
 
     def __repr__(self) -> str:
         return f"ImageAttachment({str(self.path)!r}, label={self.label!r})"
@@ -78,6 +86,42 @@ def prompt_text(prompt: Prompt) -> str:
 def prompt_attachments(prompt: Prompt) -> tuple[Attachment, ...]:
     """Return the attachments of a prompt, in order."""
     return tuple(component for component in _components(prompt) if isinstance(component, Attachment))
+
+
+def prompt_content(
+    prompt: Prompt, num_image_tokens: Callable[[bytes], int]
+) -> tuple[tuple[ContentPart, ...], dict[str, bytes]]:
+    """Return the content parts of a prompt, and the bytes of its images by digest.
+
+    Components that follow each other are separate lines. The label of an image is a line of text before it.
+
+    Args:
+        num_image_tokens: returns the number of tokens of an image.
+
+    Raises:
+        PromptError: a component has an unsupported type, or an image cannot be read.
+    """
+    parts: list[ContentPart] = []
+    images: dict[str, bytes] = {}
+    for component in _components(prompt):
+        if isinstance(component, Attachment):
+            data = component.read()
+            digest = hashlib.sha256(data).hexdigest()
+            images[digest] = data
+            _add_line(parts, f"{component.label}:" if component.label else None)
+            parts.append(ImagePart(digest=digest, num_tokens=num_image_tokens(data)))
+        else:
+            _add_line(parts, _text(component))
+    return tuple(parts), images
+
+
+def _add_line(parts: list[ContentPart], line: str | None) -> None:
+    if line is None:
+        return
+    if parts and isinstance(last := parts[-1], TextPart):
+        parts[-1] = TextPart(text=f"{last.text}\n{line}")
+    else:
+        parts.append(TextPart(text=line))
 
 
 def _components(prompt: Prompt) -> Iterable[PromptComponent]:

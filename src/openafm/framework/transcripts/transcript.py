@@ -20,8 +20,10 @@ from openafm.framework.transcripts.wire import (
     TranscriptError,
     Wire,
     checked,
+    content_segments,
     json_copy,
     optional,
+    read_content,
     read_options,
     read_response_format,
     read_source,
@@ -104,7 +106,7 @@ class PromptEntry(TranscriptEntry):
         wire: Wire = {
             "id": self.id,
             "role": "user",
-            "contents": [text_segment(self.turn.text)],
+            "contents": content_segments(self.turn),
             "options": self.options.to_dict(),
         }
         if self.schema is not None:
@@ -118,7 +120,7 @@ class PromptEntry(TranscriptEntry):
         schema = read_response_format(required(wire, "responseFormat", dict)) if "responseFormat" in wire else None
         shown = None if wire.get(_INCLUDE_SCHEMA) is False else schema
         return {
-            "turn": UserTurn(text=read_text(required(wire, "contents", list)), response_format=shown),
+            "turn": UserTurn(content=read_content(required(wire, "contents", list)), response_format=shown),
             "options": read_options(optional(wire, "options", dict)),
             "schema": schema,
         }

@@ -9,7 +9,8 @@ The wire format of Apple's framework, version 1:
         {"id": "...", "role": "tool", "toolName": "...", "toolCallID": "...", "contents": [...]},
         {"id": "...", "role": "response", "contents": [...], "assets": ["name", ...]}]}}
 
-A segment is `{"id", "type": "text", "text"}` or `{"id", "type": "structure", "structure": {"source", "content"}}`.
+A segment is `{"id", "type": "text", "text"}` or `{"id", "type": "structure", "structure": {"source", "content"}}`. An image
+in a prompt is `{"id", "type": "image", "image": {"digest", "numTokens"}}`, a segment of openafm: Apple documents none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,15 @@ from typing import Any, TypeVar
 from openafm.framework.errors import DecodingFailureError
 from openafm.framework.options import GenerationOptions, SamplingMode, SamplingModeType, ToolCallingMode
 from openafm.framework.schema.partial_json import is_deeper, read_json
-from openafm.tokenizer.conversation import JsonSchema, ToolCall, ToolDefinition
+from openafm.tokenizer.conversation import (
+    ContentPart,
+    ImagePart,
+    JsonSchema,
+    TextPart,
+    ToolCall,
+    ToolDefinition,
+    UserTurn,
+)
 from openafm.tokenizer.schema_text import SchemaTextError, compact_json, schema_text
 
 Wire = dict[str, Any]
@@ -94,6 +103,46 @@ def structure_segment(source: str, text: str) -> Wire:
     content = read_json(text)
     segment = {"id": "0", "type": "structure", "structure": {"source": source, "content": content}}
     return segment if compact_json(content) == text else segment | {"text": text}
+
+
+def content_segments(turn: UserTurn) -> list[Wire]:
+    """Return the segments of a prompt: one of text, or one per part if the prompt has images."""
+    if not turn.images:
+        return [text_segment(turn.text)]
+    return [
+        text_segment(part.text)
+        if isinstance(part, TextPart)
+        else {"id": "0", "type": "image", "image": {"digest": part.digest, "numTokens": part.num_tokens}}
+        for part in turn.content
+    ]
+
+
+def read_content(contents: list[Any]) -> tuple[ContentPart, ...]:
+    """Return the parts of a prompt. Adjacent texts are separate lines.
+
+    Raises:
+        TranscriptError: a segment is not text, a structure or an image.
+    """
+    parts: list[ContentPart] = []
+    lines: list[Any] = []
+    for segment in [*contents, None]:
+        if isinstance(segment, dict) and segment.get("type") != "image":
+            lines.append(segment)
+            continue
+        if lines:
+            parts.append(TextPart(text=read_text(lines)))
+            lines = []
+        if segment is not None:
+            parts.append(_read_image(checked(segment, dict, "a segment")))
+    return tuple(parts)
+
+
+def _read_image(segment: Wire) -> ImagePart:
+    image = required(segment, "image", dict)
+    num_tokens = image.get("numTokens")
+    if not isinstance(num_tokens, int) or num_tokens < 1:
+        raise TranscriptError(f"'numTokens' of an image must be a positive integer, got {num_tokens!r:.80}")
+    return ImagePart(digest=required(image, "digest", str) or "unknown", num_tokens=num_tokens)
 
 
 def read_text(contents: list[Any]) -> str:
