@@ -164,13 +164,7 @@ class Responder:
                 images=state.images if num_rounds == 0 else {},
             )
         )
-        if not isinstance(events, Generator):
-            if isinstance(events, Coroutine):
-                events.close()
-            raise TypeError(
-                f"'answer' of {type(state.executor).__name__} must be a generator function (def with yield, not async def);"
-                f" it returned {type(events).__name__}"
-            )
+        _check_events(events, state.executor)
         answers: list[Answer] = []
         with contextlib.closing(events):
             pieces = self._pieces(state, events, answers)
@@ -284,6 +278,17 @@ class Responder:
     def _deadline(self) -> float | None:
         seconds = self._limits.request_seconds
         return None if seconds is None else time.monotonic() + seconds
+
+
+def _check_events(events: Any, executor: LanguageModelExecutor) -> None:
+    """Raise if an executor's `answer` is not a generator function."""
+    if isinstance(events, Coroutine):
+        events.close()
+    if not isinstance(events, Generator):
+        raise TypeError(
+            f"'answer' of {type(executor).__name__} must be a generator function (def with yield, not async def);"
+            f" it returned {type(events).__name__}"
+        )
 
 
 def _check_calls(answer: Answer, tools: Sequence[ToolDefinition], num_calls_left: int) -> None:
