@@ -10,7 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from openafm.core.files import FolderInUseError, NoFileError, OutOfSpaceError, atomic_file, atomic_folder, folder_lock
+from openafm.core.files import (
+    FolderInUseError,
+    ForeignFilesError,
+    NotAFileError,
+    OutOfSpaceError,
+    OversizeFilesError,
+    atomic_file,
+    atomic_folder,
+    copy_files,
+    folder_lock,
+    foreign_files,
+    open_regular,
+    remove_written,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -100,6 +113,94 @@ def test_where_folders_cannot_be_swapped_a_failed_rename_puts_the_old_one_back(
 @pytest.mark.parametrize("name", ["folder", "/dev/null"])
 def test_what_is_no_file_is_not_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(NoFileError, match="is there and is no file"), atomic_file(tmp_path / name) as file:
+    with pytest.raises(NotAFileError, match="exists and is not a regular file"), atomic_file(tmp_path / name) as file:
         file.write(b"x")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def mode_of(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_replaced_file_keeps_its_permissions_and_a_private_one_is_never_readable_by_others(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.touch()
+    for permissions in (0o600, 0o640, 0o444):
+        path.chmod(permissions)
+        with atomic_file(path) as file:
+            file.write(b"x")
+        assert mode_of(path) == permissions
+    with atomic_file(tmp_path / "private", permissions=0o600) as file:
+        (temporary,) = tmp_path.glob(".private.*")
+        assert mode_of(temporary) == 0o600
+        file.write(b"x")
+    assert mode_of(tmp_path / "private") == 0o600
+
+
+def test_files_of_an_atomic_folder_get_the_permissions_of_the_umask(tmp_path: Path) -> None:
+    with atomic_folder(tmp_path / "folder") as folder:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "weights").touch(0o600)
+    (tmp_path / "plain").touch()
+    assert mode_of(tmp_path / "folder" / "sub" / "weights") == mode_of(tmp_path / "plain")
+
+
+@pytest.mark.parametrize("kind", ["symbolic link", "hard link", "FIFO"])
+def test_the_lock_of_a_folder_never_writes_to_another_file(tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "thesis.txt"
+    target.write_text("ten years")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lock = folder / ".lock"
+    match kind:
+        case "symbolic link":
+            lock.symlink_to(target)
+        case "hard link":
+            lock.hardlink_to(target)
+        case _:
+            os.mkfifo(lock)
+    with pytest.raises(NotAFileError), folder_lock(folder):
+        pass
+    assert target.read_text() == "ten years"
+
+
+def test_only_regular_files_below_the_root_are_opened_and_copied(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    (root / "sub" / "file").write_text("content")
+    (tmp_path / "secret").write_text("secret")
+    (root / "link").symlink_to(tmp_path / "secret")
+    (root / "folder").symlink_to(tmp_path)
+    os.mkfifo(root / "fifo")
+    with open_regular(root, "sub/file") as file:
+        assert file.read() == b"content"
+    for name in ("link", "folder/secret", "../secret", "fifo", "sub", "/dev/null"):
+        with pytest.raises(NotAFileError):
+            open_regular(root, name)
+    (tmp_path / "target").mkdir()
+    with pytest.raises(OversizeFilesError, match="more than the 6 bytes"):
+        copy_files(root, tmp_path / "target", ["sub/file"], max_bytes=6)
+    (tmp_path / "target" / "sub" / "file").unlink()
+    copy_files(root, tmp_path / "target", ["sub/file"], max_bytes=7)
+    assert (tmp_path / "target" / "sub" / "file").read_text() == "content"
+
+
+def test_a_folder_with_files_of_others_is_not_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    (folder / "draft").mkdir(parents=True)
+    patterns = ("metadata.json", "draft/*.json")
+    for name in ("metadata.json", "draft/a.json"):
+        (folder / name).touch()
+    for foreign in ("thesis.txt", "draft/thesis.txt", "more/metadata.json", "draft/a.json.txt"):
+        (folder / foreign).parent.mkdir(exist_ok=True)
+        (folder / foreign).touch()
+        assert foreign in foreign_files(folder, patterns)
+        with pytest.raises(ForeignFilesError, match="did not write"):
+            remove_written(folder, patterns)
+        (folder / foreign).unlink()
+    (folder / "more").rmdir()
+    (tmp_path / "link").symlink_to(folder)
+    with pytest.raises(ForeignFilesError, match="symbolic link"):
+        remove_written(tmp_path / "link", patterns)
+    remove_written(folder, patterns)
+    assert not folder.exists()

@@ -1,1 +1,1 @@
-"""Ground floor: configs, errors, atomic files, progress. Imports nothing else of openafm."""
+"""Configs, plugins, errors, files and progress. Imports nothing else of openafm."""

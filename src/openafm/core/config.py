@@ -54,7 +54,7 @@ class Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The JSON form of a config; `from_dict` reads it back to an equal object."""
+    """Return the JSON form of a config; `from_dict` reads it back to an equal object."""
     hints = _type_hints(type(config))
     return {
         field.name: _value_to_json(getattr(config, field.name), hints[field.name]) for field in dataclasses.fields(config)
@@ -65,33 +65,34 @@ def from_dict(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
     """Build a config of class `cls` from its JSON form.
 
     Raises:
-        UnknownKeyError: a key that the class does not have.
-        ConfigError: a missing or ill-typed value.
+        UnknownKeyError: the class has no such key.
+        UnknownKindError: no loaded class has the name of a `"type"`.
+        ConfigError: a value is missing, out of range or of the wrong type.
     """
     return _config_from_json(cls, values, path=cls.__name__)
 
 
 def dump(config: Config) -> str:
-    """The config as indented JSON text, keys in declared order: what golden files and checkpoints hold."""
+    """Return the config as indented JSON text with keys in declared order, the form of golden files and checkpoints."""
     return json.dumps(to_dict(config), indent=2, ensure_ascii=False) + "\n"
 
 
 def override(config: ConfigT, changes: Mapping[str, str]) -> ConfigT:
-    """A copy of `config` with the values at dotted keys replaced, as in `{"optimizer.learning_rate": "3e-4"}`.
+    """Return a copy of `config` with the values at dotted keys replaced, as in `{"optimizer.learning_rate": "3e-4"}`.
 
-    Values are JSON (`3e-4`, `true`, `null`, `[1, 2]`); text that is not JSON, or stands where a string must, is a string.
+    Values are JSON (`3e-4`, `true`, `null`, `[1, 2]`). Text that is not JSON is a string, as is text for a string field.
     """
     return _override(config, {tuple(dotted.split(".")): text for dotted, text in changes.items()}, "")
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A clause such as `; did you mean 'optimizer'?`, or a list of what exists when nothing is near."""
+    """Return a clause such as `; did you mean 'optimizer'?`, or the list of known names if none is similar."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
 
 
 def _override(config: ConfigT, changes: Mapping[tuple[str, ...], str], path: str) -> ConfigT:
-    """All changes to one config at once: it is checked when it is whole again, not in between."""
+    """Apply all changes to one config together, so that it is checked once."""
     hints = _type_hints(type(config))
     names = [field.name for field in dataclasses.fields(config)]
     replaced: dict[str, Any] = {}
@@ -120,7 +121,7 @@ def _value_from_text(hint: Any, text: str, path: str) -> Any:
         return _value_from_json(hint, value, path)
     except ConfigError:
         with contextlib.suppress(ConfigError):
-            return _value_from_json(hint, text, path)  # a string that happens to be JSON, such as a name of digits
+            return _value_from_json(hint, text, path)  # a string that is also JSON, such as a name of digits
         raise
 
 
@@ -167,7 +168,7 @@ def _type_hints(cls: type[Config]) -> dict[str, Any]:
     return hints
 
 
-_hints_of_classes: WeakKeyDictionary[type[Config], dict[str, Any]] = WeakKeyDictionary()  # finding them takes long
+_hints_of_classes: WeakKeyDictionary[type[Config], dict[str, Any]] = WeakKeyDictionary()  # get_type_hints is slow
 
 
 def _concrete_class(cls: type[ConfigT], values: Mapping[str, Any], path: str) -> type[ConfigT]:

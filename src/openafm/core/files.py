@@ -1,4 +1,4 @@
-"""Files that are whole or absent: written beside their final place and renamed; one writer per folder."""
+"""Atomic files and folders, folder locks, and access to files of untrusted folders."""
 
 from __future__ import annotations
 
@@ -10,22 +10,30 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from typing import IO, Any, NoReturn
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, BinaryIO, NoReturn
 
 from openafm.core.errors import OpenAFMError
 
 _EDQUOT = getattr(errno, "EDQUOT", errno.ENOSPC)  # Windows has no quotas
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO would wait for a writer
 
 
 class OutOfSpaceError(OpenAFMError):
-    """The disk filled up while writing; what stood before is untouched."""
+    """The disk is full; the previous content of the destination is unchanged."""
 
 
-class NoFileError(OpenAFMError, FileExistsError):
-    """What stands where a file shall be is a folder or a device."""
+class NotAFileError(OpenAFMError, FileExistsError):
+    """The path is a folder, a device or a symbolic link where a regular file is needed."""
+
+
+class ForeignFilesError(OpenAFMError):
+    """A folder that would be removed or replaced holds files that openafm did not write."""
 
 
 class FolderInUseError(OpenAFMError):
@@ -33,19 +41,26 @@ class FolderInUseError(OpenAFMError):
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """Open a temporary file beside `path`; on success flush it to disk and rename it over `path`.
+def atomic_file(path: Path, mode: str = "wb", permissions: int | None = None) -> Iterator[IO[Any]]:
+    """Open a temporary file beside `path`; on success flush it to disk and rename it to `path`.
+
+    `permissions`, such as 0o600 for private data, apply from the moment of creation. By default an existing file keeps its
+    permissions and a new one gets those of the umask.
 
     Raises:
-        NoFileError: a folder or a device stands there.
-        OutOfSpaceError: the disk is full. The temporary file is removed and `path` is as it was.
+        NotAFileError: `path` is a folder or a device.
+        OutOfSpaceError: the disk is full. The temporary file is removed and `path` is unchanged.
     """
     if path.exists() and not path.is_file():
-        raise NoFileError(f"{path} is there and is no file; name another")
-    temporary = _beside(path)
+        raise NotAFileError(f"{path} exists and is not a regular file; choose another path")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open(mode, encoding=None if "b" in mode else "utf-8") as file:
+        created = 0o666 if permissions is None else permissions
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, created)
+        with os.fdopen(descriptor, mode, encoding=None if "b" in mode else "utf-8") as file:
+            if permissions is None and path.exists():
+                os.chmod(temporary, stat.S_IMODE(path.stat().st_mode))  # noqa: PTH101
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -60,17 +75,20 @@ def atomic_file(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success put it in the place of `path`, else remove it.
 
-    A process killed half-way leaves the old folder whole; a leftover temporary folder starts with a dot.
+    The files get the permissions of the umask, whatever the library that wrote them chose. A process killed half-way leaves
+    the old folder intact; the name of a leftover temporary folder starts with a dot.
 
     Raises:
-        OutOfSpaceError: the disk is full. The temporary folder is removed and `path` is as it was.
+        OutOfSpaceError: the disk is full. The temporary folder is removed and `path` is unchanged.
     """
-    temporary = _beside(path)
+    temporary = _temporary(path)
     try:
         temporary.mkdir(parents=True)
         yield temporary
+        permissions = stat.S_IMODE(temporary.stat().st_mode) & 0o666
         for file in temporary.rglob("*"):
-            if file.is_file():
+            if file.is_file() and not file.is_symlink():
+                file.chmod(permissions | stat.S_IMODE(file.stat().st_mode) & 0o111)
                 _flush(file)
         _flush(temporary)
         _put_in_place(temporary, path)
@@ -81,7 +99,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def room_for(path: Path) -> Iterator[None]:
-    """For a file that grows line by line: report a full disk while the block runs as `OutOfSpaceError` naming `path`."""
+    """Report a full disk inside the block as `OutOfSpaceError` naming `path`, for files that grow line by line."""
     try:
         yield
     except Exception as error:
@@ -90,23 +108,100 @@ def room_for(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the only lock of `folder` while the block runs; the system drops it when the process dies.
+    """Hold the exclusive lock of `folder`; the system releases it when the process ends.
 
     Raises:
         FolderInUseError: another process holds it.
+        NotAFileError: the lock file is a link or a device, which would be overwritten through it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as file:
+    path = folder / ".lock"
+    with _opened_regular(path, os.O_RDWR | os.O_CREAT, "r+b") as file:
+        if os.fstat(file.fileno()).st_nlink != 1:
+            raise NotAFileError(f"{path} is a link to another file; remove it")
         if not _lock(file):
             file.seek(0)
-            holder = file.read().strip() or "unknown"
+            holder = file.read(20).decode("ascii", "replace").strip() or "unknown"
             raise FolderInUseError(
                 f"{folder} is in use by process {holder}; wait for it to end or choose another output folder"
             )
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(str(os.getpid()).encode())
         file.flush()
         yield
+
+
+def open_regular(root: Path, relative: str = "") -> BinaryIO:
+    """Open a regular file for reading: the file `root`, or the file `relative` below the folder `root`.
+
+    Below `root` no symbolic link is followed. Neither links nor FIFOs nor devices are opened.
+
+    Raises:
+        NotAFileError: the path is not a regular file, or passes through a symbolic link.
+        OSError: it does not exist or is not readable.
+    """
+    path = root
+    for part in PurePosixPath(relative).parts:
+        path = path / part
+        if part == ".." or path.is_symlink():
+            raise NotAFileError(f"{path} is not a regular file; links are not followed")
+    return _opened_regular(path, os.O_RDONLY, "rb")
+
+
+def copy_files(source: Path, target: Path, names: Sequence[str], max_bytes: int) -> None:
+    """Copy regular files, named relative to `source`, into the folder `target`.
+
+    Raises:
+        NotAFileError: a name is not a regular file, or passes through a symbolic link.
+        OversizeFilesError: the files have more than `max_bytes` together.
+    """
+    left = max_bytes
+    for name in names:
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with open_regular(source, name) as reader, copy.open("xb") as writer:
+            while chunk := reader.read(1 << 20):
+                left -= len(chunk)
+                if left < 0:
+                    raise OversizeFilesError(f"{source} has more than the {max_bytes:,} bytes that are allowed")
+                writer.write(chunk)
+
+
+class OversizeFilesError(OpenAFMError):
+    """Files are larger than allowed."""
+
+
+def foreign_files(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """Return what a folder holds beside files and folders that match `patterns`, as sorted relative paths.
+
+    A pattern without a slash matches names at the top; subfolders need patterns of their own, such as "draft/*.json".
+    """
+    known = tuple(patterns)
+    folders = {str(parent) for pattern in known for parent in PurePosixPath(pattern).parents}
+    found = []
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        is_known = any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in known)
+        if not is_known and not (name in folders and path.is_dir() and not path.is_symlink()):
+            found.append(name)
+    return sorted(found)
+
+
+def remove_written(folder: Path, patterns: Sequence[str]) -> None:
+    """Remove a folder that holds only files matching `patterns`.
+
+    Raises:
+        ForeignFilesError: it holds other files, or is a symbolic link; nothing is removed.
+    """
+    if folder.is_symlink():
+        raise ForeignFilesError(f"{folder} is a symbolic link; nothing was removed, remove it yourself")
+    foreign = foreign_files(folder, patterns)
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ForeignFilesError(
+            f"{folder} holds {foreign[0]}{more}, which openafm did not write; nothing was removed, move it elsewhere"
+        )
+    shutil.rmtree(folder)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -117,13 +212,13 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """Return the SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def data_home() -> Path:
-    """Where bundles and choices of this user live: `$OPENAFM_HOME`, else the XDG data folder."""
+    """Return the folder of this user's bundles and adapters: `$OPENAFM_HOME`, else the XDG data folder."""
     chosen = os.environ.get("OPENAFM_HOME")
     if chosen:
         return Path(chosen)
@@ -136,7 +231,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
     elif _exchange(temporary, path):
         shutil.rmtree(temporary)
     else:
-        retired = _beside(path)
+        retired = _temporary(path)
         os.replace(path, retired)
         try:
             os.replace(temporary, path)
@@ -147,7 +242,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step; False where the system cannot (then there is a moment with neither in place)."""
+    """Swap two folders in one system call; return False where the system has none."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
     if rename is None:
         return False
@@ -155,18 +250,31 @@ def _exchange(one: Path, other: Path) -> bool:
     return int(rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange)) == 0
 
 
-def _beside(path: Path) -> Path:
-    """A hidden name of its own beside `path`. What is made under it has the permissions that the user's umask gives."""
+def _temporary(path: Path) -> Path:
+    """Return an unused hidden path beside `path`."""
     return path.parent / f".{path.name}.{secrets.token_hex(4)}"
 
 
-def _lock(file: IO[Any]) -> bool:
-    """Take the lock of an open file; False where another process holds it."""
+def _opened_regular(path: Path, flags: int, mode: str) -> BinaryIO:
+    try:
+        descriptor = os.open(path, flags | _NO_FOLLOW | _NO_WAIT, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR):
+            raise NotAFileError(f"{path} is not a regular file; links are not followed") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotAFileError(f"{path} is not a regular file")
+    return os.fdopen(descriptor, mode)
+
+
+def _lock(file: BinaryIO) -> bool:
+    """Take the lock of an open file; return False if another process holds it."""
     try:
         if sys.platform == "win32":
             import msvcrt
 
-            file.seek(1 << 30)  # locked bytes cannot be read there, and the holder's number must be
+            file.seek(1 << 30)  # a locked range is not readable there, and other processes read the holder's number
             msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
         else:
             import fcntl
@@ -181,7 +289,7 @@ def _lock(file: IO[Any]) -> bool:
 
 def _flush(path: Path) -> None:
     if sys.platform == "win32":
-        return  # cannot flush what is open for reading, nor folders
+        return  # fsync needs a handle opened for writing there, and folders have none
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -190,10 +298,10 @@ def _flush(path: Path) -> None:
 
 
 def _raise_translated(error: BaseException, path: Path) -> NoReturn:
-    """Raise `error` again, as `OutOfSpaceError` where a full disk is behind it."""
-    # safetensors reports the system's errors as text.
-    told = (f"os error {number})" in str(error) for number in (errno.ENOSPC, _EDQUOT))
-    if error.errno in (errno.ENOSPC, _EDQUOT) if isinstance(error, OSError) else any(told):
+    """Raise `error`, as `OutOfSpaceError` if its cause is a full disk."""
+    # safetensors reports the system's errors as text
+    as_text = (f"os error {number})" in str(error) for number in (errno.ENOSPC, _EDQUOT))
+    if error.errno in (errno.ENOSPC, _EDQUOT) if isinstance(error, OSError) else any(as_text):
         raise OutOfSpaceError(
             f"no space left on the disk while writing {path}; free some and run the command again"
         ) from error

@@ -1,7 +1,4 @@
-"""Which of a run's processes this one is, as torchrun tells in the environment.
-
-Imports no tensor library until a backend is asked for.
-"""
+"""Rank and number of the processes of a run, from the environment that torchrun sets. Imports torch only in `backend`."""
 
 from __future__ import annotations
 
@@ -9,17 +6,17 @@ import os
 
 
 def rank() -> int:
-    """The number of this process, counted from 0, which writes and speaks for all."""
+    """Return the rank of this process; rank 0 writes files and prints."""
     return int(os.environ.get("RANK", "0"))
 
 
 def world_size() -> int:
-    """How many processes run this program together; 1 without torchrun."""
+    """Return the number of processes of this run; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def backend() -> str:
-    """What the processes talk through: gloo, and NCCL where each one on this machine has a GPU, which becomes its device."""
+    """Return the communication backend: gloo, plus NCCL if every process on this machine has a GPU, which it selects."""
     import torch
 
     if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) or not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error: bars on a terminal, plain lines elsewhere."""
+"""Progress of long tasks on standard error: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol, TextIO
 
 
 class Progress(Protocol):
-    """A task under way. `update` sets how far it is; `note` prints a line that stays."""
+    """A running task. `update` sets the amount done; `note` prints a permanent line."""
 
     def update(self, done: float, status: str = "") -> None: ...
 
@@ -29,7 +29,7 @@ def progress(title: str, total: float, stream: TextIO | None = None) -> Iterator
 
 
 class PlainProgress:
-    """One line at the start, then at most one every `interval_s` seconds and one at the end."""
+    """Print a line at the start, at most one every `interval_s` seconds, and one at the end."""
 
     def __init__(self, title: str, total: float, stream: TextIO, interval_s: float = 10.0) -> None:
         self._title, self._total, self._stream, self._interval_s = title, total, stream, interval_s

@@ -1,0 +1,25 @@
+"""Escaping of untrusted text for the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from openafm.core.terminal import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("a\rb\x7f\x9b31m", "a\\x0db\\x7f\\x9b31m"),
+        ("\u202etxt.exe\u2066", "\\u202etxt.exe\\u2066"),
+        ("\U000e0041\ud800", "\\U000e0041\\ud800"),
+    ],
+)
+def test_characters_that_control_the_terminal_or_hide_are_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_text_of_any_language_is_unchanged() -> None:
+    text = "Grüße\n\tمی\u200cخواهم 下午三点 👩\u200d👩\u200d👧 עברית"
+    assert printable(text) == text
