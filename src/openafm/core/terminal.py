@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 
-_KEPT = {"\n", "\t", "\u200c", "\u200d"}  # line structure, and the joiners of Persian, Indic scripts and emoji
+_KEPT = set("\n\t\u00ad\u200c\u200d")  # line structure, soft hyphens, and the joiners of Persian, Indic scripts and emoji
 
 
 def printable(text: str) -> str:
@@ -12,13 +13,16 @@ def printable(text: str) -> str:
 
     Each character is escaped independently, so the pieces of a stream may be escaped one by one.
     """
-    if text.isascii() and text.replace("\n", "").replace("\t", "").isprintable():
-        return text
     return "".join(_escaped(char) if _is_hidden(char) else char for char in text)
 
 
+def printable_json(text: str) -> str:
+    """Return JSON text with these characters as JSON escapes; its value is the same."""
+    return "".join(json.dumps(char)[1:-1] if _is_hidden(char) else char for char in text)
+
+
 def _is_hidden(char: str) -> bool:
-    return unicodedata.category(char) in ("Cc", "Cf", "Cs") and char not in _KEPT
+    return not char.isprintable() and unicodedata.category(char) in ("Cc", "Cf", "Cs") and char not in _KEPT
 
 
 def _escaped(char: str) -> str:
