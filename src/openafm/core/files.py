@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, NoReturn
+from typing import IO, Any, BinaryIO, Literal, NoReturn, cast
 
 from openafm.core.errors import OpenAFMError
 
@@ -255,7 +255,7 @@ def _temporary(path: Path) -> Path:
     return path.parent / f".{path.name}.{secrets.token_hex(4)}"
 
 
-def _opened_regular(path: Path, flags: int, mode: str) -> BinaryIO:
+def _opened_regular(path: Path, flags: int, mode: Literal["rb", "r+b"]) -> BinaryIO:
     try:
         descriptor = os.open(path, flags | _NO_FOLLOW | _NO_WAIT, 0o666)
     except OSError as error:
@@ -265,7 +265,7 @@ def _opened_regular(path: Path, flags: int, mode: str) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotAFileError(f"{path} is not a regular file")
-    return os.fdopen(descriptor, mode)
+    return cast(BinaryIO, os.fdopen(descriptor, mode))
 
 
 def _lock(file: BinaryIO) -> bool:
