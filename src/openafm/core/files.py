@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, Literal, NoReturn, cast
+from typing import IO, Any, BinaryIO, Literal, NoReturn
 
 from openafm.core.errors import OpenAFMError
 
@@ -265,7 +265,7 @@ def _opened_regular(path: Path, flags: int, mode: Literal["rb", "r+b"]) -> Binar
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotAFileError(f"{path} is not a regular file")
-    return cast(BinaryIO, os.fdopen(descriptor, mode))
+    return os.fdopen(descriptor, mode)
 
 
 def _lock(file: BinaryIO) -> bool:
