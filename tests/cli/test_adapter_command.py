@@ -1,4 +1,4 @@
-"""`openafm adapter`: what the verbs print, and how they fail."""
+"""`openafm adapter`: output and errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def signature() -> str:
-    """Of the bundle that answers: the shipped one."""
+    """Return the signature of the current model, the shipped one."""
     shipped = shipped_bundle()
     assert shipped is not None
     return open_bundle(shipped).signature
@@ -58,7 +58,7 @@ def failure(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return lines[0]
 
 
-def test_from_a_folder_to_a_name_and_away(tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_install_inspect_and_remove(tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "list") == []
     identifier = f"fmadapter-tags-{signature[:7]}"
     installed = printed(capsys, "install", str(write(tmp_path / "a", signature)))
@@ -79,7 +79,7 @@ def test_from_a_folder_to_a_name_and_away(tmp_path: Path, signature: str, capsys
     assert installed_adapters() == []
 
 
-def test_a_bundle_that_cannot_be_opened_is_in_nobodys_way(
+def test_a_damaged_bundle_does_not_break_other_verbs(
     tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     printed(capsys, "install", str(write(tmp_path / "a", OTHER_SIGNATURE)))
@@ -89,11 +89,11 @@ def test_a_bundle_that_cannot_be_opened_is_in_nobodys_way(
     (entry,) = printed(capsys, "list")
     assert (entry["name"], entry["base"], entry["error"]) == ("tags", None, None)
     assert printed(capsys, "inspect", str(tmp_path / "a"))["base"] is None
-    assert "broken" in failure(capsys, "remove", "--obsolete")  # whose it is cannot be known: nothing is removed
+    assert "broken" in failure(capsys, "remove", "--obsolete")  # its signature is unknown, so nothing is removed
     assert len(installed_adapters()) == 1
 
 
-def test_a_damaged_one_is_listed_and_not_described(
+def test_a_damaged_adapter_is_listed_and_not_described(
     tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = Path(printed(capsys, "install", str(write(tmp_path / "a", signature)))["path"])
@@ -132,9 +132,7 @@ def test_export_keeps_values_as_json_or_text(tmp_path: Path, signature: str, cap
     assert Path(exported["path"]) == tmp_path / "out" / "titles.fmadapter"
 
 
-def test_served_by_one_process_and_pulled_by_another(
-    tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_serve_and_pull(tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "shelf" / "tags.fmadapter", signature)
     keys = printed(capsys, "keygen", str(tmp_path / "mine"))
     command = [sys.executable, "-m", "openafm", "adapter", "serve", str(tmp_path / "shelf"), "--port", "0", "--json"]
@@ -144,7 +142,7 @@ def test_served_by_one_process_and_pulled_by_another(
         stderr=subprocess.PIPE,
         text=True,
         env=dict(os.environ),
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs ignore SIGINT
     )
     assert server.stdout is not None
     assert server.stderr is not None

@@ -1,4 +1,4 @@
-"""`openafm checkpoint`: what two processes have saved of a run, and a bundle of it, by one."""
+"""`openafm checkpoint` on a run of two processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def output_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_list_tells_whole_ones_from_damaged_ones(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_marks_damaged_checkpoints(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged, whole = output_of(capsys, "list", str(place / "run"))
     assert (damaged["step"], whole["step"], whole["damage"]) == (4, 2, None)
     assert "rank-00001-of-00002.safetensors was changed" in damaged["damage"]
@@ -65,7 +65,7 @@ def test_list_tells_whole_ones_from_damaged_ones(place: Path, capsys: pytest.Cap
     assert "is not the folder of a run" in capsys.readouterr().err
 
 
-def test_consolidate_makes_a_bundle_of_the_newest_whole_one(
+def test_consolidate_uses_the_newest_undamaged_checkpoint(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAFM_HOME", str(place / "home"))

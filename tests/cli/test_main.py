@@ -15,7 +15,7 @@ from openafm.cli.main import run
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a user who has nothing yet, in an installation without the shipped model."""
+    """Use an empty data home and an installation without the shipped model."""
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", tmp_path / "stripped")
     return tmp_path / "home"
@@ -152,8 +152,8 @@ def test_python_dash_m(tmp_path: Path) -> None:
     assert (done.returncode, [b for b in json.loads(done.stdout) if b["from"] != "shipped"]) == (0, [])
 
 
-def test_what_the_system_refuses_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")  # where a folder should be
+def test_system_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")  # a file instead of a folder
     (tmp_path / "en.txt").write_text("the cat sat on the mat " * 40)
     out = str(tmp_path / "file" / "tokenizer.json")
     assert run(["tokenizer", "train", str(tmp_path / "en.txt"), "--out", out, "--vocab-size", "330"]) == 1
@@ -163,13 +163,13 @@ def test_what_the_system_refuses_is_one_line(tmp_path: Path, capsys: pytest.Capt
     assert "file" in captured.err
 
 
-def test_use_refuses_a_folder_that_is_no_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_use_refuses_a_folder_without_a_bundle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3"}')
     assert run(["use", str(tmp_path)]) == 1
     assert "not the config of an openafm bundle" in capsys.readouterr().err
 
 
-def test_use_lists_where_bundles_come_from(
+def test_use_lists_bundles_with_their_origin(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["use", "--json"]) == 0
@@ -186,14 +186,14 @@ def test_use_lists_where_bundles_come_from(
 
 
 @pytest.mark.parametrize("command", ["", "data", "tokenizer", "recipes"])
-def test_a_bare_command_shows_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_without_arguments_prints_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(command.split()) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("Usage:")
     assert captured.err == ""
 
 
-def test_chat_without_a_model_says_so_before_the_first_prompt(
+def test_chat_without_a_model_fails_before_the_first_prompt(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asked for a prompt"))

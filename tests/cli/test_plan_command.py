@@ -14,7 +14,7 @@ from openafm.cli.plan import SizeError, parse_bytes
 COMMAND = ["plan", "server.full", "--devices", "8192", "--slices", "4", "--memory", "95GiB"]
 
 
-def test_the_table_says_what_a_person_asks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(COMMAND) == 0
     table = capsys.readouterr().out
     for words in (
@@ -31,7 +31,7 @@ def test_the_table_says_what_a_person_asks(capsys: pytest.CaptureFixture[str]) -
     assert max(map(len, table.splitlines())) < 160
 
 
-def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*COMMAND, "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     assert plan["mesh"] == {"replicate": 128, "shard": 1, "expert": 8, "track": 8}
@@ -41,7 +41,7 @@ def test_json_has_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert {c["axis"] for c in plan["collectives"]} == {"replicate", "shard+expert", "expert", "track"}
 
 
-def test_a_core_of_a_cpu_has_an_allocator_that_keeps_some(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cpu_core_has_allocator_overhead(capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--chip", "cpu-core", "--precision", "float32", "--rows-per-step", "4", "--row-tokens", "512", "--json"]
     assert run(["plan", "server.nano", *options]) == 0
     memory = json.loads(capsys.readouterr().out)["memory_per_device"]
@@ -84,12 +84,12 @@ def test_refusals_are_one_line(options: str, text: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("text", "expected"), [("95GiB", 95 << 30), ("80 GB", 80 * 10**9), ("1.5tib", 3 << 39), ("7B", 7)])
-def test_sizes_in_memory(text: str, expected: int) -> None:
+def test_parse_bytes(text: str, expected: int) -> None:
     assert parse_bytes(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "95 lb", "1e3", "95"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(SizeError):
         parse_bytes(text)
 

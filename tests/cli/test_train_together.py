@@ -1,4 +1,4 @@
-"""`openafm train` under a real torchrun: one process makes the data, writes and speaks; what is wrong is told once."""
+"""`openafm train` under torchrun: rank 0 packs, writes and prints; an error is printed once."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def torchrun(num_processes: int, texts: Path, folder: Path, changes: dict[str, s
     )
 
 
-def test_a_run_shared_out_writes_one_bundle_and_tells_it_once(texts: Path, tmp_path: Path) -> None:
+def test_two_processes_write_one_bundle_and_print_one_result(texts: Path, tmp_path: Path) -> None:
     done = torchrun(2, texts, tmp_path, {"trainer.parallel.track": "2"})
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()
@@ -55,7 +55,8 @@ def test_a_run_shared_out_writes_one_bundle_and_tells_it_once(texts: Path, tmp_p
     assert [entry["step"] for entry in log if "loss" in entry] == [1, 2, 3]
 
 
-def test_what_cannot_be_shared_out_is_told_once_before_anything_is_written(texts: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_invalid_mesh_is_reported_once_before_anything_is_written(texts: Path, tmp_path: Path) -> None:
     done = torchrun(2, texts, tmp_path, {"trainer.parallel.expert": "2", "trainer.parallel.track": "2"})
     assert done.returncode != 0
     assert done.stderr.count("openafm: ") == 1, done.stderr

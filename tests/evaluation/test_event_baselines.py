@@ -1,4 +1,4 @@
-"""The baselines of event extraction on messages written by hand."""
+"""The baselines of event extraction on hand-written messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SATURDAY = datetime.date(2026, 11, 21)
         ("We walk the dog", {"title": "walk"}),
     ],
 )
-def test_regular_expressions_read_plain_english(message: str, expected: dict[str, Any]) -> None:
+def test_regular_expressions_on_english_messages(message: str, expected: dict[str, Any]) -> None:
     assert regex_event(message, SATURDAY) == expected
 
 
@@ -44,7 +44,7 @@ def test_regular_expressions_read_plain_english(message: str, expected: dict[str
         ("on Saturday", "2026-11-28"),  # strictly after the day of the message
         ("on Sunday", "2026-11-22"),
         ("the day after tomorrow", "2026-11-23"),
-        ("21 November", "2026-11-21"),  # today counts
+        ("21 November", "2026-11-21"),  # today is included
         ("20 November", "2027-11-20"),
         ("Nov. 5, 2029", "2029-11-05"),
         ("the 29th of February", "2028-02-29"),
@@ -75,7 +75,7 @@ def test_times(message: str, time: str) -> None:
     assert regex_event(message, SATURDAY)["time"] == time
 
 
-def test_what_is_not_said_is_left_out() -> None:
+def test_absent_fields_are_left_out() -> None:
     assert regex_event("call me on 555 1234, version 1.2.3", SATURDAY).keys() <= {"title", "location"}
     assert regex_event("", SATURDAY) == {"title": ""}
 

@@ -1,4 +1,4 @@
-"""Scoring event extraction: the scorer, the baselines' place in it, a real model behind it."""
+"""Scores of event extraction: the grading, the baselines, a real model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_held_out_examples_are_complete_and_multilingual() -> None:
     assert len({example.language for example in EXAMPLES}) > 12
 
 
-def test_the_gold_answer_scores_one_and_an_empty_one_what_is_absent() -> None:
+def test_the_reference_scores_one_and_an_empty_answer_the_absent_fields() -> None:
     gold = score(lambda example: example.gold, EXAMPLES)
     assert gold.exact_match == gold.whole_event == 1
     assert set(gold.fields.values()) == {1.0}
@@ -37,7 +37,7 @@ def test_the_gold_answer_scores_one_and_an_empty_one_what_is_absent() -> None:
     assert nothing.fields["location"] == pytest.approx(absent)
 
 
-def test_one_wrong_field_spoils_the_event_but_not_the_other_fields() -> None:
+def test_one_wrong_field_fails_the_event_only() -> None:
     def almost(example: EventExample) -> dict[str, str]:
         return example.gold | {"time": "00:01"}
 
@@ -52,7 +52,7 @@ def test_baselines_are_ordered() -> None:
     assert regex.fields["time"] > constant.fields["time"]
 
 
-def test_a_model_that_knows_nothing_answers_under_the_schema(tmp_path: Path) -> None:
+def test_an_untrained_model_answers_under_the_schema(tmp_path: Path) -> None:
     from openafm import SystemLanguageModel
     from openafm.bundle import write_bundle
     from openafm.models.sizes import shared_kv_decoder

@@ -1,4 +1,4 @@
-"""The table: every bundle on the same examples, every bit counted, retention where it means something."""
+"""The comparison of bundles: equal examples, all bits counted, retention against the uncompressed bundle."""
 
 from __future__ import annotations
 
@@ -41,22 +41,31 @@ KEYS = {
 }
 
 
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def bundles(home: Path) -> list[Bundle]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAFM_HOME", str(home))
+        source = write_source(bundle_place("tiny"), context_length=2048)
+        compress(source, compression_config("int2"), "tiny-int2")
+        compress(source, compression_config("astc", QUICK), "tiny-astc")
+        return [source, open_bundle("tiny-int2"), open_bundle("tiny-astc")]
+
+
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
-    return tmp_path / "home"
-
-
-@pytest.fixture
-def bundles() -> list[Bundle]:
-    source = write_source(bundle_place("tiny"), context_length=2048)
-    compress(source, compression_config("int2"), "tiny-int2")
-    compress(source, compression_config("astc", QUICK), "tiny-astc")
-    return [source, open_bundle("tiny-int2"), open_bundle("tiny-astc")]
+def short_answers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the module's data home, and cut the answers of untrained models."""
+    monkeypatch.setenv("OPENAFM_HOME", str(home))
+    for module in ("events", "held_out", "calculator", "tool_requests"):
+        monkeypatch.setattr(f"openafm.evaluation.{module}.MAX_TOKENS", 4)
 
 
 def scores(**by_task: tuple[float, float]) -> HeldOutScores:
-    """Of each task the score and the best baseline's."""
+    """Return held-out scores from (score, best baseline) by task."""
     return HeldOutScores(
         tasks={
             name: TaskScore(
@@ -91,7 +100,7 @@ def test_a_report_on_an_uncompressed_and_two_compressed_bundles(bundles: list[Bu
     assert set(plain["retention"]["tasks"].values()) <= {1.0}
 
 
-def test_retention_is_over_the_first_uncompressed_bundle_where_it_is_well_above_the_baselines(
+def test_retention_is_relative_to_the_first_uncompressed_bundle(
     bundles: list[Bundle],
 ) -> None:
     plain, int2, astc = bundles
@@ -115,7 +124,7 @@ def test_retention_is_over_the_first_uncompressed_bundle_where_it_is_well_above_
     assert alone.retention.mean is None
 
 
-def test_the_loss_is_of_the_model_with_its_adapter(tmp_path: Path, bundles: list[Bundle]) -> None:
+def test_the_loss_includes_the_adapter(tmp_path: Path, bundles: list[Bundle]) -> None:
     plain = bundles[0]
     adapter = RecoveryAdapter(
         config=LoRAConfig(rank=1, targets=("query",)),
@@ -138,7 +147,7 @@ def test_the_loss_is_of_the_model_with_its_adapter(tmp_path: Path, bundles: list
     assert held_out_loss(plain, 4) == held_out_loss(plain, 4)
 
 
-def test_wrong_calls_fail_before_anything_is_measured(bundles: list[Bundle]) -> None:
+def test_invalid_calls_fail_before_measuring(bundles: list[Bundle]) -> None:
     with pytest.raises(UsageError, match="at least one bundle"):
         compression_report([])
     with pytest.raises(UsageError, match="at least one example"):

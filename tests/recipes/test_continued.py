@@ -1,4 +1,4 @@
-"""Continued pre-training: mixtures and their errors, languages by temperature, a longer context from a shorter bundle."""
+"""Continued pre-training: mixtures, temperature sampling of languages, extension of the context."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def weights(run: RunConfig) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("size", ["micro", "nano"])
-def test_other_languages_go_from_8_to_30_percent(size: str) -> None:
+def test_the_multilingual_share_rises_from_8_to_30_percent(size: str) -> None:
     assert weights(build_run("server.pretrain", size))["multilingual"] == 0.08
     for recipe in TEXT:
         run = build_run(recipe, size)
@@ -56,7 +56,7 @@ def test_other_languages_go_from_8_to_30_percent(size: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["server.pretrain", *TEXT])
-def test_buckets_share_no_language_and_their_tasks_are_the_whole_corpus(recipe: str) -> None:
+def test_buckets_partition_languages_and_tasks(recipe: str) -> None:
     corpora = [corpus for corpus in build_run(recipe, "micro").corpora if isinstance(corpus, SyntheticCorpusConfig)]
     read = {corpus.name: corpus.synthetic for corpus in corpora if corpus.name != "held_out"}
     others = set(read.pop("multilingual").languages)
@@ -66,7 +66,7 @@ def test_buckets_share_no_language_and_their_tasks_are_the_whole_corpus(recipe: 
     assert len(tasks) == len(set(tasks)) == 8
 
 
-def test_a_mixture_that_names_an_absent_source_or_does_not_add_up_is_refused_before_anything_is_made() -> None:
+def test_an_invalid_mixture_is_refused() -> None:
     def changed(sources: list[dict[str, object]], key: str = "trainer.data.sources") -> RunConfig:
         return prepare_run("server.text_continued", "micro", changes={key: json.dumps(sources)})
 
@@ -74,12 +74,12 @@ def test_a_mixture_that_names_an_absent_source_or_does_not_add_up_is_refused_bef
         changed([{"name": "physics", "path": "physics"}])
     with pytest.raises(ConfigError, match="'physics' has no corpus"):
         changed([{"name": "physics", "path": "physics"}], "trainer.evaluation.data.sources")
-    with pytest.raises(ConfigError, match=r"the weights of math, code must add up to 1, they make 0\.9"):
+    with pytest.raises(ConfigError, match=r"the weights of math, code must add up to 1, they add up to 0\.9"):
         changed([{"name": "math", "path": "math", "weight": 0.5}, {"name": "code", "path": "code", "weight": 0.4}])
 
 
 def tiny_corpora(run: RunConfig, **changes: object) -> RunConfig:
-    """The same run with a handful of examples in each corpus."""
+    """Return the same run with 40 examples in each corpus."""
     corpora = []
     for corpus in run.corpora:
         if isinstance(corpus, NeedlesCorpusConfig):
@@ -91,7 +91,7 @@ def tiny_corpora(run: RunConfig, **changes: object) -> RunConfig:
     return replace(run, corpora=tuple(corpora), trainer=trainer)
 
 
-def test_text_continued_ends_in_a_bundle_and_reads_every_language(tmp_path: Path) -> None:
+def test_text_continued_reads_every_language(tmp_path: Path) -> None:
     base = write_source(tmp_path / "base")
     run = tiny_corpora(prepare_run("on_device.text_continued", "micro", start=str(base.path)))
     result = run_recipe(run, tmp_path / "run", "continued")
@@ -106,7 +106,7 @@ def test_text_continued_ends_in_a_bundle_and_reads_every_language(tmp_path: Path
 
 
 @pytest.mark.parametrize("recipe", LONG)
-def test_a_longer_context_is_the_only_thing_that_changes(recipe: str, tmp_path: Path) -> None:
+def test_long_context_changes_only_the_context_length(recipe: str, tmp_path: Path) -> None:
     base = write_source(tmp_path / "base", context_length=64)
     run = prepare_run(recipe, "micro", start=str(base.path))
     assert run.trainer.model == replace(base.config, context_length=4096)
@@ -114,7 +114,7 @@ def test_a_longer_context_is_the_only_thing_that_changes(recipe: str, tmp_path: 
     run = tiny_corpora(run, data=replace(run.trainer.data, row_tokens=256), microbatch_rows=None)
     run_recipe(run, tmp_path / "run", "long")
     assert open_bundle("long").config.context_length == 4096
-    assert "needles to find" in open_bundle("long").card()
+    assert "retrieval documents" in open_bundle("long").card()
 
 
 def test_other_recipes_keep_the_context_of_their_bundle(tmp_path: Path) -> None:
@@ -128,9 +128,7 @@ def test_other_recipes_keep_the_context_of_their_bundle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"), [({"context_length": 32}, "context_length is 64, not 32"), ({"norm_eps": 1e-3}, "norm_eps")]
 )
-def test_a_shorter_context_or_any_other_difference_is_another_model(
-    change: dict[str, float], match: str, tmp_path: Path
-) -> None:
+def test_any_other_difference_of_the_model_is_refused(change: dict[str, float], match: str, tmp_path: Path) -> None:
     base = write_source(tmp_path / "base", context_length=64)
     run = tiny_corpora(prepare_run("on_device.text_continued", "micro", start=str(base.path)))
     model = replace(base.config, **change)  # type: ignore[arg-type]
@@ -139,7 +137,7 @@ def test_a_shorter_context_or_any_other_difference_is_another_model(
         run_recipe(replace(run, trainer=trainer), tmp_path / "run", "other")
 
 
-def test_a_source_that_is_not_there_is_told_before_the_first_step(tmp_path: Path) -> None:
+def test_a_missing_source_is_refused_before_the_first_step(tmp_path: Path) -> None:
     sources = (SourceConfig(name="gone", path=str(tmp_path / "gone")),)
     trainer = TrainerConfig(
         model=named_size("on_device.micro"),
@@ -151,7 +149,7 @@ def test_a_source_that_is_not_there_is_told_before_the_first_step(tmp_path: Path
 
 
 @pytest.mark.parametrize("model", ["on_device.base", "server.full"])
-def test_the_report_s_sizes_take_rows_of_65536(model: str) -> None:
+def test_report_sizes_take_rows_of_65536(model: str) -> None:
     run = build_run(f"{model.split('.')[0]}.long_context", "nano")
     trainer = replace(run.trainer, model=named_size(model), data=replace(run.trainer.data, row_tokens=65_536))
     assert trainer.model.context_length == 65_536
@@ -160,7 +158,7 @@ def test_the_report_s_sizes_take_rows_of_65536(model: str) -> None:
 
 
 def test_a_step_on_a_row_of_65536(tmp_path: Path) -> None:
-    """Local layers cost by the window, and the global one at the end is entered only by the positions that are asked."""
+    """Local layers attend to their window only; the global layer at the end runs for the positions that carry loss."""
 
     def layer(window: int | None) -> LayerConfig:
         attention = AttentionConfig(

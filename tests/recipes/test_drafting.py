@@ -1,4 +1,4 @@
-"""A draft model from recipe to measurement: its target's tokens, the teacher that is deployed, and honest counts."""
+"""Draft models: distillation from a target and the measurement of acceptance."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_draft_is_distilled_from_its_target_and_measured(target: Bundle, tmp_p
     assert run_recipe(config, tmp_path / "run", "draft").acceptance == result.acceptance
 
 
-def test_from_names_the_teacher_and_its_absence_is_told(target: Bundle, tmp_path: Path) -> None:
+def test_from_names_the_teacher_and_is_required(target: Bundle, tmp_path: Path) -> None:
     config = prepare_run("on_device.draft", "nano", start=str(target.path), data=own_data(tmp_path), changes=SMALL)
     assert config.start == str(target.path)
     assert config.trainer.from_bundle is None
@@ -104,7 +104,7 @@ def test_from_names_the_teacher_and_its_absence_is_told(target: Bundle, tmp_path
         run_recipe(draft_run(Bundle(home), size="micro", changes=SMALL), tmp_path / "run", "target")
 
 
-def test_every_answer_is_a_question_with_what_it_may_be() -> None:
+def test_every_answer_gives_a_question_with_schema_and_tools() -> None:
     call, text, schema = questions(CALLING)
     assert [len(question.turns) for question in (call, text, schema)] == [2, 4, 6]
     assert [question.is_call for question in (call, text, schema)] == [True, False, False]
@@ -112,7 +112,7 @@ def test_every_answer_is_a_question_with_what_it_may_be() -> None:
     assert [question.tools for question in (call, text, schema)] == [(WEATHER,)] * 3
 
 
-def test_reported_passes_are_those_that_are_taken(target: Bundle) -> None:
+def test_reported_passes_equal_the_steps_taken(target: Bundle) -> None:
     answerer, drafter = Answerer(target), Drafter(Answerer(target).engine, length=DraftLengthConfig(cost=0.2))
     asked = list(questions(CALLING))
     plain = [answerer.answer(question, None, max_tokens=40) for question in asked]
@@ -127,7 +127,7 @@ def test_reported_passes_are_those_that_are_taken(target: Bundle) -> None:
     assert target.template.parse_assistant(target.tokenizer, called.tokens).tool_calls[0].name == "weather"
 
 
-def test_what_a_run_is_judged_by_is_held_out_where_it_can_be(target: Bundle, tmp_path: Path) -> None:
+def test_measured_conversations_are_held_out_if_possible(target: Bundle, tmp_path: Path) -> None:
     run = draft_run(target)
     held_out = held_out_conversations(run, 5)
     trained = held_out_conversations(replace(run, trainer=replace(run.trainer, evaluation=None)), 5)

@@ -1,4 +1,4 @@
-"""Golden dumps of every recipe: a changed default shows as a diff. `make golden` writes them anew."""
+"""Golden dumps of every recipe show a changed default as a diff. `make golden` rewrites them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_recipe_equals_its_golden_dump(recipe: str, size: str) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "size"), RUNS)
-def test_recipe_survives_json(recipe: str, size: str) -> None:
+def test_recipe_round_trips_through_json(recipe: str, size: str) -> None:
     config = build_run(recipe, size)
     assert from_dict(RunConfig, to_dict(config)) == config
 

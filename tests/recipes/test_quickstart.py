@@ -1,4 +1,4 @@
-"""The quickstart from nothing, in seconds: smaller budgets, the same steps, the same result object."""
+"""The quickstart with small budgets: the same steps and the same result."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def small(recipe: str, size: str, *, start: str | None = None) -> RunConfig:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(quickstart_module, "prepare_run", small)
-    monkeypatch.setattr(quickstart_module, "NUM_HELD_OUT", 4)
+    monkeypatch.setattr(quickstart_module, "NUM_HELD_OUT", 2)
+    monkeypatch.setattr("openafm.evaluation.events.MAX_TOKENS", 12)
+    monkeypatch.setattr(quickstart_module, "MAX_TOKENS", 40)
     return tmp_path / "home"
 
 

@@ -1,4 +1,4 @@
-"""Carrying out a recipe: tokenizer, shards, training, bundle; stations that stand are reused; own text works."""
+"""Running a recipe: tokenizer, shards, training, bundle; reuse, resumption and the user's own text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_sources import write_source
 
 from openafm.bundle import open_bundle
 from openafm.core.config import UnknownKeyError
 from openafm.recipes.config import RunConfig
+from openafm.recipes.corpora import NothingToLearnError
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import StartBundleError, run_recipe
 
+STEPS = '{"type": "StepBudget", "num_steps": 4}'
 TINY = {
     "tokenizer.vocab_size": "400",
     "trainer.model": "",
@@ -55,7 +58,7 @@ def tiny_pretraining(**changes: str) -> RunConfig:
     )
 
 
-def test_a_recipe_ends_in_a_verified_bundle_and_stations_are_reused(tmp_path: Path) -> None:
+def test_a_recipe_writes_a_bundle_and_reuses_finished_stages(tmp_path: Path) -> None:
     result = run_recipe(tiny_pretraining(), tmp_path / "run", "tiny")
     bundle = open_bundle("tiny")
     bundle.verify()
@@ -80,7 +83,7 @@ def test_fine_tuning_starts_from_the_bundle_and_keeps_its_tokenizer(tmp_path: Pa
     assert result.signature != base.signature
 
 
-def test_fine_tuning_without_a_bundle_says_what_it_needs(tmp_path: Path) -> None:
+def test_fine_tuning_without_a_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartBundleError, match="--from"):
         run_recipe(prepare_run("on_device.sft", "micro"), tmp_path, "x")
 
@@ -99,8 +102,8 @@ def test_unknown_key() -> None:
         prepare_run("on_device.pretrain", "micro", changes={"trainer.optimiser.learning_rate": "1"})
 
 
-def test_killed_and_repeated_the_command_ends_in_the_same_bundle(tmp_path: Path) -> None:
-    """`openafm train` killed with SIGKILL at its first checkpoint: the same command goes on to the same signature."""
+def test_a_killed_run_resumes_to_the_same_bundle(tmp_path: Path) -> None:
+    """After SIGKILL at the first checkpoint the same command gives the same signature."""
     steps = {"trainer.budget": '{"type": "StepBudget", "num_steps": 40}', "trainer.checkpoint": '{"every_steps": 5}'}
     expected = run_recipe(tiny_pretraining(**steps), tmp_path / "undisturbed", "undisturbed").signature
     script = (
@@ -134,7 +137,7 @@ def test_the_stages_of_compression_chain(tmp_path: Path) -> None:
     assert (bundle.numerics.weights, bundle.numerics.embedding) == ("int2_balanced", "int4_group32")
     assert "layers.0.attention.query.weight.scale" in bundle.stored_tensors
 
-    # Nothing given, the recipe starts from what the one before it has left under its default name.
+    # Without --from the recipe starts from the default bundle of the recipe before it.
     config = later_stage("on_device.recovery_adapter", None)
     assert config.trainer.from_bundle == str(bundle.path)
     recovered = run_recipe(config, tmp_path / "recovered", "recovered")
@@ -146,13 +149,25 @@ def test_the_stages_of_compression_chain(tmp_path: Path) -> None:
     assert bundle.recovery_adapter is None
 
 
-def test_the_bundle_that_a_run_starts_from_is_not_its_target(tmp_path: Path) -> None:
+def test_the_start_bundle_is_not_overwritten(tmp_path: Path) -> None:
     base = run_recipe(tiny_pretraining(), tmp_path / "base", "base")
     with pytest.raises(StartBundleError, match="another --name"):
         run_recipe(later_stage("on_device.qat", "base"), tmp_path / "run", "base")
     assert open_bundle("base").signature == base.signature
 
 
-def test_a_stage_with_nothing_to_start_from_says_what_it_needs(tmp_path: Path) -> None:
+def test_a_stage_without_a_start_bundle_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StartBundleError, match=r"starts from a bundle of on_device\.sft: name one with --from"):
         run_recipe(later_stage("on_device.qat", None), tmp_path / "run", "tiny")
+
+
+@pytest.mark.parametrize("name", ["prompts.jsonl", "prompts.json"])
+def test_fine_tuning_without_an_assistants_turn_is_refused(tmp_path: Path, name: str) -> None:
+    base = write_source(tmp_path / "base")
+    lines = [json.dumps({"messages": [{"role": "user", "content": f"prompt {n}"}]}) for n in range(8)]
+    (tmp_path / name).write_text("\n".join(lines) if name.endswith("l") else f"[{','.join(lines)}]")
+    config = prepare_run(
+        "on_device.sft", "micro", start=str(base.path), data=tmp_path / name, changes={"trainer.budget": STEPS}
+    )
+    with pytest.raises(NothingToLearnError, match="no assistant's turn"):
+        run_recipe(config, tmp_path / "run", "tuned")

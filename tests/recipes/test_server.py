@@ -1,4 +1,4 @@
-"""The server model's recipes and what a person does with their bundles."""
+"""The server model's recipes, and `respond` and `inspect` on its bundle."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def server(tmp_path: Path) -> Path:
 
 
 def openafm(*arguments: str) -> str:
-    """What the command line prints, in a process that has imported nothing yet."""
+    """Return the output of the command line in a new process."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "openafm", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_bundle_of_the_server_model_answers_and_is_inspected(server: Path) -> None:
+def test_respond_and_inspect_on_a_server_bundle(server: Path) -> None:
     openafm("respond", "--model", str(server), "--max-tokens", "3", "Hello")
     inspected = openafm("inspect", str(server))
     assert "tracks" in inspected

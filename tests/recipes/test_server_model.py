@@ -1,4 +1,4 @@
-"""The server model from its recipe to a session: trained a little, opened, asked, adapted; and what it refuses."""
+"""The server model from recipe to session: training, engines, adapters, compression and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from openafm.training.config import StepBudget
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """`server.micro` after a few steps of its recipe on little text."""
+    """A bundle of `server.micro` after a few steps."""
     folder = tmp_path_factory.mktemp("server")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAFM_HOME", str(folder / "home"))
@@ -57,7 +57,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(1024, size=count).tolist()
 
 
-def test_the_engine_computes_what_the_trained_decoder_does(trained: Bundle) -> None:
+def test_the_engine_equals_the_trained_decoder(trained: Bundle) -> None:
     assert trained.config == named_size("server.micro")
     engine, decoder = open_engine(trained), load_decoder(trained)
     sequence, held = engine.new_sequence(), tokens(400)
@@ -112,7 +112,7 @@ def test_bfloat16_engines_agree_with_fp32_ones(trained: Bundle, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_compression_refuses_before_any_work_and_says_why(trained: Bundle, format: str) -> None:
+def test_compression_with_calibration_is_refused_before_any_work(trained: Bundle, format: str) -> None:
     match = "parallel tracks and mixtures of experts cannot be compressed in this way.*--format astc --set calibration=null"
     with pytest.raises(UncompressibleModelError, match=match):
         compress(trained, FORMATS[format](), "small")
@@ -120,7 +120,7 @@ def test_compression_refuses_before_any_work_and_says_why(trained: Bundle, forma
 
 
 def test_astc_without_calibration_compresses_tracks_and_experts(trained: Bundle) -> None:
-    """The report's way for its server model, adapter included; every matrix of the layers but the routers."""
+    """The report's format for its server model, adapter included; all matrices of the layers except routers."""
     config = AstcCompression(calibration=None, adapter=LoRAConfig(rank=8))
     result = compress(trained, config, "small")
     made = open_bundle("small")
@@ -146,7 +146,7 @@ def test_astc_without_calibration_compresses_tracks_and_experts(trained: Bundle)
 
 
 @pytest.mark.parametrize("parts", ["tracks", "experts"])
-def test_training_in_few_bits_refuses_tracks_and_experts_alike(parts: str) -> None:
+def test_quantization_aware_training_refuses_tracks_and_experts(parts: str) -> None:
     config = named_size("server.micro")
     dense, sparse = replace(config, layers=config.layers[:1] * 2), replace(config, tracks=None)
     model = (dense if parts == "tracks" else sparse).build()
@@ -156,7 +156,7 @@ def test_training_in_few_bits_refuses_tracks_and_experts_alike(parts: str) -> No
     assert {name: type(module) for name, module in model.named_modules()} == before
 
 
-def test_an_adapter_trains_over_tracks_and_is_used_from_its_folder(trained: Bundle, tmp_path: Path) -> None:
+def test_an_adapter_trains_on_tracks_and_loads_from_its_folder(trained: Bundle, tmp_path: Path) -> None:
     line = {"messages": [{"role": "user", "content": "Which color?"}, {"role": "assistant", "content": "It is red."}]}
     data = tmp_path / "train.jsonl"
     data.write_text((json.dumps(line) + "\n") * 8)
@@ -170,7 +170,7 @@ def test_an_adapter_trains_over_tracks_and_is_used_from_its_folder(trained: Bund
     assert np.abs(before - after).max() > 0.1
 
 
-def test_a_larger_vocabulary_leaves_the_old_tokens_as_they_were(trained: Bundle) -> None:
+def test_a_larger_vocabulary_keeps_the_old_tokens(trained: Bundle) -> None:
     decoder = load_decoder(trained)
     old = trained.config.vocab_size
     extended = extend_vocabulary(decoder, {old: [3, 4], old + 1: [5]}, old + 2)
@@ -179,6 +179,6 @@ def test_a_larger_vocabulary_leaves_the_old_tokens_as_they_were(trained: Bundle)
         assert torch.equal(extended(tokens_BS)[..., :old], decoder(tokens_BS))
 
 
-def test_inspect_counts_the_weights_that_a_token_passes(trained: Bundle) -> None:
+def test_inspect_counts_active_parameters(trained: Bundle) -> None:
     description = describe_bundle(trained)
     assert 0 < description.active_parameters < description.parameters

@@ -1,4 +1,4 @@
-"""The script behind the shipped model, on models of a few steps: the chain, assembling, the size, the card."""
+"""`make nano` on tiny models: the stages, assembly from bundles, the size limit, the card."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CORPUS = {"type": "SyntheticCorpusConfig", "name": "built_in", "synthetic": {"ta
 
 
 def small(recipe: str, size: str, *, start: str | None = None) -> RunConfig:
-    """A stage of the same kind and of two steps, with a model of two layers."""
+    """Return the stage with two steps and a model of two layers."""
     changes = {
         "trainer.budget": '{"type": "StepBudget", "num_steps": 2}',
         "corpora": json.dumps([CORPUS]),
@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stages of two steps and scores of short answers, in a data home that the tests share."""
+    """Use stages of two steps and short answers, in a data home shared by the tests."""
     monkeypatch.setenv("OPENAFM_HOME", str(home))
     monkeypatch.setattr("openafm.recipes.shipping.stages.prepare_run", small)
     monkeypatch.setattr("openafm.evaluation.events.MAX_TOKENS", 4)
@@ -65,14 +65,14 @@ def tiny(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def assembled(home: Path) -> list[str]:
-    """The arguments that take what the first call trained."""
+    """Return the arguments that reuse the bundles of the first test."""
     assert main(["--out", str(home / "first" / "nano"), "--examples", "3"]) == 0
     bundles = [str(home / "bundles" / f"nano-{stage}") for stage in STAGES[1:]]
     runs = [str(home / "runs" / "ship" / stage) for stage in STAGES]
     return ["--from-bundles", *bundles, "--runs", *runs, "--examples", "3"]
 
 
-def test_from_nothing_to_a_bundle_with_card_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_writes_a_bundle_with_card_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path / "nano"), "--examples", "3"]) == 0
     bundle = open_bundle(tmp_path / "nano")
     bundle.verify()
@@ -84,7 +84,7 @@ def test_from_nothing_to_a_bundle_with_card_and_figures(tmp_path: Path, capsys: 
     assert ": " not in (tmp_path / "nano" / "tokenizer.json").read_text(encoding="utf-8")[:200]
     printed = capsys.readouterr().out
     assert all(file.name in printed for file in (tmp_path / "nano").iterdir() if file.is_file())
-    assert "bytes in all, 6,000,000 at most" in printed
+    assert "bytes in total, limit 6,000,000" in printed
 
     results = json.loads((tmp_path / "nano.json").read_text())
     assert [stage["recipe"] for stage in results["stages"]] == [f"on_device.{stage}" for stage in STAGES]
@@ -109,7 +109,7 @@ def test_from_nothing_to_a_bundle_with_card_and_figures(tmp_path: Path, capsys: 
     assert str(tmp_path) not in card + (tmp_path / "nano.json").read_text(), "no path of this machine"
 
 
-def test_bits_are_those_of_the_files(assembled: list[str], home: Path) -> None:
+def test_reported_bits_equal_file_sizes(assembled: list[str], home: Path) -> None:
     results = json.loads((home / "first" / "nano.json").read_text())
     bundle = open_bundle(home / "first" / "nano")
     assert bundle.recovery_adapter is not None
@@ -120,7 +120,7 @@ def test_bits_are_those_of_the_files(assembled: list[str], home: Path) -> None:
     assert f"| **{bits:.2f}** |" in bundle.card()
 
 
-def test_assembling_trained_bundles_gives_the_same(assembled: list[str], home: Path, tmp_path: Path) -> None:
+def test_assembly_from_bundles_gives_the_same_bundle(assembled: list[str], home: Path, tmp_path: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in (home / "bundles").rglob("*")}
     assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
     again, first = tmp_path / "nano", home / "first" / "nano"
@@ -130,7 +130,7 @@ def test_assembling_trained_bundles_gives_the_same(assembled: list[str], home: P
     assert before == {file: file.stat().st_mtime_ns for file in (home / "bundles").rglob("*")}
 
 
-def test_scores_are_measured_once(assembled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_cached(assembled: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_out, "held_out_scores", lambda *_, **__: pytest.fail("scored again"))
     assert main(["--out", str(tmp_path / "nano"), *assembled]) == 0
 
@@ -144,7 +144,7 @@ def test_without_the_adapter(assembled: list[str], home: Path, tmp_path: Path) -
     assert "recovery" not in bundle.card()
 
 
-def test_too_large_is_refused_and_nothing_written(
+def test_a_too_large_bundle_is_refused_and_not_written(
     assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("openafm.recipes.shipping.package.MAX_BYTES", 20_000)
@@ -166,11 +166,11 @@ def test_the_limit_is_six_million_bytes() -> None:
     ("places", "text"),
     [
         ((2, 3), "expected 3 bundles"),
-        ((1, 2, 2), "carries no adapter"),
+        ((1, 2, 2), "has no recovery adapter"),
         ((1, 1, 3), "is not compressed"),
     ],
 )
-def test_parts_that_do_not_belong_together(
+def test_parts_of_different_models_are_refused(
     assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], places: tuple[int, ...], text: str
 ) -> None:
     arguments = ["--from-bundles", *(assembled[place] for place in places), *assembled[4:]]
@@ -179,13 +179,13 @@ def test_parts_that_do_not_belong_together(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_package_is_written_to_only_in_a_checkout(
+def test_the_package_is_written_only_in_a_checkout(
     assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = tmp_path / "checkout" / "src" / "openafm" / "shipped"
     monkeypatch.setattr("openafm.recipes.shipping.__main__.SHIPPED_HOME", package)
     assert main(assembled) == 2
-    assert "not part of a source checkout; say with --out" in capsys.readouterr().err
+    assert "not part of a source checkout; name the bundle folder with --out" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     package.mkdir(parents=True)
     (tmp_path / "checkout" / "pyproject.toml").touch()
@@ -194,13 +194,13 @@ def test_the_package_is_written_to_only_in_a_checkout(
     assert (tmp_path / "checkout" / "docs" / "benchmarks" / "shipped_nano.json").is_file()
 
 
-def test_a_folder_that_is_no_run(assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(assembled: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path / "nano"), *assembled[:8], str(tmp_path), *assembled[9:]]) == 2
     assert f"{tmp_path} is not the folder of a run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
-def test_changes_from_the_recipe_are_settings_that_lead_back_to_it() -> None:
+def test_changes_from_the_recipe_reproduce_the_run() -> None:
     recipe = prepare_run("on_device.sft", "nano")
     assert changes_from_recipe(recipe) == {}
     changed = override(recipe, {"trainer.budget.num_steps": "7", "trainer.seed": "3"})

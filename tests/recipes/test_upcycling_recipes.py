@@ -1,4 +1,4 @@
-"""The runs of report 4.3: the trunk is the dense run's beginning, the teacher grows out of it, the student ends it."""
+"""The recipes of report 4.3: trunk, upcycled teacher, distillation."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tiny(num_steps: int) -> dict[str, str]:
 
 
 def later(num_steps: int) -> dict[str, str]:
-    """A stage that starts from a bundle takes the model and the tokenizer from there."""
+    """Return a small stage; one that starts from a bundle keeps its model and tokenizer."""
     return {
         "corpora": json.dumps([COPIES, TEXT]),
         "trainer.budget.num_steps": str(num_steps),
@@ -61,7 +61,7 @@ def pretrained(tmp_path: Path, name: str = "on_device.pretrain", num_steps: int 
     return open_bundle(f"{name}-micro")
 
 
-def test_the_trunk_is_the_beginning_of_the_dense_run_to_the_bit(tmp_path: Path) -> None:
+def test_the_trunk_is_bit_identical_to_the_start_of_the_dense_run(tmp_path: Path) -> None:
     changes = {"trainer.checkpoint": f'{{"every_steps": {NUM_FIRST}, "every_seconds": null}}'}
     whole = prepare_run("on_device.pretrain", "micro", changes=tiny(NUM_STEPS) | changes)
     trunk = replace(whole, trainer=first_part(whole.trainer, 0.9))
@@ -72,11 +72,11 @@ def test_the_trunk_is_the_beginning_of_the_dense_run_to_the_bit(tmp_path: Path) 
         run_recipe(run, tmp_path / name, name)
         found, expected = open_bundle(name).tensors(), at_90.state_dict()
         same = all(np.array_equal(found[key], expected[key].numpy()) for key in expected)
-        assert same == (name == "trunk")  # the other's learning rate has fallen to its end
+        assert same == (name == "trunk")  # the other run's learning rate has decayed
 
 
 @pytest.mark.parametrize("size", ["micro", "nano"])
-def test_the_shares_are_the_reports(size: str) -> None:
+def test_the_shares_are_those_of_the_report(size: str) -> None:
     steps = {
         name: build_run(f"on_device.{name}", size).trainer.budget.num_steps  # type: ignore[attr-defined]
         for name in ("pretrain", "trunk", "upcycle_teacher", "distill")
@@ -89,7 +89,7 @@ def test_the_shares_are_the_reports(size: str) -> None:
         assert dense.factor(step, steps["pretrain"]) == trunk.factor(step, steps["trunk"])
 
 
-def test_a_run_that_falls_early_has_no_trunk() -> None:
+def test_an_early_decay_has_no_trunk() -> None:
     trainer = build_run("on_device.pretrain", "micro").trainer
     with pytest.raises(ConfigError, match="decays before 90%"):
         first_part(replace(trainer, schedule=WarmupStableDecay(decay_fraction=0.3)), 0.9)
@@ -100,8 +100,8 @@ def distilling(num_steps: int = 3, **changes: str) -> RunConfig:
     return prepare_run("on_device.distill", "micro", changes=later(num_steps) | few | changes)
 
 
-def test_from_nothing_to_a_distilled_student(tmp_path: Path) -> None:
-    """Nothing named, each stage takes what the ones before have left under their default names."""
+def test_the_stages_chain_to_a_distilled_student(tmp_path: Path) -> None:
+    """Without names each stage uses the default bundles of the stages before."""
     dense = pretrained(tmp_path)
     trunk = pretrained(tmp_path, "on_device.trunk", 4)
     config = prepare_run("on_device.upcycle_teacher", "micro", changes=later(2))
@@ -127,7 +127,7 @@ def test_from_nothing_to_a_distilled_student(tmp_path: Path) -> None:
     assert manifest.stat().st_mtime_ns == written
 
 
-def test_experts_are_counted_by_one_key(tmp_path: Path) -> None:
+def test_one_key_sets_the_number_of_experts(tmp_path: Path) -> None:
     pretrained(tmp_path)
     config = prepare_run("on_device.upcycle_teacher", "micro", changes=later(2) | {"trainer.upcycle.num_experts": "4"})
     experts = config.trainer.model.layers[1].feed_forward

@@ -1,7 +1,8 @@
-"""Documents from files: .txt and .md (one document a file), .jsonl (one a line), each plain or gzipped.
+"""Documents from files: .txt and .md (one document per file), .jsonl (one per line), each plain or gzipped.
 
-A line of JSONL is plain text, `{"text": "...", "language": "en"}`, or a conversation, `{"messages": [...], ...}` as in
-`tokenizer.conversation`; other keys are left alone.
+A line of JSONL is plain text, `{"text": "...", "language": "en"}`, or a conversation: `{"messages": [...], ...}` as in
+`tokenizer.conversation`, or one of the formats in `chat_formats`. Other keys are ignored. A file given by path may also be
+.json: a list of such objects, or one object.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from openafm.core.errors import OpenAFMError, UsageError
+from openafm.data.chat_formats import as_messages
 from openafm.data.shards import EmptyCorpusError
 from openafm.tokenizer.conversation import Conversation, ConversationError, UserTurn
 from openafm.tokenizer.schema_text import schema_text
 
 TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
+JSON = ".json"
+"""Read only if its path is given: folders contain other JSON files too."""
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -105,7 +109,7 @@ def _find(path: Path) -> list[Path]:
         return files
     if not path.exists():
         raise InputPathError(f"{path} does not exist; give a file or a folder of text or JSONL")
-    if _kind(path) not in SUFFIXES:
+    if _kind(path) not in (*SUFFIXES, JSON):
         raise InputPathError(f"{path}: a file of this kind is not read; {known}")
     return [path]
 
@@ -120,6 +124,9 @@ def _read(file: Path, raw: IO[bytes]) -> Iterator[AnyDocument]:
     try:
         if _kind(file) in TEXT_SUFFIXES:
             yield TextDocument(text=_decode(stream.read(), str(file)), read_from=str(file))
+            return
+        if _kind(file) == JSON:
+            yield from _documents_of_json(_decode(stream.read(), str(file)), str(file))
             return
         for number, line in enumerate(stream, start=1):
             where = f"{file}:{number}"
@@ -139,24 +146,46 @@ def _decode(data: bytes, where: str) -> str:
     return text.removeprefix(BYTE_ORDER_MARK)
 
 
+def _documents_of_json(text: str, file: str) -> Iterator[AnyDocument]:
+    values = _json(text, file)
+    for number, item in enumerate(values if isinstance(values, list) else [values], start=1):
+        yield _document(item, f"{file} (item {number})")
+
+
 def _parse(line: str, where: str) -> AnyDocument:
+    return _document(_json(line, where), where)
+
+
+def _json(text: str, where: str) -> Any:
     try:
-        values: Any = json.loads(line)
-        if "\\u" in line:
+        values: Any = json.loads(text)
+        if "\\u" in text:
             json.dumps(values, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8 form
     except (ValueError, RecursionError) as error:
         raise NotADocumentError(f"{where} is not a JSON value that holds text: {error}") from error
+    return values
+
+
+def _document(values: Any, where: str) -> AnyDocument:
     match values:
-        case {"messages": _}:
-            return ChatDocument(conversation=_conversation(values, where), read_from=where)
-        case {"text": str(text)}:
+        case {"text": str(text)} if "messages" not in values:
             language = values.get("language")
             return TextDocument(text=text, language=language if isinstance(language, str) else "", read_from=where)
-    raise NotADocumentError(f"{where} needs a text under 'text' or a conversation under 'messages'")
+        case {}:
+            conversation = _conversation(values, where)
+            if conversation is not None:
+                return ChatDocument(conversation=conversation, read_from=where)
+    raise NotADocumentError(
+        f"{where} needs a text under 'text', or a conversation under 'messages' (OpenAI), 'conversations' (ShareGPT),"
+        " 'instruction' and 'output' (Alpaca) or 'prompt' and 'completion'"
+    )
 
 
-def _conversation(values: dict[str, Any], where: str) -> Conversation:
+def _conversation(values: dict[str, Any], where: str) -> Conversation | None:
     try:
-        return Conversation.from_dict(values)
+        messages = as_messages(values)
+        if messages is None and "messages" not in values:
+            return None
+        return Conversation.from_dict(values if messages is None else messages)
     except ConversationError as error:
         raise NotADocumentError(f"{where}: {error}") from error

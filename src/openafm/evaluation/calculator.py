@@ -1,4 +1,4 @@
-"""Held-out arithmetic: the model calls a calculator, reads what it says, and answers; the numbers of the answer count."""
+"""Held-out arithmetic: the model calls a calculator, reads its output and answers. The numbers of the answer are graded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXPRESSION = re.compile(r"\s*(\d{1,9})\s*([-+*/])\s*(\d{1,9})\s*")
 
 @dataclass(frozen=True, kw_only=True)
 class WordProblem:
-    """A question that takes one or two calculations, and their results in order."""
+    """A question that needs one or two calculations, and their results in order."""
 
     instructions: Instructions
     question: UserTurn
@@ -29,7 +29,7 @@ class WordProblem:
 
 
 def held_out_problems(count: int, seed: int = 0, languages: dict[str, float] | None = None) -> list[WordProblem]:
-    """The first `count` held-out examples, in the corpus's languages or in these by weight."""
+    """Return the first `count` held-out examples, in the corpus's languages or in `languages` by weight."""
     config = SyntheticConfig(seed=seed, split="held_out", tasks={"arithmetic": 1.0})
     if languages is not None:
         config = replace(config, languages=languages)
@@ -37,9 +37,9 @@ def held_out_problems(count: int, seed: int = 0, languages: dict[str, float] | N
 
 
 def calculate(expression: str) -> str:
-    """What the calculator says to `12*34`: whole numbers with one operation between them.
+    """Return the result of an expression such as `12*34`: two whole numbers and one operation.
 
-    Anything else, and division by zero, gives "error": the model reads it.
+    Any other text and a division by zero give "error", which the model reads.
     """
     match = _EXPRESSION.fullmatch(expression)
     if match is None:
@@ -58,16 +58,16 @@ def calculate(expression: str) -> str:
 
 
 class Solver:
-    """A model with the calculator at hand, greedy, each problem by itself.
+    """Solves problems with a model and the calculator, greedy, each in a new session.
 
-    It may call the calculator once, several times in parallel, or not at all; calls satisfy the tool's schema.
+    The model calls the calculator once, several times in parallel, or not at all. Calls satisfy the tool's schema.
     """
 
     def __init__(self, model: SystemLanguageModel) -> None:
         self._model: LoadedModel = model.load()
 
     def __call__(self, problem: WordProblem) -> str:
-        """The answer's text; empty when the model has not come to one after `MAX_TOKENS` of a turn."""
+        """Return the answer; empty if a turn did not end within `MAX_TOKENS`."""
         turns: list[Turn] = [problem.instructions, problem.question]
         for _ in range(2):
             turn = next_turn(self._model, turns, problem.instructions.tools, MAX_TOKENS)
@@ -80,13 +80,13 @@ class Solver:
 
 
 def grade(problem: WordProblem, answer: str) -> float:
-    """1 if every result stands in the answer as a number, else 0."""
+    """Return 1 if the answer contains every result as a number, else 0."""
     numbers = {int(number) for number in re.findall(r"\d+", answer)}
     return float(set(problem.results) <= numbers)
 
 
 def add_first_numbers(problem: WordProblem) -> str:
-    """The baseline that adds the first two numbers of the question, whatever is asked."""
+    """Baseline: return the sum of the first two numbers of the question."""
     return str(sum(int(number) for number in re.findall(r"\d+", problem.question.text)[:2]))
 
 

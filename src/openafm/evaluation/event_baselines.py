@@ -1,4 +1,4 @@
-"""Event extraction without a model: regular expressions, and an answer that never looks. What a model has to beat."""
+"""Baselines of event extraction: regular expressions and a constant answer."""
 
 from __future__ import annotations
 
@@ -52,30 +52,30 @@ _TITLE = re.compile(
     r"(?: (?:with|about|on|for) [^|,.!?;:\n]+?(?= (?:is|are|has|starts?|takes?|at|in|will)\b|[|,.!?;:\n]| ?$))?",
     re.IGNORECASE,
 )
-# With an article or an owner, before a verb, a preposition or the end.
+# A noun phrase with an article or a possessive, before a verb, a preposition or the end.
 _THING = re.compile(
     r"\b(?:(?:the|my|our)\s+(?P<thing>[\w' -]+?)|(?P<owned>[A-Z]\w+'s\s+\w+))"
     r"(?=\s+(?:is|are|has|will|starts?|takes?|at|in)\b|\s*[|,.!?;:\n]|\s*$)"
 )
-_LABELLED_PLACE = re.compile(r"\b(?:where|place|location|venue):\s*([^|,!?\n]+)", re.IGNORECASE)
+_LABELED_PLACE = re.compile(r"\b(?:where|place|location|venue):\s*([^|,!?\n]+)", re.IGNORECASE)
 _PLACE = re.compile(r"\b(?:at|in)\s+((?:the |a )?[^|,.!?;:\n]+)", re.IGNORECASE)
 _AFTER_PLACE = re.compile(r"\s+(?:on|at|for|and|so|from|with|to)\s*$|\s+(?:for|so|and|from) .*$", re.IGNORECASE)
 _BEFORE_TIME = re.compile(r"(?:\b(?:on|at|by|from|for|um|om|kl|à|alle)\.?\s+)?$", re.IGNORECASE)
 
 
 def constant_event() -> dict[str, Any]:
-    """The best answer that does not look: every field but the title is most often absent or different each time."""
+    """Return the best constant answer: fields other than the title are mostly absent or different each time."""
     return {"title": "meeting"}
 
 
 def regex_event(message: str, day: datetime.date) -> dict[str, Any]:
-    """Title, date, time and location of a message read on `day`, as far as regular expressions find them.
+    """Return title, date, time and location of a message received on `day`, as found by regular expressions.
 
-    Words are English; ISO dates, dates in numbers and times of the 24-hour clock are read in any language. Slashes are read
-    the American way, month first.
+    Words are English. ISO dates, numeric dates and 24-hour times are found in any language. Dates with slashes are month
+    first.
     """
     event: dict[str, Any] = {}
-    rest = message  # what is read is blanked out, so that places and titles end there
+    rest = message  # matches are blanked out, so that they end places and titles
     for match, date in _dates(rest, day):
         event["date"], rest = date.isoformat(), _without(rest, match)
         break
@@ -143,8 +143,8 @@ def _times(text: str) -> Iterator[tuple[re.Match[str], str]]:
 
 
 def _place(text: str) -> re.Match[str] | None:
-    """The place as group 1 of a match: the last one that stands after a preposition, unless one has a label."""
-    labeled = _LABELLED_PLACE.search(text)
+    """Return the place as group 1 of a match: a labeled place, or the last one after a preposition."""
+    labeled = _LABELED_PLACE.search(text)
     if labeled:
         return labeled
     found = None
@@ -159,7 +159,7 @@ def _place(text: str) -> re.Match[str] | None:
 
 
 def _title(rest: str, message: str) -> str:
-    """The noun phrase around a word for an event, else after an article, else the longest text that nothing has claimed."""
+    """Return the noun phrase around an event word, else after an article, else the longest unmatched text."""
     match = _TITLE.search(rest)
     if match:
         return match[0].strip()

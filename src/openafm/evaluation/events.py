@@ -1,7 +1,7 @@
-"""Held-out event extraction: exact match per field, for any extractor from a regular expression to a model (report 8).
+"""Held-out event extraction: exact match per field of any extractor, a model or a baseline (report 8).
 
-The report evaluates the feature that makes a calendar event of a flyer; this is its textual sibling on the built-in corpus,
-whose held-out split shares neither sentence frames nor names, places and titles with the training split.
+The report evaluates calendar events from images of flyers; this evaluates them from messages of the built-in corpus. Its
+held-out split shares no sentence frames, names, places or titles with the training split.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
 
 FIELDS = ("title", "date", "time", "location")
-MAX_TOKENS = 80  # the longest gold answers of the micro tokenizer take about 60
+MAX_TOKENS = 80
+"""Token limit of an answer; the longest reference has about 60 tokens of the micro tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EventExample:
-    """A message, the instructions with the reference day, and the event that stands in it."""
+    """A message, the instructions with the reference day, and the event of the message."""
 
     instructions: str
     message: str
@@ -41,7 +42,7 @@ Extractor = Callable[[EventExample], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class EventScores:
-    """Shares of examples, from 0 to 1. `whole_event` counts an event when all four fields are exactly right."""
+    """Shares of examples, from 0 to 1. `whole_event` is the share with all four fields correct."""
 
     num_examples: int
     whole_event: float
@@ -50,7 +51,7 @@ class EventScores:
 
     @property
     def exact_match(self) -> float:
-        """Exact match per field, averaged over the four fields."""
+        """Return the exact match averaged over the four fields."""
         return sum(self.fields.values()) / len(self.fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,7 +59,7 @@ class EventScores:
 
 
 def held_out_events(count: int, seed: int = 0, languages: dict[str, float] | None = None) -> list[EventExample]:
-    """The first `count` held-out examples, in the corpus's languages or in these by weight."""
+    """Return the first `count` held-out examples, in the corpus's languages or in `languages` by weight."""
     config = SyntheticConfig(seed=seed, split="held_out", tasks={"event": 1.0})
     if languages is not None:
         config = replace(config, languages=languages)
@@ -68,7 +69,7 @@ def held_out_events(count: int, seed: int = 0, languages: dict[str, float] | Non
 def score(
     extract: Extractor, examples: Sequence[EventExample], on_each: Callable[[int], None] = lambda _: None
 ) -> EventScores:
-    """Run an extractor over examples. `on_each` is called with the number done, for progress."""
+    """Return the scores of an extractor. `on_each` is called with the number of examples done."""
     right = dict.fromkeys(FIELDS, 0)
     whole: dict[str, list[bool]] = {}
     for number, example in enumerate(examples, start=1):
@@ -87,9 +88,9 @@ def score(
 
 
 def model_extractor(model: SystemLanguageModel) -> Extractor:
-    """Guided generation by a model, greedy, a session of its own for each message.
+    """Return an extractor by guided generation, greedy, with a new session for each message.
 
-    An answer that has not ended after `MAX_TOKENS` is no answer: a model that rambles gets nothing right.
+    An answer that does not end within `MAX_TOKENS` counts as empty.
     """
     from openafm.framework.errors import DecodingFailureError
     from openafm.framework.options import GenerationOptions, SamplingMode
@@ -111,12 +112,12 @@ def model_extractor(model: SystemLanguageModel) -> Extractor:
 
 
 def regex_extractor(example: EventExample) -> dict[str, Any]:
-    """The regular-expression baseline."""
+    """Baseline: regular expressions."""
     return regex_event(example.message, example.reference_day)
 
 
 def constant_extractor(_: EventExample) -> dict[str, Any]:
-    """The baseline that never looks."""
+    """Baseline: the constant answer."""
     return constant_event()
 
 

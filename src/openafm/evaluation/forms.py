@@ -1,4 +1,4 @@
-"""Forms that a prompt fills: whether it states every value, and how many fields of an answer are right."""
+"""Grading of forms: whether the prompt states every value, and the share of correct fields."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", 
 
 
 def is_stated(value: Any, text: str) -> bool:
-    """Whether every text and number of a JSON value stands in `text`, numbers as digits or in a word, truth as yes or no.
+    """Return whether `text` contains every leaf of a JSON value: numbers as digits or words, booleans as yes or no.
 
-    A value with none of them is not stated.
+    A value without leaves is not stated.
     """
     spellings = [_spellings(leaf) for leaf in _leaves(value)]
     return bool(spellings) and all(any(_occurs(spelling, text) for spelling in of_leaf) for of_leaf in spellings)
 
 
 def share_of_fields(gold: Any, answer: Any) -> float:
-    """The share of fields, those of either value, that both hold alike. A list is one field, and so is a lone value."""
+    """Return the share of the fields of both values that are equal. A list is one field; so is a scalar at the top."""
     expected, actual = _fields(gold), _fields(answer)
     names = expected.keys() | actual.keys()
     right = sum(name in expected and name in actual and expected[name] == actual[name] for name in names)
@@ -29,7 +29,7 @@ def share_of_fields(gold: Any, answer: Any) -> float:
 
 
 def _fields(value: Any, name: tuple[str, ...] = ()) -> Fields:
-    """What the objects of a value hold, by the names that lead there."""
+    """Return the leaves of nested objects by their paths."""
     if not isinstance(value, dict):
         return {name: value}
     return {inner: leaf for key, part in value.items() for inner, leaf in _fields(part, (*name, key)).items()}

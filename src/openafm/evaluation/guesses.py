@@ -1,4 +1,4 @@
-"""What a schema is filled with when there is no model: what stands behind the names of its properties in a text."""
+"""Baseline for schemas: the text that follows the name of each property."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _VALUE = r"(?: is| =|:)? (.+?)(?=[;,]|[.?] |[.?]?$| with )"
 
 
 def guess(schema: JsonSchema, text: str) -> Any:
-    """JSON for a schema of the built-in corpus out of a text, sometimes right and not always valid.
+    """Return a JSON value for a schema of the built-in corpus from a text. It may be wrong or invalid.
 
-    A property's value is what follows its name, up to a comma or the like. Where its name does not stand in the text, it is
-    the next of the text's numbers, the next of its words from the last on, or true.
+    The value of a property is the text between its name and the next punctuation mark. Without its name in the text, it is
+    the next number of the text, the next word from the end, or true.
     """
-    return _Reader(text, schema.get("$defs", {})).value(schema, "")
+    return _SchemaFiller(text, schema.get("$defs", {})).value(schema, "")
 
 
-class _Reader:
-    """A text while it is read, with the words and numbers that have not been used."""
+class _SchemaFiller:
+    """Fills a schema from a text and uses every number and word once."""
 
     def __init__(self, text: str, definitions: dict[str, JsonSchema]) -> None:
         self._text, self._definitions = text, definitions
@@ -51,7 +51,7 @@ class _Reader:
         return choices[0] if choices else stated or next(self._words, "")
 
     def _stated(self, name: str) -> str:
-        """What follows a property's name, in the schema's spelling or in words; empty where there is none."""
+        """Return the text after a property's name, spelled as in the schema or in words; empty without one."""
         if not name:
             return ""
         words = re.sub("(?=[A-Z])|_", " ", name).lower()

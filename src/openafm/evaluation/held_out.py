@@ -1,7 +1,7 @@
-"""Scores of a model on the tasks of the built-in corpus, on a split that shares no frame, name or title with training.
+"""Held-out scores of a model on the tasks of the built-in corpus. The split shares no frame, name or title with training.
 
-Stories have no right answer and are left out. Answers are greedy, in a session of their own each, and guided where the
-example has a response format.
+Stories have no reference and are left out. Answers are greedy, each in a new session, and guided if the example has a
+response format.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ from openafm.tokenizer.schema_text import compact_json
 if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
 
-MAX_TOKENS = 128  # of a summary or rewrite; the longest references of small tokenizers take about 100
-WELL_ABOVE = 0.1  # by how much a score must exceed the best baseline to say anything about the model
+MAX_TOKENS = 128
+"""Token limit of a summary or rewrite; the longest references have about 100 tokens."""
+WELL_ABOVE = 0.1
+"""Margin over the best baseline above which a score is meaningful."""
 
 Weights: TypeAlias = dict[str, float]
 ExampleT = TypeVar("ExampleT", events.EventExample, calculator.WordProblem, tool_requests.ToolRequest, "TextExample")
 
 
 class UnknownTaskError(UsageError):
-    """A task that has no held-out score."""
+    """No task with held-out scores has this name."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
-    """The mean score of the examples of a task, from 0 to 1, by language too, and what needs no model.
+    """The mean score of a task from 0 to 1, the scores by language, and those of baselines.
 
-    `metric` says what the score is: "exact" (the share of right answers; of the fields of events and forms) or "rouge_l".
+    `metric` is "exact" (share of correct answers, or of correct fields for events and forms) or "rouge_l".
     """
 
     score: float
@@ -52,7 +54,7 @@ class TaskScore:
 
     @property
     def is_well_above_baselines(self) -> bool:
-        """Whether the score is at least ten points better than every baseline's."""
+        """Return whether the score is at least ten points above every baseline."""
         return self.score >= max(self.baselines.values()) + WELL_ABOVE
 
     def to_dict(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class HeldOutScores:
 
     @property
     def exact_match(self) -> float | None:
-        """The mean over the tasks that have one right answer; None where none of them was asked for."""
+        """Return the mean over the tasks with metric "exact"; None without such a task."""
         exact = [task.score for task in self.tasks.values() if task.metric == "exact"]
         return sum(exact) / len(exact) if exact else None
 
@@ -77,7 +79,7 @@ class HeldOutScores:
 
 @dataclass(frozen=True, kw_only=True)
 class TextExample:
-    """Instructions, a text, the schema of the answer where it has one, and the right answer."""
+    """Instructions, a text, the schema of the answer if it has one, and the reference answer."""
 
     instructions: str
     text: str
@@ -88,7 +90,7 @@ class TextExample:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutTask(Generic[ExampleT]):
-    """How a task is put, answered and graded. `examples` takes a count and the weights of languages, `solver` a model."""
+    """The examples, solver, grading and baselines of a task. `examples` takes a count and the weights of languages."""
 
     metric: str
     examples: Callable[[int, Weights | None], Sequence[ExampleT]]
@@ -103,7 +105,7 @@ class HeldOutTask(Generic[ExampleT]):
         languages: Weights | None = None,
         on_each: Callable[[int], None] = lambda _: None,
     ) -> TaskScore:
-        """Grade a model and the baselines on the same examples. `on_each` is called with the number done."""
+        """Return the scores of a model and the baselines. `on_each` is called with the number of examples done."""
         examples = self.examples(num_examples, languages)
         solve = self.solver(model)
         grades: dict[str, list[float]] = {}
@@ -129,7 +131,7 @@ def held_out_scores(
     languages: Weights | None = None,
     on_each: Callable[[int], None] = lambda _: None,
 ) -> HeldOutScores:
-    """Score a model on `num_examples` of each task, in the corpus's languages or in these by weight.
+    """Return the scores of a model on `num_examples` of each task, in the corpus's languages or in `languages` by weight.
 
     `on_each` is called with the number of examples done, over all tasks.
 
@@ -152,43 +154,43 @@ def held_out_scores(
 
 
 def grade_event(example: events.EventExample, answer: dict[str, Any]) -> float:
-    """The share of fields that are exactly right."""
+    """Return the share of correct fields."""
     return events.score(lambda _: answer, [example]).exact_match
 
 
 def grade_tags(example: TextExample, answer: str) -> float:
-    """1 if the JSON value is the right one, else 0. An answer that was cut off is empty."""
+    """Return 1 if the JSON value equals the reference, else 0. A truncated answer is empty."""
     return float(bool(answer) and json.loads(answer) == json.loads(example.gold))
 
 
 def grade_form(example: TextExample, answer: str) -> float:
-    """The share of fields that are exactly right. An answer that was cut off is empty."""
+    """Return the share of correct fields. A truncated answer is empty."""
     return share_of_fields(json.loads(example.gold), json.loads(answer)) if answer else 0.0
 
 
 def grade_text(example: TextExample, answer: str) -> float:
-    """ROUGE-L with the one reference; other good answers score less than they deserve."""
+    """Return ROUGE-L with the only reference; other good answers score low."""
     return rouge_l(answer, example.gold)
 
 
 def echo(example: TextExample) -> str:
-    """The baseline that says what it was told."""
+    """Baseline: return the prompt."""
     return example.text
 
 
 def first_choice(example: TextExample) -> str:
-    """The baseline that takes the first of the tags to choose from, if there is a choice."""
+    """Baseline: return the first allowed tag."""
     items = (example.schema or {})["properties"]["tags"]["items"]
     return json.dumps({"tags": items.get("enum", [""])[:1]})
 
 
 def labeled_values(example: TextExample) -> str:
-    """The baseline that takes what follows the names of the form's fields."""
+    """Baseline: return the text after the names of the form's fields."""
     return compact_json(guess(example.schema or {}, example.text))
 
 
 def text_solver(model: SystemLanguageModel) -> Callable[[TextExample], str]:
-    """Text of at most `MAX_TOKENS`, or JSON under the example's schema: empty where it had not ended by then."""
+    """Return a function that gives text of at most `MAX_TOKENS`, or JSON under the example's schema; empty if truncated."""
     from openafm.framework.errors import DecodingFailureError
     from openafm.framework.options import GenerationOptions, SamplingMode
     from openafm.framework.session.session import LanguageModelSession
@@ -209,12 +211,12 @@ def text_solver(model: SystemLanguageModel) -> Callable[[TextExample], str]:
 
 
 def held_out_texts(task: str, count: int, languages: Weights | None = None) -> list[TextExample]:
-    """The first `count` held-out examples of a task of one prompt and one answer."""
+    """Return the first `count` held-out examples of a task with one prompt and one answer."""
     return list(itertools.islice(_texts(task, languages), count))
 
 
 def held_out_forms(count: int, languages: Weights | None = None) -> list[TextExample]:
-    """The first `count` held-out forms whose values all stand in the prompt: the others have no right answer."""
+    """Return the first `count` held-out forms whose prompt states all values; the others have no reference."""
     stated = (form for form in _texts("form", languages) if is_stated(json.loads(form.gold), form.text))
     return list(itertools.islice(stated, count))
 

@@ -1,4 +1,4 @@
-"""ROUGE-L: how much of two texts runs in the same order (Lin, 2004). The F1 of precision and recall, words and their order.
+"""ROUGE-L (Lin, 2004): F1 of the longest common subsequence of two texts.
 
 Shapes: P tokens of the prediction, R tokens of the reference.
 """
@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 import unicodedata
 
-# A word; but one character of the scripts that put no spaces between words.
+# A word, or one character in scripts without spaces between words.
 _CHARACTERS = "\u3040-\u30ff\u3400-\u9fff"
 _TOKEN = re.compile(rf"[{_CHARACTERS}]|(?:(?![{_CHARACTERS}])\w)+")
 
 
 def rouge_l(prediction: str, reference: str) -> float:
-    """2 L / (P + R), L being the longest common subsequence; from 0 to 1, and 1 where both have no word at all.
+    """Return 2 L / (P + R), from 0 to 1, with L the length of the longest common subsequence; 1 if both texts have no words.
 
-    Case and punctuation do not count.
+    Case and punctuation are ignored.
     """
     predicted_P, reference_R = _tokens(prediction), _tokens(reference)
     if not predicted_P or not reference_R:

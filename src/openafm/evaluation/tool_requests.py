@@ -1,4 +1,4 @@
-"""Held-out tools: the first answer to a request, which is the calls that it takes, or text where it takes none."""
+"""Held-out tool calling: the first answer to a request, which is tool calls or, if none is needed, text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instruct
 if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
 
-MAX_TOKENS = 160  # the longest calls of small tokenizers take about 140
+MAX_TOKENS = 160
+"""Token limit of an answer; the longest reference calls have about 140 tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRequest:
-    """Up to four tools in the instructions, a request, and the right answer to it."""
+    """Instructions with up to four tools, a request, and its reference answer."""
 
     instructions: Instructions
     request: UserTurn
@@ -28,7 +29,7 @@ class ToolRequest:
 
 
 def held_out_requests(count: int, seed: int = 0, languages: dict[str, float] | None = None) -> list[ToolRequest]:
-    """The first `count` held-out examples, with names of the corpus's languages or of these by weight."""
+    """Return the first `count` held-out examples, with names of the corpus's languages or of `languages` by weight."""
     config = SyntheticConfig(seed=seed, split="held_out", tasks={"tool": 1.0})
     if languages is not None:
         config = replace(config, languages=languages)
@@ -36,7 +37,7 @@ def held_out_requests(count: int, seed: int = 0, languages: dict[str, float] | N
 
 
 def solver(model: SystemLanguageModel) -> Callable[[ToolRequest], AssistantTurn | None]:
-    """A model's first answer, greedy, each request by itself; None where it has not ended after `MAX_TOKENS`."""
+    """Return a function that gives a model's first answer, greedy; None if it does not end within `MAX_TOKENS`."""
     loaded = model.load()
 
     def solve(example: ToolRequest) -> AssistantTurn | None:
@@ -46,7 +47,7 @@ def solver(model: SystemLanguageModel) -> Callable[[ToolRequest], AssistantTurn 
 
 
 def grade(example: ToolRequest, answer: AssistantTurn | None) -> float:
-    """1 if the calls are the right ones in any order, or, where none is right, if anything is said; else 0."""
+    """Return 1 for the reference calls in any order, or for any text if the reference has no call; else 0."""
     if answer is None:
         return 0.0
     expected = example.gold.tool_calls
@@ -56,7 +57,7 @@ def grade(example: ToolRequest, answer: AssistantTurn | None) -> float:
 
 
 def first_tool(example: ToolRequest) -> AssistantTurn:
-    """The baseline that always calls the first tool, with arguments out of the request's words and numbers."""
+    """Baseline: call the first tool, with arguments from the request's words and numbers."""
     tool = example.instructions.tools[0]
     return AssistantTurn(tool_calls=(ToolCall(name=tool.name, arguments=guess(tool.parameters, example.request.text)),))
 

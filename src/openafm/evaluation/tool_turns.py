@@ -1,4 +1,4 @@
-"""The next turn of a conversation in which tools may be called: greedy, the calls under the schemas of the tools."""
+"""Generate the next turn of a conversation with tools, greedy, with calls that satisfy the tools' schemas."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 def next_turn(
     model: LoadedModel, turns: Sequence[Turn], tools: Sequence[ToolDefinition], max_tokens: int
 ) -> AssistantTurn | None:
-    """What a model says to `turns`: text, or calls, one or several in parallel.
+    """Return the model's answer to `turns`: text, or one or more parallel calls.
 
-    None where it has not ended after `max_tokens`, or where the context has no room for that.
+    None if it does not end within `max_tokens` or does not fit into the context.
     """
     from openafm.runtime.decoding.generation import generate
     from openafm.runtime.decoding.sampling import GreedyConfig

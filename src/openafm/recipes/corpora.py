@@ -10,16 +10,22 @@ from pathlib import Path
 from typing import Literal
 
 from openafm.core.config import Config, dump
+from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
 from openafm.data.copies import CopiesConfig, pack_copies
 from openafm.data.documents import ChatDocument, DocumentFiles, texts_of
 from openafm.data.needles import NeedlesConfig, pack_needles
 from openafm.data.pack import PackConfig, pack_path, pack_synthetic
-from openafm.data.shards import ShardError, read_manifest
+from openafm.data.shards import ShardError, open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import Conversation
 from openafm.tokenizer.template import BaseChatTemplate
+
+
+class NothingToLearnError(UsageError):
+    """No token of a corpus carries loss."""
+
 
 TOKENIZER_EXAMPLES = 20_000
 """Generated examples of a corpus that a tokenizer is trained on."""
@@ -142,15 +148,33 @@ class FolderCorpusConfig(CorpusConfig):
 
 
 def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
-    """Pack a corpus into `out`, unless `out` holds the same corpus packed with the same tokenizer."""
+    """Pack a corpus into `out`, unless `out` holds the same corpus packed with the same tokenizer.
+
+    Raises:
+        NothingToLearnError: no token of the corpus carries loss.
+        Errors of packing name the file that they concern.
+    """
     key = dump(corpus) + corpus.fingerprint() + tokenizer.digest
     record = out.with_suffix(".packed")
     if record.is_file() and record.read_text(encoding="utf-8") == key and _is_complete(out, tokenizer):
         return
     record.unlink(missing_ok=True)
     corpus.pack(out, tokenizer, template)
+    _check_targets(corpus, out)
     with atomic_file(record, "w") as file:
         file.write(key)
+
+
+def _check_targets(corpus: CorpusConfig, out: Path) -> None:
+    shards = open_shards(out)
+    for index, record in enumerate(shards.manifest.shards):
+        if shards.loss_mask(index, 0, record.num_tokens).any():
+            return
+    learned = "no assistant's turn, and this run learns only these" if corpus.learn == "answers" else "no token to learn"
+    raise NothingToLearnError(
+        f"the corpus '{corpus.name}' ({corpus.description}) has {learned}; add answers, or train on all of its text with a"
+        " recipe such as on_device.pretrain"
+    )
 
 
 def _is_complete(folder: Path, tokenizer: Tokenizer) -> bool:

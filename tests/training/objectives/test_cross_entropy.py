@@ -1,4 +1,4 @@
-"""Chunked cross entropy against the plain one, gradients included."""
+"""Chunked cross entropy and its gradients against the plain computation."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def test_loss_and_gradients_equal_the_plain_ones(
         assert error < tolerance
 
 
-def test_large_logits_neither_overflow_nor_lose_the_loss() -> None:
+def test_large_logits_do_not_overflow() -> None:
     x_ND = torch.tensor([[200.0, 0.0], [0.0, -300.0]], requires_grad=True)
     loss = cross_entropy_sum(x_ND, torch.eye(2), torch.tensor([0, 1]))
     assert loss.item() == pytest.approx(300.0)
     assert torch.autograd.grad(loss, x_ND)[0].isfinite().all()
 
 
-def test_without_gradients_it_makes_none() -> None:
+def test_no_gradient_without_autograd() -> None:
     x_ND, weight_VD, targets_N = inputs(300, torch.float32)
     with torch.no_grad():
         loss = cross_entropy_sum(x_ND, weight_VD, targets_N)

@@ -1,4 +1,4 @@
-"""The distillation objective: exactly the plain loss and gradient, from exactly the teacher that is deployed."""
+"""Online distillation against the plain computation, with the deployed teacher."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def teacher() -> Decoder:
 
 
 def plain_losses(student: Decoder, batch: Batch, num_tokens: int | None) -> tuple[Tensor, Tensor, int]:
-    """KL, cross entropy and agreement, every document by itself."""
+    """Return KL, cross entropy and agreement, computed document by document."""
     kl, ce, equal = torch.zeros(()), torch.zeros(()), 0
     for span in batch.documents:
         place = (span.row, slice(span.start, span.stop))
@@ -71,7 +71,7 @@ def test_losses_and_gradients_equal_the_plain_computation(batch: Batch, hard_wei
         torch.testing.assert_close(f, e, rtol=1e-3, atol=1e-4)
 
 
-def test_chunks_change_nothing_and_spare_rows_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_change_nothing_and_unused_rows_are_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = write_corpus(tmp_path / "corpus").build().batch(0)
     batch = replace(batch, tokens_BS=batch.tokens_BS % NUM_TOKENS, targets_BS=batch.targets_BS % NUM_TOKENS)
     student = model()
@@ -95,7 +95,7 @@ def bundle(path: Path) -> Bundle:
     return write_bundle(path, config=made.config, tokenizer=TOKENIZER, template=ChatTemplate(), tensors=tensors)
 
 
-def test_a_student_learns_what_its_teacher_says_and_the_run_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_a_student_learns_from_its_teacher_and_the_run_resumes_bit_identically(tmp_path: Path) -> None:
     target, data = bundle(tmp_path / "target"), write_corpus(tmp_path / "corpus", digest=TOKENIZER.digest)
     objective = DistillationConfig(teacher=str(target.path), identity=target.identity, hard_weight=0.0)
     changes = {"model": replace(tiny_model(), vocab_size=330), "objective": objective, "seed": 3}

@@ -1,4 +1,4 @@
-"""The next-token objective: exactly the plain loss, whatever is packed and whatever is skipped."""
+"""The next-token objective against the plain computation, with packing and prefill bypass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS, ROW_TOKENS = 2, 24
 
 
 def batch_of(spans: list[Span], mask_BS: np.ndarray, seed: int) -> Batch:
-    """Random tokens in the spans; the mask is cut down to positions that have a next token."""
+    """Return random tokens in the spans; the mask covers only positions with a next token."""
     tokens_BS = np.random.default_rng(seed).integers(1, VOCAB_SIZE, mask_BS.shape)
     has_target_BS = np.zeros_like(mask_BS)
     for span in spans:
@@ -57,7 +57,7 @@ def model() -> Decoder:
 
 
 def plain_loss(decoder: Decoder, batch: Batch) -> Tensor:
-    """Every document by itself through every layer and the whole head."""
+    """Return the loss document by document, through every layer and the whole head."""
     total = torch.zeros(())
     for span in batch.documents:
         place = (span.row, slice(span.start, span.stop))
@@ -84,8 +84,8 @@ def test_loss_and_gradients_equal_the_plain_computation(batch: Batch) -> None:
         assert (gradient - reference).norm() <= 1e-5 * (1 + reference.norm())
 
 
-def test_documents_of_a_row_never_see_each_other() -> None:
-    """Loss on one document only; every token of its neighbors is another one: not a bit of it changes."""
+def test_documents_of_a_row_do_not_attend_to_each_other() -> None:
+    """Changing every token of its neighbors leaves the loss of a document bit-identical."""
     decoder = model()
     spans = [Span(0, 0, 7), Span(0, 7, 15), Span(0, 15, 24), Span(1, 2, 20)]
     mask_BS = np.zeros((ROWS, ROW_TOKENS), dtype=bool)
@@ -101,7 +101,7 @@ def test_documents_of_a_row_never_see_each_other() -> None:
 
 
 def test_layers_without_keys_and_values_run_for_positions_that_carry_loss_only() -> None:
-    decoder = model()  # layers 0 and 1 store keys and values; of layer 1 nothing else is read
+    decoder = model()  # layers 0 and 1 store keys and values; layer 1 is read for nothing else
     seen: list[int] = []
     for layer in decoder.layers:
         layer.feed_forward.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[:2].numel()))

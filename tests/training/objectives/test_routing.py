@@ -31,7 +31,7 @@ DOCUMENTS = (Span(0, 0, 12), Span(1, 2, 5), Span(1, 5, 9), Span(3, 0, 7))  # row
 
 
 def model_config() -> DecoderConfig:
-    """Four layers, the second and the last with experts: the last passes positions that carry loss only."""
+    """Four layers, the second and the last with experts; the last runs only for positions that carry loss."""
     return parallel_track_decoder(
         vocab_size=VOCAB_SIZE,
         dim=16,
@@ -97,7 +97,7 @@ def direct(decoder: Decoder, batch: Batch) -> tuple[float, float]:
     for layer, routing in seen.items():
         for track in range(TRACKS):
             for row in range(len(batch.tokens_BS)):
-                if layer == 3:  # saw nothing but the positions that carry loss
+                if layer == 3:  # received only the positions that carry loss
                     places = [i for i, (r, _) in enumerate(carrying) if r == row]
                 else:
                     places = [r * ROW_TOKENS + at for r, at in real if r == row]
@@ -147,7 +147,7 @@ def test_padding_does_not_count() -> None:
     assert losses_of(decoder, before).total.item() == losses_of(decoder, after).total.item()
 
 
-def test_counts_say_how_many_tokens_each_expert_got() -> None:
+def test_counts_are_the_tokens_of_each_expert() -> None:
     tokens_TE = losses_of(model(), batch()).tokens_TE
     num_real = sum(span.stop - span.start for span in DOCUMENTS)
     assert {layer: counts.shape for layer, counts in tokens_TE.items()} == {1: (TRACKS, EXPERTS), 3: (TRACKS, EXPERTS)}
@@ -156,7 +156,7 @@ def test_counts_say_how_many_tokens_each_expert_got() -> None:
 
 
 def uniform(logits: Tensor, chosen: list[list[int]]) -> RoutingLosses:
-    """The losses of one row in which every position carries loss, in a model with one layer of experts and no tracks."""
+    """Return the losses of one row in which every position carries loss, with one expert layer and no tracks."""
     num_positions = len(chosen)
     mask_BS = np.ones((1, num_positions), dtype=bool)
     row = Batch(
@@ -191,7 +191,7 @@ def test_the_gradient_pushes_the_router_away_from_a_crowded_expert() -> None:
     assert (gradient[..., 0] > gradient[..., 1:].amax(-1)).all()
 
 
-def test_the_objective_adds_them_and_every_router_learns_of_them() -> None:
+def test_the_objective_adds_them_and_every_router_gets_a_gradient() -> None:
     decoder, whole = model(), batch()
     plain = NextToken(RoutingLossConfig(balance_weight=0.0, z_weight=0.0))(decoder, whole)
     losses = NextToken(CONFIG)(decoder, whole)

@@ -1,4 +1,4 @@
-"""The cache of a teacher's logits: what it holds, who may read it, and a student that learns from it."""
+"""The cache of a teacher's logits: its content, its checks, and training from it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bundle(path: Path, seed: int = 7, tokenizer: Tokenizer = TOKENIZER) -> Bundl
 
 
 def run(tmp_path: Path, num_steps: int = 6, **objective: object) -> TrainerConfig:
-    """A student of the teacher at `teacher`, both made where they are not there."""
+    """Return a student's run; teacher and data are written if missing."""
     data = corpus(tmp_path / "corpus")
     teacher = bundle(tmp_path / "teacher") if not (tmp_path / "teacher").is_dir() else Bundle(tmp_path / "teacher")
     config = CachedDistillationConfig(
@@ -71,7 +71,7 @@ def teacher_of(config: TrainerConfig) -> Decoder:
 
 
 def logits(decoder: Decoder, batch: Batch) -> Tensor:
-    """Of the positions that carry loss, each document by itself, rows of the tokenizer only."""
+    """Return the logits at the positions that carry loss, document by document, without unused rows."""
     pieces = []
     for span in batch.documents:
         place = (span.row, slice(span.start, span.stop))
@@ -88,7 +88,7 @@ def read_files(cache: TeacherLogits) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in cache.folder.iterdir() if file.name != ".lock"}
 
 
-def test_every_position_that_the_student_sees_is_there_once(tmp_path: Path) -> None:
+def test_every_position_of_the_student_is_cached_once(tmp_path: Path) -> None:
     config = run(tmp_path, num_steps=30)  # more than two epochs
     loader = config.data.build()
     assert max(loader.epochs(30).values()) > 2
@@ -99,7 +99,7 @@ def test_every_position_that_the_student_sees_is_there_once(tmp_path: Path) -> N
         rows_N = cache.rows(batch)
         log_p_NV = logits(teacher, batch).detach().log_softmax(-1)
         top = log_p_NV.topk(64)
-        assert (top.indices.numpy() == rows_N["ids"]).mean() > 0.999  # but for ties
+        assert (top.indices.numpy() == rows_N["ids"]).mean() > 0.999  # except for ties
         np.testing.assert_allclose(rows_N["log_p"], top.values.numpy(), rtol=1e-3, atol=1e-3)
         tail_N = log_p_NV.scatter(1, top.indices, -torch.inf).logsumexp(-1)
         np.testing.assert_allclose(rows_N["log_tail"], tail_N.numpy(), rtol=1e-4, atol=1e-4)
@@ -119,7 +119,7 @@ def test_the_teacher_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def bucket_loss(student: Decoder, teacher: Decoder, batch: Batch, num_logits: int) -> tuple[Tensor, Tensor]:
-    """The plain computation: KL over the teacher's likeliest tokens and all others as one, and cross entropy."""
+    """Return KL over the cached tokens and the bucket of all others, and cross entropy."""
     p_NV, q_NV = logits(teacher, batch).detach().softmax(-1), logits(student, batch).softmax(-1)
     top = p_NV.topk(num_logits)
     p_NK, q_NK = top.values, q_NV.gather(1, top.indices)
@@ -151,8 +151,8 @@ def test_losses_and_gradients_equal_the_plain_computation(
     torch.testing.assert_close(CachedDistillation(cache, hard_weight)(student, batch).total, losses.total)
 
 
-def test_a_process_without_rows_of_its_own_goes_through_the_motions(tmp_path: Path) -> None:
-    """Others wait for it in a run over processes, whichever objective it has."""
+def test_a_rank_without_rows_runs_a_dummy_batch(tmp_path: Path) -> None:
+    """Collectives of the other ranks need it, with any objective."""
     config = run(tmp_path, num_steps=1)
     student = replace(tiny_model(), vocab_size=VOCAB_SIZE).build(seed=1)
     losses = CachedDistillation(write_teacher_logits(config), 1.0)(student, dummy_batch(config.data.build().batch(0)))
@@ -161,7 +161,7 @@ def test_a_process_without_rows_of_its_own_goes_through_the_motions(tmp_path: Pa
     assert losses.parts.keys() == {"kl", "cross_entropy", "agreement"}
 
 
-def test_a_student_of_experts_is_told_to_use_them_all(tmp_path: Path) -> None:
+def test_a_student_with_experts_gets_routing_losses(tmp_path: Path) -> None:
     config = run(tmp_path, num_steps=1)
     cache, batch = write_teacher_logits(config), config.data.build().batch(0)
     dense = replace(tiny_model(), vocab_size=VOCAB_SIZE).build(seed=1)
@@ -173,13 +173,13 @@ def test_a_student_of_experts_is_told_to_use_them_all(tmp_path: Path) -> None:
     assert set(losses.expert_tokens) == {1}
 
 
-def test_a_student_learns_what_the_cache_says_and_the_run_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_a_student_learns_from_the_cache_and_the_run_resumes_bit_identically(tmp_path: Path) -> None:
     config = replace(run(tmp_path, num_steps=30, hard_weight=0.0), optimizer=AdamWConfig(learning_rate=2e-2))
     held_out = corpus(tmp_path / "held_out", seed=5)
     held_out = replace(held_out, sources=(replace(held_out.sources[0], name="held_out"),))
     config = replace(config, evaluation=EvaluationConfig(data=held_out, every_steps=2, num_batches=2))
     write_teacher_logits(config)
-    shutil.rmtree(tmp_path / "teacher")  # has said all that it had to say
+    shutil.rmtree(tmp_path / "teacher")  # not needed after the cache is complete
     train(config, tmp_path / "run")
     lines = [line for line in read_metrics(tmp_path / "run") if "held_out_kl" in line]
     assert lines[-1]["held_out_kl"] < 0.8 * lines[0]["held_out_kl"]
@@ -193,8 +193,8 @@ def test_a_student_learns_what_the_cache_says_and_the_run_resumes_to_the_bit(tmp
     assert cut[-1]["held_out_kl"] == pytest.approx(lines[-1]["held_out_kl"], rel=1e-3)
 
 
-def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SIGKILL once some shards stand: the same call computes the others only, to the same bytes."""
+def test_a_killed_writer_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After SIGKILL the same call computes only the missing shards, to the same bytes."""
     monkeypatch.setattr(teacher_logits, "POSITIONS_PER_SHARD", 60)
     config = run(tmp_path, num_steps=8)
     whole = read_files(write_teacher_logits(config))
@@ -220,7 +220,7 @@ def test_a_killed_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert read_files(cache) == whole
 
 
-def test_shards_of_another_cache_are_not_kept(tmp_path: Path) -> None:
+def test_shards_of_another_cache_are_replaced_and_other_files_kept(tmp_path: Path) -> None:
     config = run(tmp_path)
     write_teacher_logits(config)
     shutil.rmtree(tmp_path / "teacher")
@@ -238,7 +238,7 @@ def test_shards_of_another_cache_are_not_kept(tmp_path: Path) -> None:
     assert (tmp_path / "cache" / "thesis.txt").read_text() == "of the user"
 
 
-def test_what_does_not_fit_is_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_a_cache_of_another_run_is_refused_before_the_first_step(tmp_path: Path) -> None:
     config = run(tmp_path)
     write_teacher_logits(config)
     other_data = replace(config, data=corpus(tmp_path / "other", seed=1))
@@ -272,7 +272,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["00000.npy", "pieces.npy", "manifest.json"])
-def test_a_damaged_cache_is_told(tmp_path: Path, name: str) -> None:
+def test_a_damaged_cache_is_refused(tmp_path: Path, name: str) -> None:
     config = run(tmp_path)
     write_teacher_logits(config)
     file = tmp_path / "cache" / name
