@@ -215,6 +215,10 @@ __all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("openafm")
     if name == "tools":  # openafm.tools, which `import openafm as fm` alone would not give
         return import_module("openafm.tools")
     if name not in _MODULES:

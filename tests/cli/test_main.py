@@ -10,7 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import openafm as fm
+from openafm.bundle import bundle_place
 from openafm.cli.main import run
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
+from tiny_sources import write_source
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +141,7 @@ def test_data_pack_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_broken_pipe_is_silent() -> None:
-    command = f"{sys.executable} -m openafm recipes show on_device.pretrain | head -1"
+    command = f"({sys.executable} -m openafm recipes show on_device.pretrain; {sys.executable} -m openafm) | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -199,3 +204,53 @@ def test_chat_without_a_model_fails_before_the_first_prompt(
     monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asked for a prompt"))
     assert run(["chat", "-m", "nosuch"]) == 2
     assert "nosuch" in capsys.readouterr().err
+
+
+def test_version_and_short_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"openafm {fm.__version__}\n"
+    for command in (["-h"], ["respond", "-h"], ["adapter", "train", "-h"]):
+        assert run(command) == 0
+        assert capsys.readouterr().out.startswith("Usage:")
+
+
+def test_inspect_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "on_device.base"]) == 0
+    shown = capsys.readouterr().out
+    assert "3.11 B" in shown
+    assert "18.2 KB per token" in shown
+
+
+def test_remove(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_source(bundle_place("mine"))
+    assert run(["use", "mine"]) == 0
+    assert run(["remove", "mine", "--json"]) == 0
+    assert not bundle_place("mine").exists()
+    capsys.readouterr()
+    assert run(["remove", "mine"]) == 2
+    assert "no bundle 'mine'" in capsys.readouterr().err
+    assert run(["remove", "../home"]) == 2
+    assert run(["use"]) == 0  # the choice was removed with the bundle
+
+
+@pytest.mark.parametrize("name", ["taken", "nano"])
+def test_an_import_does_not_replace_or_hide_a_bundle(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", tmp_path / "shipped")
+    write_source(tmp_path / "shipped" / "nano")
+    write_source(bundle_place("taken"))
+    assert run(["import", "hf", str(tmp_path), "--name", name]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert run(["import", "hf", str(tmp_path), "--name", name, "--force"]) != 0  # the folder is no checkpoint
+    assert "--force" not in capsys.readouterr().err
+
+
+def test_an_unusable_data_folder_names_its_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "file"))
+    write_source(tmp_path / "mine")
+    assert run(["use", str(tmp_path / "mine")]) == 1
+    assert "OPENAFM_HOME" in capsys.readouterr().err

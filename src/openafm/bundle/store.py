@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import shutil
 from pathlib import Path
 
 from openafm.bundle.errors import BundleError, BundleNotFoundError
@@ -78,6 +80,33 @@ def choose_model(name_or_path: str | Path) -> Path:
     is_shipped = shipped is not None and path == shipped.resolve()
     write_json(_choice_file(), {"shipped": SHIPPED_NAME} if is_shipped else {"bundle": str(path)})
     return path
+
+
+def remove_bundle(name: str) -> Path:
+    """Remove a bundle of this user and return the folder it had. If it was the default model, the choice is removed too.
+
+    Raises:
+        BundleNotFoundError: this user has no bundle of this name; the message has the nearest name.
+        UsageError: the name is not a plain folder name, or that of the shipped bundle.
+    """
+    place = bundle_place(name)
+    if not (place / "config.json").is_file():
+        shipped = shipped_bundle()
+        if shipped is not None and shipped.name == name:
+            raise UsageError(
+                f"'{name}' is part of the package and cannot be removed; `openafm use NAME` chooses another model"
+            )
+        known = [folder.name for folder in list_bundles()]
+        hint = nearest(name, known) if known else ""
+        raise BundleNotFoundError(f"no bundle '{name}' in {bundles_home()}{hint}")
+    with contextlib.suppress(BundleError, BundleNotFoundError):
+        if _chosen() == place.resolve():
+            _choice_file().unlink()
+    if place.is_symlink():
+        place.unlink()
+    else:
+        shutil.rmtree(place)
+    return place
 
 
 def resolve_model() -> Path:

@@ -1,13 +1,17 @@
-"""`openafm inspect` and `openafm use`."""
+"""`openafm inspect`, `openafm use` and `openafm remove`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.cli.output import JsonOption, human_bytes, human_number, print_json, print_table
+from openafm.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from openafm.bundle.describe import Description
 
 
 def inspect(
@@ -24,8 +28,7 @@ def inspect(
     if json:
         print_json(description.to_dict())
     else:
-        rows = [(key, "-" if value is None else value) for key, value in description.to_dict().items()]
-        print_table(("", ""), rows)
+        print_table((description.name, ""), _rows(description))
 
 
 def use(
@@ -60,3 +63,69 @@ def _list_bundles(json: bool) -> None:
     else:
         rows = [(b["name"], "*" if b["answers"] else "", b["from"], b["path"]) for b in listing]
         print_table(("name", "current", "from", "path"), rows)
+
+
+def remove(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Bundles of this user, by name.")],
+    json: JsonOption = False,
+) -> None:
+    """Remove bundles from this machine. The shipped model is part of the package and stays."""
+    from openafm.bundle.store import remove_bundle
+
+    removed = [str(remove_bundle(name)) for name in names]
+    print_json({"removed": removed}) if json else print("\n".join(f"removed {path}" for path in removed))
+
+
+def check_name_is_free(name: str, force: bool) -> None:
+    """Check that a new bundle would neither replace a bundle nor hide the shipped one.
+
+    Raises:
+        UsageError: it would, and `force` is False.
+    """
+    from openafm.bundle import bundle_place, shipped_bundle
+
+    if force:
+        return
+    place, shipped = bundle_place(name), shipped_bundle()
+    if place.exists():
+        raise UsageError(f"the bundle '{name}' exists ({place}); choose another --name, or replace it with --force")
+    if shipped is not None and shipped.name == name:
+        raise UsageError(
+            f"'{name}' is the shipped model, which the new bundle would hide; choose another --name, or --force"
+        )
+
+
+def _rows(about: Description) -> list[tuple[str, str]]:
+    """Return the facts of a model for people; `--json` has all of them as numbers."""
+    active = "" if about.active_parameters == about.parameters else f", {human_number(about.active_parameters)} per token"
+    sharing = f", {about.sharing_layers} share keys and values" if about.sharing_layers else ""
+    local = f", {about.local_layers} with a window of {about.window:,}" if about.local_layers and about.window else ""
+    adapter = f", {about.adapter_bits_per_weight:.2f} of them the adapter's" if about.adapter_bits_per_weight else ""
+    size = human_bytes(about.bits_per_weight * about.parameters / 8)
+    rows = [
+        ("parameters", human_number(about.parameters) + active),
+        ("layers", f"{about.layers}{sharing}{local}"),
+        ("dim", f"{about.dim:,}"),
+    ]
+    if about.tracks > 1:
+        rows.append(("tracks", f"{about.tracks}, synchronized every {about.block_depth} layers"))
+    if about.expert_layers:
+        experts = f"{about.experts_per_track} per track, {about.experts_per_token} per token"
+        rows.append(("experts", f"{experts}, in {about.expert_layers} layers"))
+    rows += [
+        ("vocabulary", f"{about.vocab_size:,} tokens"),
+        ("context", f"{about.context_length:,} tokens"),
+        ("size", f"{size}, {about.bits_per_weight:.2f} bits per weight{adapter}"),
+        ("numerics", f"weights {about.weights}, embedding {about.embedding}"),
+        ("", f"activations {about.activations}, KV cache {about.kv}"),
+        (
+            "KV cache",
+            f"{human_bytes(about.kv_bytes_per_token)} per token, {human_bytes(about.kv_bytes_at_4096)} at 4,096 tokens",
+        ),
+        ("compute", f"{human_number(about.flops_per_token_at_4096)}FLOP per token at 4,096 tokens"),
+    ]
+    if about.signature is not None:
+        rows.append(("signature", f"{about.signature} (verified)"))
+    if about.path is not None:
+        rows.append(("path", about.path))
+    return rows

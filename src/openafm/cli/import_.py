@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from openafm.cli.bundles import check_name_is_free
 from openafm.cli.output import JsonOption, print_json
 
 app = typer.Typer(help="Import open-weight models as bundles.", no_args_is_help=True, rich_markup_mode=None)
@@ -30,6 +31,9 @@ def hf(
     compute: Annotated[
         Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")
     ] = Compute.FLOAT32,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace a bundle of this name, or hide the shipped model.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Import a local Hugging Face checkpoint (Llama, Qwen2, Qwen3, SmolLM3) with its tokenizer and chat template."""
@@ -37,6 +41,7 @@ def hf(
     from openafm.bundle.hugging_face import import_hugging_face
 
     place = bundle_place(name or path.resolve().name)
+    check_name_is_free(place.name, force)
     report = import_hugging_face(path, place, compute=compute.value)
     tools = report.bundle.template.can_call_tools
     if json:

@@ -6,7 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import cast
+from pathlib import Path
+from typing import Annotated, cast
 
 import typer
 
@@ -14,6 +15,7 @@ from openafm.cli import (
     adapter,
     apple_sdk,
     bundles,
+    chat,
     checkpoint,
     compress,
     data,
@@ -27,17 +29,40 @@ from openafm.cli import (
     train,
 )
 from openafm.cli.options import Invocation
+from openafm.cli.output import escaped, styled
 from openafm.core.errors import OpenAFMError
+from openafm.core.files import data_home
 from openafm.core.processes import rank
 
 app = typer.Typer(
     name="openafm",
-    help="An open implementation of Apple's 2025 foundation models: train, compress and run them.",
+    help="An open implementation of Apple's 2025 foundation models: train, compress and run them.\n\n"
+    "Bundles, adapters and runs are stored in $OPENAFM_HOME, by default ~/.local/share/openafm.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        from openafm import __version__
+
+        print(f"openafm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _openafm(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Run the callbacks of the global options."""
+
+
 app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.command()(plan.plan)
@@ -51,10 +76,11 @@ app.add_typer(apple_sdk.app, name="apple-sdk")
 app.add_typer(import_.app, name="import")
 app.command()(bundles.inspect)
 app.command()(bundles.use)
+app.command()(bundles.remove)
 app.command()(resign.resign)
 app.command()(doctor.doctor)
 app.command()(respond.respond)
-app.command()(respond.chat)
+app.command()(chat.chat)
 
 REPORT_SECONDS = 5.0
 """How long other ranks wait, so that rank 0 prints a shared error before the launcher ends it."""
@@ -78,6 +104,15 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line. Every expected failure becomes one line on standard error and an exit code."""
     try:
+        return _run(arguments)
+    except BrokenPipeError:
+        # The reader closed the pipe, as in `openafm recipes list | head`. Not an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(arguments: Sequence[str]) -> int:
+    try:
         result = app(args=list(arguments), standalone_mode=False, obj=Invocation(arguments=tuple(arguments), run=run))
         return result if isinstance(result, int) else 0
     except OpenAFMError as error:
@@ -94,13 +129,17 @@ def run(arguments: Sequence[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:
-        # The reader closed the pipe, as in `openafm recipes list | head`. Not an error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
     except OSError as error:  # the system's message names the file or folder
-        return _fail(str(error), 1)
+        return _fail(str(error) + _home_hint(error), 1)
+
+
+def _home_hint(error: OSError) -> str:
+    """Return how to move the data folder, if the error concerns a file in it."""
+    inside = error.filename is not None and Path(str(error.filename)).is_relative_to(data_home())
+    return f" (OPENAFM_HOME={data_home()} holds bundles and runs; set it to a folder that you can write)" if inside else ""
 
 
 def _fail(message: str, exit_code: int) -> int:
-    print(f"openafm: {message}", file=sys.stderr)
+    print(f"{styled('openafm:', 'red', stream=sys.stderr)} {escaped(message)}", file=sys.stderr)
     return exit_code

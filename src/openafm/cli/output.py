@@ -1,19 +1,25 @@
-"""Output of commands: tables, or JSON with --json."""
+"""Output of commands: tables, or JSON with --json. Text from models and files is escaped for the terminal."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
+import unicodedata
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+_STYLES = {"bold": "1", "dim": "2", "red": "31"}
+_JOINERS = "\u200c\u200d"  # letters of Persian and emoji need them
+
 
 def print_json(value: Any) -> None:
     """Print one JSON value on standard output."""
-    print(json.dumps(value, ensure_ascii=False, default=str))
+    print(escaped(json.dumps(value, ensure_ascii=False, default=str)))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -25,10 +31,49 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
             text.rjust(width) if index and isinstance(rows[index - 1][column], int | float) else text.ljust(width)
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print("  ".join(padded).rstrip())
+        line = "  ".join(padded).rstrip()
+        print(styled(line, "bold") if not index else line)
+
+
+def escaped(text: str) -> str:
+    """Return text without characters that control a terminal or reorder its text; they become JSON escapes.
+
+    Line breaks and tabs are kept.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(character) for character in text)
+
+
+def styled(text: str, style: str, stream: IO[str] | None = None) -> str:
+    """Return text in a style if the stream is a terminal and NO_COLOR is not set."""
+    stream = stream or sys.stdout
+    if not text or not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def human_number(value: float) -> str:
+    """Return a number with three digits and a unit: 10.3 M."""
+    for unit, factor in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {unit}"
+    return f"{value:.3g}"
+
+
+def human_bytes(value: float) -> str:
+    """Return a number of bytes with three digits and a unit: 5.6 MB."""
+    return f"{human_number(value).replace(' B', ' G')}B" if value >= 1e3 else f"{value:.0f} bytes"
+
+
+def _escape(character: str) -> str:
+    is_kept = character in "\n\t" or character in _JOINERS
+    if is_kept or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return character
+    return json.dumps(character)[1:-1]
 
 
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.3f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else escaped(str(value)).replace("\n", " ")

@@ -1,27 +1,26 @@
-"""`openafm respond` and `openafm chat`: use a model from a terminal."""
+"""`openafm respond`: answer one prompt. Also the options that it shares with `openafm chat`."""
 
 from __future__ import annotations
 
 import json as json_library
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import print_json
+from openafm.cli.output import escaped, print_json
 from openafm.core.errors import UsageError
-
-if TYPE_CHECKING:
-    from openafm.framework.backends.system_model import SystemLanguageModel
-    from openafm.framework.session.session import LanguageModelSession
 
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; default: the current model.")]
 AdapterOption = Annotated[str | None, typer.Option(help="Adapter: the name of an installed one, or a path.")]
 DraftOption = Annotated[str | None, typer.Option(help="Bundle of a draft model; the same answers in fewer steps.")]
 InstructionsOption = Annotated[
     str | None, typer.Option("--instructions", "-i", help="Instructions; default: today's date and the coming week.")
+]
+SchemaOption = Annotated[
+    Path | None, typer.Option(help="JSON Schema file, - for standard input; the answer is JSON that satisfies it.")
 ]
 TemperatureOption = Annotated[float | None, typer.Option(help="Sampling temperature; default: greedy.")]
 SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling. The same seed gives the same answer.")]
@@ -32,16 +31,18 @@ MAX_TOKENS = 512
 
 
 class SchemaFileError(UsageError):
-    """The file given with --schema is not a JSON Schema object."""
+    """The file of --schema is not a JSON Schema object."""
 
 
-class SamplingOptionError(UsageError):
-    """The value of --temperature or --max-tokens is out of range."""
+class EmptyAnswerError(UsageError):
+    """The model gave an empty answer."""
+
+    exit_code = 1
 
 
 def respond(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
-    schema: Annotated[Path | None, typer.Option(help="JSON Schema file; the answer is JSON that satisfies it.")] = None,
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; default or -: standard input.")] = None,
+    schema: SchemaOption = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
     draft: DraftOption = None,
@@ -54,82 +55,83 @@ def respond(
 ) -> None:
     """Answer one prompt. With --schema the answer always satisfies the schema."""
     from openafm.framework.backends.system_model import SystemLanguageModel
+    from openafm.framework.session.session import LanguageModelSession
 
-    session = _session(instructions, SystemLanguageModel(bundle=model, adapter=adapter, draft=draft))
-    options = _options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens)
-    text = sys.stdin.read() if prompt == "-" else prompt
-    content = session.respond_blocking(text, json_schema=_read_schema(schema), options=options)
+    text = read_prompt(prompt, schema)
+    json_schema = read_schema(schema)
+    options = generation_options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens)
+    described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
+    session = LanguageModelSession(default_instructions() if instructions is None else instructions, described)
+    content = session.respond_blocking(text, json_schema=json_schema, options=options)
     answer: Any = content if isinstance(content, str) else json_library.loads(content.to_json())
     if json:
         print_json({"content": answer, "usage": session.usage.to_dict()})
+    elif not isinstance(answer, str):
+        print_json(answer)
+    elif not answer.strip():
+        raise EmptyAnswerError(
+            f"{described.name} gave an empty answer. It is made for extraction, labels and tool calls: give it a --schema,"
+            " or use a larger model with --model"
+        )
     else:
-        print(answer) if isinstance(answer, str) else print_json(answer)
+        print(escaped(answer))
 
 
-def chat(
-    model: ModelOption = None,
-    adapter: AdapterOption = None,
-    draft: DraftOption = None,
-    instructions: InstructionsOption = None,
-    temperature: TemperatureOption = None,
-    seed: SeedOption = None,
-    max_tokens: TokensOption = None,
-    plugins: PluginsOption = None,
-) -> None:
-    """Chat with a model turn by turn. Ctrl-D ends the chat."""
-    from openafm.framework.backends.system_model import SystemLanguageModel
-    from openafm.framework.errors import GenerationError
+def read_prompt(prompt: str | None, schema: Path | None = None) -> str:
+    """Return the prompt, from standard input if it is `-` or not given and standard input is not a terminal.
 
-    described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
-    described.load()  # raises for a missing model before the first prompt
-    session = _session(instructions, described)
-    options = _options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens)
-    while (prompt := _read_prompt()) is not None:
-        shown = ""
-        try:
-            for snapshot in session.stream_blocking(prompt, options=options):
-                print(snapshot.content[len(shown) :], end="", flush=True)
-                shown = snapshot.content
-            print()
-        except GenerationError as error:  # the session is unchanged
-            print(f"\nopenafm: {error}", file=sys.stderr)
+    Raises:
+        UsageError: no prompt is given, or prompt and schema are both read from standard input.
+    """
+    if prompt not in (None, "-"):
+        return str(prompt)
+    if schema is not None and str(schema) == "-":
+        raise UsageError("standard input can hold the prompt or the schema; give one of them as an argument")
+    if prompt is None and sys.stdin.isatty():
+        raise UsageError('give a prompt, as in openafm respond "Dinner at 7", or pipe it to standard input')
+    text = sys.stdin.read()
+    if not text.strip():
+        raise UsageError("standard input is empty; give a prompt")
+    return text
 
 
-def _read_prompt() -> str | None:
-    try:
-        return input("> " if sys.stdin.isatty() else "")
-    except EOFError:
+def read_schema(file: Path | None) -> dict[str, Any] | None:
+    """Return the JSON Schema in a file, or on standard input for `-`.
+
+    Raises:
+        SchemaFileError: the file cannot be read, or is not a JSON object.
+    """
+    if file is None:
         return None
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+        schema = json_library.loads(text)
+    except (OSError, ValueError) as error:
+        raise SchemaFileError(f"{file} cannot be read as JSON ({error})") from error
+    if not isinstance(schema, dict):
+        raise SchemaFileError(f"{file} must hold a JSON Schema object, got {type(schema).__name__}")
+    return schema
 
 
-def _session(instructions: str | None, model: SystemLanguageModel) -> LanguageModelSession:
+def default_instructions() -> str:
+    """Return the reference week that the built-in corpus uses: today's date and the coming days."""
     import datetime
 
     from openafm.data.synthetic import reference_week
-    from openafm.framework.session.session import LanguageModelSession
 
-    if instructions is None:
-        instructions = reference_week(datetime.date.today())
-    return LanguageModelSession(instructions, model)
+    return reference_week(datetime.date.today())
 
 
-def _options(temperature: float | None, seed: int | None, max_tokens: int | None) -> Any:
+def generation_options(temperature: float | None, seed: int | None, max_tokens: int | None) -> Any:
+    """Return the options of a request; greedy without temperature and seed.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
     from openafm.framework.options import GenerationOptions, SamplingMode
 
     sampling = SamplingMode.greedy() if temperature is None and seed is None else SamplingMode.random(seed=seed)
     try:
         return GenerationOptions(sampling=sampling, temperature=temperature, maximum_response_tokens=max_tokens)
     except ValueError as error:
-        raise SamplingOptionError(str(error)) from error
-
-
-def _read_schema(file: Path | None) -> dict[str, Any] | None:
-    if file is None:
-        return None
-    try:
-        schema = json_library.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise SchemaFileError(f"{file} cannot be read as JSON ({error})") from error
-    if not isinstance(schema, dict):
-        raise SchemaFileError(f"{file} must hold a JSON Schema object, got {type(schema).__name__}")
-    return schema
+        raise UsageError(str(error)) from error
