@@ -198,7 +198,7 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
         if all(isinstance(text, str) for text in texts):
-            return "".join(texts)
+            return "".join(map(str, texts))
         kinds = sorted({str(part.get("type")) for part in content if isinstance(part, Mapping) and "text" not in part})
         raise ConversationError(f"'content' has parts of type {', '.join(kinds) or 'unknown'}; only text is supported")
     raise ConversationError(f"'content' must be a text, null or a list of parts, got {content!r}")
