@@ -1,1 +1,1 @@
-"""Apple's Python SDK above openafm: a binding in place of its private one, and a way to install the two together."""
+"""Run Apple's Python SDK on openafm: a replacement for its private binding, and an installer."""

@@ -1,10 +1,10 @@
-"""The C interface of Apple's framework as its Python SDK calls it, answered by openafm.
+"""The C interface of Apple's framework, as its Python SDK calls it, implemented by openafm.
 
-The SDK imports one private module of functions, handle types and callback types; this stands in its place. Handles are
-numbers (`handles.py`), strings come back as Python's, requests run in a thread of ours (`tasks.py`). A handle that names
-nothing raises `FreedHandleError`, or is reported where the call has a way to report.
+This module replaces the SDK's private module of functions, handle types and callback types. Handles are integers
+(`handles.py`), strings are returned as Python strings, requests run in a thread of openafm (`tasks.py`). An invalid handle
+raises `FreedHandleError`, or sets the error outputs of functions that have them.
 """
-# ruff: noqa: N802  # the functions are named by the interface
+# ruff: noqa: N802  # the interface defines the function names
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ EnumT = TypeVar("EnumT", bound=IntEnum)
 
 
 def _plain(callback: CallbackT) -> CallbackT:
-    """A callback type. Both sides are Python, so nothing needs wrapping."""
+    """Return the callback unchanged: both sides are Python."""
     return callback
 
 
@@ -86,8 +86,8 @@ def FMSystemLanguageModelCreate(use_case: int, guardrails: int) -> Handle:
 def FMSystemLanguageModelIsAvailable(model: Pointer, reason_out: Any = None) -> bool:
     is_available, reason = HANDLES.get(model, SystemLanguageModel).is_available()
     if reason is not None and reason_out is not None:
-        told = reason if reason in (*_KNOWN_REASONS, Reason.UNKNOWN) else Reason.MODEL_NOT_READY
-        write_int(reason_out, told)
+        known = reason if reason in (*_KNOWN_REASONS, Reason.UNKNOWN) else Reason.MODEL_NOT_READY
+        write_int(reason_out, known)
     return is_available
 
 
@@ -98,36 +98,36 @@ def FMSystemLanguageModelGetContextSize(model: Pointer) -> int:
 def FMSystemLanguageModelTokenCountForPrompt(
     model: Pointer, prompt: Pointer, user_info: Any, callback: CountCallback
 ) -> Handle:
-    counting, builder = HANDLES.get(model, SystemLanguageModel), HANDLES.get(prompt, PromptBuilder)
-    return _count(lambda: counting.token_count(builder.prompt_for(counting)), user_info, callback)
+    system_model, builder = HANDLES.get(model, SystemLanguageModel), HANDLES.get(prompt, PromptBuilder)
+    return _count(lambda: system_model.token_count(builder.prompt_for(system_model)), user_info, callback)
 
 
 def FMSystemLanguageModelTokenCountForInstructions(
     model: Pointer, instructions: Any, user_info: Any, callback: CountCallback
 ) -> Handle:
-    counting, text = HANDLES.get(model, SystemLanguageModel), read_required_text(instructions)
-    return _count(lambda: counting.token_count(instructions=text), user_info, callback)
+    system_model, text = HANDLES.get(model, SystemLanguageModel), read_required_text(instructions)
+    return _count(lambda: system_model.token_count(instructions=text), user_info, callback)
 
 
 def FMSystemLanguageModelTokenCountForTools(
     model: Pointer, tools: Any, count: int, user_info: Any, callback: CountCallback
 ) -> Handle:
-    counting, bridged = HANDLES.get(model, SystemLanguageModel), _tools(tools, count)
-    return _count(lambda: counting.token_count(bridged), user_info, callback)
+    system_model, bridged = HANDLES.get(model, SystemLanguageModel), _tools(tools, count)
+    return _count(lambda: system_model.token_count(bridged), user_info, callback)
 
 
 def FMSystemLanguageModelTokenCountForSchema(
     model: Pointer, schema: Pointer, user_info: Any, callback: CountCallback
 ) -> Handle:
-    counting, builder = HANDLES.get(model, SystemLanguageModel), HANDLES.get(schema, SchemaBuilder)
-    return _count(lambda: counting.token_count(builder.build()), user_info, callback)
+    system_model, builder = HANDLES.get(model, SystemLanguageModel), HANDLES.get(schema, SchemaBuilder)
+    return _count(lambda: system_model.token_count(builder.build()), user_info, callback)
 
 
 def FMSystemLanguageModelTokenCountForTranscript(
     model: Pointer, session: Pointer, user_info: Any, callback: CountCallback
 ) -> Handle:
-    counting, transcript = HANDLES.get(model, SystemLanguageModel), _session(session).session.transcript
-    return _count(lambda: counting.token_count(transcript), user_info, callback)
+    system_model, transcript = HANDLES.get(model, SystemLanguageModel), _session(session).session.transcript
+    return _count(lambda: system_model.token_count(transcript), user_info, callback)
 
 
 # Prompts
@@ -182,36 +182,36 @@ def FMLanguageModelSessionIsResponding(session: Pointer) -> bool:
 
 
 def FMLanguageModelSessionReset(session: Pointer) -> None:
-    """Called after a request failed. There is nothing to reset: such a request leaves the session as it was."""
+    """Check the handle only. The SDK calls this after a failed request, which leaves our sessions unchanged."""
     _session(session)
 
 
 def FMLanguageModelSessionRespond(
     session: Pointer, prompt: Pointer, options_json: Any, user_info: Any, callback: TextCallback
 ) -> Handle:
-    answering, words, options = _session(session), HANDLES.get(prompt, PromptBuilder), read_text(options_json)
-    return _task(deliver_text(lambda: answering.respond(words, options), user_info, callback))
+    bridged, builder, options = _session(session), HANDLES.get(prompt, PromptBuilder), read_text(options_json)
+    return _task(deliver_text(lambda: bridged.respond(builder, options), user_info, callback))
 
 
 def FMLanguageModelSessionRespondWithSchema(
     session: Pointer, prompt: Pointer, schema: Pointer, options_json: Any, user_info: Any, callback: ContentCallback
 ) -> Handle:
-    answering, words, options = _session(session), HANDLES.get(prompt, PromptBuilder), read_text(options_json)
-    builder = HANDLES.get(schema, SchemaBuilder)
-    return _task(deliver_content(lambda: answering.respond(words, options, builder.build), user_info, callback))
+    bridged, builder, options = _session(session), HANDLES.get(prompt, PromptBuilder), read_text(options_json)
+    schema_builder = HANDLES.get(schema, SchemaBuilder)
+    return _task(deliver_content(lambda: bridged.respond(builder, options, schema_builder.build), user_info, callback))
 
 
 def FMLanguageModelSessionRespondWithSchemaFromJSON(
     session: Pointer, prompt: Pointer, schema_json: Any, options_json: Any, user_info: Any, callback: ContentCallback
 ) -> Handle:
-    answering, words, options = _session(session), HANDLES.get(prompt, PromptBuilder), read_text(options_json)
+    bridged, builder, options = _session(session), HANDLES.get(prompt, PromptBuilder), read_text(options_json)
     schema = read_required_text(schema_json)
-    return _task(deliver_content(lambda: answering.respond(words, options, lambda: schema), user_info, callback))
+    return _task(deliver_content(lambda: bridged.respond(builder, options, lambda: schema), user_info, callback))
 
 
 def FMLanguageModelSessionStreamResponse(session: Pointer, prompt: Pointer, options_json: Any) -> Handle:
-    answering, words, options = _session(session), HANDLES.get(prompt, PromptBuilder), read_text(options_json)
-    return HANDLES.new(Stream(lambda: answering.stream(words, options)))
+    bridged, builder, options = _session(session), HANDLES.get(prompt, PromptBuilder), read_text(options_json)
+    return HANDLES.new(Stream(lambda: bridged.stream(builder, options)))
 
 
 def FMLanguageModelSessionResponseStreamIterate(stream: Pointer, user_info: Any, callback: TextCallback) -> None:
@@ -375,17 +375,17 @@ def _model(model: Pointer) -> SystemLanguageModel | None:
 
 
 def _known(kind: type[EnumT], number: int) -> EnumT:
-    """The member of a number; the first one, with a warning, where there is none: the interface has no way to refuse it."""
+    """Return the enum member of a number. Warn and return the first member if it is unknown: the call cannot fail."""
     try:
         return kind(number)
     except ValueError:
         default = next(iter(kind))
-        warnings.warn(f"{number} is no {kind.__name__}; {default.name} is used", stacklevel=3)
+        warnings.warn(f"{number} is not a value of {kind.__name__}; {default.name} is used", stacklevel=3)
         return default
 
 
 def _tools(tools: Any, count: int) -> list[BridgedTool]:
-    """The tools of an array. Of several with one name the first is taken: the model could not tell them apart."""
+    """Return the tools of an array. Of tools with equal names, only the first is used."""
     bridged = [HANDLES.get(pointer, BridgedTool) for pointer in read_handles(tools, count)]
     return list({tool.name: tool for tool in reversed(bridged)}.values())[::-1]
 

@@ -1,4 +1,4 @@
-"""Sessions on the other side of the C interface."""
+"""Sessions behind the C interface."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from openafm.framework.session.session import LanguageModelSession
 from openafm.framework.tools.tool import ToolLimits
 from openafm.framework.transcripts.transcript import Transcript
 
-_MOST_TEXT_TOKENS = 512  # a small model that finds no end would ramble to the end of its context
-_NO_LIMIT = ToolLimits(call_seconds=None)  # the SDK gives its tools all the time they want
+_MAX_TEXT_TOKENS = 512  # small models may not stop by themselves
+_NO_LIMIT = ToolLimits(call_seconds=None)  # the SDK does not limit the time of tools
 
 
 class BridgedSession:
-    """A session whose requests wait for each other, as the SDK queues them, and the model that answers."""
+    """Hold a session and its model. Requests wait for each other, as in the SDK."""
 
     def __init__(self, session: LanguageModelSession, model: SystemLanguageModel) -> None:
         self.session, self.model = session, model
@@ -31,33 +31,37 @@ class BridgedSession:
     def opened(
         cls, instructions: str | None = None, model: SystemLanguageModel | None = None, tools: Sequence[BridgedTool] = ()
     ) -> Self:
-        """A new conversation."""
-        answering = model or SystemLanguageModel()
-        return cls(LanguageModelSession(instructions, answering, tools, when_busy="wait", tool_limits=_NO_LIMIT), answering)
+        """Return a new conversation."""
+        system_model = model or SystemLanguageModel()
+        return cls(
+            LanguageModelSession(instructions, system_model, tools, when_busy="wait", tool_limits=_NO_LIMIT), system_model
+        )
 
     @classmethod
     def resumed(
         cls, transcript: Transcript, model: SystemLanguageModel | None = None, tools: Sequence[BridgedTool] = ()
     ) -> Self:
-        """A conversation that goes on where a transcript ends."""
-        answering = model or SystemLanguageModel()
-        session = LanguageModelSession.from_transcript(transcript, answering, tools, when_busy="wait", tool_limits=_NO_LIMIT)
-        return cls(session, answering)
+        """Return a conversation that continues a transcript."""
+        system_model = model or SystemLanguageModel()
+        session = LanguageModelSession.from_transcript(
+            transcript, system_model, tools, when_busy="wait", tool_limits=_NO_LIMIT
+        )
+        return cls(session, system_model)
 
     async def respond(
         self, prompt: PromptBuilder, options: str | None, schema: Callable[[], GenerationSchema | str] | None = None
     ) -> Any:
-        """The response: text, or generated content under `schema`, built or as JSON. `options` are JSON too."""
-        words = prompt.prompt_for(self.model)
+        """Return the response: text, or generated content under the schema that `schema` returns. `options` are JSON."""
+        built_prompt = prompt.prompt_for(self.model)
         if schema is None:
-            return await self.session.respond(words, options=_text_options(options))
+            return await self.session.respond(built_prompt, options=_text_options(options))
         built, chosen = schema(), read_options(options)
         if isinstance(built, str):
-            return await self.session.respond(words, json_schema=built, options=chosen)
-        return await self.session.respond(words, schema=built, options=chosen)
+            return await self.session.respond(built_prompt, json_schema=built, options=chosen)
+        return await self.session.respond(built_prompt, schema=built, options=chosen)
 
     def stream(self, prompt: PromptBuilder, options: str | None) -> ResponseStream[str, str]:
-        """The response as it is written."""
+        """Return a stream of the response."""
         return self.session.stream_response(prompt.prompt_for(self.model), options=_text_options(options))
 
 
@@ -65,4 +69,4 @@ def _text_options(text: str | None) -> GenerationOptions:
     chosen = read_options(text) or GenerationOptions()
     if chosen.maximum_response_tokens is not None:
         return chosen
-    return dataclasses.replace(chosen, maximum_response_tokens=_MOST_TEXT_TOKENS)
+    return dataclasses.replace(chosen, maximum_response_tokens=_MAX_TEXT_TOKENS)

@@ -1,4 +1,4 @@
-"""Tools on the other side of the C interface: called through a callback, answered by call number."""
+"""Tools behind the C interface: called through a callback, finished by call number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from openafm.framework.tools.tool import Tool
 
 
 class BridgedTool(Tool):
-    """A tool behind a callback. Several calls may be open at the same time."""
+    """A tool behind a callback. Several calls may run at the same time."""
 
     def __init__(
         self, name: str, description: str, parameters: GenerationSchema, callback: Callable[[int, int], object]
@@ -35,8 +35,8 @@ class BridgedTool(Tool):
         number, output = next(self._numbers), Future[str]()
         self._open[number] = output
         try:
-            # Not in this thread: where the SDK finds a running event loop it runs the tool there, and a slow one would hold
-            # up every other request.
+            # In another thread: the SDK runs the tool in the event loop of the calling thread, if there is one, and a slow
+            # tool would block all other requests.
             await asyncio.wrap_future(
                 in_daemon_thread(lambda: self._callback(HANDLES.hand_over(args), number), "openafm-tool")
             )
@@ -45,7 +45,7 @@ class BridgedTool(Tool):
             self._open.pop(number, None)
 
     def finish_call(self, number: int, output: str) -> None:
-        """The output of an open call. Does nothing for one that is finished or was given up."""
+        """Set the output of an open call. Does nothing if the call has finished or was cancelled."""
         future = self._open.pop(number, None)
         if future is not None and future.set_running_or_notify_cancel():
             future.set_result(output)

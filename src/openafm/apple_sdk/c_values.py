@@ -1,4 +1,4 @@
-"""Values as they cross the C interface: strings, error outputs, status codes, arrays of handles."""
+"""Convert values of the C interface: strings, error outputs, status codes, arrays of handles."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _CODES = {
 }
 
 _CHAR_POINTER = ctypes.POINTER(ctypes.c_char)
-_descriptions: dict[int, ctypes.Array[ctypes.c_char]] = {}  # handed out and not yet freed, by address
+_descriptions: dict[int, ctypes.Array[ctypes.c_char]] = {}  # not freed yet, by address
 
 
 class CText(bytes):
-    """UTF-8 text as callbacks receive it: `text[:length].data` are its bytes."""
+    """UTF-8 text for callbacks, which read its bytes as `text[:length].data`."""
 
     @classmethod
     def of(cls, text: str) -> CText:
-        return cls(text.encode("utf-8", "replace"))  # half of a surrogate pair has no UTF-8
+        return cls(text.encode("utf-8", "replace"))  # an unpaired surrogate has no UTF-8 encoding
 
     @property
     def data(self) -> bytes:
@@ -55,7 +55,7 @@ class CText(bytes):
 
 
 def read_text(value: Any) -> str | None:
-    """The text of whatever a caller passes for `const char *`; None for null."""
+    """Return the text of any value passed for `const char *`; None for null."""
     if isinstance(value, ctypes.c_char_p | ctypes.Array):
         value = value.value
     elif isinstance(value, ctypes._Pointer):
@@ -64,22 +64,22 @@ def read_text(value: Any) -> str | None:
 
 
 def read_required_text(value: Any) -> str:
-    """`read_text`, with null as the empty text."""
+    """Return the text like `read_text`, and an empty string for null."""
     return read_text(value) or ""
 
 
 def read_texts(values: Any, count: int) -> list[str]:
-    """The texts of a `const char **`."""
+    """Return the texts of a `const char **`."""
     return [read_required_text(values[index]) for index in range(count)]
 
 
 def status_of(error: BaseException) -> GenerationErrorCode:
-    """The number of an error."""
+    """Return the status code of an error."""
     return next((code for kind, code in _CODES.items() if isinstance(error, kind)), GenerationErrorCode.UNKNOWN_ERROR)
 
 
 class ErrorsTo:
-    """Write what the block raises to the two outputs, where the caller gave any, as `code` or the error's own number."""
+    """Write an error of the block to the two outputs, unless they are None. `code` replaces the error's own code."""
 
     def __init__(self, code_out: Any, description_out: Any, code: GenerationErrorCode | None = None) -> None:
         self._code_out, self._description_out, self._code = code_out, description_out, code
@@ -92,7 +92,7 @@ class ErrorsTo:
         if self._code_out is not None:
             write_int(self._code_out, status_of(error) if self._code is None else self._code)
         if self._description_out is not None:
-            ctypes.cast(self._description_out, ctypes.POINTER(_CHAR_POINTER))[0] = _lasting(str(error))
+            ctypes.cast(self._description_out, ctypes.POINTER(_CHAR_POINTER))[0] = _allocated(str(error))
         return True
 
 
@@ -102,22 +102,22 @@ def write_int(out: Any, value: int) -> None:
 
 
 def free_text(text: Any) -> None:
-    """Free a description; anything else is not ours to free."""
+    """Free a description. Ignore other pointers."""
     if text:
         _descriptions.pop(ctypes.cast(text, ctypes.c_void_p).value or 0, None)
 
 
 def num_descriptions() -> int:
-    """Descriptions handed out and not freed."""
+    """Return the number of descriptions that are not freed."""
     return len(_descriptions)
 
 
 def read_handles(array: Any, count: int) -> list[Handle | int]:
-    """The handles of a C array."""
+    """Return the handles of a C array."""
     return [array[index] or 0 for index in range(count)] if array is not None else []
 
 
-def _lasting(text: str) -> Any:
+def _allocated(text: str) -> Any:
     buffer = ctypes.create_string_buffer(CText.of(text))
     _descriptions[ctypes.addressof(buffer)] = buffer
     return ctypes.cast(buffer, _CHAR_POINTER)

@@ -1,8 +1,8 @@
-"""Handles: what stands for an object on the other side of a C interface, counted as there, but never a leak or a crash.
+"""Handles: integers that reference objects across the C interface, with reference counts.
 
-A handle is a number, and it keeps its object alive while it exists; the table itself does not. So an object goes when it was
-released as often as it was retained, and also when nobody can name it any more: objects that refer to each other through
-handles are seen by Python's garbage collector. Numbers are never used again, so a stale one is told from a new one.
+A `Handle` keeps its object alive; the table holds weak references. An object is freed after its last release, or when no
+handle of it exists any more, so Python's garbage collector also frees cycles of objects and handles. Numbers are never
+reused, so a stale handle is detected.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ T = TypeVar("T")
 
 
 class FreedHandleError(OpenAFMError):
-    """A handle that names nothing: null, released, or of another kind than the call takes."""
+    """A handle is null, released, or of another type than the call expects."""
 
 
 @dataclass(eq=False)
-class _Entry:
+class _CountedObject:
     object: object
-    claims: int = 1
-    has_handle: bool = True  # one of the claims is a `Handle`, which keeps the entry alive
+    num_references: int = 1
+    has_handle: bool = True  # one of the references is a `Handle`, which keeps this entry alive
 
 
 class Handle(int):
-    """The number of an object."""
+    """The handle of an object."""
 
-    _entry: _Entry
+    _entry: _CountedObject
 
 
 Pointer: TypeAlias = int | ctypes.c_void_p | None
 
 
 class HandleTable:
-    """The objects that were handed out."""
+    """Map handles to objects."""
 
     def __init__(self) -> None:
-        self._entries: WeakValueDictionary[int, _Entry] = WeakValueDictionary()
-        self._held: dict[int, _Entry] = {}  # those with claims that no `Handle` stands for
+        self._entries: WeakValueDictionary[int, _CountedObject] = WeakValueDictionary()
+        self._held: dict[int, _CountedObject] = {}  # strong references for counts that no `Handle` holds
         self._numbers = itertools.count(0x1000, 0x10)
-        self._lock = threading.RLock()  # a finalizer may release while another call is inside
+        self._lock = threading.RLock()  # reentrant: a finalizer may release during another call
 
     def __len__(self) -> int:
-        """The objects alive."""
+        """Return the number of live objects."""
         return len(self._entries)
 
     def new(self, obj: object) -> Handle:
-        """A handle with one claim on `obj`, given up by `release` or by forgetting the handle."""
-        entry = _Entry(obj)
+        """Return a handle with one reference to `obj`, dropped by `release` or with the handle."""
+        entry = _CountedObject(obj)
         handle = Handle(next(self._numbers))
         handle._entry = entry
         with self._lock:
@@ -62,45 +62,45 @@ class HandleTable:
         return handle
 
     def hand_over(self, obj: object) -> int:
-        """A number with one claim on `obj` that only `release` gives up: for what crosses a C callback."""
-        entry = _Entry(obj, has_handle=False)
+        """Return a number with one reference to `obj` that only `release` drops. For arguments of C callbacks."""
+        entry = _CountedObject(obj, has_handle=False)
         number = next(self._numbers)
         with self._lock:
             self._entries[number] = self._held[number] = entry
         return number
 
     def get(self, pointer: Pointer, kind: type[T]) -> T:
-        """The object of a handle.
+        """Return the object of a handle.
 
         Raises:
-            FreedHandleError: there is none of this kind.
+            FreedHandleError: the handle is invalid, or its object is not a `kind`.
         """
         number = _number(pointer)
         entry = self._entries.get(number)
         obj = None if entry is None else entry.object
         if not isinstance(obj, kind):
-            found = "names nothing: it is null or was released" if obj is None else f"is a {type(obj).__name__}"
-            raise FreedHandleError(f"expected the handle of a {kind.__name__}, but {number:#x} {found}")
+            found = "is null or was released" if obj is None else f"is a {type(obj).__name__}"
+            raise FreedHandleError(f"expected the handle of a {kind.__name__}; {number:#x} {found}")
         return obj
 
     def retain(self, pointer: Pointer) -> None:
-        """Add a claim. Does nothing for a handle that names nothing."""
+        """Add a reference. Does nothing for an invalid handle."""
         with self._lock:
-            if (entry := self._entries.get(_number(pointer))) is not None and entry.claims:
-                entry.claims += 1
+            if (entry := self._entries.get(_number(pointer))) is not None and entry.num_references:
+                entry.num_references += 1
                 self._held[_number(pointer)] = entry
 
     def release(self, pointer: Pointer) -> None:
-        """Give up a claim; the last one frees the object. Does nothing for a handle that names nothing."""
+        """Drop a reference; the last one frees the object. Does nothing for an invalid handle."""
         number = _number(pointer)
-        freed = None  # dropped outside of the lock: whatever its end runs may take its time
+        freed = None  # dropped outside the lock: its finalizer may be slow
         with self._lock:
-            if (entry := self._entries.get(number)) is None or not entry.claims:
+            if (entry := self._entries.get(number)) is None or not entry.num_references:
                 return
-            entry.claims -= 1
-            if entry.claims <= entry.has_handle:
+            entry.num_references -= 1
+            if entry.num_references <= entry.has_handle:
                 self._held.pop(number, None)
-            if not entry.claims:
+            if not entry.num_references:
                 freed, entry.object = entry.object, None
                 del self._entries[number]
         del freed

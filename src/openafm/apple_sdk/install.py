@@ -1,4 +1,4 @@
-"""Installing Apple's SDK unchanged, with the one module that it lacks outside of macOS: the binding, which is ours."""
+"""Install Apple's SDK unchanged, plus the one module that only its build on macOS creates: the binding."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class ForeignInstallError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class SdkStatus:
-    """What stands in an environment.
+    """Hold the state of the SDK in a Python environment.
 
     Attributes:
-        version: of the SDK; None: it is not installed, or only in part.
-        installer: who put it there; `openafm` when it answers with our engine.
-        is_intact: every file is as it was installed.
-        path: where the package is or would be.
+        version: the SDK's version; None if it is not installed, or incomplete.
+        installer: the program that installed it; `openafm` if it runs on our engine.
+        is_intact: True if every file is unchanged since installation.
+        path: the package's folder, which may not exist.
     """
 
     version: str | None
@@ -54,7 +54,7 @@ class SdkStatus:
 
 
 def status(site_packages: Path | None = None) -> SdkStatus:
-    """What stands in an environment, by default the running one."""
+    """Return the state of the SDK in an environment, by default the running one."""
     site = site_packages or _site_packages()
     records = _records(site)
     if not records:
@@ -70,16 +70,16 @@ def status(site_packages: Path | None = None) -> SdkStatus:
 
 
 def install(given: Path | None = None, site_packages: Path | None = None) -> SdkStatus:
-    """Put the SDK into an environment, by default the running one. Does nothing where it stands already.
+    """Install the SDK into an environment, by default the running one. Does nothing if it is installed already.
 
-    Killed half-way it leaves no half package: what stood before, or the whole new one, which another `install` completes.
+    If the process is killed, the folder holds the old or the new package; a second `install` completes it.
 
     Args:
-        given: its source distribution, packed or not; by default the pinned version is fetched with pip.
+        given: the source distribution, an archive or a folder; by default pip downloads the pinned version.
 
     Raises:
-        SourceUnavailableError: there is no source to install from.
-        ForeignInstallError: it is installed, and not by openafm.
+        SourceUnavailableError: the source cannot be downloaded or read.
+        ForeignInstallError: another installer has installed the SDK.
     """
     site = site_packages or _site_packages()
     found = _require_ours(site)
@@ -98,10 +98,10 @@ def install(given: Path | None = None, site_packages: Path | None = None) -> Sdk
 
 
 def uninstall(site_packages: Path | None = None) -> bool:
-    """Remove the SDK from an environment; False where it was not there.
+    """Remove the SDK from an environment. Return False if it was not installed.
 
     Raises:
-        ForeignInstallError: it is not ours to remove.
+        ForeignInstallError: another installer has installed the SDK.
     """
     site = site_packages or _site_packages()
     _require_ours(site)
@@ -123,18 +123,18 @@ def _require_ours(site: Path) -> SdkStatus:
     found = status(site)
     if found.installer is not None and not found.is_ours:
         raise ForeignInstallError(
-            f"{found.path} was installed by {found.installer}, with a binding to Apple's own framework;"
+            f"{found.path} was installed by {found.installer} and uses Apple's framework;"
             " remove it first: pip uninstall apple-fm-sdk"
         )
     return found
 
 
 def _owner_of_leftover(site: Path) -> str | None:
-    """Who made a package folder that has no record: an install or uninstall of ours that was killed, or somebody else."""
+    """Return the installer of a package folder without metadata: openafm if our process was killed, else another one."""
     if not (site / PACKAGE).exists():
         return None
     binding = site / PACKAGE / BINDING_MODULE
-    return _INSTALLER if not binding.is_file() or binding.read_text("utf-8") == _BINDING else "somebody else"
+    return _INSTALLER if not binding.is_file() or binding.read_text("utf-8") == _BINDING else "another installer"
 
 
 def _is_copy_of(source: SdkSource, package: Path) -> bool:
@@ -155,7 +155,7 @@ def _is_intact(record: Path) -> bool:
 
 
 def _write_record(folder: Path, site: Path, source: SdkSource) -> None:
-    """Write what makes a package an installed distribution, so that pip lists and uninstalls it."""
+    """Write the metadata of an installed distribution, so that pip lists and uninstalls it."""
     (folder / "METADATA").write_text(source.metadata, "utf-8")
     (folder / "INSTALLER").write_text(_INSTALLER + "\n", "utf-8")
     (folder / "licenses").mkdir()

@@ -1,4 +1,4 @@
-"""Generation options as the SDK sends them: JSON, its sampling numbers as strings."""
+"""Read the SDK's generation options: JSON whose sampling numbers are strings."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from openafm.framework.options import GenerationOptions, SamplingMode
 
 
 class OptionsError(UsageError):
-    """Options that cannot be read."""
+    """The options are not valid."""
 
 
 def read_options(text: str | None) -> GenerationOptions | None:
-    """The options; None where none are sent. Numbers may be strings: seeded, top-k and top-p sampling arrive.
+    """Return the options; None for empty text. Numbers may be strings.
 
     Raises:
-        OptionsError: not a JSON object, or a value out of range.
+        OptionsError: the text is not a JSON object, or a value is out of range.
     """
     if not text:
         return None
     try:
         sent = json.loads(text)
-        most = sent.get("maximum_response_tokens")
+        max_tokens = sent.get("maximum_response_tokens")
         return GenerationOptions(
             sampling=_sampling(sent["sampling"]) if sent.get("sampling") else None,
             temperature=_number(sent.get("temperature"), float),
-            maximum_response_tokens=_number(most, int),
+            maximum_response_tokens=_number(max_tokens, int),
         )
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise OptionsError(f"generation options that cannot be read ({error}): {text}") from error
+        raise OptionsError(f"invalid generation options ({error}): {text}") from error
 
 
 def _sampling(sent: dict[str, Any]) -> SamplingMode:

@@ -1,4 +1,4 @@
-"""Prompts as the C interface builds them, component by component."""
+"""Build prompts for the C interface, component by component."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from openafm.framework.transcripts.prompt import ImageAttachment, Prompt
 
 
 class PromptBuilder:
-    """Texts and images, in order."""
+    """Collect the texts and images of a prompt, in order."""
 
     def __init__(self) -> None:
         self.components: list[str | ImageAttachment] = []
@@ -22,17 +22,17 @@ class PromptBuilder:
         """Add an image.
 
         Raises:
-            ImagePromptError: there is no such file.
+            ImagePromptError: the file does not exist.
         """
         self.components.append(ImageAttachment(Path(path), label))
 
     def prompt_for(self, model: LanguageModel) -> Prompt:
-        """The prompt. A model that cannot see is told in words that there is an image: the SDK has no way to refuse it."""
+        """Return the prompt. For models without vision, text replaces the images: the SDK has no error for them."""
         if Capability.VISION in model.capabilities:
             return list(self.components)
-        return "\n".join(part if isinstance(part, str) else _in_words(part) for part in self.components)
+        return "\n".join(part if isinstance(part, str) else _image_description(part) for part in self.components)
 
 
-def _in_words(image: ImageAttachment) -> str:
+def _image_description(image: ImageAttachment) -> str:
     kind = mimetypes.guess_type(image.path)[0] or "image"
     return f"[{kind} {image.label or image.path.name}, which you cannot see]"

@@ -1,4 +1,4 @@
-"""Schemas as the C interface builds them: a name, then property by property, guide by guide; checked when they are used."""
+"""Build schemas for the C interface: properties and guides are added one by one and checked when the schema is used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NONE = " | None"
 
 @dataclass(eq=False)
 class PropertyBuilder:
-    """A property. Its type is a name: `string`, `array<Cat>`, or as Python writes it, `list[int] | None`."""
+    """Collect a property. `type_name` is Apple's, such as `array<Cat>`, or Python's, such as `list[int] | None`."""
 
     name: str
     description: str | None
@@ -28,14 +28,14 @@ class PropertyBuilder:
     guides: list[Callable[[], GenerationGuide]] = field(default_factory=list)
 
     def add_guide(self, guide: Callable[[], GenerationGuide], wrapped: bool) -> None:
-        """Narrow the property, or with `wrapped` its items; what is wrong with a guide shows when the schema is built."""
+        """Add a guide for the property, or with `wrapped` for its items. `build` reports invalid guides."""
         self.guides.append((lambda: GenerationGuide.element(guide())) if wrapped else guide)
 
     def build(self) -> DynamicProperty:
-        """The property.
+        """Return the property.
 
         Raises:
-            UnsupportedGuideError: a guide does not fit the type, or leaves no value.
+            UnsupportedGuideError: a guide does not fit the type, or permits no value.
         """
         try:
             schema = _schema(self.type_name.removesuffix(_NONE), [guide() for guide in self.guides])
@@ -47,7 +47,7 @@ class PropertyBuilder:
 
 @dataclass(eq=False)
 class SchemaBuilder:
-    """An object, with the other objects that its properties mention."""
+    """Collect an object schema and the schemas that its properties reference."""
 
     name: str
     description: str | None
@@ -55,20 +55,20 @@ class SchemaBuilder:
     references: list[SchemaBuilder] = field(default_factory=list)
 
     def build(self) -> GenerationSchema:
-        """The schema.
+        """Return the schema.
 
         Raises:
-            UnsupportedGuideError: a guide does not fit its type, or leaves no value.
-            InvalidGenerationSchemaError: a type is mentioned and not there, or can have no value.
+            UnsupportedGuideError: a guide does not fit its type, or permits no value.
+            InvalidGenerationSchemaError: a referenced type is missing, or has no finite value.
         """
-        mentioned: dict[str, SchemaBuilder] = {}
+        referenced: dict[str, SchemaBuilder] = {}
         waiting = list(self.references)
         while waiting:
             builder = waiting.pop(0)
-            if builder.name != self.name and builder.name not in mentioned:
-                mentioned[builder.name] = builder
+            if builder.name != self.name and builder.name not in referenced:
+                referenced[builder.name] = builder
                 waiting += builder.references
-        return GenerationSchema(root=self._object(), dependencies=[each._object() for each in mentioned.values()])
+        return GenerationSchema(root=self._object(), dependencies=[each._object() for each in referenced.values()])
 
     def _object(self) -> DynamicGenerationSchema:
         return DynamicGenerationSchema.object(self.name, self.description, [prop.build() for prop in self.properties])
@@ -77,13 +77,13 @@ class SchemaBuilder:
 def _schema(type_name: str, guides: Sequence[GenerationGuide]) -> DynamicGenerationSchema:
     item = _item_of(type_name)
     if (python_type := _python_type(type_name)) is not None:
-        # A choice for a list is one for its items.
+        # The SDK attaches the choices of list items to the list.
         is_list = item is not None
         fitting = [GenerationGuide.element(g) if is_list and g.guide_type is GuideType.anyOf else g for g in guides]
         return DynamicGenerationSchema.of(python_type, fitting)
     if item is None:
         _require_kinds(type_name, guides, set())
-        # Python names a class with its module.
+        # Python qualifies the class name with its module.
         return DynamicGenerationSchema.reference_to(type_name if type_name.isidentifier() else type_name.rsplit(".", 1)[-1])
     _require_kinds(type_name, guides, {GuideType.count, GuideType.minItems, GuideType.maxItems})
     least = [guide.value for guide in guides if guide.guide_type is not GuideType.maxItems]
@@ -92,12 +92,12 @@ def _schema(type_name: str, guides: Sequence[GenerationGuide]) -> DynamicGenerat
 
 
 def _python_type(type_name: str) -> Any:
-    """The type of a name that mentions no other object; else None."""
+    """Return the Python type of a name; None if it references another object."""
     item = _item_of(type_name)
     if item is None:
         return _SCALARS.get(type_name)
     inner = _python_type(item)
-    return None if inner is None else list[inner]  # type: ignore[valid-type]  # a type made at run time
+    return None if inner is None else list[inner]  # type: ignore[valid-type]  # a type built at run time
 
 
 def _item_of(type_name: str) -> str | None:

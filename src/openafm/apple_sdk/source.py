@@ -1,4 +1,4 @@
-"""The source of Apple's SDK: fetched with pip, checked against its digest, unpacked, and never built."""
+"""Get the source of Apple's SDK: pip downloads it, checks its digest and unpacks it. It is never built."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _SECONDS = 300
 
 
 class SourceUnavailableError(OpenAFMError):
-    """The source distribution cannot be had, or is something else."""
+    """The source distribution cannot be downloaded or read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SdkSource:
-    """An unpacked source distribution, or a checkout of the repository that it is made from."""
+    """Hold an unpacked source distribution, or a checkout of its repository."""
 
     root: Path
     version: str
-    metadata: str  # core metadata, as `METADATA` of an installed distribution holds it
+    metadata: str  # core metadata, the content of a `METADATA` file
 
     @property
     def package(self) -> Path:
@@ -38,20 +38,20 @@ class SdkSource:
 
     @property
     def repository(self) -> str | None:
-        """Where the project says that its source is."""
+        """The URL of the source repository in the project's metadata."""
         links = email.message_from_string(self.metadata).get_all("Project-URL", [])
         named = {name.strip().lower(): link.strip() for name, _, link in (str(each).partition(",") for each in links)}
         return named.get("source")
 
 
 def open_source(given: Path | None, scratch: Path) -> SdkSource:
-    """The source in `given`, a folder or a source distribution; by default the pinned version, fetched with pip.
+    """Return the source in `given`, a folder or a source distribution; by default pip downloads the pinned version.
 
     Args:
         scratch: an existing folder to unpack into.
 
     Raises:
-        SourceUnavailableError: pip cannot get it, its digest is another, or `given` is not the SDK.
+        SourceUnavailableError: the download failed, its digest is wrong, or `given` is not the SDK.
     """
     if given is None:
         return _read(_fetch(scratch))
@@ -66,10 +66,10 @@ def _read(root: Path) -> SdkSource:
             metadata = (root / "PKG-INFO").read_text("utf-8")
         else:
             metadata = _metadata_of(tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"])
-        told = email.message_from_string(metadata)
-        name, version = str(told["Name"]), str(told["Version"])
+        fields = email.message_from_string(metadata)
+        name, version = str(fields["Name"]), str(fields["Version"])
     except (OSError, ValueError, KeyError) as error:
-        raise SourceUnavailableError(f"{root} is no source distribution of {DISTRIBUTION} ({error})") from error
+        raise SourceUnavailableError(f"{root} is not a source distribution of {DISTRIBUTION} ({error})") from error
     if name != DISTRIBUTION or not (root / "src" / PACKAGE / "__init__.py").is_file():
         raise SourceUnavailableError(f"{root} holds {name} {version}, expected the source distribution of {DISTRIBUTION}")
     return SdkSource(root=root, version=version, metadata=metadata)
@@ -82,7 +82,7 @@ def _metadata_of(project: dict[str, str]) -> str:
 
 
 def _fetch(scratch: Path) -> Path:
-    """Let pip fetch, check and unpack. Its last step, the build, fails where there is no Swift, and leaves the source."""
+    """Let pip download, check and unpack the source. pip's build step fails without Swift and leaves the source."""
     requirements, unpacked, archives = scratch / "requirements.txt", scratch / "unpacked", scratch / "archives"
     requirements.write_text(f"{DISTRIBUTION}=={PINNED_VERSION} --hash=sha256:{_PINNED_SHA256}\n", "utf-8")
     unpacked.mkdir()
@@ -93,19 +93,19 @@ def _fetch(scratch: Path) -> Path:
         done = subprocess.run(command, env=os.environ | places, capture_output=True, text=True, timeout=_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SourceUnavailableError(_unavailable(str(error))) from error
-    for archive in sorted(archives.glob("*.tar.gz")):  # where it could be built
+    for archive in sorted(archives.glob("*.tar.gz")):  # on macOS the build succeeds
         return _unpack(archive, scratch)
     for information in sorted(unpacked.glob("*/*/PKG-INFO")):
         return information.parent
-    said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-    errors = [line for line in said if "error" in line.lower() or "no module" in line.lower()]
-    raise SourceUnavailableError(_unavailable((errors or said or ["it said nothing"])[-1].strip()))
+    output = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
+    errors = [line for line in output if "error" in line.lower() or "no module" in line.lower()]
+    raise SourceUnavailableError(_unavailable((errors or output or ["no output"])[-1].strip()))
 
 
 def _unavailable(reason: str) -> str:
     return (
-        f"pip cannot get {DISTRIBUTION} {PINNED_VERSION}: {reason}. Without a network, fetch its source distribution"
-        " elsewhere and name it: openafm apple-sdk install --from FILE"
+        f"pip cannot download {DISTRIBUTION} {PINNED_VERSION}: {reason}. Without a network, download its source distribution"
+        " elsewhere and pass it: openafm apple-sdk install --from FILE"
     )
 
 
@@ -118,5 +118,5 @@ def _unpack(archive: Path, scratch: Path) -> Path:
         raise SourceUnavailableError(f"{archive} cannot be unpacked: {error}") from error
     roots = [path.parent for path in folder.glob("*/PKG-INFO")]
     if len(roots) != 1:
-        raise SourceUnavailableError(f"{archive} is no source distribution: it holds no PKG-INFO")
+        raise SourceUnavailableError(f"{archive} is not a source distribution: it holds no PKG-INFO")
     return roots[0]

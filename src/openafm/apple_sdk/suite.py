@@ -1,7 +1,7 @@
-"""Apple's own tests of its SDK, run in an environment of their own above our engine: `make test-apple-sdk`.
+"""Run Apple's tests of its SDK on our engine, in a separate environment: `make test-apple-sdk`.
 
-The tests are fetched, run and thrown away. The source distribution holds the test files without their helpers; the whole
-suite is in the repository that the distribution names.
+The tests are downloaded, run and deleted. The source distribution holds the test files without their helpers; the
+repository holds the whole suite.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from openafm.apple_sdk.suite_report import SuiteReport
 from openafm.apple_sdk.swapped import write_swapped_package
 from openafm.core.errors import OpenAFMError
 
-_COMMIT = "e868e60811aa0706feb2ccb33cfe7e27626287b7"  # the suite that the figures are of
+_COMMIT = "e868e60811aa0706feb2ccb33cfe7e27626287b7"  # the commit of the published results
 _REQUIREMENTS = ("pytest", "pytest-asyncio", "pytest-timeout", "psutil")
 _SECONDS = 120
 _FIXTURES = f"""
@@ -47,9 +47,9 @@ class SuiteError(OpenAFMError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the suite. The exit code says whether it ran, not whether all of it passed: that is the last line."""
+    """Run the suite. The exit code is 0 if it ran, even if tests failed; the last line has the counts."""
     parser = argparse.ArgumentParser(prog="python -m openafm.apple_sdk.suite", description=__doc__)
-    parser.add_argument("--suite", help="folder, archive or git address of the SDK's source; by default it is fetched")
+    parser.add_argument("--suite", help="folder, archive or git URL of the SDK's source; downloaded by default")
     parser.add_argument("--swapped", action="store_true", help=f"import openafm under the name {PACKAGE}, without the SDK")
     parser.add_argument("pytest", nargs="*", metavar="ARGUMENT", help="for pytest, after --")
     chosen = parser.parse_args(arguments)
@@ -64,11 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_suite(scratch: Path, suite: str | None, swapped: bool, pytest_arguments: Sequence[str]) -> SuiteReport:
-    """Fetch, install and run in `scratch`.
+    """Download, install and run the suite in `scratch`.
 
     Raises:
-        SuiteError: there is no suite, or no environment to run it in.
-        SourceUnavailableError: the SDK cannot be fetched.
+        SuiteError: the suite or its environment cannot be set up.
+        SourceUnavailableError: the SDK cannot be downloaded.
     """
     source = _source(scratch, suite)
     python = _environment(scratch / "environment")
@@ -86,20 +86,18 @@ def run_suite(scratch: Path, suite: str | None, swapped: bool, pytest_arguments:
     command_line += ["-o", "junit_family=xunit1", "-o", "asyncio_mode=auto", "--continue-on-collection-errors"]
     subprocess.run([*command_line, *ignored, *pytest_arguments], cwd=source.root, env=_variables(python))
     if not results.is_file():
-        raise SuiteError("pytest ended without results; see what it said above")
+        raise SuiteError("pytest wrote no results; see its output above")
     return SuiteReport.read(results)
 
 
 def _source(scratch: Path, suite: str | None) -> SdkSource:
-    """A copy of the SDK's source, with as much of its suite as can be had."""
+    """Return a copy of the SDK's source with its suite, or the part of it in the source distribution."""
     if suite is None:
         distributed = open_source(None, scratch)
         try:
             return open_source(_clone(distributed.repository or "", scratch), scratch)
         except SuiteError as error:
-            print(
-                f"{error}\nOnly what the source distribution holds is run; give the whole: SUITE=FOLDER make test-apple-sdk"
-            )
+            print(f"{error}\nOnly the tests in the source distribution run; for all tests: SUITE=FOLDER make test-apple-sdk")
             return distributed
     if not Path(suite).exists() or (Path(suite) / "HEAD").is_file():
         return open_source(_clone(suite, scratch), scratch)
@@ -117,19 +115,19 @@ def _clone(address: str, scratch: Path) -> Path:
         _run(["git", "-C", str(folder), "checkout", "--quiet", "--detach", _COMMIT], quiet)
     except SuiteError as error:
         shutil.rmtree(folder, ignore_errors=True)
-        raise SuiteError(f"the suite cannot be cloned from {address or 'nowhere'}: {error}") from error
+        raise SuiteError(f"the suite cannot be cloned from '{address}': {error}") from error
     return folder
 
 
 def _environment(folder: Path) -> Path:
-    """An environment that sees this one's packages, and what else the suite needs; its interpreter."""
+    """Create an environment with this one's packages and the suite's requirements. Return its interpreter."""
     _run([sys.executable, "-m", "venv", "--without-pip", str(folder)])
     python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     ours = sysconfig.get_path("purelib")
     (_site_packages(python) / "openafm-environment.pth").write_text(f"import site; site.addsitedir({ours!r})\n", "utf-8")
-    wanted = [name for name in _REQUIREMENTS if importlib.util.find_spec(name.replace("-", "_")) is None]
-    if wanted:
-        _run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *wanted])
+    missing = [name for name in _REQUIREMENTS if importlib.util.find_spec(name.replace("-", "_")) is None]
+    if missing:
+        _run([sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *missing])
     return python
 
 
@@ -143,7 +141,7 @@ def _variables(python: Path) -> dict[str, str]:
 
 
 def _prepare(tests: Path) -> dict[str, str]:
-    """Make up for helpers that a source distribution lacks; the files that cannot run without them, and why."""
+    """Write the missing `conftest.py`. Return the test files that need other missing helpers, with reasons."""
     if not tests.is_dir():
         raise SuiteError(f"{tests.parent} holds no tests")
     helpers = {path.stem for path in tests.iterdir()}
@@ -174,8 +172,8 @@ def _run(command: Sequence[str], variables: dict[str, str] | None = None) -> Non
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SuiteError(f"{command[0]}: {error}") from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
-        raise SuiteError(said[-1])
+        output = (done.stderr or done.stdout).strip().splitlines() or [f"exit code {done.returncode}"]
+        raise SuiteError(output[-1])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What came of a run of the suite, read from pytest's JUnit file."""
+"""Results of a run of the suite, read from pytest's JUnit file."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from xml.etree import ElementTree
 
 @dataclass(frozen=True, kw_only=True)
 class TestResult:
-    """One test: `outcome` is passed, failed or skipped; `reason` why it did not pass."""
+    """Hold one result: `outcome` is passed, failed or skipped; `reason` says why it did not pass."""
 
     file: str
     name: str
     outcome: str
     reason: str = ""
 
-    __test__ = False  # no class of tests, whatever its name
+    __test__ = False  # pytest must not collect it as a test class
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteReport:
-    """All tests of a run."""
+    """Hold all results of a run."""
 
     results: tuple[TestResult, ...]
 
@@ -32,11 +32,11 @@ class SuiteReport:
         return cls(results=tuple(_result(case) for case in ElementTree.parse(path).iter("testcase")))
 
     def counts(self) -> Counter[str]:
-        """How many tests had each outcome."""
+        """Return the number of tests by outcome."""
         return Counter(result.outcome for result in self.results)
 
     def print(self, title: str) -> None:
-        """Print a line for each file, the reasons of what did not pass, and the counts as the last line."""
+        """Print a line per file, the reasons of tests that did not pass, and the counts as the last line."""
         print()
         for file in sorted({result.file for result in self.results}):
             here = Counter(result.outcome for result in self.results if result.file == file)

@@ -1,4 +1,4 @@
-"""openafm under the SDK's name: what a program sees that changes its import line, and nothing else."""
+"""Provide openafm under the SDK's package name, as for a program that only changes its import line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ sys.modules[__name__] = openafm
 for name in {modules}:
     sys.modules[f"{{__name__}}.{{name}}"] = openafm
 '''
-# The public modules of the SDK; every public name is found in the package itself.
+# The public modules of the SDK. openafm has all their public names at the top level.
 _MODULES = (
     "core",
     "errors",
@@ -34,7 +34,7 @@ _MODULES = (
 
 
 def write_swapped_package(site_packages: Path) -> None:
-    """Write a package of the SDK's name that is openafm."""
+    """Write a package with the SDK's name that forwards to openafm."""
     folder = site_packages / PACKAGE
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(_PACKAGE.format(modules=_MODULES), "utf-8")

@@ -1,4 +1,4 @@
-"""Requests of the SDK: tasks in a thread of ours, whose callbacks come from there, as from a native library."""
+"""Requests of the SDK: tasks in a thread of openafm, which calls the callbacks, as a native library does."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ CountCallback: TypeAlias = Callable[[int, int, CText | None, Any], object]  # st
 
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
-_running: set[Future[None]] = set()  # a loop does not keep its tasks alive
+_running: set[Future[None]] = set()  # event loops hold weak references to tasks
 
 
 class Task:
-    """A request under way. After `cancel` its callback is not called: the caller may have reused what it would be given."""
+    """A running request. After `cancel` its callback is not called: the caller may have freed the user info."""
 
     def __init__(self, work: Coroutine[Any, Any, None]) -> None:
         self._future = asyncio.run_coroutine_threadsafe(work, _request_loop())
@@ -39,14 +39,14 @@ class Task:
 
 
 class Stream:
-    """A streamed response, asked for but not begun. Forgetting it cancels what is under way."""
+    """A streamed response that `iterate` starts. Deleting the object cancels the request."""
 
     def __init__(self, open_stream: Callable[[], ResponseStream[Any, Any]]) -> None:
         self._open_stream = open_stream
         self._task: Task | None = None
 
     def iterate(self, user_info: Any, callback: TextCallback) -> None:
-        """Begin. The callback is given each snapshot, then no text."""
+        """Start the request. The callback receives each snapshot, then None."""
         self._task = Task(_deliver_snapshots(self._open_stream, user_info, callback))
 
     def __del__(self) -> None:
@@ -55,7 +55,7 @@ class Stream:
 
 
 async def deliver_text(respond: Callable[[], Coroutine[Any, Any, Any]], user_info: Any, callback: TextCallback) -> None:
-    """Tell the callback the text of a response."""
+    """Call the callback with the text of a response, or of an error."""
     try:
         text = CText.of(await respond())
     except Exception as error:
@@ -68,11 +68,11 @@ async def deliver_text(respond: Callable[[], Coroutine[Any, Any, Any]], user_inf
 async def deliver_content(
     respond: Callable[[], Coroutine[Any, Any, Any]], user_info: Any, callback: ContentCallback
 ) -> None:
-    """Tell the callback a guided response; or an error, as content that is its description."""
+    """Call the callback with a guided response, or with content that describes an error."""
     try:
         status, content = SUCCESS, await respond()
     except InvalidGenerationSchemaError as error:
-        # Apple's framework names such an error where schemas are made, and not where they are used.
+        # Apple's framework has this status code for schema creation only, not for requests.
         status, content = GenerationErrorCode.UNKNOWN_ERROR, GeneratedContent(str(error))
     except Exception as error:
         status, content = status_of(error), GeneratedContent(str(error))
@@ -80,7 +80,7 @@ async def deliver_content(
 
 
 async def deliver_count(count: Callable[[], Coroutine[Any, Any, int]], user_info: Any, callback: CountCallback) -> None:
-    """Tell the callback a number of tokens."""
+    """Call the callback with a number of tokens."""
     try:
         found = await count()
     except Exception as error:
