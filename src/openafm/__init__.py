@@ -1,7 +1,6 @@
 """openafm: an open implementation of Apple Intelligence Foundation Language Models: Tech Report 2025.
 
-App developers write `import openafm as fm` and find the framework (report 7) here. A name is imported when it is first used,
-so that importing openafm costs nothing.
+`import openafm as fm` gives the framework (report 7). A name is imported on first use, so `import openafm` is cheap.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from openafm import tools as tools
+    from openafm.data.synthetic import reference_week as reference_week
     from openafm.framework.backends.adapter import Adapter as Adapter
     from openafm.framework.backends.adapter import AssetError as AssetError
     from openafm.framework.backends.adapter import CompatibleAdapterNotFoundError as CompatibleAdapterNotFoundError
@@ -110,6 +110,14 @@ if TYPE_CHECKING:
     from openafm.safety.guardrail import Refused as Refused
     from openafm.safety.guardrail import SystemLanguageModelGuardrails as SystemLanguageModelGuardrails
     from openafm.safety.guardrail import Violation as Violation
+    from openafm.tokenizer.conversation import AssistantTurn as AssistantTurn
+    from openafm.tokenizer.conversation import ImagePart as ImagePart
+    from openafm.tokenizer.conversation import Instructions as Instructions
+    from openafm.tokenizer.conversation import TextPart as TextPart
+    from openafm.tokenizer.conversation import ToolCall as ToolCall
+    from openafm.tokenizer.conversation import ToolDefinition as ToolDefinition
+    from openafm.tokenizer.conversation import ToolTurn as ToolTurn
+    from openafm.tokenizer.conversation import UserTurn as UserTurn
 
 _MODULES = {
     "Adapter": "framework.backends.adapter",
@@ -118,6 +126,7 @@ _MODULES = {
     "AnswerRequest": "framework.backends.language_model",
     "AssetError": "framework.backends.adapter",
     "AssetsUnavailableError": "framework.errors",
+    "AssistantTurn": "tokenizer.conversation",
     "Attachment": "framework.transcripts.prompt",
     "Capability": "framework.backends.language_model",
     "CompatibleAdapterNotFoundError": "framework.backends.adapter",
@@ -150,7 +159,9 @@ _MODULES = {
     "GuardrailViolationError": "framework.errors",
     "GuideType": "framework.schema.guides",
     "ImageAttachment": "framework.transcripts.prompt",
+    "ImagePart": "tokenizer.conversation",
     "ImagePromptError": "framework.transcripts.prompt",
+    "Instructions": "tokenizer.conversation",
     "InstructionsEntry": "framework.transcripts.transcript",
     "InvalidAdapterNameError": "framework.backends.adapter",
     "InvalidAssetError": "framework.backends.adapter",
@@ -178,17 +189,21 @@ _MODULES = {
     "SystemLanguageModelGuardrails": "safety.guardrail",
     "SystemLanguageModelUnavailableReason": "framework.backends.language_model",
     "SystemLanguageModelUseCase": "framework.backends.system_model",
+    "TextPart": "tokenizer.conversation",
     "TextPiece": "framework.backends.language_model",
     "TextSnapshot": "framework.session.formats",
     "Tool": "framework.tools.tool",
+    "ToolCall": "tokenizer.conversation",
     "ToolCallError": "framework.errors",
     "ToolCallPiece": "framework.backends.language_model",
     "ToolCallingMode": "framework.options",
     "ToolCallsEntry": "framework.transcripts.transcript",
+    "ToolDefinition": "tokenizer.conversation",
     "ToolLimits": "framework.tools.tool",
     "ToolOutputEntry": "framework.transcripts.transcript",
     "ToolOutputError": "framework.tools.runner",
     "ToolTimeoutError": "framework.tools.runner",
+    "ToolTurn": "tokenizer.conversation",
     "Transcript": "framework.transcripts.transcript",
     "TranscriptEntry": "framework.transcripts.transcript",
     "TranscriptError": "framework.transcripts.wire",
@@ -200,10 +215,12 @@ _MODULES = {
     "UnsupportedGuideError": "framework.errors",
     "UnsupportedLanguageOrLocaleError": "framework.errors",
     "Usage": "framework.backends.language_model",
+    "UserTurn": "tokenizer.conversation",
     "Violation": "safety.guardrail",
     "first_and_last": "framework.session.condense",
     "generable": "framework.schema.generable",
     "guide": "framework.schema.guides",
+    "reference_week": "data.synthetic",
     "rolling_window": "framework.session.condense",
     "rolling_window_blocking": "framework.session.condense",
     "summarized": "framework.session.condense",
@@ -219,7 +236,7 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("openafm")
-    if name == "tools":  # openafm.tools, which `import openafm as fm` alone would not give
+    if name == "tools":  # a submodule, which `import openafm` does not import
         return import_module("openafm.tools")
     if name not in _MODULES:
         raise AttributeError(f"module 'openafm' has no attribute '{name}'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +68,9 @@ def test_modules_of_schemas_and_tools_import_each_other_without_cycles() -> None
     while leaves := {name for name, imported in imports.items() if not imported & (imports.keys() - {name})}:
         imports = {name: imported for name, imported in imports.items() if name not in leaves}
     assert not imports
+
+
+def test_turns_and_the_reference_week_are_public() -> None:
+    turn = fm.AssistantTurn(tool_calls=(fm.ToolCall(name="look_up", arguments={}),))
+    assert fm.Answer(turn=turn, usage=fm.Usage()).turn.tool_calls[0].name == "look_up"
+    assert "Today is" in fm.reference_week(datetime.date(2026, 3, 4))

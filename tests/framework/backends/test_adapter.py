@@ -72,13 +72,18 @@ def test_by_name_for_the_base_that_answers(base: Bundle, tmp_path: Path) -> None
     assert Adapter.compatible_identifiers("none") == []
 
 
-def test_another_base_is_refused(base: Bundle, tmp_path: Path) -> None:
+def test_another_base_is_refused_by_name(base: Bundle, tmp_path: Path) -> None:
     path = write(tmp_path / "a", "f" * 40).path
-    with pytest.raises(CompatibleAdapterNotFoundError, match=f"{'f' * 40}.*{base.signature}"):
+    words = rf"not on this machine \(signature {'f' * 40}\), not to the bundle '{base.name}' \(signature {base.signature}\)"
+    with pytest.raises(CompatibleAdapterNotFoundError, match=words):
         resolve_adapter(path, base)
     install_adapter(path)
-    with pytest.raises(CompatibleAdapterNotFoundError, match="fmadapter-tags-fffffff"):
+    with pytest.raises(CompatibleAdapterNotFoundError, match="installed: fmadapter-tags-fffffff for a bundle that is not"):
         resolve_adapter("tags", base)
+    other = write_tiny_bundle(bundle_place("other"), seed=1)
+    theirs = write(tmp_path / "b", other.signature).path
+    with pytest.raises(CompatibleAdapterNotFoundError, match=f"belongs to the bundle 'other' .*, not to .*'{base.name}'"):
+        resolve_adapter(theirs, base)
     # A folder under the name of the right base that holds another's.
     shutil.copytree(path, adapters_home() / "tags" / f"fmadapter-tags-{base.signature[:7]}")
     with pytest.raises(CompatibleAdapterNotFoundError, match=base.signature):
@@ -148,7 +153,8 @@ def answer(model: fm.SystemLanguageModel, session: fm.LanguageModelSession | Non
     return str(session.respond_blocking("the cat", options=options))
 
 
-def test_sessions_with_different_adapters_share_the_weights(base: Bundle, tmp_path: Path) -> None:
+def test_sessions_with_different_adapters_share_the_weights(tmp_path: Path) -> None:
+    base = write_tiny_bundle(tmp_path / "unique", seed=123)  # no other test has loaded a bundle of this signature
     plain = fm.SystemLanguageModel(bundle=base.path)
     adapted = [
         fm.SystemLanguageModel(bundle=base.path, adapter=write(tmp_path / name, base.signature, scale=scale).path)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scripted_models import ScriptedModel
 from tiny_bundles import tiny_recovery, write_tiny_bundle
 
 import openafm as fm
@@ -160,3 +162,35 @@ def test_a_damaged_recovery_adapter_is_damage(tmp_path: Path) -> None:
     assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_DAMAGED)
     with pytest.raises(fm.AssetsUnavailableError, match=r"metadata\.json"):
         fm.SystemLanguageModel(bundle=path).load()
+
+
+def flip_a_weight(path: Path) -> None:
+    weights = path / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+
+
+def test_a_changed_weight_makes_a_bundle_unavailable(tmp_path: Path) -> None:
+    path = write_tiny_bundle(tmp_path / "changed", seed=9).path
+    model = fm.SystemLanguageModel(bundle=path)
+    assert model.is_available() == (True, None)
+    flip_a_weight(path)  # after the first check: another one follows, since the file has changed
+    assert model.is_available() == (False, Reason.MODEL_DAMAGED)
+    draft = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "good").path, draft=path)
+    assert draft.is_available() == (False, Reason.MODEL_DAMAGED)
+
+
+def test_a_changed_copy_does_not_share_the_loaded_model(tmp_path: Path) -> None:
+    path = write_tiny_bundle(tmp_path / "good", seed=9).path
+    shutil.copytree(path, tmp_path / "copy")
+    good, copy = fm.SystemLanguageModel(bundle=path), fm.SystemLanguageModel(bundle=tmp_path / "copy")
+    assert copy.load() is good.load()
+    flip_a_weight(tmp_path / "copy")
+    with pytest.raises(fm.AssetsUnavailableError, match="differs from the signed one"):
+        copy.load()
+
+
+def test_an_empty_answer_is_not_an_error() -> None:
+    response = fm.LanguageModelSession(model=ScriptedModel("")).respond_full_blocking("x")
+    assert (response.content, response.finish_reason) == ("", fm.FinishReason.STOP)

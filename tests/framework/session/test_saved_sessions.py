@@ -1,10 +1,13 @@
-"""Sessions saved to a file and gone on with: a copy where the model is the same, prefilled anew where anything is not."""
+"""Saved sessions: restored without prefill by the same model, prefilled otherwise; authentication of the saved state."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import hmac
 import json
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -15,12 +18,15 @@ from scripted_models import ScriptedModel
 from tiny_bundles import computed_tokens, write_native_bundle, write_random_adapter, write_tiny_bundle
 
 import openafm as fm
+from openafm.core.files import data_home
 from openafm.framework.session import session_file
 from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines.prefix_cache import PrefixCache
+from openafm.runtime.engines.snapshot import read_snapshot, write_snapshot
 from openafm.runtime.native.engine import NativeEngine
 
+TAG_BYTES = 32
 SHORT = fm.GenerationOptions(maximum_response_tokens=12)
 INSTRUCTIONS = "You know the cat, the dog, the mat and the log."
 
@@ -112,19 +118,35 @@ def test_other_tools_instructions_or_models_prefill_anew(
         assert fresh.usage.prompt_tokens == loaded.usage.prompt_tokens
 
 
+def state_of(data: bytes) -> bytes:
+    """Return the engine's snapshot in a session file."""
+    return data[data.index(b"\n", data.index(b"\n") + 1) + 1 + TAG_BYTES :]
+
+
+def with_state(data: bytes, state: bytes, key: bytes | None = None) -> bytes:
+    """Return a session file with another snapshot and the tag of `key`, by default this user's."""
+    begin = data.index(b"\n", data.index(b"\n") + 1) + 1
+    digest = data[: data.index(b"\n")].split(b" ")[1]
+    tag = hmac.digest(key or (data_home() / "session.key").read_bytes(), digest + state, "sha256")
+    return data[:begin] + tag + state
+
+
 def test_a_damaged_snapshot_only_costs_time(model: fm.SystemLanguageModel, saved: Path) -> None:
     expected, data = expected_answer(model), saved.read_bytes()
-    begin = data.index(b"\n", data.index(b"\n") + 1) + 1
+    state = state_of(data)
     signature = model.load().engine.signature.encode()
-    assert signature in data
+    assert signature in state
+    assert with_state(data, state) == data
     damaged = {
-        "none": data[:begin],
+        "none": data[: -len(state) - TAG_BYTES],
+        "no tag": data[: -len(state) - TAG_BYTES] + state,
         "cut": data[:-1],
-        "one byte": data[: begin + 1],
+        "one byte": data[: -len(state) + 1],
         "flipped": data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
-        "other version": data[:begin] + data[begin:].replace(b"SEQUENCE-1", b"SEQUENCE-2", 1),
-        "other engine": data.replace(signature, signature[::-1]),
-        "garbage": data[:begin] + b"\n" * 1000,
+        "other version": with_state(data, state.replace(b"SEQUENCE-1", b"SEQUENCE-2", 1)),
+        "other engine": with_state(data, state.replace(signature, signature[::-1])),
+        "garbage": with_state(data, b"\n" * 1000),
+        "nothing": with_state(data, b""),
     }
     for what, content in damaged.items():
         saved.write_bytes(content)
@@ -148,7 +170,7 @@ def test_a_damaged_transcript_is_refused(saved: Path) -> None:
         data[: last - 1],
         data[:last],
         data[: first + 9] + b"x" + data[first + 10 :],
-        data.replace(b"SESSION-1", b"SESSION-2", 1),
+        data.replace(b"SESSION-2", b"SESSION-9", 1),
         data.replace(b"\n", b"", 1),
         b"\x00" + data,
         json.dumps({"type": "FoundationModels.Transcript"}).encode(),
@@ -289,6 +311,9 @@ assert "torch" not in sys.modules
 atomic_file = session_file.atomic_file
 
 class Dying:
+    def fileno(self):
+        return self.file.fileno()
+
     def __init__(self, file): self.file = file
     def writelines(self, parts):
         data = b"".join(parts)
@@ -319,3 +344,79 @@ def test_a_process_killed_while_it_saves_leaves_the_session_that_was_there(tmp_p
     assert (tmp_path / "session").read_bytes() == before
     assert all(path.name.startswith(".") for path in tmp_path.iterdir() if path.name not in ("model", "session"))
     assert fm.LanguageModelSession.load(tmp_path / "session", model).respond_blocking("the log", options=SHORT)
+
+
+def test_a_session_file_is_private_and_so_is_the_key(model: fm.SystemLanguageModel, saved: Path) -> None:
+    key = data_home() / "session.key"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (saved, key)] == [0o600, 0o600]
+    saved.chmod(0o644)
+    fm.LanguageModelSession.load(saved, model).save_blocking(saved)
+    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
+
+
+def forged(saved: Path, model: fm.SystemLanguageModel, key: bytes | None = None) -> bytes:
+    """Return a session file that holds the keys and values of other tokens under the same tokens."""
+    engine = model.load().engine
+    good = read_snapshot(state_of(saved.read_bytes()))
+    sequence = engine.new_sequence()
+    engine.step([(sequence, [7] * good.length)])
+    other = read_snapshot(engine.snapshot(sequence))
+    arrays = dict(other.arrays) | {"tokens": good.arrays["tokens"]}
+    return with_state(saved.read_bytes(), write_snapshot(dataclasses.replace(good, arrays=arrays)), key)
+
+
+def test_a_forged_snapshot_is_not_used(model: fm.SystemLanguageModel, saved: Path) -> None:
+    expected = expected_answer(model)
+    saved.write_bytes(forged(saved, model, key=b"\0" * 32))
+    session = fm.LanguageModelSession.load(saved, model)
+    assert session.respond_blocking("the log", options=SHORT) == expected
+    assert session.usage.cached_tokens == 0
+
+
+def test_a_restored_sequence_is_never_shared(
+    model: fm.SystemLanguageModel, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = expected_answer(model)
+    monkeypatch.setattr(model.load(), "prefixes", PrefixCache(model.load().engine, 2**24))
+    saved.write_bytes(forged(saved, model))  # with a valid tag, as from a stolen key
+    session = fm.LanguageModelSession.load(saved, model)
+    assert session.respond_blocking("the log", options=SHORT) != expected  # the forgery works in its own session
+    assert session.usage.cached_tokens > 0
+    assert expected_answer(model) == expected
+    other = fm.LanguageModelSession.from_transcript(fm.LanguageModelSession.load(saved, model).transcript, model)
+    assert other.respond_blocking("the log", options=SHORT) == expected
+
+
+def test_without_the_key_a_session_is_prefilled(model: fm.SystemLanguageModel, saved: Path) -> None:
+    expected = expected_answer(model)
+    key = data_home() / "session.key"
+    old = key.read_bytes()
+    for spoil in (key.unlink, lambda: key.write_bytes(b"short"), lambda: key.chmod(0o644)):
+        spoil()
+        session = fm.LanguageModelSession.load(saved, model)
+        assert session.respond_blocking("the log", options=SHORT) == expected
+        assert session.usage.cached_tokens == 0
+        assert key.read_bytes() != old
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+        key.write_bytes(old)
+
+
+def test_a_session_is_saved_without_its_state_where_no_key_can_be_kept(
+    model: fm.SystemLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "file"))
+    session = fm.LanguageModelSession(INSTRUCTIONS, model)
+    session.respond_blocking("the cat", options=SHORT)
+    session.save_blocking(tmp_path / "session")
+    assert len((tmp_path / "session").read_bytes()) < 2000
+    assert len(fm.LanguageModelSession.load(tmp_path / "session", model).transcript) == 3
+
+
+def test_files_of_the_first_format_are_read_without_their_state(model: fm.SystemLanguageModel, saved: Path) -> None:
+    expected, data = expected_answer(model), saved.read_bytes()
+    state = state_of(data)
+    saved.write_bytes(data[: -len(state) - TAG_BYTES].replace(b"SESSION-2", b"SESSION-1", 1) + state)
+    session = fm.LanguageModelSession.load(saved, model)
+    assert session.respond_blocking("the log", options=SHORT) == expected
+    assert session.usage.cached_tokens == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from openafm.adapters import package, store
 from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
 from openafm.core.errors import OpenAFMError
+from openafm.framework.backends.verified_files import verify_once
 from openafm.framework.errors import FoundationModelsError
 
 
@@ -103,19 +104,41 @@ def resolve_adapter(adapter: Adapter | str | Path, bundle: Bundle) -> package.Ad
         CompatibleAdapterNotFoundError: the adapter belongs to another bundle, or none is installed for this one.
     """
     with _asset_errors():
-        found = (adapter if isinstance(adapter, Adapter) else _named(adapter))._opened(bundle.signature)
-        found.check_base(bundle.signature)
-        _verify_once(found)
+        given = adapter if isinstance(adapter, Adapter) else _named(adapter)
+        _check_installed(given, bundle)
+        found = given._opened(bundle.signature)
+        if found.base_signature != bundle.signature:
+            raise CompatibleAdapterNotFoundError(
+                f"the adapter '{found.name}' belongs to {_bundle_text(found.base_signature)}, not to {_own_text(bundle)};"
+                " choose that bundle, or train an adapter for this one",
+                package.AdapterMismatchError.exit_code,
+            )
+        verify_once(found)
         return found
 
 
-def _verify_once(adapter: package.AdapterPackage) -> None:
-    """Verify an adapter unless the same files were verified before: hundreds of megabytes take a second."""
-    stat = (adapter.path / package.WEIGHTS).stat()
-    seen = (str(adapter.path.resolve()), adapter.digest, stat.st_size, stat.st_mtime_ns, stat.st_ino)
-    if seen not in _verified:
-        adapter.verify()
-        _verified.add(seen)
+def _check_installed(adapter: Adapter, bundle: Bundle) -> None:
+    """Raise if a named adapter has versions for other bundles only."""
+    if adapter.file is None and not store.adapter_place(adapter.name, bundle.signature).is_dir():
+        versions = [package.open_adapter(folder) for folder in store.versions_of(adapter.name)]
+        bases = ", ".join(f"{version.path.name} for {_bundle_text(version.base_signature)}" for version in versions)
+        raise CompatibleAdapterNotFoundError(
+            f"no adapter '{adapter.name}' is installed for {_own_text(bundle)}; installed: {bases}",
+            store.AdapterNotInstalledError.exit_code,
+        )
+
+
+def _own_text(bundle: Bundle) -> str:
+    return f"the bundle '{bundle.name}' (signature {bundle.signature})"
+
+
+def _bundle_text(signature: str) -> str:
+    """Return the name of the bundle with a signature, if it is on this machine."""
+    for folder in _local_bundles():
+        with suppress(OpenAFMError, OSError):
+            if (bundle := Bundle(folder)).signature == signature:
+                return _own_text(bundle)
+    return f"a bundle that is not on this machine (signature {signature})"
 
 
 def _named(adapter: str | Path) -> Adapter:
@@ -142,8 +165,8 @@ def _asset_errors() -> Iterator[None]:
 
 def _local_signatures() -> set[str]:
     """Return the signatures of all bundles on this machine: installed, shipped and default."""
-    folders = [*list_bundles(), shipped_bundle(), resolve_model()]
-    return {Bundle(folder).signature for folder in folders if folder is not None}
+    return {Bundle(folder).signature for folder in _local_bundles()}
 
 
-_verified: set[tuple[str, str, int, int, int]] = set()
+def _local_bundles() -> list[Path]:
+    return [folder for folder in (*list_bundles(), shipped_bundle(), resolve_model()) if folder is not None]

@@ -9,6 +9,7 @@ from weakref import WeakValueDictionary
 from openafm.adapters.metadata import DRAFT_TOKEN_COUNT
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
+from openafm.framework.backends.verified_files import verify_once
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.schema_rewrite import UnsupportedSchemaError
@@ -78,9 +79,12 @@ def load(bundle: Bundle, adapter: AdapterPackage | None = None, draft: Bundle | 
     """Return the loaded model for a bundle, adapter and draft model. Callers with the same three share one instance.
 
     Raises:
-        OpenAFMError: a file cannot be read, or the draft model has another tokenizer.
+        OpenAFMError: a file cannot be read or differs from the signed one, or the draft model has another tokenizer.
     """
     global _latest
+    for part in (bundle, adapter, draft):
+        if part is not None:
+            verify_once(part)  # before the signatures are used as a key: a changed copy must not share a loaded model
     key = (bundle.identity, "" if adapter is None else adapter.digest, "" if draft is None else draft.identity)
     with _loading:
         loaded = _loaded.get(key)

@@ -42,7 +42,8 @@ class LocalExecutor(LanguageModelExecutor):
     """Hold an engine sequence and the tokens of the transcript that it has not computed yet.
 
     Args:
-        snapshot: the result of `snapshot` for the same conversation; the common prefix of its tokens is reused.
+        snapshot: the result of `snapshot` for the same conversation; the common prefix of its tokens is reused. The
+            restored sequence is never added to the prefix cache: a wrong snapshot must not affect other sessions.
     """
 
     def __init__(self, model: LoadedModel, turns: Iterable[Turn], snapshot: bytes | memoryview | None = None) -> None:
@@ -51,6 +52,7 @@ class LocalExecutor(LanguageModelExecutor):
         tokens = model.template.encode(model.tokenizer, turns).tokens
         self._sequence = _restored(model.engine, tokens, snapshot)
         self._pending = tokens[self._sequence.length :]
+        self._is_restored = self._sequence.length > 0
         # Token counts of the instructions with tools, which sessions share, and of a continued conversation.
         self._num_opening, self._num_continued = len(tokens), 0
         if len(turns) > 1:
@@ -142,17 +144,18 @@ class LocalExecutor(LanguageModelExecutor):
             if not missing or prefill(model.engine, self._sequence, missing, cancelled) is None:
                 return 0
             self._pending = tokens[self._num_opening :]
-            model.prefixes.keep(self._sequence, self._num_opening, "opening")
+            if not self._is_restored:
+                model.prefixes.keep(self._sequence, self._num_opening, "opening")
         return len(missing)
 
     def _adopt(self, shared: Sequence, tokens: list[int]) -> None:
         if shared.length > self._sequence.length:
-            self._sequence, self._pending = shared, tokens[shared.length :]
+            self._sequence, self._pending, self._is_restored = shared, tokens[shared.length :], False
 
     def _keep_conversation(self) -> None:
         """Add the conversation to the prefix cache; if forks are copies, only the part continued from a transcript."""
         length = self._sequence.length if self._model.engine.forks_share_memory else self._num_continued
-        if length > self._num_opening:
+        if length > self._num_opening and not self._is_restored:
             self._model.prefixes.keep(self._sequence, length, "conversation")
         self._num_continued = 0
 

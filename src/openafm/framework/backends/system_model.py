@@ -21,6 +21,7 @@ from openafm.framework.backends.language_model import (
     SystemLanguageModelUnavailableReason,
 )
 from openafm.framework.backends.loaded_model import LoadedModel
+from openafm.framework.backends.verified_files import verify_once
 from openafm.framework.errors import AssetsUnavailableError, FoundationModelsError
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
@@ -95,13 +96,18 @@ class SystemLanguageModel(LanguageModel):
         return frozenset((Capability.GUIDED_GENERATION, *((Capability.TOOL_CALLING,) if template.can_call_tools else ())))
 
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
+        """Return whether the model can answer, and the reason if not. Never raises.
+
+        Every file is compared with its digest, once per process unless it changes: a gigabyte takes a second.
+        """
         try:
             bundle = self._bundle
-            _ = bundle.tokenizer, bundle.template, bundle.stored_tensors, bundle.recovery_adapter
+            _ = bundle.tokenizer, bundle.template
+            verify_once(bundle)
             if self._adapter is not None:
                 resolve_adapter(self._adapter, bundle)
             if self._draft is not None:
-                _ = open_bundle(self._draft).stored_tensors
+                verify_once(open_bundle(self._draft))
         except (BundleNotFoundError, CompatibleAdapterNotFoundError):
             return False, SystemLanguageModelUnavailableReason.MODEL_NOT_INSTALLED
         except BundleVersionError:

@@ -271,7 +271,7 @@ class LanguageModelSession:
     @overload
     def stream_response(
         self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]
-    ) -> ResponseStream[Any, T]: ...
+    ) -> ResponseStream[T, T]: ...
     @overload
     def stream_response(
         self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
@@ -282,9 +282,9 @@ class LanguageModelSession:
         """Return a stream of snapshots: `async for snapshot in session.stream_response(...)`.
 
         Each snapshot holds the whole response so far. A snapshot of text is a string. For a type, `snapshot.content` is its
-        `PartiallyGenerated`, whose fields are None until they are generated, in declared order; for a schema, it is
-        `GeneratedContent`. `await stream.collect()` returns the same as `respond_full`. Arguments and errors as in
-        `respond`; options may also be the second positional argument.
+        `PartiallyGenerated`, whose fields are None until they are generated, in declared order; type checkers see the type
+        itself, which has the same fields. For a schema, it is `GeneratedContent`. `await stream.collect()` returns the same
+        as `respond_full`. Arguments and errors as in `respond`; options may also be the second positional argument.
         """
         request = self._request(prompt, generating, **keywords)
         request.is_streamed = True
@@ -322,6 +322,10 @@ class LanguageModelSession:
 
     @overload
     def stream_blocking(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> Iterator[Snapshot[str]]: ...
+    @overload
+    def stream_blocking(
+        self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]
+    ) -> Iterator[Snapshot[T]]: ...
     @overload
     def stream_blocking(
         self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]

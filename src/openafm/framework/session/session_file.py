@@ -1,21 +1,32 @@
 """Saved sessions: a transcript and, optionally, the model's state computed from it.
 
-OPENAFM-SESSION-1 and the SHA-256 of the next line, in hex | the transcript as one line of JSON | a snapshot, or nothing
+OPENAFM-SESSION-2 and the SHA-256 of the next line, in hex | the transcript as one line of JSON | a tag and a snapshot
+
+The snapshot holds keys and values that the model continues from without recomputing them, so forged ones could change
+answers. The tag, an HMAC-SHA256 of the transcript and the snapshot under a key of this user (`session_key`), is checked
+before a snapshot is used. Without a valid tag, the transcript is prefilled instead.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import hmac
 import json
+import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from openafm.core.files import atomic_file
+from openafm.core.files import atomic_file, data_home
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.framework.transcripts.wire import TranscriptError
 
 _KIND = b"OPENAFM-SESSION-"
-_MAGIC = _KIND + b"1 "
+_MAGIC = _KIND + b"2 "
+_UNTAGGED_MAGIC = _KIND + b"1 "  # files without a tag: the transcript is read, the snapshot is ignored
+_KEY_BYTES = _TAG_BYTES = 32
+_PRIVATE = 0o600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,36 +38,93 @@ class SavedSession:
 
 
 def write_session(path: Path, session: SavedSession) -> None:
-    """Write a session, atomically.
+    """Write a session, atomically, readable by this user only.
+
+    The snapshot is left out if the key cannot be read or created.
 
     Raises:
         OutOfSpaceError: the disk is full. An existing file at `path` is unchanged.
         OSError: the file cannot be written.
     """
     line = json.dumps(session.transcript.as_dict()).encode()
+    digest = hashlib.sha256(line).hexdigest().encode()
+    state: list[bytes | memoryview] = []
+    if session.snapshot is not None and (key := session_key()) is not None:
+        state = [_tag(key, digest, session.snapshot), session.snapshot]
     with atomic_file(path) as file:
-        file.writelines((_MAGIC, hashlib.sha256(line).hexdigest().encode(), b"\n", line, b"\n", session.snapshot or b""))
+        if hasattr(os, "fchmod"):
+            os.fchmod(file.fileno(), _PRIVATE)
+        file.writelines((_MAGIC, digest, b"\n", line, b"\n", *state))
 
 
 def read_session(path: Path) -> SavedSession:
-    """Read a file of `write_session`. The snapshot is not checked here; the executor that restores it checks it.
+    """Read a file of `write_session`. A snapshot without a valid tag of this user is dropped.
 
     Raises:
         TranscriptError: the file is not a saved session, its transcript is damaged, or its format version is unknown.
         OSError: the file cannot be read.
     """
     data = path.read_bytes()
-    if not data.startswith(_MAGIC):
+    if not data.startswith((_MAGIC, _UNTAGGED_MAGIC)):
         if data.startswith(_KIND):
             raise TranscriptError(f"{path} was saved by another version of openafm; load it with that version")
         raise TranscriptError(f"{path} is not a saved session; write one with LanguageModelSession.save")
     first = data.find(b"\n")
     last = data.find(b"\n", first + 1)
-    line = data[first + 1 : last]
-    if -1 in (first, last) or data[len(_MAGIC) : first] != hashlib.sha256(line).hexdigest().encode():
+    line, digest = data[first + 1 : last], data[len(_MAGIC) : first]
+    if -1 in (first, last) or digest != hashlib.sha256(line).hexdigest().encode():
         raise TranscriptError(f"{path} is damaged or cut short, its transcript cannot be read; use another copy")
     try:
         transcript = Transcript.parse(json.loads(line))
     except (TranscriptError, ValueError, RecursionError) as error:
         raise TranscriptError(f"{path} does not hold a valid transcript: {error}") from error
-    return SavedSession(transcript=transcript, snapshot=memoryview(data)[last + 1 :] if last + 1 < len(data) else None)
+    is_tagged = data.startswith(_MAGIC)
+    return SavedSession(
+        transcript=transcript, snapshot=_authenticated(digest, memoryview(data)[last + 1 :]) if is_tagged else None
+    )
+
+
+def session_key() -> bytes | None:
+    """Return the key of this user, stored in `OPENAFM_HOME` with mode 0600; create it if there is none.
+
+    A key file that other users can read, or that has the wrong size, is replaced: files saved under it only lose time.
+    Returns None if the key cannot be read or created.
+    """
+    path = data_home() / "session.key"
+    with contextlib.suppress(OSError):
+        key = _read_key(path)
+        if key is not None:
+            return key
+        with atomic_file(path) as file:
+            if hasattr(os, "fchmod"):
+                os.fchmod(file.fileno(), _PRIVATE)
+            file.write(secrets.token_bytes(_KEY_BYTES))
+        return _read_key(path)  # of the process that wrote last
+    return None
+
+
+def _read_key(path: Path) -> bytes | None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    except FileNotFoundError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077):
+            return None
+        key = file.read(_KEY_BYTES + 1)
+    return key if len(key) == _KEY_BYTES else None
+
+
+def _authenticated(digest: bytes, state: memoryview) -> memoryview | None:
+    """Return the snapshot if its tag is valid."""
+    tag, snapshot = state[:_TAG_BYTES], state[_TAG_BYTES:]
+    if not snapshot or (key := session_key()) is None:
+        return None
+    return snapshot if hmac.compare_digest(tag, _tag(key, digest, snapshot)) else None
+
+
+def _tag(key: bytes, digest: bytes, snapshot: bytes | memoryview) -> bytes:
+    code = hmac.new(key, digest, hashlib.sha256)
+    code.update(snapshot)
+    return code.digest()
