@@ -29,7 +29,7 @@ from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import Conversation
-from openafm.training.checkpoints.checkpoint import AnotherRunError
+from openafm.training.checkpoints.record import AnotherRunError
 
 COLORS = ("red", "blue", "green")
 

@@ -13,7 +13,7 @@ from parallel_runs import Combination
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from openafm.training.checkpoints.checkpoint import newest_checkpoint, newest_whole
+from openafm.training.checkpoints.folder import newest_checkpoint, newest_intact
 from openafm.training.checkpoints.writer import checkpoint_writer
 from openafm.training.config import CheckpointConfig, TrainerConfig
 from openafm.training.distributed.parallel import Parallelism
@@ -94,7 +94,7 @@ def parts_at(step: int, processes: Processes, side: int = 256) -> TrainingSnapsh
 
 def check_parts(folder: Path, notes: list[str]) -> int:
     """That the newest whole checkpoint holds one step throughout; its number."""
-    found = newest_whole(folder, notes.append)
+    found = newest_intact(folder, notes.append)
     assert found is not None
     snapshot = found.read()
     assert snapshot.tensors["model"].keys() == {"rows", "columns", "same"}

@@ -22,7 +22,9 @@ from openafm.core.files import FolderInUseError, folder_lock
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.induction import start_induction
-from openafm.training.checkpoints.checkpoint import AnotherRunError, CheckpointError, checkpoint_paths, open_checkpoint
+from openafm.training.checkpoints.checkpoint import open_checkpoint
+from openafm.training.checkpoints.folder import checkpoint_paths
+from openafm.training.checkpoints.record import AnotherRunError, CheckpointError
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
@@ -37,6 +39,7 @@ from openafm.training.config import (
 from openafm.training.initialization import fresh_state
 from openafm.training.observability.metrics import FILE, read_metrics
 from openafm.training.run import VocabularyMismatchError, load_trained, train
+from openafm.training.schedules import Constant
 from openafm.training.trainer import NonFiniteError
 
 VARIANTS = {
@@ -141,9 +144,28 @@ def test_a_finished_run_is_left_alone_and_another_config_refused(tmp_path: Path,
     before = final_bytes(tmp_path / "run")
     assert train(config, tmp_path / "run") == first
     assert final_bytes(tmp_path / "run") == before
-    with pytest.raises(AnotherRunError, match=r"budget\.num_steps is 12, not 13"):
-        train(tiny_run(corpus, num_steps=13), tmp_path / "run")
+    with pytest.raises(AnotherRunError, match="seed is 0, not 1"):
+        train(replace(config, seed=1), tmp_path / "run")
+    with pytest.raises(AnotherRunError, match="beyond the 11 steps of the config"):
+        train(tiny_run(corpus, num_steps=11), tmp_path / "run")
     assert '"num_steps": 12' in (tmp_path / "run" / "config.json").read_text()
+
+
+def test_a_moved_run_is_extended_with_other_microbatches_and_says_so(
+    tmp_path: Path, corpus: LoaderConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tiny_run(corpus, schedule=Constant()), tmp_path / "run")
+    shutil.move(tmp_path / "corpus", tmp_path / "moved_corpus")
+    shutil.move(tmp_path / "run", tmp_path / "moved")
+    moved = replace(corpus, sources=(replace(corpus.sources[0], path=str(tmp_path / "moved_corpus")),))
+    config = tiny_run(moved, num_steps=15, microbatch_rows=2, num_threads=1, schedule=Constant())
+    result = train(config, tmp_path / "moved")
+    assert (result.finished, result.step, result.num_steps) == (True, 15, 15)
+    printed = capfd.readouterr().err
+    assert "the run had 12 steps and now has 15" in printed
+    assert "microbatch_rows was None and is now 2: results differ by rounding" in printed
+    whole = train(tiny_run(corpus, num_steps=15, data=moved, schedule=Constant()), tmp_path / "whole")
+    assert result.loss == pytest.approx(whole.loss, abs=1e-4)
 
 
 def test_a_time_budget_fixes_the_steps_once(tmp_path: Path, corpus: LoaderConfig) -> None:
@@ -179,10 +201,9 @@ def test_damaged_newest_checkpoints_are_set_aside_and_trained_again(tmp_path: Pa
 
     for path in checkpoint_paths(checkpoints):
         (path / "record.json").unlink()
-    with pytest.raises(CheckpointError, match="no intact checkpoint"):
-        load_trained(tmp_path / "run")
-    assert train(replace(config, checkpoint=CheckpointConfig(every_steps=3, keep=1)), tmp_path / "run").finished
-    assert final_bytes(tmp_path / "run") == wanted
+    for resume in (lambda: load_trained(tmp_path / "run"), lambda: train(config, tmp_path / "run")):
+        with pytest.raises(CheckpointError, match=r"all \d checkpoints in .* are damaged"):
+            resume()
 
 
 def test_data_of_a_larger_vocabulary_is_refused_before_the_first_step(tmp_path: Path, corpus: LoaderConfig) -> None:

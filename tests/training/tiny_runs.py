@@ -15,7 +15,7 @@ from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import shared_kv_decoder
-from openafm.training.checkpoints.checkpoint import checkpoint_paths
+from openafm.training.checkpoints.folder import checkpoint_paths
 from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
 from openafm.training.observers import StepResult
 from openafm.training.run import TrainingResult, train

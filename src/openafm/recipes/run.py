@@ -30,7 +30,7 @@ from openafm.recipes.drafting import DraftReport, held_out_conversations, measur
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
-from openafm.training.config import TrainerConfig, first_difference
+from openafm.training.config import TrainerConfig, first_difference, resume_difference
 
 if TYPE_CHECKING:
     from openafm.models.decoder import Decoder
@@ -205,13 +205,13 @@ def _trained_weights(trainer: TrainerConfig, model: Decoder) -> _TrainedWeights:
 
 def _check_same_run(config: RunConfig, folder: Path) -> None:
     """Refuse another config before anything in the folder is changed."""
-    from openafm.training.checkpoints.checkpoint import AnotherRunError
+    from openafm.training.checkpoints.record import AnotherRunError
 
     if not (folder / "run.json").is_file() or not (folder / "checkpoints").is_dir():
         return
     found = read_run(folder)
-    difference = first_difference(found, config, ignored=("trainer", "plugins")) or first_difference(
-        found.trainer, config.trainer, ignored=TrainerConfig.ANY_VALUE_RESUMES
+    difference = first_difference(found, config, ignored=("trainer", "plugins")) or resume_difference(
+        found.trainer, config.trainer
     )
     if difference is not None:
         raise AnotherRunError(f"{folder} holds a run of another config: {difference}; choose another --output or remove it")

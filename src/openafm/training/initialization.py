@@ -14,6 +14,7 @@ from openafm.models.decoder import Decoder
 from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.training.checkpoints.checkpoint import Checkpoint
+from openafm.training.checkpoints.record import AnotherRunError
 from openafm.training.config import StepBudget, TrainerConfig, first_difference
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
@@ -52,7 +53,8 @@ def resumed_state(
     The start bundle is only needed for the base of an adapter.
 
     Raises:
-        LayoutMismatchError: the checkpoint's tensors do not fit the model.
+        CheckpointError: the checkpoint's tensors do not fit the model.
+        AnotherRunError: the checkpoint is beyond the last step of the config.
     """
 
     def prepared() -> TrainingState:
@@ -64,6 +66,13 @@ def resumed_state(
     state = processes.run_on_all(prepared)
     is_alone = processes.control is None
     state.restore(checkpoint.read() if is_alone else checkpoint.read_into(state.targets(checkpoint.index), processes))
+    if isinstance(config.budget, StepBudget):
+        state.num_steps = config.budget.num_steps
+    if state.step > state.num_steps:
+        raise AnotherRunError(
+            f"{checkpoint.path} is beyond the {state.num_steps:,} steps of the config; raise budget.num_steps, or choose "
+            "another output folder"
+        )
     return state
 
 

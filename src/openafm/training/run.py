@@ -24,17 +24,11 @@ from openafm.core.files import atomic_file, folder_lock
 from openafm.core.progress import Progress, progress
 from openafm.data.shards import read_manifest
 from openafm.models.decoder import Decoder
-from openafm.training.checkpoints.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    CheckpointRecord,
-    newest_checkpoint,
-    newest_whole,
-    quarantine_newer,
-    remove_leftovers,
-)
+from openafm.training.checkpoints.checkpoint import Checkpoint
+from openafm.training.checkpoints.folder import intact_checkpoint, newest_checkpoint, quarantine_newer, remove_incomplete
+from openafm.training.checkpoints.record import CheckpointRecord
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
-from openafm.training.config import TimeBudget, TrainerConfig
+from openafm.training.config import TimeBudget, TrainerConfig, resume_notes
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, open_processes
 from openafm.training.distributed.watchdog import watchdog
@@ -86,7 +80,7 @@ def train(
     processes: Processes | None = None,
     observers: Sequence[Observer] = (),
 ) -> TrainingResult:
-    """Train in the folder `output`, starting from its newest intact checkpoint if it has one.
+    """Train in the folder `output`, from its newest intact checkpoint if it has one. More steps extend a finished run.
 
     Under torchrun the processes divide the run as `config.parallel` says; rank 0 writes. A caller that has opened the
     processes passes them. SIGTERM or one Ctrl-C to any process saves and returns with `finished` False. `observers` receive
@@ -96,6 +90,7 @@ def train(
         MeshError: the processes, the model and `config.parallel` do not fit together.
         FolderInUseError: another run trains in this folder.
         AnotherRunError: the folder holds a run of another config or on other data.
+        DamagedCheckpointError: the folder has checkpoints, but all are damaged.
         NonFiniteError: a loss or gradient is not finite; the message names the step and the documents.
         OutOfSpaceError: a checkpoint does not fit on the disk; the previous one is intact.
         ShardError: the data cannot be read.
@@ -116,11 +111,13 @@ def train(
         )
         loader = ranks.run_on_all(lambda: config.data.build(parallelism.data_rank, parallelism.data_world))
         found = newest_checkpoint(checkpoints, config, loader.digest, note, ranks)
-        ranks.run_on_main(lambda: quarantine_newer(checkpoints, -1 if found is None else found.record.step))
         if found is None:
             state = ranks.run_on_all(lambda: fresh_state(config, device, parallelism))
         else:
+            ranks.run_on_main(lambda: quarantine_newer(checkpoints, found.record.step))
             state = resumed_state(config, device, found, parallelism)
+            for line in resume_notes(found.config, config, found.record.num_steps):
+                note(line)
             note(f"resuming at step {state.step:,} of {state.num_steps:,} in {output}")
         trainer = ranks.run_on_all(lambda: Trainer(config, state, loader))
         evaluator = ranks.run_on_all(lambda: _evaluator(trainer, parallelism))
@@ -149,7 +146,7 @@ def _check(config: TrainerConfig) -> None:
 
 def _lock_folder(output: Path, opened: ExitStack) -> None:
     opened.enter_context(folder_lock(output))
-    remove_leftovers(output / "checkpoints")
+    remove_incomplete(output / "checkpoints")
 
 
 def _evaluator(trainer: Trainer, parallelism: Parallelism) -> Evaluator | None:
@@ -202,17 +199,14 @@ def last_checkpoint(output: Path) -> Checkpoint:
     Raises:
         CheckpointError: the run has no intact checkpoint.
     """
-    found = newest_whole(output / "checkpoints", _note)
-    if found is None:
-        raise CheckpointError(f"{output} has no intact checkpoint; train a run in it first")
-    return found
+    return intact_checkpoint(output / "checkpoints", _note)
 
 
 def trained_model(checkpoint: Checkpoint) -> Decoder:
     """Return the model of a verified checkpoint, with the averaged weights if the run keeps them.
 
     Raises:
-        LayoutMismatchError: the checkpoint's tensors do not fit the model of its config.
+        CheckpointError: the checkpoint's tensors do not fit the model of its config.
     """
     model = untrained_model(checkpoint.config).model
     checkpoint.check_layout({name: p.shape for name, p in model.named_parameters() if p.requires_grad})

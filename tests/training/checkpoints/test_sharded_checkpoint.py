@@ -1,9 +1,8 @@
-"""Checkpoints of many processes: resumed by any number, whole or absent, verified, never pickle."""
+"""Checkpoints of several processes: resumed by any number, complete or absent, verified, never pickle."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import shutil
@@ -26,17 +25,10 @@ from parallel_runs import track_model
 from safetensors.torch import save_file
 from tiny_runs import exit_code, final_bytes, tiny_run, write_corpus
 
-from openafm.core.config import dump
-from openafm.training.checkpoints.checkpoint import (
-    AnotherRunError,
-    DamagedCheckpointError,
-    LayoutMismatchError,
-    checkpoint_paths,
-    newest_checkpoint,
-    open_checkpoint,
-    remove_leftovers,
-)
+from openafm.training.checkpoints.checkpoint import open_checkpoint
+from openafm.training.checkpoints.folder import checkpoint_paths, newest_checkpoint, remove_incomplete
 from openafm.training.checkpoints.index import IndexedTensor, TensorBlock, read_index, write_index
+from openafm.training.checkpoints.record import AnotherRunError, CheckpointError, DamagedCheckpointError, read_record
 from openafm.training.checkpoints.sharded import load
 from openafm.training.checkpoints.writer import write_checkpoint
 from openafm.training.config import CheckpointConfig, EMAConfig, TrainerConfig
@@ -101,17 +93,17 @@ def _job(folder: Path, saved: str | None = None, source: str | None = None, **ax
 
 
 @pytest.mark.parametrize("layout", ["four", "two"])
-def test_the_same_processes_go_on_to_the_bit(losses: dict[str, Any], layout: str) -> None:
-    """Although they trained on while the checkpoint was written."""
+def test_the_same_layout_resumes_bit_identically(losses: dict[str, Any], layout: str) -> None:
+    """They continued to train while the checkpoint was written."""
     assert losses[f"{layout}, resumed"] == losses[layout][SAVED:]
 
 
 @pytest.mark.parametrize("name", ["four, by two", "four, by one", "two, by one", "one, by four", "one, by two"])
-def test_other_processes_go_on_with_the_same_losses(losses: dict[str, Any], name: str) -> None:
+def test_other_layouts_resume_with_the_same_losses(losses: dict[str, Any], name: str) -> None:
     undisturbed = losses[name.partition(",")[0]]
     assert len(losses[name]) == LAST - SAVED
     assert losses[name] == pytest.approx(undisturbed[SAVED:], abs=1e-6)
-    assert undisturbed[SAVED - 1] != pytest.approx(undisturbed[SAVED], abs=1e-3)  # a lost step would be seen
+    assert undisturbed[SAVED - 1] != pytest.approx(undisturbed[SAVED], abs=1e-3)  # a lost step would show
 
 
 def test_the_averaged_weights_are_loaded_by_one_process(losses: dict[str, Any]) -> None:
@@ -122,7 +114,7 @@ def test_the_averaged_weights_are_loaded_by_one_process(losses: dict[str, Any]) 
         torch.testing.assert_close(tensor, alone[name], rtol=0, atol=1e-5)
 
 
-def test_each_part_is_written_once_and_nothing_is_pickled(losses: dict[str, Any]) -> None:
+def test_each_block_is_written_once_and_nothing_is_pickled(losses: dict[str, Any]) -> None:
     (path,) = checkpoint_paths(losses["folder"] / "four" / "checkpoints")
     files = sorted(file.name for file in path.iterdir())
     ranks = [f"rank-{rank:05}-of-00004.safetensors" for rank in range(4)]
@@ -143,7 +135,7 @@ def _loader(corpus: Path) -> Any:
     return CheckpointJob(model="plain", axes={}, stop=0).config(corpus).data
 
 
-def test_writers_killed_amid_a_save_leave_the_last_checkpoint_whole(tmp_path: Path, config: TrainerConfig) -> None:
+def test_writers_killed_during_a_save_leave_the_last_checkpoint_intact(tmp_path: Path, config: TrainerConfig) -> None:
     folder, choose, num_cut_short, newest = tmp_path / "checkpoints", random.Random(5), 0, 0
 
     def write_on(processes: Processes) -> None:
@@ -158,7 +150,7 @@ def test_writers_killed_amid_a_save_leave_the_last_checkpoint_whole(tmp_path: Pa
         victim = choose.randrange(2)
         os.kill(processes[victim], signal.SIGKILL)
         assert exit_code(processes[victim]) == -signal.SIGKILL
-        if choose.random() < 0.5:  # the other one sees the connection break, or is killed too
+        if choose.random() < 0.5:  # the other one gets a connection error, or is killed too
             os.kill(processes[1 - victim], signal.SIGKILL)
         assert exit_code(processes[1 - victim]) in (1, -signal.SIGKILL)
         notes: list[str] = []
@@ -167,12 +159,12 @@ def test_writers_killed_amid_a_save_leave_the_last_checkpoint_whole(tmp_path: Pa
         assert step >= newest + 2
         newest = step
         num_cut_short += len(list(folder.glob(".step-*")))
-        remove_leftovers(folder)
+        remove_incomplete(folder)
     assert num_cut_short >= 1
 
 
 @pytest.mark.parametrize("damaged", ["rank-00000-of-00002.safetensors", "rank-00001-of-00002.safetensors", "index.json"])
-def test_processes_pass_over_a_damaged_checkpoint_together(tmp_path: Path, config: TrainerConfig, damaged: str) -> None:
+def test_all_processes_skip_a_damaged_checkpoint(tmp_path: Path, config: TrainerConfig, damaged: str) -> None:
     def write(processes: Processes) -> None:
         for step in (3, 6):
             write_checkpoint(tmp_path, config, parts_at(step, processes, side=8), DIGEST, processes)
@@ -229,7 +221,7 @@ def test_a_full_disk_is_the_same_typed_error_in_every_process(tmp_path: Path) ->
         shutil.which("unshare") is None
         or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode
     ):
-        pytest.skip("this system does not let a user mount a file system of his own")
+        pytest.skip("this system does not allow users to mount a file system")
     script = tmp_path / "fill.py"
     script.write_text(FILL_THE_DISK)
     done = subprocess.run(
@@ -289,16 +281,15 @@ def test_another_layer_layout_is_refused_by_its_key(tmp_path: Path, corpus: Path
         newest_checkpoint(tmp_path, replace(config, model=change(config.model)), DIGEST, print)
 
 
-def test_tensors_of_another_layout_than_the_config_says_are_refused(tmp_path: Path, corpus: Path) -> None:
+def test_tensors_that_do_not_fit_the_config_are_refused(tmp_path: Path, corpus: Path) -> None:
     config = tiny_run(_loader(corpus), model=track_model(), ema=EMAConfig())
-    path = write_checkpoint(tmp_path, config, fresh_state(config, "cpu").snapshot(), DIGEST)
     wider = replace(config, model=replace(config.model, dim=48))
-    (path / "config.json").write_text(dump(wider))
+    write_checkpoint(tmp_path, wider, fresh_state(config, "cpu").snapshot(), DIGEST)
     found = newest_checkpoint(tmp_path, wider, DIGEST, print)
     assert found is not None
-    with pytest.raises(LayoutMismatchError, match=r"embedding is \[97, 32\] there, \[97, 48\] in the model"):
+    with pytest.raises(CheckpointError, match=r"embedding is \[97, 32\] in the checkpoint, \[97, 48\] in the model"):
         resumed_state(wider, "cpu", found)
-    with pytest.raises(LayoutMismatchError, match="another model than its config describes"):
+    with pytest.raises(CheckpointError, match="does not fit the model of its config"):
         trained_model(found)
 
 
@@ -317,7 +308,7 @@ def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[tuple[tuple[int, in
 
 @settings(max_examples=60, deadline=None)
 @given(cut=cut_tensors(), num_files=st.integers(1, 4))
-def test_a_tensor_in_any_parts_is_read_whole(
+def test_a_tensor_in_any_grid_of_blocks_is_read_whole(
     tmp_path_factory: pytest.TempPathFactory, cut: tuple[torch.Tensor, list[tuple[tuple[int, int], ...]]], num_files: int
 ) -> None:
     tensor, blocks = cut
@@ -329,7 +320,7 @@ def test_a_tensor_in_any_parts_is_read_whole(
         parts.append(
             TensorBlock(file=file, key="model/w", offsets=tuple(start for start, _ in block), shape=tuple(piece.shape))
         )
-    written = {"model/w": IndexedTensor(dtype=tensor.dtype, shape=tuple(tensor.shape), parts=tuple(parts))}
+    written = {"model/w": IndexedTensor(dtype=tensor.dtype, shape=tuple(tensor.shape), blocks=tuple(parts))}
     write_index(folder, written)
     files = sorted(path.name for path in folder.iterdir())
     index = read_index(folder, files)
@@ -337,25 +328,34 @@ def test_a_tensor_in_any_parts_is_read_whole(
     target = torch.empty_like(tensor)
     load(folder, index, {"model/w": target}, Processes())
     assert torch.equal(target, tensor)
-    with pytest.raises(ValueError, match="that the record does not"):
+    with pytest.raises(ValueError, match="which the record does not"):
         read_index(folder, [name for name in files if name != "rank-00000.safetensors"])
+
+
+BLOCK = '{"file": "a.safetensors", "offsets": %s, "shape": %s}'
+TENSOR = '{"model/w": {"dtype": "F32", "shape": [4], "parts": [%s]}}'
 
 
 @pytest.mark.parametrize(
     "index",
     [
         "[]",
+        "[" * 100_000,
         '{"model/w": 3}',
         '{"model/w": {"dtype": "object", "shape": [], "parts": []}}',
-        '{"model/w": {"dtype": "F32", "shape": [4], "parts": [{"file": "a.safetensors", "offsets": [0], "shape": [3]}]}}',
+        '{"model/w": {"dtype": "F32", "shape": [2.0], "parts": []}}',
         "not json",
+        TENSOR % (BLOCK % ("[0]", "[3]")),
+        TENSOR % ", ".join([BLOCK % ("[0]", "[2]")] * 2),
+        TENSOR % ", ".join([BLOCK % ("[0]", "[2]"), BLOCK % ("[3]", "[2]")]),
+        TENSOR % (BLOCK % ("[-1]", "[4]")),
+        TENSOR % (BLOCK % ("[0, 0]", "[2, 2]")),
     ],
 )
-def test_an_index_that_is_none_is_damage(tmp_path: Path, config: TrainerConfig, index: str) -> None:
+def test_a_malformed_index_is_damage(tmp_path: Path, config: TrainerConfig, index: str) -> None:
     path = write_checkpoint(tmp_path, config, fresh_state(config, "cpu").snapshot(), DIGEST)
-    record = json.loads((path / "record.json").read_text())
-    record["files"]["index.json"] = "0" * 64
-    (path / "record.json").write_text(json.dumps(record))
+    record = read_record(path)
+    replace(record, files={**record.files, "index.json": "0" * 64, "a.safetensors": "0" * 64}).write(path)
     (path / "index.json").write_text(index)
     with pytest.raises(DamagedCheckpointError, match=r"index\.json|not a readable"):
         _ = open_checkpoint(path).index

@@ -19,7 +19,8 @@ from parallel_runs import COMBINATIONS, NUM_STEPS, Combination
 from parallel_runs import train as train_combination
 from tiny_runs import write_corpus
 
-from openafm.training.checkpoints.checkpoint import checkpoint_paths, open_checkpoint
+from openafm.training.checkpoints.checkpoint import open_checkpoint
+from openafm.training.checkpoints.folder import checkpoint_paths
 from openafm.training.distributed.processes import open_processes
 
 HERE = Path(__file__).parents[1]

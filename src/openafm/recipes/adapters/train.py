@@ -251,7 +251,7 @@ def _check_conversations(file: Path) -> None:
 
 
 def _check_same_run(config: AdapterRunConfig, folder: Path) -> None:
-    from openafm.training.checkpoints.checkpoint import AnotherRunError
+    from openafm.training.checkpoints.record import AnotherRunError
 
     record = folder / "run.json"
     if not record.is_file() or not (folder / "checkpoints").is_dir():

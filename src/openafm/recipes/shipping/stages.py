@@ -102,7 +102,9 @@ def read_stage(run: Path) -> Stage:
     Raises:
         ShippedPartsError: the folder holds no run of a recipe with a checkpoint.
     """
-    from openafm.training.checkpoints.checkpoint import CheckpointError, checkpoint_paths, open_checkpoint
+    from openafm.training.checkpoints.checkpoint import open_checkpoint
+    from openafm.training.checkpoints.folder import checkpoint_paths
+    from openafm.training.checkpoints.record import CheckpointError
     from openafm.training.observability.metrics import read_metrics
 
     try:

@@ -1,7 +1,7 @@
-"""Which tensors stand in the files of a checkpoint, whether one process wrote them or many.
+"""The tensors in the files of a checkpoint.
 
-One process writes a file for each group (`model.safetensors`, `optimizer.safetensors`, ...), in which each tensor is whole.
-Of many, each writes one of its own (`rank-00002-of-00004.safetensors`); `index.json` tells of what parts a tensor is made.
+A single process writes a file for each group (`model.safetensors`, `optimizer.safetensors`, ...) with whole tensors. Several
+processes write one file each (`rank-00002-of-00004.safetensors`); `index.json` then lists the blocks of every tensor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True, kw_only=True)
 class TensorBlock:
-    """A block of a tensor: under which key in which file it stands, and where in the tensor it begins."""
+    """A block of a tensor: the file and key that hold it, and its position in the tensor."""
 
     file: str
     key: str
@@ -42,11 +42,11 @@ class TensorBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexedTensor:
-    """A tensor in files, in parts that cover it."""
+    """A tensor in files, in blocks that tile it."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    parts: tuple[TensorBlock, ...]
+    blocks: tuple[TensorBlock, ...]
 
 
 Index = Mapping[str, IndexedTensor]
@@ -54,23 +54,24 @@ Index = Mapping[str, IndexedTensor]
 
 
 def read_index(folder: Path, files: Sequence[str]) -> Index:
-    """What stands in the `files` of a checkpoint.
+    """Return the tensors in the `files` of a checkpoint.
 
     Raises:
-        OSError, ValueError: a file is missing, or the index is none.
+        OSError, ValueError: a file is missing, or the index is malformed.
     """
     if INDEX not in files:
         return {f"{Path(file).stem}/{name}": tensor for file in files for name, tensor in _whole(folder, file).items()}
     try:
         entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))
         index = {key: _from_json(key, entry) for key, entry in entries.items()}
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / INDEX} is not an index of tensors: {error!r}") from error
     for key, tensor in index.items():
-        if sum(math.prod(part.shape) for part in tensor.parts) != math.prod(tensor.shape):
-            raise ValueError(f"{folder / INDEX} names parts that do not make up {key}")
-        if not {part.file for part in tensor.parts} <= set(files):
-            raise ValueError(f"{folder / INDEX} names a file for {key} that the record does not")
+        if not _is_tiled(tensor):
+            raise ValueError(f"{folder / INDEX} lists blocks that do not tile {key}")
+        unknown = {block.file for block in tensor.blocks} - set(files)
+        if unknown:
+            raise ValueError(f"{folder / INDEX} lists the file {min(unknown)!r} for {key}, which the record does not")
     return index
 
 
@@ -80,29 +81,53 @@ def write_index(folder: Path, index: Index) -> None:
     (folder / INDEX).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 
 
+def _is_tiled(tensor: IndexedTensor) -> bool:
+    """Return True if the blocks form a grid that covers the tensor without overlap."""
+    if math.prod(tensor.shape) == 0:
+        return not tensor.blocks
+    if any(len(block.offsets) != len(tensor.shape) or len(block.shape) != len(tensor.shape) for block in tensor.blocks):
+        return False
+    num_cells = 1
+    for dim, size in enumerate(tensor.shape):
+        edges = sorted({block.offsets[dim] for block in tensor.blocks})
+        lengths = {start: stop - start for start, stop in zip(edges, [*edges[1:], size], strict=True)}
+        if edges[:1] != [0] or any(block.shape[dim] != lengths[block.offsets[dim]] for block in tensor.blocks):
+            return False
+        num_cells *= len(edges)
+    return len({block.offsets for block in tensor.blocks}) == len(tensor.blocks) == num_cells
+
+
 def _whole(folder: Path, file: str) -> dict[str, IndexedTensor]:
-    """The tensors of a file that holds each of them whole."""
+    """Return the tensors of a file of whole tensors."""
     found = {}
     with safe_open(folder / file, framework="pt") as opened:
         for key in opened.keys():  # noqa: SIM118 (not a mapping)
             header = opened.get_slice(key)
-            shape = tuple(header.get_shape())
-            part = TensorBlock(file=file, key=key, offsets=(0,) * len(shape), shape=shape)
-            found[key] = IndexedTensor(dtype=_DTYPES[header.get_dtype()], shape=shape, parts=(part,))
+            shape, dtype = tuple(header.get_shape()), header.get_dtype()
+            if dtype not in _DTYPES:
+                raise ValueError(f"{folder / file} holds {key} as {dtype}; allowed are {', '.join(_DTYPES)}")
+            block = TensorBlock(file=file, key=key, offsets=(0,) * len(shape), shape=shape)
+            found[key] = IndexedTensor(dtype=_DTYPES[dtype], shape=shape, blocks=(block,))
     return found
 
 
 def _to_json(tensor: IndexedTensor) -> dict[str, Any]:
-    parts = [{"file": part.file, "offsets": part.offsets, "shape": part.shape} for part in tensor.parts]
-    return {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "parts": parts}
+    blocks = [{"file": block.file, "offsets": block.offsets, "shape": block.shape} for block in tensor.blocks]
+    return {"dtype": _NAMES[tensor.dtype], "shape": tensor.shape, "parts": blocks}
 
 
 def _from_json(key: str, entry: Mapping[str, Any]) -> IndexedTensor:
     return IndexedTensor(
         dtype=_DTYPES[entry["dtype"]],
-        shape=tuple(entry["shape"]),
-        parts=tuple(
-            TensorBlock(file=part["file"], key=key, offsets=tuple(part["offsets"]), shape=tuple(part["shape"]))
-            for part in entry["parts"]
+        shape=_sizes(entry["shape"]),
+        blocks=tuple(
+            TensorBlock(file=block["file"], key=key, offsets=_sizes(block["offsets"]), shape=_sizes(block["shape"]))
+            for block in entry["parts"]
         ),
     )
+
+
+def _sizes(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError(f"expected a list of sizes, got {values!r}")
+    return tuple(values)

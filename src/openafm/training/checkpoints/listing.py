@@ -1,4 +1,4 @@
-"""The checkpoints of a run folder at a glance."""
+"""List the checkpoints of a run folder."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from openafm.training.checkpoints.checkpoint import (
-    CheckpointError,
-    DamagedCheckpointError,
-    checkpoint_paths,
-    open_checkpoint,
-)
+from openafm.core.errors import UsageError
+from openafm.training.checkpoints.checkpoint import open_checkpoint
+from openafm.training.checkpoints.folder import checkpoint_paths
+from openafm.training.checkpoints.record import CheckpointError, DamagedCheckpointError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedCheckpoint:
-    """A folder among a run's checkpoints. What only its record tells is None where that cannot be read.
+    """A checkpoint of a run. Fields from the record are None if the record cannot be read.
 
-    `format` says whether its files hold whole tensors or parts; `layout` are the axes over which processes shared the run
-    out that wrote it; `damage` is None for a whole one.
+    Attributes:
+        format: whole tensors, or blocks of tensors.
+        layout: the axes of the processes that wrote it.
+        damage: None for an intact checkpoint.
     """
 
     name: str
-    step: int | None
     num_bytes: int
-    format: Literal["whole", "parts"] | None
-    num_processes: int | None
-    layout: str | None
-    damage: str | None
+    step: int | None = None
+    format: Literal["whole", "parts"] | None = None
+    num_processes: int | None = None
+    layout: str | None = None
+    damage: str | None = None
 
 
 def list_checkpoints(output: Path) -> list[ListedCheckpoint]:
-    """All of them, newest first, verified, then those that were set aside.
+    """Verify and return all checkpoints, newest first, then the quarantined ones.
 
     Raises:
-        CheckpointError: the folder is none of a run.
+        CheckpointError: the folder is not that of a run.
     """
     folder = output / "checkpoints"
     if not folder.is_dir():
@@ -47,21 +47,19 @@ def _listed(path: Path) -> ListedCheckpoint:
     num_bytes = sum(file.stat().st_size for file in path.iterdir())
     try:
         checkpoint = open_checkpoint(path)
-    except DamagedCheckpointError as error:
-        return ListedCheckpoint(
-            name=path.name, step=None, num_bytes=num_bytes, format=None, num_processes=None, layout=None, damage=str(error)
-        )
+        axes = checkpoint.config.parallel.shape(checkpoint.record.num_processes).axes
+    except (DamagedCheckpointError, UsageError) as error:
+        return ListedCheckpoint(name=path.name, num_bytes=num_bytes, damage=str(error))
     damage = None
     try:
         checkpoint.verify()
     except DamagedCheckpointError as error:
         damage = str(error)
     record = checkpoint.record
-    axes = checkpoint.config.parallel.shape(record.num_processes).axes
     return ListedCheckpoint(
         name=path.name,
-        step=record.step,
         num_bytes=num_bytes,
+        step=record.step,
         format="parts" if record.is_sharded else "whole",
         num_processes=record.num_processes,
         layout=" x ".join(f"{axis} {size}" for axis, size in axes.items() if size > 1) or "one process",

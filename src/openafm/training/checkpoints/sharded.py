@@ -1,9 +1,8 @@
-"""The tensors of a checkpoint that many processes write and any number reads, through torch.distributed.checkpoint (DCP).
+"""Tensors of a checkpoint that several processes write and any number reads, through torch.distributed.checkpoint (DCP).
 
-DCP plans: which process writes which part, each part once, and which blocks of which files a process needs that holds other
-parts than were written. The files are safetensors and JSON (checkpoint_index.py): what torch's own storage puts on the disk
-is pickle, and to read that is to run whatever it says. Saving runs in the thread of whoever calls: the state it is given is
-a copy on the host already, so that training goes on meanwhile.
+DCP plans which process writes which block, each block once, and which blocks a process reads whose layout differs from the
+written one. The files are safetensors and JSON (index.py): torch's own storage uses pickle, which runs code when it is read.
+Saving runs in the caller's thread: the given state is already a copy on the host, so training continues meanwhile.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
@@ -30,19 +29,20 @@ from torch.futures import Future
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import file_digest, room_for
 from openafm.training.checkpoints.index import INDEX, Index, IndexedTensor, TensorBlock, write_index
+from openafm.training.checkpoints.record import DamagedCheckpointError
 from openafm.training.distributed.processes import Processes
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
 
 Finish = Callable[[Mapping[str, str]], None]
-"""Called in the main process with the SHA-256 in hex of every file, when all stand."""
+"""Called on rank 0 with the SHA-256 in hex of every file, once all files are written."""
 
 
 def save(folder: Path, tensors: Mapping[str, Tensor], processes: Processes, finish: Finish) -> None:
-    """Write this process's parts of `tensors` into `folder`, with all others; return when `finish` has.
+    """Write this process's parts of `tensors` into `folder`, together with all processes; return after `finish`.
 
-    `tensors` are DTensors over all processes, or alike in each, under the same names everywhere.
+    `tensors` are DTensors over all processes, or equal on each, under the same names everywhere.
 
     Raises:
         OutOfSpaceError: the disk of one of the processes is full; all raise it.
@@ -50,7 +50,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], processes: Processes, fini
     try:
         planned_save(
             dict(tensors),
-            storage_writer=_Writer(folder, processes, finish),
+            storage_writer=_BlockWriter(folder, processes, finish),
             planner=DefaultSavePlanner(flatten_state_dict=False),
             process_group=processes.control,
         )
@@ -59,13 +59,17 @@ def save(folder: Path, tensors: Mapping[str, Tensor], processes: Processes, fini
 
 
 def load(folder: Path, index: Index, targets: Mapping[str, Tensor], processes: Processes) -> None:
-    """Fill `targets`, whole tensors or this process's parts as DTensors, reading no more of the files than they need."""
+    """Fill `targets`, whole tensors or this process's parts as DTensors, reading only the blocks they need.
+
+    Raises:
+        DamagedCheckpointError: a file does not hold the blocks that the index lists.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             planned_load(
                 dict(targets),
-                storage_reader=_Reader(folder, index),
+                storage_reader=_BlockReader(folder, index),
                 planner=DefaultLoadPlanner(flatten_state_dict=False),
                 process_group=processes.control,
                 no_dist=processes.control is None,
@@ -75,15 +79,15 @@ def load(folder: Path, index: Index, targets: Mapping[str, Tensor], processes: P
 
 
 @dataclass(frozen=True)
-class _Written:
-    """What a process tells the main one about its file."""
+class _WrittenFile:
+    """A process's file and its digest, sent to rank 0."""
 
     file: str
     digest: str
 
 
-class _Writer(StorageWriter):
-    """A file for each process; then the index and `finish` in the main one."""
+class _BlockWriter(StorageWriter):
+    """Write one file per process; then, on rank 0, the index, and call `finish`."""
 
     def __init__(self, folder: Path, processes: Processes, finish: Finish) -> None:
         self._folder, self._finish = folder, finish
@@ -99,7 +103,7 @@ class _Writer(StorageWriter):
             save_file(tensors, path)
             with path.open("rb+") as file:
                 os.fsync(file.fileno())
-        written = _Written(self._file, file_digest(path))
+        written = _WrittenFile(self._file, file_digest(path))
         return _done([WriteResult(item.index, tensors[item.index.fqn].nbytes, written) for item in items])
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
@@ -109,10 +113,10 @@ class _Writer(StorageWriter):
         self._finish(dict(sorted(digests.items())) | {INDEX: file_digest(self._folder / INDEX)})
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to forget: a writer writes once."""
+        """Do nothing: a writer is used once."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """The folder stands: the main process has made it."""
+        """Do nothing: rank 0 has created the folder."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         return plan
@@ -122,15 +126,15 @@ class _Writer(StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False  # is never to be chosen by a path
+        return False  # torch must not choose this class by a path
 
 
-class _Reader(StorageReader):
-    """Blocks of safetensors files."""
+class _BlockReader(StorageReader):
+    """Read blocks from safetensors files."""
 
     def __init__(self, folder: Path, index: Index) -> None:
         self._folder, self._index = folder, index
-        self._parts = {(key, torch.Size(part.offsets)): part for key, stored in index.items() for part in stored.parts}
+        self._blocks = {(key, torch.Size(block.offsets)): block for key, stored in index.items() for block in stored.blocks}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return Metadata({key: _metadata(stored) for key, stored in self._index.items()})
@@ -138,23 +142,33 @@ class _Reader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         per_file: dict[str, list[tuple[TensorBlock, ReadItem]]] = {}
         for item in plan.items:
-            part = self._parts[item.storage_index.fqn, torch.Size(item.storage_index.offset or ())]
-            per_file.setdefault(part.file, []).append((part, item))
+            block = self._blocks[item.storage_index.fqn, torch.Size(item.storage_index.offset or ())]
+            per_file.setdefault(block.file, []).append((block, item))
         for name, needed in per_file.items():
-            with safe_open(self._folder / name, framework="pt") as file:
-                for part, item in needed:
-                    bounds = zip(item.storage_offsets, item.lengths, strict=True)
-                    block = tuple(slice(start, start + length) for start, length in bounds)
-                    target = planner.resolve_tensor(item)
-                    target.copy_(file.get_slice(part.key)[block])
-                    planner.commit_tensor(item, target)
+            try:
+                with safe_open(self._folder / name, framework="pt") as file:
+                    for block, item in needed:
+                        self._read_block(file, block, item, planner)
+            except (OSError, SafetensorError) as error:
+                raise DamagedCheckpointError(f"{self._folder / name} is not readable: {error}") from error
         return _done(None)
 
+    def _read_block(self, file: Any, block: TensorBlock, item: ReadItem, planner: LoadPlanner) -> None:
+        stored = file.get_slice(block.key)
+        if tuple(stored.get_shape()) != block.shape:
+            raise DamagedCheckpointError(
+                f"{self._folder / block.file} holds {block.key} as {stored.get_shape()}, the index lists {list(block.shape)}"
+            )
+        bounds = zip(item.storage_offsets, item.lengths, strict=True)
+        target = planner.resolve_tensor(item)
+        target.copy_(stored[tuple(slice(start, start + length) for start, length in bounds)])
+        planner.commit_tensor(item, target)
+
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing to forget: a reader reads once."""
+        """Do nothing: a reader is used once."""
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """All that there is to know stands in the index."""
+        """Do nothing: the index holds all metadata."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         return plan
@@ -164,15 +178,15 @@ class _Reader(StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        return False  # is never to be chosen by a path
+        return False  # torch must not choose this class by a path
 
 
-def _stored(key: str, planned: Any, written: Mapping[tuple[str, torch.Size | None], _Written]) -> IndexedTensor:
-    """What stands of a tensor: parts without elements, which uneven shares leave, are not written."""
+def _stored(key: str, planned: Any, written: Mapping[tuple[str, torch.Size | None], _WrittenFile]) -> IndexedTensor:
+    """Return the written blocks of a tensor; empty blocks, which uneven shards leave, are not written."""
     return IndexedTensor(
         dtype=planned.properties.dtype,
         shape=tuple(planned.size),
-        parts=tuple(
+        blocks=tuple(
             TensorBlock(
                 file=written[key, chunk.offsets].file, key=key, offsets=tuple(chunk.offsets), shape=tuple(chunk.sizes)
             )
@@ -183,7 +197,7 @@ def _stored(key: str, planned: Any, written: Mapping[tuple[str, torch.Size | Non
 
 
 def _metadata(stored: IndexedTensor) -> TensorStorageMetadata:
-    chunks = [ChunkStorageMetadata(offsets=torch.Size(part.offsets), sizes=torch.Size(part.shape)) for part in stored.parts]
+    chunks = [ChunkStorageMetadata(torch.Size(block.offsets), torch.Size(block.shape)) for block in stored.blocks]
     return TensorStorageMetadata(TensorProperties(dtype=stored.dtype), torch.Size(stored.shape), chunks)
 
 
@@ -199,7 +213,7 @@ def _done(result: Any) -> Future[Any]:
 
 
 def _raise_first(error: CheckpointException) -> NoReturn:
-    """Raise what the first process that failed raised; all of them do."""
+    """Raise the error of the first process that failed; all processes raise it."""
     first = error.failures[min(error.failures)][0]
     if isinstance(first, OpenAFMError):
         first.shared = True

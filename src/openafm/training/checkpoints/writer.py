@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -12,9 +11,11 @@ from time import perf_counter
 
 from safetensors.torch import save_file
 
-from openafm.core.config import dump, to_dict
-from openafm.core.files import atomic_folder, file_digest, write_json
-from openafm.training.checkpoints.checkpoint import ALONE, CheckpointRecord, checkpoint_path, checkpoint_paths, order
+from openafm.core.config import dump
+from openafm.core.files import atomic_folder, file_digest
+from openafm.training.checkpoints.checkpoint import ALONE
+from openafm.training.checkpoints.folder import checkpoint_path, checkpoint_paths, remove_checkpoint, sort_key
+from openafm.training.checkpoints.record import CONFIG, CheckpointRecord
 from openafm.training.config import TrainerConfig
 from openafm.training.distributed.processes import Processes
 from openafm.training.observers import Observer, StepResult
@@ -35,6 +36,7 @@ def write_checkpoint(
     path = checkpoint_path(folder, snapshot.step)
 
     def complete(temporary: Path, files: Mapping[str, str]) -> None:
+        (temporary / CONFIG).write_text(dump(config), encoding="utf-8")
         record = CheckpointRecord(
             step=snapshot.step,
             num_steps=snapshot.num_steps,
@@ -42,10 +44,9 @@ def write_checkpoint(
             seconds=snapshot.seconds,
             data_digest=data_digest,
             num_processes=processes.world,
-            files=dict(files),
+            files={**files, CONFIG: file_digest(temporary / CONFIG)},
         )
-        (temporary / "config.json").write_text(dump(config), encoding="utf-8")
-        write_json(temporary / "record.json", to_dict(record))
+        record.write(temporary)
 
     if processes.control is None:
         with atomic_folder(path) as temporary:
@@ -88,9 +89,9 @@ def _write_parts(
 
 def _keep_newest(folder: Path, path: Path, keep: int) -> None:
     """Remove all but `keep` checkpoints, counted back from `path`."""
-    until_now = [other for other in checkpoint_paths(folder) if order(other) <= order(path)]
+    until_now = [other for other in checkpoint_paths(folder) if sort_key(other) <= sort_key(path)]
     for old in until_now[keep:]:
-        shutil.rmtree(old)
+        remove_checkpoint(old)
 
 
 class CheckpointWriter(Observer):

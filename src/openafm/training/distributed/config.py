@@ -1,4 +1,4 @@
-"""How a run is shared out over processes, as data (report 4.3). Imports no tensor library."""
+"""How a run is divided over processes, as data (report 4.3). Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from openafm.models.experts_config import ExpertsConfig
 
 
 class MeshError(UsageError):
-    """Processes that the axes do not fill, a model that they do not divide, or an axis that would cross slices."""
+    """The axes do not fill the processes, do not divide the model, or cross slices."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshShape:
-    """The sizes of all axes, from the one whose processes are farthest apart to the one whose are nearest."""
+    """The sizes of all axes, from the one with the farthest processes to the one with the nearest."""
 
     slices: int
     replicate: int
@@ -26,7 +26,7 @@ class MeshShape:
 
     @property
     def axes(self) -> dict[str, int]:
-        """Sizes by name, slowest first."""
+        """Return the sizes by name, slowest axis first."""
         return {"replicate": self.replicate, "shard": self.shard, "expert": self.expert, "track": self.track}
 
     @property
@@ -35,18 +35,23 @@ class MeshShape:
 
     @property
     def data_world(self) -> int:
-        """Processes, or groups along `track`, that read rows of their own."""
+        """Return the number of data ranks: groups along `track` read the same rows."""
         return self.replicate * self.shard * self.expert
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig(Config):
-    """The axes of the mesh of processes; one process needs none.
+    """The axes of the mesh of processes.
 
-    `replicate` copies the model, `shard` cuts weights, gradients and optimizer state (FSDP), `expert` gives each process
-    some of the experts, `track` some of the tracks. Processes along the first three read rows of their own, those along
-    `track` the same ones. `slices` are the groups of machines that a slow network joins: only `replicate` crosses it, whose
-    one sum of gradients a step it can carry (report 4.3). `replicate` None takes the processes that are left.
+    Processes along `track` read the same rows, all others different ones.
+
+    Attributes:
+        replicate: copies of the model; None takes the remaining processes.
+        shard: shards of weights, gradients and optimizer state (FSDP).
+        expert: processes that divide the experts.
+        track: processes that divide the tracks.
+        slices: groups of machines, connected by a slow network that only `replicate` crosses: it carries one sum of
+            gradients per step (report 4.3).
     """
 
     replicate: int | None = None
@@ -62,11 +67,11 @@ class ParallelConfig(Config):
 
     @property
     def divides_weights(self) -> bool:
-        """Whether a process holds less than the whole model."""
+        """Return True if a process holds less than the whole model."""
         return self.shard * self.expert * self.track > 1
 
     def shape(self, num_devices: int) -> MeshShape:
-        """The mesh of `num_devices` processes, `num_devices / slices` in each slice.
+        """Return the mesh of `num_devices` processes, `num_devices / slices` in each slice.
 
         Raises:
             MeshError: the axes do not fill the processes, or one other than `replicate` would cross slices.
@@ -74,32 +79,33 @@ class ParallelConfig(Config):
         inner = self.shard * self.expert * self.track
         axes = f"shard {self.shard} x expert {self.expert} x track {self.track}"
         if num_devices % self.slices:
-            raise MeshError(f"{num_devices} processes do not divide into {self.slices} slices; start equally many in each")
+            raise MeshError(
+                f"{num_devices} processes do not divide into {self.slices} slices; start the same number in each"
+            )
         if num_devices % inner:
             raise MeshError(
-                f"{axes} takes a multiple of {inner} processes, there are {num_devices}; start as many "
+                f"{axes} takes a multiple of {inner} processes, there are {num_devices}; start {inner} "
                 f"(torchrun --nproc-per-node {inner}) or lower an axis of trainer.parallel"
             )
         replicate = num_devices // inner if self.replicate is None else self.replicate
         if replicate * inner != num_devices:
             raise MeshError(
                 f"replicate {replicate} x {axes} makes {replicate * inner} processes, there are {num_devices}; "
-                "leave trainer.parallel.replicate out to take what is left"
+                "leave out trainer.parallel.replicate to take the remaining processes"
             )
         within = num_devices // self.slices
         if within % inner:
             raise MeshError(
-                f"{axes} would cross slices of {within} processes: these exchange weights or states in every layer, which "
-                f"only the network inside a slice carries; choose axes whose product divides {within}, and let replicate "
-                "cross"
+                f"{axes} would cross slices of {within} processes and exchange weights or states between slices in every "
+                f"layer; choose axes whose product divides {within}, so that only replicate crosses slices"
             )
         return MeshShape(slices=self.slices, replicate=replicate, shard=self.shard, expert=self.expert, track=self.track)
 
     def check_model(self, model: DecoderConfig) -> None:
-        """Refuse axes that do not divide the model.
+        """Check that the axes divide the model.
 
         Raises:
-            MeshError: tracks or experts do not divide, or there are none.
+            MeshError: the tracks or experts do not divide, or the model has none.
         """
         if self.track > 1 and model.tracks is None:
             raise MeshError(f"trainer.parallel.track is {self.track}, but the model has no tracks; leave it at 1")

@@ -1,9 +1,11 @@
-"""Imported by the process that keeps libraries ready, and by nobody else.
+"""Preloaded by the fork server only, which keeps libraries in memory between restarts.
 
-SIGTERM to all processes of a run is for the trainers, which save and end; the one that they are forked from ends with the
-agent.
+The fork server ignores SIGTERM: sent to all processes of a run, it makes the workers save and end, and the fork server ends
+with the launcher. Workers get the default action back at the fork, so that SIGTERM also ends one that is still starting.
 """
 
+import os
 import signal
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
+os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))

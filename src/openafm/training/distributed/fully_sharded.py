@@ -1,6 +1,6 @@
-"""FSDP over a mesh: weights are cut up layer by layer, gathered for use, their gradients summed where they are kept.
+"""FSDP over a mesh: weights are sharded layer by layer and gathered for use; gradients are reduced to the shards.
 
-Apart from `parallel.py` because its imports take as long as the start of a small run, and one process needs none of them.
+Separate from `parallel.py` because its imports take as long as the start of a small run, and a single process needs none.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ def shard(
     of_experts: Container[Parameter],
     expert_mesh: DeviceMesh,
 ) -> None:
-    """Cut the parameters in `dims` along these dims, over `expert_mesh` those of the experts, over `mesh` all others.
+    """Shard the parameters in `dims` along these dims, those of the experts over `expert_mesh`, all others over `mesh`.
 
-    The layer at which the prompt bypass begins goes with what is outside of layers: its two halves run apart, and the first
-    has no output through which FSDP would learn that its backward pass begins.
+    The layer at which the prompt bypass starts is sharded with the parameters outside of layers: its two halves run
+    separately, and the first has no output at which FSDP could hook its backward pass.
     """
     whole = set(model.parameters()) - dims.keys()
 
-    def cut(module: nn.Module, along: DeviceMesh, *, free_after_forward: bool, kept: set[Parameter]) -> None:
+    def shard_module(module: nn.Module, along: DeviceMesh, *, free_after_forward: bool, ignored: set[Parameter]) -> None:
         fully_shard(
             module,
             mesh=along,
             reshard_after_forward=free_after_forward,
             shard_placement_fn=lambda parameter: Shard(dims[parameter]),
-            ignored_params=kept,
+            ignored_params=ignored,
         )
         cast(FSDPModule, module).set_gradient_divide_factor(1.0)
         cast(FSDPModule, module).set_force_sum_reduction_for_comms(True)
@@ -46,10 +46,10 @@ def shard(
         experts = {p for p in layer.parameters() if p in of_experts} - whole
         if experts:
             others = set(layer.parameters()) - experts
-            cut(cast(nn.Module, layer.feed_forward), expert_mesh, free_after_forward=True, kept=whole | others)
+            shard_module(cast(nn.Module, layer.feed_forward), expert_mesh, free_after_forward=True, ignored=whole | others)
         if index != model.config.num_prefill_layers - 1:
-            cut(layer, mesh, free_after_forward=True, kept=whole)
+            shard_module(layer, mesh, free_after_forward=True, ignored=whole)
             register_fsdp_forward_method(layer, "read")
-    cut(model, mesh, free_after_forward=False, kept=whole)
+    shard_module(model, mesh, free_after_forward=False, ignored=whole)
     for method in ("hidden", "hidden_at", "last_hidden"):
         register_fsdp_forward_method(model, method)

@@ -1,7 +1,7 @@
-"""Start the processes of a run on this machine, and start them again when one of them dies or hangs.
+"""Start the workers of a run on this machine, and restart them when one of them dies or hangs.
 
-This is torchrun's own agent. What torchrun cannot do is to keep the libraries that every process needs, seconds to import,
-ready in a process that outlives the trainers: a restart then takes about as long as reading the checkpoint.
+It uses torchrun's agent with a fork server that keeps the workers' libraries in memory: a restart takes about as long as
+reading the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from contextlib import contextmanager
 from types import FrameType
 
 from openafm.core.errors import OpenAFMError
+from openafm.training.distributed.launcher_watch import LauncherWatch
 
 LIBRARIES = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.utils.tensorboard")
-"""What torch and the trainer import when they first need it."""
+"""Modules that torch and the trainer import on first use."""
 
 
 class RestartsExhaustedError(OpenAFMError):
-    """Processes of the run died more often than they were to be started again."""
+    """Workers of the run died more often than `restarts` allows."""
 
 
 def is_launched() -> bool:
-    """Whether an agent has started this process: ours, torchrun's or a cluster's."""
+    """Return True if an agent has started this process: openafm's, torchrun's or a cluster's."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def launch(
     work: Callable[[Sequence[str]], int], arguments: Sequence[str], *, processes: int, restarts: int, modules: Sequence[str]
 ) -> int:
-    """Run `work(arguments)` in so many processes until all have returned an exit code; return the worst.
+    """Run `work(arguments)` in `processes` workers until all have returned an exit code; return the highest.
 
-    A process that dies without one takes the others with it, and all begin again, at most `restarts` times. `modules`,
-    those that exist, are in memory before a process begins. SIGTERM is passed on; Ctrl-C reaches all by itself.
+    If a worker dies, the others are ended and all are restarted, at most `restarts` times. If the launcher dies, the workers
+    save and end. The fork server preloads `modules`. SIGTERM is forwarded to the workers; Ctrl-C reaches them directly.
 
     Raises:
-        RestartsExhaustedError: it happened once more.
+        RestartsExhaustedError: a worker died after the last restart.
     """
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.utils.distributed import get_free_port
@@ -53,7 +54,7 @@ def launch(
         max_nodes=1,
         nproc_per_node=processes,
         run_id=uuid.uuid4().hex,
-        rdzv_backend="static",  # the other one waits a second in each restart
+        rdzv_backend="static",  # c10d waits a second in each restart
         rdzv_endpoint=f"localhost:{get_free_port()}",
         rdzv_configs={"rank": 0},
         max_restarts=restarts,
@@ -62,35 +63,34 @@ def launch(
         local_addr="localhost",
         signals_to_handle="SIGHUP,SIGQUIT",
     )
-    # The agent itself needs the compiler, of all things, when it looks for what failed; not then, when everything waits.
+    # The agent imports torch._dynamo when it handles a failure; importing it now does not delay the restart.
     threading.Thread(target=importlib.import_module, args=("torch._dynamo",), daemon=True).start()
     try:
-        with _passing_on_signals():
-            codes: dict[int, int] = elastic_launch(config, _work)(work, arguments)
+        with _forwarded_signals():
+            codes: dict[int, int] = elastic_launch(config, _work)(os.getpid(), work, arguments)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise RestartsExhaustedError(
-            f"process {rank} of the run ended with exit code {failure.exitcode} after {restarts} restarts; what it had saved"
-            " stands, the same command goes on"
+            f"worker {rank} of the run ended with exit code {failure.exitcode} after {restarts} restarts; its checkpoints "
+            "are kept, and the same command resumes"
         ) from error
     return max(codes.values())
 
 
-def _work(work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """In a process of the run, which SIGTERM reaches again: it was forked from one that ignores it."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return work(arguments)
+def _work(launcher: int, work: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Run in a worker."""
+    return LauncherWatch(launcher).run(lambda: work(arguments))
 
 
 @contextmanager
-def _passing_on_signals() -> Iterator[None]:
-    """Leave it to the processes to save and end, instead of ending them: the agent waits until they have."""
+def _forwarded_signals() -> Iterator[None]:
+    """Forward SIGTERM to the workers, which save and end, and wait for them."""
 
-    def pass_on(number: int, _: FrameType | None) -> None:
+    def forward(number: int, _: FrameType | None) -> None:
         for process in multiprocessing.active_children():
             process.terminate()
 
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on), signal.SIGINT: signal.signal(signal.SIGINT, _nothing)}
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, forward), signal.SIGINT: signal.signal(signal.SIGINT, _ignore)}
     try:
         yield
     finally:
@@ -98,5 +98,5 @@ def _passing_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _nothing(number: int, _: FrameType | None) -> None:
-    """The processes share our terminal, and got the signal too."""
+def _ignore(number: int, _: FrameType | None) -> None:
+    """Ignore Ctrl-C: the workers share the terminal and get it as well."""

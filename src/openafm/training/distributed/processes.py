@@ -1,6 +1,6 @@
-"""The processes of a run: who speaks, what all agree on, and how an error of one ends them all.
+"""The processes of a run: collective decisions, and errors that end all of them.
 
-One process alone opens no process group: every method then does the obvious.
+A single process opens no process group; every method then works locally.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class RemoteRankError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process among `world`, number `rank`. `control` is the group for what is no tensor; None when alone."""
+    """This process, rank `rank` of `world`. `control` is the group for Python objects; None for a single process."""
 
     rank: int = 0
     world: int = 1
@@ -42,15 +42,15 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the one that writes and speaks."""
+        """Return True for rank 0, which writes files and messages."""
         return self.rank == 0
 
     def with_new_group(self) -> Processes:
-        """The same with a group of their own, for a thread that agrees on something else meanwhile."""
+        """Return the same processes with a group of their own, for collectives in another thread."""
         return self if self.control is None else replace(self, control=_control_group())
 
     def any_rank(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag, whether it is set in any process."""
+        """Return for each flag whether it is set on any rank."""
         if self.control is None:
             return flags
         agreed = torch.tensor(flags, dtype=torch.int32)
@@ -58,7 +58,7 @@ class Processes:
         return tuple(bool(flag) for flag in agreed)
 
     def all_gather(self, value: T) -> list[T]:
-        """The values of all processes, by rank."""
+        """Return the values of all processes, by rank."""
         if self.control is None:
             return [value]
         values: list[T] = [value] * self.world
@@ -66,7 +66,7 @@ class Processes:
         return values
 
     def run_on_all(self, work: Callable[[], T]) -> T:
-        """Do something in every process; when one fails, all raise: it its own error, the others `RemoteRankError`."""
+        """Run `work` on every rank. If it fails on one, that rank raises its error and the others `RemoteRankError`."""
         if self.control is None:
             return work()
         try:
@@ -84,7 +84,7 @@ class Processes:
         return result
 
     def run_main_first(self, work: Callable[[], T]) -> T:
-        """Do something in the main process, then, once it stands, in the others too."""
+        """Run `work` on rank 0, then on the others."""
         if self.is_main:
             result = self.run_on_all(work)
             self.run_on_all(lambda: None)
@@ -93,14 +93,14 @@ class Processes:
         return self.run_on_all(work)
 
     def run_on_main(self, work: Callable[[], T]) -> T:
-        """Do something in the main process alone; all get its result, which must be picklable."""
+        """Run `work` on rank 0; all ranks return its result, which must be picklable."""
         result = self.run_on_all(lambda: work() if self.is_main else None)
         return self.all_gather(result)[0]  # type: ignore[return-value]
 
 
 @contextmanager
 def open_processes(opened: Processes | None = None) -> Iterator[Processes]:
-    """Join the other processes that torchrun has started, if there are any and `opened` does not stand for them already."""
+    """Join the processes that torchrun has started, unless the caller has `opened` them or there is only one."""
     if opened is not None or world_size() == 1:
         yield opened or Processes()
         return
@@ -113,5 +113,5 @@ def open_processes(opened: Processes | None = None) -> Iterator[Processes]:
 
 
 def _control_group() -> dist.ProcessGroup:
-    """The main process packs data while the others wait, which may take hours: a hang is the watchdog's to tell."""
+    """Return a group with a long timeout: ranks wait for hours while rank 0 packs data, and the watchdog detects hangs."""
     return dist.new_group(backend="gloo", timeout=timedelta(days=7))
