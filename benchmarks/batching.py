@@ -1,11 +1,11 @@
 """Many sessions on one native engine: tokens a second of 1, 2, 4, 8 and 16 threads that generate at once, and fairness.
 
-Each session is a thread that calls `generate` with a prompt of its own; what they ask for at the same time becomes one step
-(runtime/scheduler.py). The clock runs from when all have their first token until all have their last. Beside that stands the
-arithmetic limit: one thread that steps so many sequences in one call, without sampling. The two alternate, as do the numbers
-of sessions, and the median over rounds counts. The answers must be those of the same sessions one after the other.
+Each session is a thread that calls `generate` with its own prompt; the scheduler combines their requests
+(runtime/batching/scheduler.py). Time is measured from the last session's first token to the last token of all. The upper
+limit is one thread that steps as many sequences in one call, without sampling. Both alternate, as do the numbers of
+sessions; medians over rounds are reported. The answers must equal those of the same sessions one after the other.
 
-Fairness: gaps between the tokens of a session that decodes, alone and while another thread prefills a long prompt.
+Fairness: time between the tokens of a session, alone and while another thread prefills a long prompt.
 
     python benchmarks/batching.py [--quick] [--json] [--bundle-folder FOLDER]
 
@@ -135,13 +135,13 @@ def sessions(engine: NativeEngine, setting: Setting, numbers: list[int]) -> Foun
     for thread in threads:
         thread.start()
     first.wait()
-    begun, steps_before = perf_counter(), engine._scheduler.num_runs
+    begun, steps_before = perf_counter(), engine.scheduler.num_steps
     for thread in threads:
         thread.join()
     num_tokens = len(numbers) * (setting.num_tokens - 1)
     return Found(
         tokens_per_second=num_tokens / (perf_counter() - begun),
-        rows_a_step=num_tokens / (engine._scheduler.num_runs - steps_before),
+        rows_a_step=num_tokens / (engine.scheduler.num_steps - steps_before),
         answers=answers,
     )
 

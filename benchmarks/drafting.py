@@ -93,7 +93,7 @@ class Replay(Engine):
     def _new_cache(self) -> Cache:
         return self._Tokens()
 
-    def _forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
+    def forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
         num_rows = sum(len(chunk.tokens) for chunk in chunks)
         until = process_time() + self._seconds * (0.75 + 0.25 * num_rows)
         outputs = [self._logits(chunk) for chunk in chunks]

@@ -166,13 +166,13 @@ class Steps:
     """Measure the steps of an engine in CPU time of the calling thread."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine, self._forward, self.seconds = engine, engine._forward, 0.0
+        self._engine, self._forward, self.seconds = engine, engine.forward, 0.0
 
     def __enter__(self) -> None:
-        self._engine._forward = self._timed  # type: ignore[method-assign]
+        self._engine.forward = self._timed  # type: ignore[method-assign]
 
     def __exit__(self, *error: object) -> None:
-        del self._engine._forward
+        del self._engine.forward
 
     def _timed(self, pieces: Any) -> Any:
         started = thread_time()

@@ -109,10 +109,10 @@ class SlowEngine(TorchEngine):
 
     num_steps = 0
 
-    def _forward(self, pieces: Sequence[Any]) -> Any:
+    def forward(self, pieces: Sequence[Any]) -> Any:
         self.num_steps += 1
         time.sleep(0.02)
-        return super()._forward(pieces)
+        return super().forward(pieces)
 
 
 def computed_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:

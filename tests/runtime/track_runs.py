@@ -39,7 +39,7 @@ def answers(bundle: Bundle) -> dict[str, Any]:
             tokens.append(sampler.sample(logits_V, position))
             (logits_V,) = engine.step([(sequence, tokens[-1:])])
         found[name] = tokens
-        found["kv_bytes"] = sum(array.nbytes for array in cast(TorchCache, sequence._cache).arrays().values())
+        found["kv_bytes"] = sum(array.nbytes for array in cast(TorchCache, sequence.cache).arrays().values())
         restored = engine.restore(engine.snapshot(sequence))
         (again_V,) = engine.step([(restored, [3])])
         (logits_V,) = engine.step([(sequence, [3])])

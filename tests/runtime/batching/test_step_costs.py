@@ -1,4 +1,4 @@
-"""Estimates of what steps take: rising with the rows, close to the truth, and unmoved by a noisy machine."""
+"""Estimates of step times: ascending with the rows, accurate, and robust against a noisy machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_engines import ONE_OF_EACH, TINY, random_tokens
 
-from openafm.runtime.batching.step_costs import MOST_COUNTED, StepCosts
+from openafm.runtime.batching.step_costs import MAX_DECODE_TOKENS, StepCosts
 from openafm.runtime.engines.base import TokenError
 
 RECORDS = st.lists(st.tuples(st.integers(1, 600), st.floats(1e-6, 10)), min_size=1, max_size=60)
@@ -23,12 +23,12 @@ def costs_of(seconds: dict[int, float]) -> StepCosts:
     return costs
 
 
-def test_nothing_is_known_before_a_step() -> None:
+def test_there_is_no_estimate_before_a_step() -> None:
     assert StepCosts().seconds(1) is None
 
 
 @given(records=RECORDS)
-def test_more_rows_never_take_less(records: list[tuple[int, float]]) -> None:
+def test_estimates_never_decrease_with_the_rows(records: list[tuple[int, float]]) -> None:
     costs = StepCosts()
     for num_rows, seconds in records:
         costs.record(num_rows, seconds)
@@ -37,14 +37,14 @@ def test_more_rows_never_take_less(records: list[tuple[int, float]]) -> None:
     assert all(a is not None and b is not None and a <= b * (1 + 1e-12) for a, b in itertools.pairwise(estimates))
 
 
-@given(fixed=st.floats(1e-4, 1), each=st.floats(0, 1), seen=st.sets(st.integers(1, MOST_COUNTED), min_size=2))
-def test_what_was_seen_is_known_and_what_lies_between_is_interpolated(fixed: float, each: float, seen: set[int]) -> None:
+@given(fixed=st.floats(1e-4, 1), each=st.floats(0, 1), seen=st.sets(st.integers(1, MAX_DECODE_TOKENS), min_size=2))
+def test_counts_between_recorded_ones_are_interpolated(fixed: float, each: float, seen: set[int]) -> None:
     costs = costs_of({n: fixed + each * n for n in seen})
     for n in range(min(seen), max(seen) + 1):
         assert costs.seconds(n) == pytest.approx(fixed + each * n)
 
 
-def test_beyond_the_counted_rows_each_costs_the_same() -> None:
+def test_large_steps_share_one_estimate_per_row() -> None:
     costs = costs_of({1: 1.0, 4: 2.0, 512: 256.0})
     assert costs.seconds(100) == pytest.approx(50)
     assert costs.seconds(512) == pytest.approx(256)
@@ -58,7 +58,7 @@ def test_beyond_the_counted_rows_each_costs_the_same() -> None:
 
 
 @given(truth=st.floats(1e-4, 1), disturbed=st.lists(st.integers(1, 12), min_size=20, max_size=60))
-def test_steps_that_were_disturbed_do_not_count(truth: float, disturbed: list[int]) -> None:
+def test_disturbed_steps_do_not_change_the_estimate(truth: float, disturbed: list[int]) -> None:
     """One of every three takes up to twelve times as long."""
     costs = StepCosts()
     for number, factor in enumerate(disturbed):
@@ -66,13 +66,13 @@ def test_steps_that_were_disturbed_do_not_count(truth: float, disturbed: list[in
     assert costs.seconds(2) == pytest.approx(truth)
 
 
-def test_a_step_of_more_rows_corrects_those_below() -> None:
+def test_a_larger_faster_step_lowers_smaller_estimates() -> None:
     costs = costs_of({1: 1.0, 2: 9.0, 3: 1.5})
     assert costs.seconds(2) == pytest.approx(1.5)
     assert costs.seconds(1) == pytest.approx(1.0)
 
 
-def test_a_machine_that_became_slower_or_faster_is_followed() -> None:
+def test_estimates_follow_a_change_of_speed() -> None:
     costs = StepCosts()
     for seconds in [1.0] * 30 + [3.0] * 6:
         costs.record(1, seconds)
@@ -82,7 +82,7 @@ def test_a_machine_that_became_slower_or_faster_is_followed() -> None:
     assert costs.seconds(1) == pytest.approx(0.5)
 
 
-def test_threads_may_share_it() -> None:
+def test_it_is_thread_safe() -> None:
     costs, failures = StepCosts(), []
 
     def run(seed: int) -> None:
@@ -101,7 +101,7 @@ def test_threads_may_share_it() -> None:
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
-def test_an_engine_records_the_steps_that_compute_logits_for_every_row(name: str) -> None:
+def test_engines_record_steps_with_logits_for_every_row(name: str) -> None:
     engine = TINY[name].open()
     sequence, other = engine.new_sequence(), engine.new_sequence()
     with pytest.raises(TokenError):
@@ -118,7 +118,7 @@ def test_an_engine_records_the_steps_that_compute_logits_for_every_row(name: str
     assert engine.costs.seconds(40) is not None
 
 
-def test_what_did_not_come_for_long_is_forgotten_and_learned_anew() -> None:
+def test_old_estimates_expire() -> None:
     costs = costs_of({1: 1.0, 2: 9.0, 100: 50.0})
     for _ in range(600):
         costs.record(1, 1.0)

@@ -49,11 +49,11 @@ class CountingEngine(TorchEngine):
     num_steps = 0
     fails_at = -1
 
-    def _forward(self, chunks: List[TokenChunk]) -> list[np.ndarray]:
+    def forward(self, chunks: List[TokenChunk]) -> list[np.ndarray]:
         if self.num_steps == self.fails_at:
             raise MemoryError
         self.num_steps += 1
-        return super()._forward(chunks)
+        return super().forward(chunks)
 
 
 @functools.cache

@@ -79,12 +79,12 @@ class FaultyEngine(TorchEngine):
     num_steps = num_tokens = 0
     fails_at = -1
 
-    def _forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
+    def forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
         if self.num_steps == self.fails_at:
             raise MemoryError
         self.num_steps += 1
         self.num_tokens += sum(len(chunk.tokens) for chunk in chunks)
-        return super()._forward(chunks)
+        return super().forward(chunks)
 
 
 class BigramEngine(Engine):
@@ -114,7 +114,7 @@ class BigramEngine(Engine):
     def _new_cache(self) -> Cache:
         return self._Nothing()
 
-    def _forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
+    def forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
         return [self.table_VV[list(chunk.tokens)][len(chunk.tokens) - chunk.num_wanted :] for chunk in chunks]
 
 

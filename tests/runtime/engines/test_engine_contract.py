@@ -235,7 +235,7 @@ def test_closing_frees_and_so_does_losing_the_handle(engine: Engine) -> None:
     for lose in (True, False):
         sequence = engine.new_sequence()
         engine.step([(sequence, [1, 2])])
-        cache = weakref.ref(sequence._cache)
+        cache = weakref.ref(sequence.cache)
         if lose:
             del sequence
         else:

@@ -110,8 +110,8 @@ class Counting(TorchEngine):
         self.num_computed = 0
         self.fails_at: int | None = None
 
-    def _forward(self, chunks: list[TokenChunk]) -> list[NDArray[np.float32]]:
-        outputs = super()._forward(chunks)
+    def forward(self, chunks: list[TokenChunk]) -> list[NDArray[np.float32]]:
+        outputs = super().forward(chunks)
         self.num_computed += sum(len(chunk.tokens) for chunk in chunks)
         if self.fails_at is not None and self.num_computed > self.fails_at:
             raise MemoryError
@@ -139,15 +139,15 @@ def test_a_window_s_memory_is_bounded_however_tokens_come(counts: list[int]) -> 
         (logits_V,) = engine.step([(sequence, tokens[start : start + count])])
         start += count
     assert_close(logits_V, expected_logits(engine, tokens)[-1])
-    windowed, whole = sequence._cache.layers[0], sequence._cache.layers[1]
+    windowed, whole = sequence.cache.layers[0], sequence.cache.layers[1]
     assert windowed.keys_KPC.shape[1] == FULL_WINDOW
     assert whole.keys_KPC.shape[1] >= LONG - 5
-    assert sequence._cache.num_bytes == sum(2 * t.nbytes for t in (windowed.keys_KPC, whole.keys_KPC))
+    assert sequence.cache.num_bytes == sum(2 * t.nbytes for t in (windowed.keys_KPC, whole.keys_KPC))
 
 
 def test_attention_reads_keys_as_they_lie() -> None:
     sequence = filled(Counting(WINDOWED), random_tokens(300))
-    stored = sequence._cache.layers[0]
+    stored = sequence.cache.layers[0]
     assert stored.start > 0
     keys_KLC, _ = stored.read(295, 300)
     assert keys_KLC.data_ptr() == stored.keys_KPC[:, 295 - stored.start].data_ptr()

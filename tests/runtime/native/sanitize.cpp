@@ -102,12 +102,10 @@ void idle_a_little(Random &random) {
     if (up_to(random, 3) == 0) std::this_thread::sleep_for(std::chrono::microseconds(up_to(random, 2000)));
 }
 
-// An engine that steps, now in this thread and now in its driver's, while two others fork and free what it shares.
+// An engine steps, in this thread and in a worker thread by turns, while two other threads fork and free shared pages.
 void steps_beside_others(const char *kernels, const Shape &shape, int seed, int num_rounds) {
     Engine engine(shape, seed, 3, kernels);
     const int vocab_size = shape.vocab_size;
-    Driver driver(oa_driver_new(engine.model.get()));
-    CHECK(driver);
     Sequence shared = engine.new_sequence();
     Step prefill;
     prefill.add(shared, engine.some_tokens(70), 1, vocab_size);
@@ -134,23 +132,13 @@ void steps_beside_others(const char *kernels, const Shape &shape, int seed, int 
             if (round % 2) {
                 step.run(engine.model.get());
             } else {
-                step.begin(driver.get());
+                std::thread worker([&] { step.run(engine.model.get()); });
                 Sequence beside = fork_of(shared, 65);
-                double seconds = -1;
-                CHECK(!oa_step_wait(driver.get(), &seconds));
-                CHECK(!oa_step_wait(driver.get(), &seconds));  // of a step that is over
-                CHECK(seconds >= 0);
+                worker.join();
             }
             engine.check(step, taking_part);
         }
     }
-    // A step that nobody waits for is over when its driver is gone.
-    Step last;
-    Sequence forked = fork_of(shared, 69);
-    last.add(forked, engine.some_tokens(3), 1, vocab_size);
-    last.begin(driver.get());
-    driver.reset();
-    engine.check(last, {&forked});
     ending.store(true);
     for (std::thread &other : others) other.join();
     Step at_last;
@@ -165,7 +153,6 @@ void pools_come_and_go(const char *kernels) {
     Random random(6);
     for (int round = 0; round < 12; round++) {
         const Model model(oa_model_new(&weights.config, 1 + up_to(random, 4), kernels));
-        const Driver driver(oa_driver_new(model.get()));
         for (int n = up_to(random, 3); n > 0; n--) {
             const OaMatrix &matrix = weights.config.layers[0].gate;
             const int num_rows = up_to(random, 20);
@@ -193,9 +180,7 @@ void memory_runs_out(const char *kernels) {
     Engine engine(shapes[0], 1, 3, kernels);
     const int vocab_size = engine.weights.config.vocab_size;
     Model model;
-    Driver driver;
     with_ever_more_memory([&] { return (bool)(model = Model(oa_model_new(&engine.weights.config, 3, kernels))); });
-    with_ever_more_memory([&] { return (bool)(driver = Driver(oa_driver_new(model.get()))); });
     Sequence first, forked;
     with_ever_more_memory([&] { return (bool)(first.cache = Cache(oa_cache_new(model.get()))); });
     for (int count : {3, 70, 9}) {

@@ -126,11 +126,9 @@ private:
 struct Freed {
     void operator()(OaModel *model) const { oa_model_free(model); }
     void operator()(OaCache *cache) const { oa_cache_free(cache); }
-    void operator()(OaDriver *driver) const { oa_driver_free(driver); }
 };
 typedef std::unique_ptr<OaModel, Freed> Model;
 typedef std::unique_ptr<OaCache, Freed> Cache;
-typedef std::unique_ptr<OaDriver, Freed> Driver;
 
 // A sequence, and all tokens that it has seen.
 struct Sequence {
@@ -169,11 +167,6 @@ struct Step {
     }
 
     void run(OaModel *model) { CHECK(succeeds(model)); }
-
-    void begin(OaDriver *driver) {
-        oa_step_begin(driver, (int32_t)caches.size(), caches.data(), starts.data(), counts.data(), wanted.data(),
-                      tokens.data(), logits.data());
-    }
 };
 
 // Models of the same weights: one that several threads work for, and one of a single thread, which says what is right.

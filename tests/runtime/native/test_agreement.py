@@ -74,7 +74,7 @@ def test_choices_that_differ_are_counted_with_their_margins(monkeypatch: pytest.
     same = compare_choices(one, other, texts)
     assert (len(same.lengths), same.num_identical, same.num_positions, same.share) == (3, 3, 120, 1.0)
     assert same.largest_margin == 0
-    forward = NativeEngine._forward
+    forward = NativeEngine.forward
 
     def swapped(engine: NativeEngine, *arguments: object) -> list[NDArray[np.float32]]:
         """The best two of the second engine's, at the first position of a step, changed for each other."""
@@ -84,7 +84,7 @@ def test_choices_that_differ_are_counted_with_their_margins(monkeypatch: pytest.
             outputs[0][0, [first, second]] = outputs[0][0, [second, first]]
         return outputs
 
-    monkeypatch.setattr(NativeEngine, "_forward", swapped)
+    monkeypatch.setattr(NativeEngine, "forward", swapped)
     found = compare_choices(one, other, texts)
     assert found.num_identical == 0
     assert [(difference.sequence, difference.position) for difference in found.differences] == [

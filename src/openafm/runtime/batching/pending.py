@@ -1,4 +1,4 @@
-"""A step that has begun: what each of its sequences has still to be fed, and what came of it.
+"""Requests for steps: what each sequence is fed, which part of it one computation takes, and the handle of its caller.
 
 Shapes: N tokens of one sequence in a step, V vocabulary.
 """
@@ -18,49 +18,72 @@ from numpy.typing import NDArray
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from openafm.runtime.engines.base import Cache, Engine, Sequence
+    from openafm.runtime.engines.base import Cache, Engine, InsertedEmbeddings, Sequence
 
 
 class PendingError(UsageError):
-    """The result of a step that was taken or abandoned before."""
+    """The result of a step was requested after it had been taken or abandoned."""
 
 
 @dataclass(slots=True)
 class TokenChunk:
-    """Tokens that one computation appends to a cache, behind `cache.length`; of the last `num_wanted` logits are wanted."""
+    """Tokens that one computation appends to a cache, after `cache.length`.
 
-    request: Request
-    job: Job
+    Attributes:
+        start: position of the first token.
+        num_wanted: logits are returned for the last `num_wanted` tokens.
+    """
+
+    request: StepRequest
+    entry: StepEntry
     start: int
     tokens: array[int]
     num_wanted: int
 
     @property
     def cache(self) -> Cache:
-        return self.job.cache
+        return self.entry.cache
+
+    @property
+    def inserted(self) -> list[InsertedEmbeddings]:
+        """Embeddings that replace those of tokens in this chunk, with positions relative to its first token."""
+        stop = self.start + len(self.tokens)
+        cuts = (each.cut(self.start, stop) for each in (*self.entry.sequence.inserted, *self.entry.inserted))
+        return [cut for cut in cuts if cut is not None]
 
 
-class Job:
-    """Tokens for one sequence, which may be computed in chunks: the cache grows with each, the sequence at the end."""
+class StepEntry:
+    """Tokens for one sequence. They may be computed in chunks: the cache grows with each, the sequence at the end.
 
-    __slots__ = ("_outputs", "cache", "sequence", "tokens", "wants_all")
+    `inserted` holds embeddings that replace those of tokens, by position in the sequence.
+    """
 
-    def __init__(self, sequence: Sequence, cache: Cache, tokens: array[int], wants_all: bool) -> None:
-        self.sequence, self.cache, self.tokens, self.wants_all = sequence, cache, tokens, wants_all
-        self._outputs: dict[int, NDArray[np.float32]] = {}  # by where a chunk began, so that nothing is kept twice
+    __slots__ = ("_outputs", "cache", "inserted", "sequence", "tokens", "wants_all")
+
+    def __init__(
+        self,
+        sequence: Sequence,
+        cache: Cache,
+        tokens: array[int],
+        wants_all: bool,
+        inserted: tuple[InsertedEmbeddings, ...] = (),
+    ) -> None:
+        self.sequence, self.cache, self.tokens = sequence, cache, tokens
+        self.wants_all, self.inserted = wants_all, inserted
+        self._outputs: list[NDArray[np.float32]] = []
 
     @property
     def num_left(self) -> int:
-        """Tokens to compute, those included that a cache which forgets had to drop."""
-        return len(self.sequence._tokens) + len(self.tokens) - self.cache.length
+        """Tokens to compute, including earlier ones that a cache with windows has dropped."""
+        return self.sequence.length + len(self.tokens) - self.cache.length
 
     @property
     def is_behind(self) -> bool:
-        """Whether tokens of the sequence itself have to be computed again first."""
+        """True if tokens of the sequence itself must be recomputed first."""
         return self.cache.length < self.sequence.length
 
-    def chunk(self, request: Request, most: int) -> TokenChunk:
-        """What to compute next for the request that it is part of, at most so many tokens."""
+    def chunk(self, request: StepRequest, most: int) -> TokenChunk:
+        """Return the next tokens to compute for `request`, at most `most`."""
         start = self.cache.length
         if self.is_behind:
             return TokenChunk(request, self, start, self.sequence.tokens[start : start + most], 0)
@@ -69,75 +92,107 @@ class Job:
         is_last = done + len(tokens) == len(self.tokens)
         return TokenChunk(request, self, start, tokens, len(tokens) if self.wants_all else int(is_last))
 
-    def keep(self, chunk: TokenChunk, logits_NV: NDArray[np.float32]) -> None:
-        """A chunk has been computed. Keeping it twice is no error."""
+    def store(self, chunk: TokenChunk, logits_NV: NDArray[np.float32]) -> None:
+        """Store the result of a chunk and extend the cache."""
         if chunk.num_wanted:
-            self._outputs[chunk.start] = logits_NV
+            self._outputs.append(logits_NV)
         self.cache.length = chunk.start + len(chunk.tokens)
 
-    def take_back(self) -> None:
-        """Nothing of it has been computed."""
+    def commit(self) -> None:
+        """Append the tokens to the sequence."""
+        self.sequence.tokens.extend(self.tokens)
+        self.sequence.inserted += self.inserted
+
+    def release(self) -> None:
+        """Free the sequence for other requests; drop computed tokens that were not committed."""
         if self.cache.length > self.sequence.length:
             self.cache.truncate(self.sequence.length)
+        self.sequence.holder = None
 
     def logits(self) -> NDArray[np.float32]:
-        """What its caller asked for: [V] after the last token, or [N, V]."""
-        outputs = list(self._outputs.values())
+        """Return the logits that the caller asked for: [V] after the last token, or [N, V]."""
         if not self.wants_all:
-            last_V: NDArray[np.float32] = outputs[0][0]
+            last_V: NDArray[np.float32] = self._outputs[0][0]
             return last_V
-        return outputs[0] if len(outputs) == 1 else np.concatenate(outputs)
+        return self._outputs[0] if len(self._outputs) == 1 else np.concatenate(self._outputs)
 
 
 _turns = itertools.count()
 
 
 @dataclass(slots=True, eq=False)
-class Request:
-    """What one caller asked for at once: all of its jobs, or none when anything fails; or whoever else uses sequences."""
+class StepRequest:
+    """One call of `Engine.step` or `Engine.begin`, or another exclusive use of sequences. All its entries succeed or none.
+
+    Attributes:
+        is_awaited: a thread waits for the end, or will soon.
+        thread: the thread that made the request.
+        turn: requests with lower numbers are computed first.
+        is_inline: computed in the thread of the caller that waits for it.
+        is_over: computed or failed.
+        is_abandoned: nobody wants the result.
+        is_taken: the result was requested.
+        is_holding: no other request can use the sequences.
+        runs_alone: a computation together with other requests failed.
+    """
 
     engine: Engine
-    is_awaited: bool  # somebody waits for its end
-    jobs: list[Job] = field(default_factory=list)
+    is_awaited: bool
+    entries: list[StepEntry] = field(default_factory=list)
     thread: int = field(default_factory=threading.get_ident)
-    turn: int = field(default_factory=lambda: next(_turns))  # who has the lower one comes first
-    is_over: bool = False  # it has been computed, or has failed
-    is_dropped: bool = False  # nobody wants it any more
-    is_taken: bool = False  # its result was asked for
-    is_holding: bool = False  # its sequences can take part in nothing else
-    runs_alone: bool = False  # it failed beside others
-    error: Exception | None = None
+    turn: int = field(default_factory=lambda: next(_turns))
+    is_inline: bool = False
+    is_over: bool = False
+    is_abandoned: bool = False
+    is_taken: bool = False
+    is_holding: bool = False
+    runs_alone: bool = False
+    error: BaseException | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
 
     @property
     def is_computed(self) -> bool:
-        return all(not job.num_left for job in self.jobs)
+        return all(not entry.num_left for entry in self.entries)
 
-    def let_others_go_first(self) -> None:
+    def go_last(self) -> None:
+        """Let the other requests in the queue go first."""
         self.turn = next(_turns)
+
+    def hold(self) -> None:
+        """Reserve the sequences for this request."""
+        self.is_holding = True
+        for entry in self.entries:
+            entry.sequence.holder = self
+
+    def release(self) -> None:
+        """Free the sequences. Idempotent."""
+        if self.is_holding:
+            for entry in self.entries:
+                entry.release()
+            self.is_holding = False
 
 
 class Pending:
-    """A step that `Engine.begin` began. Its sequences can take part in nothing else until its end.
+    """A step that `Engine.begin` started. Its sequences cannot be used otherwise until `result` or `abandon`.
 
-    That is `result`, or `abandon`; leaving it as a context without the result, or losing the last reference, abandons it.
+    Leaving it as a context manager without the result, or dropping the last reference, abandons the step.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: StepRequest) -> None:
         self._request = request
 
     def result(self) -> list[NDArray[np.float32]]:
-        """The logits that `Engine.step` returns, once; with them the sequences take their tokens.
+        """Return what `Engine.step` returns, once, and append the tokens to the sequences.
 
         Raises:
-            PendingError: it was taken or abandoned before.
-            OpenAFMError: what the engine raises; the sequences are as they were.
+            PendingError: the result was taken or abandoned before.
+            OpenAFMError: an error of the engine; the sequences are unchanged.
         """
-        self._request.engine._scheduler.finish(self._request)
-        return [job.logits() for job in self._request.jobs]
+        return self._request.engine.scheduler.finish(self._request)
 
     def abandon(self) -> None:
-        """Its sequences go back to what they were. Once the result is taken, this does nothing."""
-        self._request.engine._scheduler.drop(self._request)
+        """Restore the sequences. Does nothing once the result has been taken."""
+        self._request.engine.scheduler.abandon(self._request)
 
     def __enter__(self) -> Self:
         return self
@@ -146,4 +201,5 @@ class Pending:
         self.abandon()
 
     def __del__(self) -> None:
-        self._request.is_dropped = True  # whoever holds the lock next sees to it: this may run anywhere
+        # May run in any thread at any place, so it takes no lock. The next call that needs the sequences releases them.
+        self._request.is_abandoned = True

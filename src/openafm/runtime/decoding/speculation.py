@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
-from openafm.runtime.batching.admission import MOST_DECODED
-from openafm.runtime.batching.step_costs import StepCosts
+from openafm.runtime.batching.step_costs import MAX_DECODE_TOKENS, StepCosts
 from openafm.runtime.decoding.draft_length import DraftLength, DraftLengthConfig
 from openafm.runtime.decoding.grammar import GrammarError, Matcher
 from openafm.runtime.decoding.prefill import prefill, step_beside
@@ -242,7 +241,7 @@ class Lookahead:
         self, tokens: list[int], position: int, most_ahead: int, beside: Callable[[], None] | None
     ) -> NDArray[np.float32]:
         self.num_steps += 1
-        most_ahead = min(most_ahead, MOST_DECODED - len(tokens))
+        most_ahead = min(most_ahead, MAX_DECODE_TOKENS - len(tokens))
         drafts = [] if self._drafting is None or most_ahead <= 0 else self._drafting.propose(tokens, position, most_ahead)
         if not drafts:
             return step_beside(self._engine, self._sequence, tokens, "last", beside)

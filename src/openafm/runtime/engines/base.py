@@ -1,8 +1,7 @@
-"""What generation asks of an engine, whatever computes it: feed tokens to sequences, get logits back.
+"""The engine interface: feed tokens to sequences, get logits back.
 
-Prefill, decoding and the verification of drafts are the same call, `Engine.step`. Sampling, grammars and stopping live
-outside. An implementation gives a `Cache` and `_forward`; checks and the all-or-nothing rule are here, once, and what many
-threads ask for comes together in scheduler.py.
+Prefill, decoding and the verification of drafts are the same call, `Engine.step`. An implementation provides a `Cache` and
+`forward`; this class checks inputs, restores sequences on failure and combines the requests of threads (scheduler.py).
 Imports no tensor library.
 
 Shapes: N tokens of one sequence in a step, V vocabulary.
@@ -11,9 +10,11 @@ Shapes: N tokens of one sequence in a step, V vocabulary.
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as List
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -21,11 +22,21 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.core.errors import OpenAFMError, UsageError
+from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
-from openafm.runtime.batching.pending import Job, Pending, Request, TokenChunk
-from openafm.runtime.batching.scheduler import Computed, Scheduler
+from openafm.runtime.batching.pending import Pending, StepEntry, StepRequest, TokenChunk
+from openafm.runtime.batching.scheduler import Scheduler
 from openafm.runtime.batching.step_costs import StepCosts
+from openafm.runtime.engines.sequence import (
+    Cache,
+    ContextWindowError,
+    InsertedEmbeddings,
+    InsertedEmbeddingsError,
+    RollbackError,
+    Sequence,
+    SequenceError,
+    TokenError,
+)
 from openafm.runtime.engines.snapshot import (
     SequenceSnapshot,
     SnapshotMismatchError,
@@ -34,241 +45,198 @@ from openafm.runtime.engines.snapshot import (
     write_snapshot,
 )
 
+__all__ = [
+    "Cache",
+    "ContextWindowError",
+    "Engine",
+    "InsertedEmbeddings",
+    "InsertedEmbeddingsError",
+    "LogitsOf",
+    "RollbackError",
+    "Sequence",
+    "SequenceError",
+    "StepInput",
+    "TokenError",
+    "WeightUpdateError",
+]
+
 LogitsOf: TypeAlias = Literal["last", "all"]
-_TOKEN = "i"  # the array type of token ids: 4 bytes each
+# A sequence, the tokens to append, and optionally embeddings that replace those of some of these tokens.
+StepInput: TypeAlias = (
+    tuple[Sequence, List[int]] | tuple[Sequence, List[int], List[InsertedEmbeddings]]
+)  # fmt: skip
+_TOKEN = "i"  # array type of token ids: 4 bytes
 
 
-class ContextWindowError(OpenAFMError):
-    """Tokens do not fit the model's context window. Raised before anything is computed; the sequence is as it was."""
-
-    def __init__(self, token_count: int, context_length: int) -> None:
-        super().__init__(
-            f"{token_count} tokens do not fit the model's context window of {context_length};"
-            " shorten the conversation or start a new one"
-        )
-        self.token_count, self.context_length = token_count, context_length
-
-
-class SequenceError(UsageError):
-    """A sequence that this call cannot take: closed, of another engine, or named twice in one step."""
-
-
-class RollbackError(UsageError):
-    """A length beyond what the sequence holds, to go back to or to fork at."""
-
-
-class TokenError(UsageError):
-    """No tokens at all, or an id outside the model's vocabulary."""
-
-
-class Cache(ABC):
-    """Keys and values of one sequence, as an engine keeps them. Tokens beyond `length` do not count."""
-
-    length: int = 0
-
-    def truncate(self, length: int) -> None:
-        """Drop what comes after the first `length` tokens.
-
-        A cache that forgets may be unable to go on from there. Then it drops more, down to nothing: the engine computes what
-        is missing again.
-        """
-        self.length = length
-
-    @abstractmethod
-    def copy(self, length: int) -> Cache:
-        """An independent copy of the first `length` tokens; of fewer where `truncate` would drop more."""
-
-    @abstractmethod
-    def memory(self) -> dict[int, int]:
-        """Bytes of the memory it stands on, by address; caches that share some name the same addresses."""
-
-    @abstractmethod
-    def arrays(self) -> dict[str, NDArray[Any]]:
-        """The first `length` tokens as plain arrays by name."""
-
-    @abstractmethod
-    def load(self, arrays: Mapping[str, NDArray[Any]], length: int) -> None:
-        """Take over what `arrays` of an equal engine gave.
-
-        Raises:
-            KeyError, ValueError: an array is missing or has another shape or dtype.
-        """
-
-
-class Sequence:
-    """A handle on tokens that an engine holds. Its memory goes with `Engine.close`, or with the handle."""
-
-    def __init__(self, engine: Engine, cache: Cache, tokens: array[int]) -> None:
-        self._engine = engine
-        self._cache: Cache | None = cache
-        self._tokens = tokens
-        self._holder: Request | None = None  # whose own it is until that is over
-
-    @property
-    def length(self) -> int:
-        """Tokens it holds; 0 once closed."""
-        return len(self._tokens)
-
-    @property
-    def tokens(self) -> array[int]:
-        """The tokens it holds, as 32-bit integers, for reading; none once closed."""
-        return self._tokens
-
-    @property
-    def num_computed(self) -> int:
-        """Tokens whose keys and values it has. A cache that forgets may lack some, which the next step computes again."""
-        return 0 if self._cache is None else self._cache.length
-
-    @property
-    def is_closed(self) -> bool:
-        return self._cache is None
+class WeightUpdateError(UsageError):
+    """The engine cannot take these weights."""
 
 
 class Engine(ABC):
-    """A model that holds sequences of tokens. Calls from several threads are safe: one step runs at a time (scheduler.py).
+    """A model that holds sequences of tokens. Safe to share between threads; unusable in a forked process.
 
     Args:
-        vocab_size: ids run from 0 to `vocab_size - 1`; may exceed the tokenizer's.
-        context_length: the most tokens a sequence can hold.
-        signature: what snapshots are bound to: equal only for engines that compute the same and keep it alike.
+        vocab_size: token ids run from 0 to `vocab_size - 1`; may exceed the tokenizer's vocabulary.
+        context_length: the most tokens of a sequence.
+        signature: identifies model, numerics and cache format; snapshots are bound to it.
 
     Attributes:
-        costs: what its steps have taken.
+        costs: measured times of steps.
+        weights_version: 0, or the version of the latest `update_weights`.
     """
 
     combines: ClassVar[bool] = False
-    """Whether what several threads ask for is computed at once: where a row's bits do not depend on those beside it."""
+    """Requests of several threads are computed in one step; a row's logits then do not depend on the others in it."""
 
     forks_share_memory: ClassVar[bool] = False
-    """Whether a fork costs next to nothing: it stands on the same memory until one of the two writes to it."""
+    """A fork shares memory with its origin until one of them writes."""
+
+    takes_embeddings: ClassVar[bool] = False
+    """Entries of a step may carry embeddings in place of tokens."""
 
     def __init__(self, *, vocab_size: int, context_length: int, signature: str) -> None:
         self.vocab_size, self.context_length, self.signature = vocab_size, context_length, signature
         self.costs = StepCosts()
-        self._scheduler = Scheduler(combines=self.combines)
+        self.weights_version = 0
+        self.scheduler = Scheduler(combines=self.combines)
+        self._process = os.getpid()
+        self._sequences: weakref.WeakSet[Sequence] = weakref.WeakSet()
+        weakref.finalize(self, self.scheduler.stop)
 
     @abstractmethod
     def _new_cache(self) -> Cache:
-        """An empty cache."""
+        """Return an empty cache."""
 
     @abstractmethod
-    def _forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
-        """Compute chunks of different sequences, checked, one at least; one call at a time.
+    def forward(self, chunks: List[TokenChunk]) -> list[NDArray[np.float32]]:
+        """Compute chunks of different sequences, at least one. Called by the scheduler, one call at a time.
 
-        Returns the logits [num_wanted, V] of each. Writes keys and values behind `cache.length`, which stays as it is.
+        Return the logits [num_wanted, V] of each. Keys and values are written after `cache.length`, which stays unchanged.
         """
 
-    def _start(self, chunks: List[TokenChunk]) -> Callable[[], Computed] | None:
-        """Begin `_forward` in another thread and return what waits for it; None where there is no such thread.
+    def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
+        """Replace weights in place, such as by those of a training step; set `weights_version` to `version`.
 
-        What is returned may be called again when it was interrupted.
+        Sequences stay valid: the next step of a sequence recomputes its keys and values with the new weights.
+
+        Args:
+            tensors: new values by parameter name; parameters that are not named keep theirs.
+
+        Raises:
+            WeightUpdateError: the engine cannot change its weights, or a name, shape or version does not fit.
         """
-        return None
+        raise WeightUpdateError(
+            f"{type(self).__name__} cannot change its weights in place; write a bundle and open an engine of it,"
+            " or set OPENAFM_ENGINE=torch"
+        )
 
     def new_sequence(self) -> Sequence:
-        """An empty sequence."""
-        return Sequence(self, self._new_cache(), array(_TOKEN))
+        """Return an empty sequence."""
+        self._check_process()
+        return self._add(Sequence(self, self._new_cache(), array(_TOKEN)))
 
-    def step(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> list[NDArray[np.float32]]:
-        """Append tokens to sequences, one or many to each, and compute what may follow them.
+    def step(self, batch: List[StepInput], logits: LogitsOf = "last") -> list[NDArray[np.float32]]:
+        """Append tokens to sequences, one or more to each, and compute the logits of what follows.
 
-        Returns fp32 logits for every entry: [V] after its last token, or [N, V] after each of its tokens; the caller may
-        change them. All sequences take their tokens, or none does when anything is raised.
+        Return fp32 logits for every entry: [V] after its last token, or [N, V] after each; the caller may modify them. If
+        the step raises, no sequence is changed.
 
         Raises:
-            ContextWindowError: a sequence would outgrow the context window.
-            SequenceError: a sequence is closed, of another engine, twice in the batch, or in a step that has begun.
-            TokenError: an entry without tokens, or a token outside the vocabulary.
+            ContextWindowError: a sequence would exceed the context window.
+            SequenceError: a sequence is closed, of another engine or process, twice in the batch, or in a pending step.
+            TokenError: an entry has no tokens, or one outside the vocabulary.
+            InsertedEmbeddingsError: the engine takes no embeddings, or a span does not lie within its entry.
         """
-        request = Request(self, is_awaited=True)
+        request = StepRequest(self, is_awaited=True)
         try:
-            self._enqueue(request, batch, logits, may_start=False)
-            self._scheduler.finish(request)
-            return [job.logits() for job in request.jobs]
+            self._enqueue(request, batch, logits)
+            return self.scheduler.finish(request)
         except BaseException:
-            self._scheduler.drop(request)
+            self.scheduler.abandon(request)
             raise
 
-    def begin(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> Pending:
-        """Begin a step, whose `Pending.result` is what `step` returns: there may be something to do meanwhile.
+    def begin(self, batch: List[StepInput], logits: LogitsOf = "last") -> Pending:
+        """Start a step, so that the caller can do other work meanwhile. `Pending.result` returns what `step` returns.
 
-        Until then its sequences are as they were, and no other call takes them.
+        Until then its sequences are unchanged and no other call can use them.
 
         Raises:
-            ContextWindowError, SequenceError, TokenError: as `step`, at once.
+            ContextWindowError, SequenceError, TokenError, InsertedEmbeddingsError: as `step`, immediately.
         """
-        request = Request(self, is_awaited=False)
+        request = StepRequest(self, is_awaited=False)
         try:
-            self._enqueue(request, batch, logits, may_start=True)
+            self._enqueue(request, batch, logits)
         except BaseException:
-            self._scheduler.drop(request)
+            self.scheduler.abandon(request)
             raise
         return Pending(request)
 
     def rollback(self, sequence: Sequence, num_tokens: int) -> None:
-        """Take back the last `num_tokens`.
+        """Remove the last `num_tokens` tokens.
 
-        At no cost, unless layers with windows have forgotten what the tokens before them saw: further back than some tens of
-        tokens and a quarter of the window, the next step computes the whole sequence again.
+        This is free unless a layer with a window has dropped positions that are now visible again: beyond a quarter of the
+        window, at least 64 tokens, the next step recomputes the whole sequence.
 
         Raises:
-            RollbackError: the sequence holds fewer.
-            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
+            RollbackError: the sequence has fewer tokens.
+            SequenceError: the sequence is closed, of another engine or process, or in a pending step.
         """
         with self._free(sequence) as (cache,):
             length = sequence.length - num_tokens
             if not 0 <= length <= sequence.length:
-                raise RollbackError(f"cannot take {num_tokens} tokens back from a sequence of {sequence.length}")
+                raise RollbackError(f"cannot roll back {num_tokens} tokens of a sequence of {sequence.length}")
             if length < cache.length:
                 cache.truncate(length)
-            del sequence._tokens[length:]
+            del sequence.tokens[length:]
+            sequence.inserted = sequence.inserted_up_to(length)
 
     def fork(self, sequence: Sequence, length: int | None = None) -> Sequence:
-        """A second sequence with the same tokens, the first `length` of them if that is given; each goes its own way.
+        """Return an independent sequence with the same tokens, or with the first `length` of them.
 
-        Copies the keys and values, unless `forks_share_memory`.
+        Copies keys and values unless `forks_share_memory`.
 
         Raises:
-            RollbackError: the sequence holds fewer.
-            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
+            RollbackError: the sequence has fewer tokens.
+            SequenceError: the sequence is closed, of another engine or process, or in a pending step.
         """
         with self._held(sequence) as cache:
             length = sequence.length if length is None else length
             if not 0 <= length <= sequence.length:
                 raise RollbackError(f"cannot fork {length} tokens of a sequence of {sequence.length}")
-            return Sequence(self, cache.copy(min(length, cache.length)), sequence._tokens[:length])
+            copied = cache.copy(min(length, cache.length))
+            return self._add(Sequence(self, copied, sequence.tokens[:length], sequence.inserted_up_to(length)))
 
     def memory(self, sequence: Sequence) -> dict[int, int]:
-        """Bytes of the memory that the sequence stands on, by address; forks that share some name the same addresses.
+        """Return the bytes of each memory block of the sequence by address. Forks that share a block return the same.
 
         Raises:
-            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
+            SequenceError: the sequence is closed, of another engine or process, or in a pending step.
         """
         with self._free(sequence) as (cache,):
             return cache.memory()
 
     def snapshot(self, sequence: Sequence) -> bytes:
-        """The sequence as bytes, for `restore` of an engine of the same model, in this process or a later one.
+        """Return the sequence as bytes for `restore`, in this process or a later one.
 
         Raises:
-            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
+            SequenceError: the sequence is closed, of another engine or process, in a pending step, or has embeddings.
         """
-        return write_snapshot(self._taken(sequence))
+        return write_snapshot(self._snapshot(sequence))
 
     def save(self, sequence: Sequence, path: Path | str) -> None:
-        """Write `snapshot` to a file, atomically: a process killed meanwhile leaves what stood there before.
+        """Write `snapshot` to a file, atomically.
 
         Raises:
-            SequenceError: the sequence is closed, of another engine, or in a step that has begun.
+            SequenceError: the sequence is closed, of another engine or process, in a pending step, or has embeddings.
             OutOfSpaceError: the disk is full.
             OSError: the file cannot be written.
         """
-        taken = self._taken(sequence)
+        snapshot = self._snapshot(sequence)
         with atomic_file(Path(path)) as file:
-            file.writelines(snapshot_parts(taken))
+            file.writelines(snapshot_parts(snapshot))
 
     def load(self, path: Path | str) -> Sequence:
-        """The sequence that `save` wrote, without computing anything.
+        """Return the sequence that `save` wrote, without computing anything.
 
         Raises:
             SnapshotCorruptedError, SnapshotMismatchError: as `restore`.
@@ -277,12 +245,13 @@ class Engine(ABC):
         return self.restore(Path(path).read_bytes())
 
     def restore(self, data: bytes | memoryview) -> Sequence:
-        """The sequence that `snapshot` wrote, without computing anything.
+        """Return the sequence that `snapshot` wrote, without computing anything.
 
         Raises:
-            SnapshotCorruptedError: the bytes are damaged, cut short or no snapshot.
+            SnapshotCorruptedError: the bytes are damaged, truncated or not a snapshot.
             SnapshotMismatchError: another model, kind of engine or version of openafm wrote it.
         """
+        self._check_process()
         snapshot = read_snapshot(data)
         if snapshot.signature != self.signature:
             raise SnapshotMismatchError(
@@ -290,115 +259,146 @@ class Engine(ABC):
             )
         if snapshot.length > self.context_length:
             raise SnapshotMismatchError(
-                f"the snapshot holds {snapshot.length} tokens, this model {self.context_length}; prefill fewer tokens"
+                f"the snapshot has {snapshot.length} tokens, above this model's {self.context_length}; prefill fewer tokens"
             )
         cache = self._new_cache()
         try:
             cache.load(snapshot.arrays, snapshot.length)
             tokens = array(_TOKEN, snapshot.arrays["tokens"].tolist())
             if len(tokens) != snapshot.length:
-                raise ValueError(f"{len(tokens)} tokens where there are keys and values of {snapshot.length}")
+                raise ValueError(f"{len(tokens)} tokens with keys and values of {snapshot.length}")
             if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:
                 raise ValueError(f"tokens outside the vocabulary of {self.vocab_size}")
         except (KeyError, TypeError, ValueError) as error:
             raise SnapshotMismatchError(
                 f"the snapshot does not fit this engine ({error}); prefill the tokens again"
             ) from error
-        return Sequence(self, cache, tokens)
+        return self._add(Sequence(self, cache, tokens))
 
     def close(self, sequence: Sequence) -> None:
-        """Free the sequence's memory. Closing twice is no error.
+        """Free the sequence's memory. Idempotent.
 
         Raises:
-            SequenceError: the sequence is of another engine, or in a step that has begun.
+            SequenceError: the sequence is of another engine or process, or in a pending step.
         """
-        if sequence.is_closed and sequence._engine is self:
+        if sequence.is_closed and sequence.engine is self:
             return
         with self._free(sequence):
-            self._scheduler.forget(sequence)
-            sequence._cache, sequence._tokens = None, array(_TOKEN)
+            self.scheduler.forget(sequence)
+            sequence.cache, sequence.tokens, sequence.inserted = None, array(_TOKEN), ()
 
-    def _taken(self, sequence: Sequence) -> SequenceSnapshot:
-        if sequence.num_computed < sequence.length:
+    def _snapshot(self, sequence: Sequence) -> SequenceSnapshot:
+        with self._free(sequence) as (cache,):
+            is_behind = cache.length < sequence.length
+        if is_behind:
             self._catch_up(sequence)
         with self._held(sequence) as cache:
-            arrays = cache.arrays() | {"tokens": np.array(sequence._tokens, np.int32)}
+            if sequence.inserted:
+                raise SequenceError("the sequence has inserted embeddings, which snapshots cannot hold; prefill it again")
+            arrays = cache.arrays() | {"tokens": np.array(sequence.tokens, np.int32)}
             return SequenceSnapshot(signature=self.signature, length=cache.length, arrays=arrays)
 
+    def _add(self, sequence: Sequence) -> Sequence:
+        self._sequences.add(sequence)
+        return sequence
+
+    def _drop_caches(self) -> None:
+        """Make all sequences recompute their keys and values. Called while no step is computed."""
+        for sequence in list(self._sequences):
+            if sequence.cache is not None:
+                sequence.cache.truncate(0)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise SequenceError(
+                f"this engine was opened in process {self._process} and cannot be used in its fork {os.getpid()};"
+                " open the model in the new process, or start it with spawn"
+            )
+
     def _cache_of(self, sequence: Sequence) -> Cache:
-        if sequence._engine is not self:
-            raise SequenceError("this sequence belongs to another engine")
-        if sequence._cache is None:
-            raise SequenceError("this sequence is closed; make another with new_sequence")
-        return sequence._cache
+        if sequence.engine is not self:
+            raise SequenceError("this sequence belongs to another engine; use the engine that made it")
+        if sequence.cache is None:
+            raise SequenceError("this sequence is closed; make another with new_sequence()")
+        return sequence.cache
 
     @contextlib.contextmanager
     def _free(self, *sequences: Sequence) -> Iterator[list[Cache]]:
-        """With the lock, once no other thread uses the sequences: their caches.
+        """Hold the lock, once no other thread uses the sequences, and yield their caches.
 
         Raises:
-            SequenceError: one is closed, of another engine, or in a step that has begun.
+            SequenceError: a sequence is closed, of another engine or process, or in a pending step.
         """
+        self._check_process()  # before the lock, which another thread may have held at the fork
         while True:
-            with self._scheduler.lock:
-                caches = [self._cache_of(sequence) for sequence in sequences]
-                for sequence in sequences:
-                    holder = sequence._holder
-                    if holder is not None:
-                        break
-                else:
-                    yield caches
+            with self.scheduler.lock:
+                holder = next((sequence.holder for sequence in sequences if sequence.holder is not None), None)
+                if holder is None or holder.engine is not self:
+                    yield [self._cache_of(sequence) for sequence in sequences]
                     return
-                if not holder.is_awaited and not holder.is_dropped:
-                    raise SequenceError("a step of this sequence has begun; take its result first, or abandon it")
-            self._scheduler.wait_for_release(holder)
+                if not holder.is_awaited and not holder.is_abandoned:
+                    raise SequenceError("a step of this sequence is pending; take its result or abandon it first")
+            self.scheduler.wait_for_release(holder)
 
     @contextlib.contextmanager
     def _held(self, sequence: Sequence) -> Iterator[Cache]:
-        """The cache of a sequence that nobody else may use meanwhile; others go on with theirs.
+        """Reserve a sequence without holding the lock and yield its cache.
 
         Raises:
-            SequenceError: it is closed, of another engine, or in a step that has begun.
+            SequenceError: the sequence is closed, of another engine or process, or in a pending step.
         """
-        holder = Request(self, is_awaited=True)
+        holder = StepRequest(self, is_awaited=True)
         try:
             with self._free(sequence) as (cache,):
-                holder.jobs = [Job(sequence, cache, array(_TOKEN), wants_all=False)]
-                self._scheduler.hold(holder)
+                holder.entries = [StepEntry(sequence, cache, array(_TOKEN), wants_all=False)]
+                holder.hold()
             yield cache
         finally:
-            self._scheduler.drop(holder)
+            self.scheduler.abandon(holder)
 
-    def _enqueue(
-        self, request: Request, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf, *, may_start: bool
-    ) -> None:
-        with self._free(*[sequence for sequence, _ in batch]) as caches:
+    def _enqueue(self, request: StepRequest, batch: List[StepInput], logits: LogitsOf) -> None:
+        with self._free(*[entry[0] for entry in batch]) as caches:
             if len(set(map(id, caches))) < len(caches):
-                raise SequenceError("a sequence stands twice in one step; give all its tokens in one entry")
-            for sequence, tokens in batch:
+                raise SequenceError("a sequence occurs twice in one step; put all its tokens in one entry")
+            for cache, (sequence, tokens, *inserted) in zip(caches, batch, strict=True):
                 self._check_tokens(sequence, tokens)
-            request.jobs = [
-                Job(sequence, cache, array(_TOKEN, tokens), logits == "all")
-                for cache, (sequence, tokens) in zip(caches, batch, strict=True)
-            ]
-            self._scheduler.add(request, may_start=may_start)
+                spans = self._checked_embeddings(sequence, tokens, inserted[0] if inserted else ())
+                request.entries.append(StepEntry(sequence, cache, array(_TOKEN, tokens), logits == "all", spans))
+            self.scheduler.add(request)
 
     def _catch_up(self, sequence: Sequence) -> None:
-        """Compute those of a sequence's tokens again that its cache had to drop."""
-        request = Request(self, is_awaited=True)
+        """Recompute the tokens of a sequence that its cache has dropped."""
+        request = StepRequest(self, is_awaited=True)
         try:
             with self._free(sequence) as (cache,):
-                request.jobs = [Job(sequence, cache, array(_TOKEN), wants_all=True)]
-                self._scheduler.add(request, may_start=False)
-            self._scheduler.finish(request)
+                request.entries = [StepEntry(sequence, cache, array(_TOKEN), wants_all=True)]
+                self.scheduler.add(request)
+            self.scheduler.finish(request)
         finally:
-            self._scheduler.drop(request)
+            self.scheduler.abandon(request)
 
     def _check_tokens(self, sequence: Sequence, tokens: List[int]) -> None:
         if not tokens:
-            raise TokenError("an entry of a step has no tokens; leave the sequence out of it")
+            raise TokenError("an entry of a step has no tokens; leave the sequence out of the batch")
         if min(tokens) < 0 or max(tokens) >= self.vocab_size:
             unknown = next(token for token in tokens if not 0 <= token < self.vocab_size)
             raise TokenError(f"token {unknown} is outside the model's vocabulary of {self.vocab_size}")
         if sequence.length + len(tokens) > self.context_length:
             raise ContextWindowError(sequence.length + len(tokens), self.context_length)
+
+    def _checked_embeddings(
+        self, sequence: Sequence, tokens: List[int], inserted: List[InsertedEmbeddings]
+    ) -> tuple[InsertedEmbeddings, ...]:
+        """Return the embeddings with absolute positions."""
+        if inserted and not self.takes_embeddings:
+            raise InsertedEmbeddingsError(
+                f"{type(self).__name__} takes tokens only; set OPENAFM_ENGINE=torch for embeddings"
+            )
+        stop = 0
+        for each in sorted(inserted, key=lambda each: each.start):
+            if not stop <= each.start < each.stop <= len(tokens):
+                raise InsertedEmbeddingsError(
+                    f"embeddings for tokens {each.start}..{each.stop} of {len(tokens)}; spans must be disjoint and inside"
+                )
+            stop = each.stop
+        return tuple(each.moved(sequence.length) for each in inserted)

@@ -49,7 +49,8 @@ class PrefixCache:
         self._stores: dict[Kind, _PrefixStore] = {
             kind: _PrefixStore(most_bytes // 2) for kind in ("opening", "conversation")
         }
-        self._lock = threading.Lock()  # never held while the engine is asked for something
+        self._weights_version = engine.weights_version
+        self._lock = threading.Lock()  # never held during a call of the engine
         self._computing: set[bytes] = set()
         self._computed = threading.Condition(self._lock)
 
@@ -88,6 +89,7 @@ class PrefixCache:
         """A new sequence that holds as many of the first of `tokens` as are known here, down to none."""
         key = _key(tokens)
         with self._lock:
+            self._drop_old_weights()
             matches = [match for store in self._stores.values() for match in store.nearest(key)]
         for match in sorted(matches, key=lambda match: (-match.num_common, match.entry.num_tokens)):
             if match.num_common < LEAST_TOKENS:
@@ -107,8 +109,12 @@ class PrefixCache:
         # A copy just to find that it does not fit could take the last memory of a device.
         if not self.may_keep(length) or sum(self._engine.memory(sequence).values()) > self._most_bytes:
             return
-        key, store = _key(sequence.tokens[:length]), self._stores[kind]
+        if sequence.inserted:  # found by its tokens alone, another image would be taken for this one
+            return
+        key = _key(sequence.tokens[:length])
         with self._lock:
+            self._drop_old_weights()
+            store = self._stores[kind]
             if store.knows(key):
                 return
         forked = self._engine.fork(sequence, length)
@@ -116,6 +122,12 @@ class PrefixCache:
             entry = _Prefix(key=key, sequence=forked, memory=self._engine.memory(forked))
             with self._lock:
                 store.put(entry)
+
+    def _drop_old_weights(self) -> None:
+        if self._weights_version != self._engine.weights_version:
+            self._weights_version = self._engine.weights_version
+            for kind in self._stores:
+                self._stores[kind] = _PrefixStore(self._most_bytes // 2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,15 +1,17 @@
-"""The engine for any model and device: torch modules over a KV cache per sequence.
+"""Engine for any model and device: torch modules and a KV cache for each sequence.
 
-Uses as many threads as torch does (`torch.set_num_threads`); with small models one is often fastest.
+It uses torch's threads (`torch.set_num_threads`); one is often fastest for small models.
 
 Shapes: N tokens of all sequences in a step, D sequences, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import cast
+from itertools import accumulate
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -19,30 +21,34 @@ from torch.distributed import ProcessGroup
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.bundle.decoder import put_on
+from openafm.core.config import nearest
 from openafm.core.errors import UsageError
 from openafm.models.decoder import FEW_TOKENS, Decoder
 from openafm.models.experts import Router
 from openafm.models.layers import RMSNorm
+from openafm.models.spans import EmbeddingSpan
 from openafm.models.track_parallel import share_tracks
 from openafm.runtime.batching.pending import TokenChunk
-from openafm.runtime.engines.base import Cache, Engine
+from openafm.runtime.engines.base import Cache, Engine, WeightUpdateError
 from openafm.runtime.engines.kv_cache import CachedSequences, TorchCache
 from openafm.runtime.engines.shared_weights import base_decoder, sharing
 from openafm.runtime.engines.track_group import track_group
 
 
 class SharedTracksError(UsageError):
-    """A model that cannot be computed by processes that share its tracks."""
+    """The model's tracks cannot be shared between processes."""
 
 
 class TorchEngine(Engine):
-    """Runs a decoder on the device where its weights are, in its `compute_dtype`.
+    """Runs a decoder on the device of its weights, in its `compute_dtype`.
 
     Args:
-        decoder: used as it is, not copied.
-        signature: the bundle's; snapshots go with it.
-        base: whose weights the decoder shares; kept, so that the next engine finds them.
+        decoder: used without a copy.
+        signature: signature of the bundle; snapshots are bound to it.
+        base: the decoder whose weights `decoder` shares. Held so that further engines of the bundle share them too.
     """
+
+    takes_embeddings = True
 
     def __init__(self, decoder: Decoder, signature: str = "", base: Decoder | None = None) -> None:
         super().__init__(
@@ -53,18 +59,19 @@ class TorchEngine(Engine):
         self.decoder, self._base = decoder, base
         self._cached = decoder.local_config
         self._device = decoder.device
+        self._first_signature = self.signature
 
     @staticmethod
     def open(bundle: Bundle, adapter: AdapterPackage | None = None, device: torch.device | None = None) -> TorchEngine:
-        """Load a bundle, to compute in its numerics, with `adapter` over it, else with the recovery adapter that it carries.
+        """Return an engine of a bundle, in its numerics, with `adapter` or else with the bundle's recovery adapter.
 
-        Engines of one bundle share its weights; the adapter's are read now, and what becomes of its folder later is nothing
-        to this engine. Under torchrun the processes share the tracks of a model that has some, and their keys and values;
-        they all run the same program and get the same logits.
+        Engines of one bundle share its weights. The adapter is fully loaded; its folder may be deleted. Under torchrun, the
+        processes share the tracks of a model with tracks, and their keys and values: all processes run the same program and
+        get the same logits.
 
         Raises:
-            TracksNotDivisibleError: the tracks do not divide over the processes.
-            SharedTracksError: the model is compressed or there is an adapter, and its tracks are shared.
+            TracksNotDivisibleError: the number of tracks is not a multiple of the number of processes.
+            SharedTracksError: the tracks are to be shared, and the model is compressed or has an adapter.
             AdapterMismatchError: the adapter is for another base.
             AdapterError: the adapter is damaged.
             BundleError: the weights cannot be read or do not fit the config.
@@ -75,7 +82,7 @@ class TorchEngine(Engine):
         group = track_group(bundle.config)
         if group is not None and (adapter is not None or bundle.numerics.is_compressed):
             raise SharedTracksError(
-                f"{bundle.path} is compressed or carries an adapter: its tracks cannot be shared; open it in one process"
+                f"{bundle.path} is compressed or has an adapter, so its tracks cannot be shared; open it in one process"
             )
         base = base_decoder(bundle, device, prepare=partial(_prepare, group=group))
         decoder = sharing(base)
@@ -89,7 +96,7 @@ class TorchEngine(Engine):
     def _new_cache(self) -> Cache:
         return TorchCache(self._cached, self.decoder.compute_dtype, self._device)
 
-    def _forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
+    def forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
         caches = [cast(TorchCache, chunk.cache) for chunk in chunks]
         counts = [len(chunk.tokens) for chunk in chunks]
         wanted = [chunk.num_wanted for chunk in chunks]
@@ -98,12 +105,50 @@ class TorchEngine(Engine):
             tokens_BS = torch.tensor([[token for chunk in chunks for token in chunk.tokens]], device=self._device)
             context = CachedSequences(caches, counts, self._device)
             compute = self.decoder.last_hidden if is_last else self.decoder.hidden
-            logits_NV = self._head(compute(tokens_BS, context)[0]).float().cpu().numpy()
+            hidden_BSD = compute(tokens_BS, context, self._inserted(chunks))
+            logits_NV = self._head(hidden_BSD[0]).float().cpu().numpy()
         stops = np.cumsum([1] * len(counts) if is_last else counts)
         return [logits_NV[stop - num_wanted : stop] for stop, num_wanted in zip(stops, wanted, strict=True)]
 
+    def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
+        """See `Engine.update_weights`. The first update copies weights that are shared with other engines.
+
+        Raises:
+            WeightUpdateError: the version is not above the present one, or a name or shape is not one of the decoder's.
+        """
+        if version <= self.weights_version:
+            raise WeightUpdateError(f"weights version {version} is not above the present {self.weights_version}")
+        weights = dict(self.decoder.named_parameters())
+        for name, tensor in tensors.items():
+            if name not in weights:
+                raise WeightUpdateError(f"the decoder has no parameter '{name}'{nearest(name, list(weights))}")
+            if tuple(tensor.shape) != tuple(weights[name].shape):
+                shapes = f"{list(tensor.shape)}, expected {list(weights[name].shape)}"
+                raise WeightUpdateError(f"the new value of '{name}' has shape {shapes}")
+        with self.scheduler.exclusive(), torch.no_grad():
+            if self._base is not None:
+                self.decoder, self._base = copy.deepcopy(self.decoder), None
+                weights = dict(self.decoder.named_parameters())
+            for name, tensor in tensors.items():
+                weights[name].copy_(torch.as_tensor(tensor))
+            self._drop_caches()
+            self.weights_version = version
+            self.signature = f"{self._first_signature} weights {version}"
+
+    def _inserted(self, chunks: Sequence[TokenChunk]) -> list[tuple[EmbeddingSpan, torch.Tensor]]:
+        """Return the embeddings of all chunks, by their positions in the step's row."""
+        starts = accumulate((len(chunk.tokens) for chunk in chunks), initial=0)
+        return [
+            (
+                EmbeddingSpan(row=0, start=start + each.start, stop=start + each.stop, digest=each.digest),
+                torch.as_tensor(each.vectors_LD, device=self._device, dtype=self.decoder.compute_dtype),
+            )
+            for start, chunk in zip(starts, chunks, strict=False)
+            for each in chunk.inserted
+        ]
+
     def _head(self, x_ND: torch.Tensor) -> torch.Tensor:
-        """Logits, of few tokens one by one: as fast on a CPU, and the same bits however many there are."""
+        """Return the logits. Few tokens are computed one by one on a CPU, so that the bits do not depend on their number."""
         if x_ND.is_cpu and 1 < len(x_ND) <= FEW_TOKENS:
             return torch.cat([self.decoder.head(x_1D) for x_1D in x_ND.split(1)])
         return self.decoder.head(x_ND)
@@ -117,11 +162,10 @@ def _prepare(decoder: Decoder, group: ProcessGroup | None) -> None:
 
 @torch.no_grad()
 def _lay_out_matrices(decoder: Decoder) -> None:
-    """Matrices in the compute dtype, so that no step casts them again, the longer of their sides first in memory.
+    """Cast matrices to the compute dtype once, and store tall matrices on a CPU in column-major order.
 
-    On a CPU, one token's product with a tall matrix then takes a third to a half of the time; many tokens' takes as before.
-    A matrix that lies so already stays where it is, and so do stacks of them, those of tracks and experts. Norms and routers
-    compute in fp32.
+    A product of one token with a tall matrix then takes a third to a half of the time, that of many tokens the same. Stacked
+    matrices of tracks and experts keep their order. Norms and routers stay in fp32.
     """
     in_fp32 = {
         id(weight)

@@ -5,13 +5,11 @@ Shapes: N tokens of all sequences in a step, V vocabulary.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import weakref
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, cast
 
@@ -22,7 +20,6 @@ from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
 from openafm.runtime.batching.pending import TokenChunk
-from openafm.runtime.batching.scheduler import Computed
 from openafm.runtime.engines.base import Cache, Engine
 from openafm.runtime.native.library import VERSION, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
@@ -108,7 +105,6 @@ class NativeEngine(Engine):
         library = native_library()
         self.num_threads = chosen_threads() if num_threads is None else num_threads
         self._model = NativeModel(library, bundle, open_weights(bundle, library), adapter, self.num_threads, kernels)
-        self._driver: Driver | None = None
 
     def _new_cache(self) -> Cache:
         handle = self._model.library.oa_cache_new(self._model.handle)
@@ -116,20 +112,9 @@ class NativeEngine(Engine):
             raise OutOfMemoryError("no memory for another sequence; close others")
         return NativeCache(self._model, handle)
 
-    def _forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
-        if self._driver is not None:
-            self._driver.settle()
+    def forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
         arguments = _StepArguments(chunks, self.vocab_size)
-        return arguments.outputs(self._model.library.oa_step(self._model.handle, *arguments.arguments))
-
-    def _start(self, chunks: Sequence[TokenChunk]) -> Callable[[], Computed] | None:
-        if self._driver is None:
-            self._driver = Driver.of(self._model)
-        if self._driver is None:
-            return None
-        arguments = _StepArguments(chunks, self.vocab_size)
-        self._driver.begin(arguments)
-        return partial(_wait, self._driver, arguments)
+        return arguments.outputs(self._model.library.oa_step(self._model.handle, *arguments.values))
 
 
 class _StepArguments:
@@ -151,7 +136,7 @@ class _StepArguments:
         self._logits_NV = np.empty((sum(self._wanted), vocab_size), np.float32)
 
     @property
-    def arguments(self) -> tuple[int, ...]:
+    def values(self) -> tuple[int, ...]:
         """What `oa_step` takes after the model."""
         addresses = (each.buffer_info()[0] for each in self._inputs)
         return (len(self._wanted), *addresses, self._logits_NV.ctypes.data)
@@ -167,50 +152,6 @@ class _StepArguments:
             raise OutOfMemoryError(f"no memory for a step of {num_tokens} tokens; close sequences or give fewer at once")
         stops = accumulate(self._wanted)
         return [self._logits_NV[stop - wanted : stop] for stop, wanted in zip(stops, self._wanted, strict=True)]
-
-
-class Driver:
-    """A thread of the C runtime that computes steps of a model beside this one; one at a time."""
-
-    def __init__(self, model: NativeModel, handle: int) -> None:
-        self._library, self._handle = model.library, handle
-        # What a step uses outlives it, should all who know of it go meanwhile: it is named where nothing is collected.
-        self._used: list[_StepArguments] = []
-        weakref.finalize(self, _free_driver, model, handle, self._used)
-
-    @staticmethod
-    def of(model: NativeModel) -> Driver | None:
-        """None where no thread is to be had."""
-        handle = model.library.oa_driver_new(model.handle)
-        return Driver(model, handle) if handle else None
-
-    def begin(self, arguments: _StepArguments) -> None:
-        """Start a step, once the one before is over."""
-        self.settle()
-        self._used.append(arguments)
-        self._library.oa_step_begin(self._handle, *arguments.arguments)
-
-    def settle(self) -> None:
-        """See that no step goes on: one may whose caller was interrupted before anybody knew of it."""
-        if self._used:
-            self.wait()
-
-    def wait(self) -> tuple[int, float]:
-        """What `oa_step` returns of the step that began last, and the seconds it took."""
-        seconds = ctypes.c_double()
-        failed: int = self._library.oa_step_wait(self._handle, seconds)
-        self._used.clear()
-        return failed, seconds.value
-
-
-def _free_driver(model: NativeModel, handle: int, used: list[_StepArguments]) -> None:
-    model.library.oa_driver_free(handle)  # waits for the step
-    used.clear()
-
-
-def _wait(driver: Driver, arguments: _StepArguments) -> Computed:
-    failed, seconds = driver.wait()
-    return arguments.outputs(failed), seconds
 
 
 def chosen_threads() -> int:

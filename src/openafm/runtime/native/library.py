@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,6 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_cache_load": (c_int32, (c_void_p, c_int64, c_void_p)),
     "oa_cache_pages": (c_int64, (c_void_p, c_void_p)),
     "oa_step": (c_int32, (c_void_p, *_STEP)),
-    "oa_driver_new": (c_void_p, (c_void_p,)),
-    "oa_driver_free": (None, (c_void_p,)),
-    "oa_step_begin": (None, (c_void_p, *_STEP)),
-    "oa_step_wait": (c_int32, (c_void_p, POINTER(c_double))),
     "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_pack_tiles": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
     "oa_product": (None, (c_void_p, POINTER(MatrixStruct), c_void_p, c_int32, c_void_p)),

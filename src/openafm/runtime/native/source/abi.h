@@ -45,7 +45,6 @@ typedef struct {
 
 typedef struct OaModel OaModel;
 typedef struct OaCache OaCache;
-typedef struct OaDriver OaDriver;
 
 OA_EXPORT int32_t oa_version(void);
 
@@ -74,15 +73,6 @@ OA_EXPORT int64_t oa_cache_pages(const OaCache *cache, uint64_t *addresses);
 // a time; beside it, caches that take no part may be forked, freed, saved and loaded, whatever pages they share.
 OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts,
                           const int32_t *counts, const int32_t *wanted, const int32_t *tokens, float *logits);
-
-// A thread that runs steps of a model while the caller does something else. Null: no memory, or no thread to be had.
-OA_EXPORT OaDriver *oa_driver_new(OaModel *model);
-OA_EXPORT void oa_driver_free(OaDriver *driver);
-// oa_step in that thread. Once oa_step_wait has returned, and not before, there may be another and the arrays may go.
-OA_EXPORT void oa_step_begin(OaDriver *driver, int32_t num_sequences, OaCache *const *caches, const int64_t *starts,
-                             const int32_t *counts, const int32_t *wanted, const int32_t *tokens, float *logits);
-// What the step that began last returns, and the seconds that it took. At once, where it is over.
-OA_EXPORT int32_t oa_step_wait(OaDriver *driver, double *seconds);
 
 // A stored 2-bit matrix (four codes a byte) as panels, and a stored 4-bit embedding as tiles; see kernels.h.
 OA_EXPORT void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_t num_inputs, uint8_t *panels);

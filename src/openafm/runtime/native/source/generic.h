@@ -25,7 +25,7 @@ inline double exp2_of(double x) {
     const double shifted = x + 0x1.8p52, r = x - (shifted - 0x1.8p52);  // the nearest integer in the lowest bits
     double p = EXP2[7];
     for (int i = 6; i >= 0; i--) p = p * r + EXP2[i];
-    return double_of_bits(bits_of(p) + (bits_of(shifted) << 52));
+    return reinterpreted<double>(reinterpreted<uint64_t>(p) + (reinterpreted<uint64_t>(shifted) << 52));
 }
 
 void round_row(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums) {
