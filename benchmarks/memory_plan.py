@@ -53,7 +53,8 @@ from openafm.training.config import (
 )
 from openafm.training.planning.chips import CHIPS, Precision
 from openafm.training.planning.device_memory import Memory
-from openafm.training.planning.plan import Axes, Workload, make_plan
+from openafm.training.planning.plan import Workload
+from openafm.training.planning.search import Axes, make_plan
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "memory_plan.json"
 STEPS, SEED, MIB = 3, 0, 1 << 20

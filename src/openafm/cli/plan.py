@@ -50,7 +50,7 @@ def plan(
     ] = None,
     precision: Annotated[str, typer.Option(help="float32 or bfloat16; weights stay float32.")] = "bfloat16",
     recompute: Annotated[
-        bool, typer.Option(help="As if layers kept their inputs only and were computed again; `train` does not do that.")
+        bool, typer.Option(help="Recompute layers in the backward pass, as with trainer.activation_checkpointing.")
     ] = False,
     chip: Annotated[str, typer.Option(help="Chip whose rates to use.")] = "tpu-v5p",
     peak_flops: Annotated[float | None, typer.Option(help="Peak operations per second of a device.")] = None,
@@ -63,8 +63,10 @@ def plan(
 ) -> None:
     """Estimate the memory of training a named size on many devices, and the time of a step at peak rates."""
     from openafm.models.sizes import named_size
+    from openafm.training.config import ActivationCheckpointingConfig
     from openafm.training.planning.chips import NUMBER_BYTES, named_chip
-    from openafm.training.planning.plan import Axes, Workload, make_plan
+    from openafm.training.planning.plan import Workload
+    from openafm.training.planning.search import Axes, make_plan
 
     if precision not in NUMBER_BYTES:
         raise UsageError(f"--precision {precision} is neither float32 nor bfloat16")
@@ -75,7 +77,7 @@ def plan(
         document_tokens=document_tokens,
         microbatch_rows=microbatch_rows,
         precision=precision,
-        recompute=recompute,
+        activation_checkpointing=ActivationCheckpointingConfig() if recompute else None,
     )
     axes = Axes(shard=shard, expert=expert, track=track)
     made = make_plan(named_size(size), num_devices=devices, chip=stated, workload=workload, axes=axes, slices=slices)
@@ -122,7 +124,7 @@ def _print(size: str, plan: Plan) -> None:
             (
                 "each device",
                 f"{plan.rows_per_device} rows a step, at most {plan.microbatch_rows} at once, in {work.precision}"
-                + (", layers recomputed (which `openafm train` does not do)" if work.recompute else ""),
+                + (", layers recomputed" if work.activation_checkpointing is not None else ""),
             ),
             (
                 "operations",

@@ -1,4 +1,4 @@
-"""Memory by arithmetic, against what autograd really saves and what the model really has."""
+"""Memory by arithmetic, compared with what autograd saves and with the model's parameters."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from openafm.models.config import (
 )
 from openafm.models.sizes import SIZES, named_size
 from openafm.models.spans import Span
-from openafm.training.config import AdamWConfig, MuonConfig, OptimizerConfig
+from openafm.training.config import AdamWConfig, MuonConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.objectives.base import NextToken
-from openafm.training.planning.device_memory import UnknownOptimizerError, device_memory
+from openafm.training.planning.device_memory import device_memory
 from openafm.training.planning.footprint import (
     DeviceShare,
     decoder_footprint,
@@ -75,7 +75,7 @@ def microbatch(dtype: torch.dtype, rows: int, row_tokens: int, document_tokens: 
 
 
 def share_of(config: DecoderConfig) -> DeviceShare:
-    return DeviceShare(tracks=config.num_tracks, has_tracks=config.tracks is not None)
+    return DeviceShare(tracks=config.num_tracks)
 
 
 def with_attention(config: DecoderConfig, attention: AttentionConfig) -> DecoderConfig:
@@ -124,19 +124,20 @@ def test_weights_of_every_part_are_counted() -> None:
         assert decoder_weights(config).total == num_parameters(config)
 
 
-def test_tracks_and_experts_shared_out_leave_a_part() -> None:
+def test_a_device_has_its_part_of_tracks_and_experts() -> None:
     config = named_size("server.nano")
     batch = microbatch(torch.float32, 2, 256, 256)
-    whole = decoder_footprint(config, DeviceShare(tracks=4, has_tracks=True), batch)
-    quarter = decoder_footprint(config, DeviceShare(tracks=1, expert_ranks=2, has_tracks=True), batch)
+    whole = decoder_footprint(config, DeviceShare(tracks=4), batch)
+    quarter = decoder_footprint(config, DeviceShare(tracks=1, expert_ranks=2), batch)
     assert quarter.weights.experts * 8 == whole.weights.experts
     assert (quarter.weights.dense - quarter.outside.dense) * 4 == whole.weights.dense - whole.outside.dense
     assert quarter.activations < whole.activations / 3
 
 
+@pytest.mark.parametrize("size", ["on_device.micro", "server.micro"])
 @pytest.mark.parametrize("optimizer", [AdamWConfig(), MuonConfig()], ids=["adamw", "muon"])
-def test_state_of_the_optimizers(optimizer: AdamWConfig | MuonConfig) -> None:
-    config = named_size("on_device.micro")
+def test_state_of_the_optimizers(optimizer: AdamWConfig | MuonConfig, size: str) -> None:
+    config = named_size(size)
     model = config.build()
     model(torch.ones(1, 4, dtype=torch.long)).sum().backward()
     held = 0
@@ -157,17 +158,3 @@ def test_microbatches_hold_gradients_while_they_compute() -> None:
         for several in (False, True)
     )
     assert 0 < several.peak - one.peak <= one.gradients
-
-
-class StrangeOptimizer(OptimizerConfig):
-    def build(self, parameters: object) -> tuple[()]:
-        return ()
-
-
-def test_an_unknown_optimizer_is_named() -> None:
-    config = named_size("on_device.micro")
-    footprint = decoder_footprint(config, share_of(config), microbatch(torch.float32, 1, 64, 64))
-    with pytest.raises(UnknownOptimizerError, match="does not know what"):
-        device_memory(
-            config, footprint, ALONE, optimizer=StrangeOptimizer(), has_average=False, has_several_microbatches=False
-        )

@@ -1,4 +1,4 @@
-"""Plans of runs: what is chosen fits and multiplies out, what is impossible is refused by name, and sums are right."""
+"""Plans of runs: choices fit, impossible layouts are refused with the reason, sums are right."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 from openafm.core.errors import UsageError
 from openafm.models.accounting import num_parameters, training_flops
 from openafm.models.sizes import named_size
+from openafm.training.config import ActivationCheckpointingConfig
 from openafm.training.distributed.config import MeshError
 from openafm.training.planning.chips import CHIPS, GIB, Chip, UnknownChipError, named_chip
 from openafm.training.planning.collectives import Collective
 from openafm.training.planning.device_memory import Memory
-from openafm.training.planning.plan import Axes, DoesNotFitError, Plan, RowsNotDivisibleError, Workload, make_plan
+from openafm.training.planning.plan import Plan, Workload
+from openafm.training.planning.search import Axes, DoesNotFitError, RowsNotDivisibleError, make_plan
 
 V5P = CHIPS["tpu-v5p"]
 FULL = named_size("server.full")
@@ -30,6 +32,16 @@ def full(num_devices: int = 8192, slices: int = 4, chip: Chip = V5P, *, axes: Ax
 def collective(plan: Plan, axis: str, kind: str) -> Collective:
     (found,) = [c for c in plan.collectives if (c.axis, c.kind) == (axis, kind)]
     return found
+
+
+@pytest.mark.parametrize("name", ["h100", "h200", "b200", "mi300x"])
+def test_gpus_hold_the_server_model_on_eight_servers(name: str) -> None:
+    chip = named_chip(name)
+    plan = full(num_devices=64, slices=1, chip=chip)
+    assert plan.fits
+    assert plan.chip.memory >= 80e9
+    assert chip.flops["float32"] < chip.flops["bfloat16"] / 8
+    assert chip.across < chip.inside / 8
 
 
 def test_the_report_s_devices_hold_the_server_model() -> None:
@@ -52,7 +64,7 @@ def test_the_report_s_devices_hold_the_server_model() -> None:
     row_tokens=st.sampled_from([512, 4096]),
     precision=st.sampled_from(["float32", "bfloat16"]),
 )
-def test_what_is_chosen_fits_and_multiplies_out(
+def test_a_chosen_layout_fits_and_fills_the_devices(
     size: str, slices: int, within: int, memory_gib: int, rows: int | None, row_tokens: int, precision: str
 ) -> None:
     model = named_size(size)
@@ -88,7 +100,7 @@ REFUSED = [
     (RowsNotDivisibleError, "over no layout of 8,192 devices", {"rows_per_step": 1000}),
     (DoesNotFitError, "on 64 devices is replicate 1 x shard 1 x expert 8 x track 8", {"num_devices": 8, "slices": 1}),
     (DoesNotFitError, "smallest layout that fits is", {"axes": Axes(track=8, shard=1, expert=1)}),
-    (DoesNotFitError, "shorten --row-tokens", {"chip": replace(V5P, memory=GIB)}),
+    (DoesNotFitError, "lower --row-tokens", {"chip": replace(V5P, memory=GIB)}),
     (UsageError, "do not fit the model's context", {"row_tokens": 70_000}),
     (UsageError, "rows_per_step must be at least 1", {"rows_per_step": 0}),
 ]  # fmt: skip
@@ -100,7 +112,7 @@ def test_the_impossible_is_refused_with_the_reason(error: type[UsageError], mess
         full(**call)  # type: ignore[arg-type]
 
 
-def test_how_much_does_not_fit_is_told() -> None:
+def test_the_error_names_the_missing_memory() -> None:
     settled = Axes(track=8, shard=1, expert=1)
     with pytest.raises(DoesNotFitError) as refused:
         full(axes=settled)
@@ -170,7 +182,7 @@ def test_collectives_of_a_step_by_hand() -> None:
     assert {c.axis for c in plan.collectives if c.across} == {"replicate"}
 
 
-def test_one_device_is_silent_and_computes_what_the_model_asks_for() -> None:
+def test_one_device_has_no_collectives_and_computes_the_model_s_operations() -> None:
     model, chip = named_size("server.nano"), CHIPS["cpu-core"]
     plan = make_plan(
         model,
@@ -185,7 +197,7 @@ def test_one_device_is_silent_and_computes_what_the_model_asks_for() -> None:
     assert plan.step_seconds == plan.flops_per_step / chip.flops["float32"]
 
 
-def test_what_the_allocator_keeps_is_counted_apart() -> None:
+def test_the_allocator_s_allowance_is_counted_separately() -> None:
     def memory(share: float) -> Memory:
         chip = replace(CHIPS["cpu-core"], allocator_share=share)
         workload = Workload(rows_per_step=4, row_tokens=512, precision="float32")
@@ -214,8 +226,8 @@ def test_tracks_share_layers_and_repeat_the_head() -> None:
 def test_recomputing_trades_memory_for_a_third_more_of_the_layers() -> None:
     settled = Axes(track=8, expert=8, shard=1)
     kept, again = (
-        make_plan(FULL, num_devices=64, chip=V5P, workload=Workload(recompute=recompute), axes=settled)
-        for recompute in (False, True)
+        make_plan(FULL, num_devices=64, chip=V5P, workload=Workload(activation_checkpointing=recomputing), axes=settled)
+        for recomputing in (None, ActivationCheckpointingConfig())
     )
     assert again.memory.activations < kept.memory.activations / 4
     assert again.memory.peak < kept.memory.peak

@@ -1,4 +1,4 @@
-"""Devices to plan for: what they hold, compute and send at most, as their makers state it or as it was measured."""
+"""Devices to plan for: memory, peak operations and bandwidths, as their makers state them or as measured."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ from openafm.core.errors import UsageError
 Precision: TypeAlias = Literal["float32", "bfloat16"]
 NUMBER_BYTES: dict[Precision, int] = {"float32": 4, "bfloat16": 2}
 GIB = 1 << 30
+GB = 10**9
 
 
 class UnknownChipError(UsageError):
-    """No chip of this name, or none with a rate in this precision."""
+    """The chip is unknown, or has no rate in the precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """A device: memory in bytes, peak operations per second by precision, bytes per second that it sends at most.
+    """A device.
 
-    `inside` is its bandwidth within a slice, `across` between slices. A CPU attends in fp32 whatever the precision.
-    `allocator_share` is what the allocator keeps, unused, as a share of the memory that comes and goes in a step.
+    Attributes:
+        memory: in bytes.
+        flops: peak operations per second by precision, without sparsity.
+        inside, across: bytes per second that it sends at most within a slice (one NVLink or Infinity Fabric domain, one TPU
+            slice), and between slices.
+        attends_in_fp32: attention computes in fp32 in every precision, as on a CPU.
+        allocator_share: freed memory that the allocator keeps, relative to the memory that a step allocates and frees.
     """
 
     name: str
@@ -35,29 +41,39 @@ class Chip:
     allocator_share: float = 0.0
 
 
-CHIPS: dict[str, Chip] = {
-    # As its maker states it: 459 TFLOP/s, 1,200 GB/s of links in both directions together, 50 Gbit/s out of the slice.
-    "tpu-v5p": Chip(name="tpu-v5p", memory=95 * GIB, flops={"bfloat16": 459e12}, inside=600e9, across=6.25e9),
-    # One core of the machine of docs/benchmarks.md, products of 1024 x 1024 matrices; processes exchange through memory.
-    "cpu-core": Chip(
+_ONE_NIC = 50e9  # a network card of 400 Gbit/s for each GPU, as in the makers' reference servers of eight
+_CHIPS = (
+    # 459 TFLOP/s, 1,200 GB/s of links in both directions together, 50 Gbit/s out of the slice.
+    Chip(name="tpu-v5p", memory=95 * GIB, flops={"bfloat16": 459e12}, inside=600e9, across=6.25e9),
+    # SXM modules; NVLink 4 has 900 GB/s in both directions together. The decimal GB leave about 5 GiB for CUDA itself.
+    Chip(name="h100", memory=80 * GB, flops={"float32": 66.9e12, "bfloat16": 989.4e12}, inside=450e9, across=_ONE_NIC),
+    Chip(name="h200", memory=141 * GB, flops={"float32": 66.9e12, "bfloat16": 989.4e12}, inside=450e9, across=_ONE_NIC),
+    # HGX at 1,000 W; NVLink 5 has 1,800 GB/s in both directions together.
+    Chip(name="b200", memory=180 * GB, flops={"float32": 80e12, "bfloat16": 2250e12}, inside=900e9, across=_ONE_NIC),
+    # Seven links of 128 GB/s in both directions together.
+    Chip(name="mi300x", memory=192 * GB, flops={"float32": 163.4e12, "bfloat16": 1307.4e12}, inside=448e9, across=_ONE_NIC),
+    # One core of the machine of docs/benchmarks.md, measured on products of 1024 x 1024 matrices; processes exchange through
+    # memory. glibc keeps freed blocks that do not fit the next allocations: the median over training steps of the nano sizes
+    # is 0.2 (benchmarks/memory_plan.py), at most 0.37.
+    Chip(
         name="cpu-core",
         memory=4 * GIB,
         flops={"float32": 82e9, "bfloat16": 207e9},
         inside=5e9,
         across=1.25e9,
         attends_in_fp32=True,
-        # glibc's keeps what was freed in pieces too small for what comes next: the median over training steps of the nano
-        # sizes (benchmarks/memory_plan.py), nothing where there is little and up to 0.37.
         allocator_share=0.2,
     ),
-}
+)
+CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
 
 
 def named_chip(name: str) -> Chip:
-    """
+    """Return the chip of this name.
+
     Raises:
-        UnknownChipError: no such chip.
+        UnknownChipError: there is none.
     """
     if name not in CHIPS:
-        raise UnknownChipError(f"unknown chip '{name}'{nearest(name, list(CHIPS))}; its rates can be given one by one")
+        raise UnknownChipError(f"unknown chip '{name}'{nearest(name, list(CHIPS))}; or set its memory and rates one by one")
     return CHIPS[name]

@@ -1,8 +1,8 @@
-"""What the devices of a mesh say to each other in a step, as `parallel.py` shares a model out. Imports no tensor library.
+"""The collectives of a step on a mesh, as `parallel.py` divides a model. Imports no tensor library.
 
-Bytes are those that one device sends. Of p devices in a ring each sends (p - 1) / p of the whole to gather or to scatter
-it, twice that to sum it; and (p - 1) / p of its rows to exchange them. A sum that crosses slices is taken inside each slice
-first, so a device carries only its share of it across.
+Bytes are those that one device sends. In a ring of p devices each sends (p - 1) / p of the whole to gather or scatter it,
+twice that to reduce it, and (p - 1) / p of its rows to exchange them. A reduction across slices runs inside each slice
+first, so a device sends only its share across.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from openafm.models.activations import MASTER_BYTES
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.training.distributed.config import MeshShape
-from openafm.training.planning.device_memory import gathered_apart, shard_counts
+from openafm.training.planning.device_memory import gathered_groups, shard_counts
 from openafm.training.planning.footprint import DecoderFootprint, Weights
 
 BUCKET_BYTES = 64 << 20
-"""Of gradients that are summed in one call, as in parallel.py, where FSDP does not sum them."""
+"""Gradients per all-reduce in parallel.py, for parameters that FSDP does not shard."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """All calls of one kind in a step: along which axis, how many, and the bytes a device sends `inside` its slice and
-    `across` slices. `overlaps` says that the device computes meanwhile instead of waiting."""
+    """All calls of one kind in a step: axis, count, bytes that a device sends `inside` its slice and `across` slices.
+
+    `overlaps` is True if the device computes meanwhile.
+    """
 
     axis: str
     kind: str
@@ -43,7 +45,7 @@ def collectives(
     num_microbatches: int,
     number_bytes: int,
 ) -> tuple[Collective, ...]:
-    """Those of a step that grow with the model; sums of single numbers are left out."""
+    """Return the collectives of a step, without sums of single numbers."""
     states = _of_tracks(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
     rows = _of_experts(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
     weights = _of_weights(model, footprint, shape, num_microbatches)
@@ -51,7 +53,7 @@ def collectives(
 
 
 def _of_tracks(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_microbatches: int) -> list[Collective]:
-    """One sum of states at the end of each block forward, and one of their gradients at its start backward."""
+    """Return the all-reduces of states at block ends in the forward pass, and of their gradients in the backward pass."""
     if shape.track == 1 or model.tracks is None:
         return []
     count = 2 * num_microbatches * (len(model.layers) // model.tracks.block_depth)
@@ -61,7 +63,7 @@ def _of_tracks(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_mic
 
 
 def _of_experts(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_microbatches: int) -> list[Collective]:
-    """Rows to their experts and back, forward and backward; how many there are goes ahead of them."""
+    """Return the exchanges of rows with experts, in both directions, forward and backward."""
     chosen = [
         layer.feed_forward.router.num_chosen for layer in model.layers if isinstance(layer.feed_forward, ExpertsConfig)
     ]
@@ -76,12 +78,12 @@ def _of_experts(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_mi
 def _of_weights(
     model: DecoderConfig, footprint: DecoderFootprint, shape: MeshShape, num_microbatches: int
 ) -> list[Collective]:
-    """FSDP: gathered for a layer's forward pass and again for its backward pass; gradients summed where they are kept."""
-    layers, root = gathered_apart(model, footprint)
-    cut, found = shard_counts(shape), []
+    """Return FSDP's collectives: weights gathered for each layer's forward and backward pass, gradients reduced."""
+    layers, root = gathered_groups(model, footprint)
+    shards, found = shard_counts(shape), []
     for axis, size, of in (
-        ("shard" if shape.expert == 1 else "shard+expert", cut.dense, lambda weights: weights.dense),
-        ("shard", cut.experts, lambda weights: weights.experts),
+        ("shard" if shape.expert == 1 else "shard+expert", shards.dense, lambda weights: weights.dense),
+        ("shard", shards.experts, lambda weights: weights.experts),
     ):
         per_layer = [of(weights) for weights in layers if of(weights)]
         with_model = of(root)
@@ -98,11 +100,11 @@ def _of_weights(
 
 
 def _of_copies(footprint: DecoderFootprint, shape: MeshShape) -> list[Collective]:
-    """The sum of gradients over the copies of the model, once a step: the one thing that crosses slices."""
-    found, cut, inner = [], shard_counts(shape), shape.replicate // shape.slices
-    for what, size, is_cut in (
-        ("gradients of weights", footprint.weights.dense // cut.dense, cut.dense > 1),
-        ("gradients of experts", footprint.weights.experts // cut.experts, cut.experts > 1),
+    """Return the sums of gradients over the copies of the model, once a step: the only collectives across slices."""
+    found, shards, inner = [], shard_counts(shape), shape.replicate // shape.slices
+    for what, size, is_sharded in (
+        ("gradients of weights", footprint.weights.dense // shards.dense, shards.dense > 1),
+        ("gradients of experts", footprint.weights.experts // shards.experts, shards.experts > 1),
     ):
         if shape.replicate == 1 or not size:
             continue
@@ -111,10 +113,10 @@ def _of_copies(footprint: DecoderFootprint, shape: MeshShape) -> list[Collective
                 axis="replicate",
                 kind="all-reduce",
                 what=what,
-                count=len(footprint.layers) if is_cut else -(-MASTER_BYTES * size // BUCKET_BYTES),
+                count=len(footprint.layers) if is_sharded else -(-MASTER_BYTES * size // BUCKET_BYTES),
                 inside=2 * _ring(inner, MASTER_BYTES * size),
                 across=2 * _ring(shape.slices, MASTER_BYTES * size // inner),
-                overlaps=is_cut,
+                overlaps=is_sharded,
             )
         )
     return found
@@ -125,5 +127,5 @@ def _inside(axis: str, kind: str, what: str, count: int, sent: int, overlaps: bo
 
 
 def _ring(size: int, total: int) -> int:
-    """Of `total` bytes, those that each of `size` devices sends to gather, scatter or exchange them."""
+    """Return the bytes that each of `size` devices sends to gather, scatter or exchange `total` bytes."""
     return total * (size - 1) // size

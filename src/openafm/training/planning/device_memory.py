@@ -1,29 +1,25 @@
-"""What one device of a mesh holds in a training step, as `parallel.py` shares a model out. Imports no tensor library."""
+"""Memory of one device of a mesh in a training step, as `parallel.py` divides a model. Imports no tensor library."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from openafm.core.errors import UsageError
 from openafm.models.activations import MASTER_BYTES
 from openafm.models.config import DecoderConfig
-from openafm.training.config import AdamWConfig, MuonConfig, OptimizerConfig
+from openafm.training.config import OptimizerConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.planning.footprint import DecoderFootprint, Weights
 
 
-class UnknownOptimizerError(UsageError):
-    """An optimizer whose state is not known here."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one device. `peak` is less than their sum: gradients come while activations go.
+    """Bytes of one device. `peak` is less than their sum, because gradients are allocated while activations are freed.
 
-    `activations` is what a microbatch leaves to the backward pass, `keys_values` those among it that layers put into the
-    context. `working` is what is held beside for moments: the logits of a chunk or a layer's backward pass, and weights
-    that FSDP has gathered. `allocator` is an allowance for what the allocator keeps of blocks that were freed.
-    `checkpoint` is host memory, for the copy of which a checkpoint is written.
+    Attributes:
+        activations: what a microbatch keeps for the backward pass; `keys_values` is part of it.
+        working: temporary memory of the loss or of a layer's backward pass, and weights that FSDP has gathered.
+        allocator: an allowance for freed memory that the allocator keeps.
+        checkpoint: host memory for the copy from which a checkpoint is written.
     """
 
     parameters: int
@@ -43,21 +39,21 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCounts:
-    """Into how many pieces FSDP cuts the dense weights and those of the experts that a device would hold."""
+    """The number of FSDP shards of the dense weights and of the experts' weights."""
 
     dense: int
     experts: int
 
     @property
-    def is_cut(self) -> bool:
+    def is_sharded(self) -> bool:
         return self.dense > 1
 
     def local(self, weights: Weights) -> int:
-        """Numbers that a device keeps."""
+        """Return the parameters in the shards of one device."""
         return -(-weights.dense // self.dense) + -(-weights.experts // self.experts)
 
-    def cut(self, weights: Weights) -> int:
-        """Numbers that are gathered before use."""
+    def gathered(self, weights: Weights) -> int:
+        """Return the parameters that are gathered before use."""
         return weights.dense * (self.dense > 1) + weights.experts * (self.experts > 1)
 
 
@@ -65,9 +61,11 @@ def shard_counts(shape: MeshShape) -> ShardCounts:
     return ShardCounts(dense=shape.shard * shape.expert, experts=shape.shard)
 
 
-def gathered_apart(model: DecoderConfig, footprint: DecoderFootprint) -> tuple[list[Weights], Weights]:
-    """What FSDP gathers layer by layer, and what it gathers once a microbatch, with the model: the layer at which the
-    prompt bypass begins and all that is outside of layers."""
+def gathered_groups(model: DecoderConfig, footprint: DecoderFootprint) -> tuple[list[Weights], Weights]:
+    """Return the weights that FSDP gathers layer by layer, and those that it gathers once a microbatch.
+
+    The latter are the weights outside of layers and of the layer at which the prompt bypass starts.
+    """
     boundary = model.num_prefill_layers - 1
     layers = [layer.weights for index, layer in enumerate(footprint.layers) if index != boundary]
     return layers, footprint.outside + footprint.layers[boundary].weights
@@ -81,55 +79,35 @@ def device_memory(
     optimizer: OptimizerConfig,
     has_average: bool,
     has_several_microbatches: bool,
-    recompute: bool = False,
     allocator_share: float = 0.0,
 ) -> Memory:
-    """The allocator keeps `allocator_share` of what comes and goes in a step: activations, gradients, working memory.
-
-    Raises:
-        UnknownOptimizerError: neither AdamW nor Muon.
-    """
-    cut = shard_counts(shape)
-    local = MASTER_BYTES * cut.local(footprint.weights)
-    state = _optimizer_bytes(optimizer, footprint, cut)
-    kept = footprint.recomputed_activations if recompute else footprint.activations
-    computing = max(footprint.loss_working, *(layer.working for layer in footprint.layers))
-    if recompute:
-        computing = max(footprint.loss_working, *(layer.working + layer.kept for layer in footprint.layers))
-    if cut.is_cut:
-        layers, root = gathered_apart(model, footprint)
-        # A layer and the next one, which is gathered ahead, each with the whole gradients that wait to be summed.
-        largest = max((cut.cut(weights) for weights in layers), default=0)
-        working = computing + MASTER_BYTES * (cut.cut(root) + 4 * largest)
-        moving = local + kept + working
+    """Return the memory of a device. The allocator keeps `allocator_share` of what a step allocates and frees."""
+    shards = shard_counts(shape)
+    local = MASTER_BYTES * shards.local(footprint.weights)
+    matrices = shards.local(Weights(dense=footprint.matrices))
+    state = MASTER_BYTES * optimizer.state_numbers(shards.local(footprint.weights), matrices)
+    activations, working = footprint.activations, footprint.working
+    if shards.is_sharded:
+        layers, root = gathered_groups(model, footprint)
+        # A layer and the next one, gathered ahead, each with whole gradients that wait for their reduction.
+        largest = max((shards.gathered(weights) for weights in layers), default=0)
+        working += MASTER_BYTES * (shards.gathered(root) + 4 * largest)
+        temporary = local + activations + working
     else:
-        working = computing
-        during_loss = kept + footprint.loss_working + local * has_several_microbatches
-        backward = footprint.backward_peak(are_gradients_there=has_several_microbatches)
-        moving = max(during_loss, local + kept + computing if recompute else backward, local)
+        during_loss = activations + footprint.loss_working + local * has_several_microbatches
+        temporary = max(during_loss, footprint.backward_peak(has_gradients=has_several_microbatches), local)
     average = local if has_average else 0
     held = local + state + average
-    allocator = round(allocator_share * moving)
+    allocator = round(allocator_share * temporary)
     return Memory(
         parameters=local,
         gradients=local,
         optimizer=state,
         average=average,
-        activations=kept,
+        activations=activations,
         keys_values=footprint.keys_values,
         working=working,
         allocator=allocator,
-        peak=held + moving + allocator,
+        peak=held + temporary + allocator,
         checkpoint=held,
     )
-
-
-def _optimizer_bytes(optimizer: OptimizerConfig, footprint: DecoderFootprint, cut: ShardCounts) -> int:
-    """Two moments of AdamW for each weight; of Muon one, for the matrices inside the layers of a model without tracks."""
-    numbers = cut.local(footprint.weights)
-    match optimizer:
-        case AdamWConfig():
-            return 2 * MASTER_BYTES * numbers
-        case MuonConfig():
-            return MASTER_BYTES * (2 * numbers - cut.local(Weights(dense=footprint.muon_matrices)))
-    raise UnknownOptimizerError(f"a plan does not know what {type(optimizer).__name__} keeps; it knows AdamW and Muon")

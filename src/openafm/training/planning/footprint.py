@@ -1,11 +1,7 @@
-"""What a training step keeps in memory, by arithmetic on the model's config. Imports no tensor library.
+"""Memory of a training step on one device, by arithmetic on the model's config. Imports no tensor library.
 
-What the backward pass needs was counted by what autograd saves, operation by operation; `tests/training/test_footprint.py`
-holds the counts against its hooks. All of it is for one device: the tracks and the experts that it holds, with weights that
-are not (yet) cut up by FSDP.
-
-Letters: T tracks held here, N positions, D model dim, V vocabulary; H heads and K key/value heads of a track, C head dim;
-F hidden dim, E experts of a track, P experts chosen for a token, L tokens of a document.
+The layer configs count what autograd saves for the backward pass; `tests/training/planning/test_footprint.py` compares the
+counts with autograd's hooks. All of it is for the device's tracks and experts, before FSDP shards their weights.
 """
 
 from __future__ import annotations
@@ -16,14 +12,15 @@ from functools import lru_cache
 from openafm.models.accounting import layer_parameters, outside_parameters, track_norm_parameters
 from openafm.models.activations import INDEX_BYTES, MASTER_BYTES, Microbatch
 from openafm.models.config import DecoderConfig, LayerConfig
+from openafm.training.config import ActivationCheckpointingConfig
 
 LOGITS_OF_A_CHUNK = 1 << 22
-"""As in training/cross_entropy.py, which a module free of tensors cannot import."""
+"""As in training/objectives/cross_entropy.py, which imports torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """How many numbers: `dense` are needed by every token, `experts` lie in the experts."""
+    """Numbers of parameters: `experts` in the experts, `dense` in all other modules."""
 
     dense: int = 0
     experts: int = 0
@@ -38,41 +35,39 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFootprint:
-    """One layer on one device; all but `weights` and `matrices` in bytes.
+    """One layer on one device, in bytes except for `weights` and `matrices`.
 
-    `saved` is what autograd keeps until the backward pass, and `casts` the weights that it keeps in 16 bits. `input` is what
-    the layer is given, and `keys_values` are those that it puts into the context. `matrices` counts weights of matrices of
-    two dims. `working` is how much more its backward pass holds at its height than before it began.
+    Attributes:
+        matrices: parameters in the matrices that Muon trains.
+        kept: what the forward pass keeps until the layer's backward pass.
+        keys_values: the keys and values in it.
+        working: additional peak memory of the layer's backward pass.
     """
 
     weights: Weights
-    saved: int
-    casts: int
-    input: int
     matrices: int
+    kept: int
     keys_values: int
     working: int
-
-    @property
-    def kept(self) -> int:
-        return self.saved + self.casts
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceShare:
-    """The share of a model that a device holds: so many tracks (one where it has none), a share of each track's experts."""
+    """The part of a model on a device: its number of tracks (1 without tracks), and the ranks that divide the experts."""
 
     tracks: int
     expert_ranks: int = 1
-    has_tracks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderFootprint:
-    """A whole model on one device: its layers in order and what is around them, in bytes but for `outside` and `matrices`.
+    """A model on one device: its layers in order, and everything outside of them.
 
-    `outside` are the weights of embedding, final norm and head. `loss_kept` outlives the loss: the gradients that it makes
-    on the way. `loss_working` is what it needs meanwhile, and `ends` is all that is saved outside of the layers.
+    Attributes:
+        outside: parameters of embedding, final norm and head; `vocabulary` those of the embedding.
+        ends: bytes that are saved outside of the layers.
+        loss_kept: bytes of the gradients that the loss computes and keeps.
+        loss_working: additional peak bytes of the loss.
     """
 
     layers: tuple[LayerFootprint, ...]
@@ -88,33 +83,32 @@ class DecoderFootprint:
 
     @property
     def activations(self) -> int:
-        """All that the forward pass leaves to the backward pass."""
+        """Return the bytes that the forward pass keeps for the backward pass."""
         return sum(layer.kept for layer in self.layers) + self.ends + self.loss_kept
 
-    def backward_peak(self, *, are_gradients_there: bool) -> int:
-        """The most that activations and gradients take at once while the backward pass turns the ones into the others.
+    @property
+    def working(self) -> int:
+        """Return the largest additional memory of the loss and of a layer's backward pass."""
+        return max(self.loss_working, *(layer.working for layer in self.layers))
 
-        Layer after layer, from the last, the saved is freed and gradients of weights are made; `are_gradients_there` when
-        earlier microbatches have left theirs. The gradient of the head waits for that of the embedding, and the two are
-        added to a third.
+    def backward_peak(self, *, has_gradients: bool) -> int:
+        """Return the peak bytes of activations and gradients during the backward pass.
+
+        From the last layer to the first, activations are freed and gradients of weights are allocated, unless an earlier
+        microbatch has left them (`has_gradients`). The gradient of the head waits for that of the embedding, and their sum
+        is a third tensor.
         """
         left = self.activations
-        made = MASTER_BYTES * self.weights.total if are_gradients_there else 0
-        peak = left + made
+        gradients = MASTER_BYTES * self.weights.total if has_gradients else 0
+        peak = left + gradients
         for layer in reversed(self.layers):
-            peak = max(peak, left + made + layer.working)
+            peak = max(peak, left + gradients + layer.working)
             left -= layer.kept
-            made += 0 if are_gradients_there else MASTER_BYTES * layer.weights.total
-        return max(peak, left + made + 2 * MASTER_BYTES * self.vocabulary.total)
+            gradients += 0 if has_gradients else MASTER_BYTES * layer.weights.total
+        return max(peak, left + gradients + 2 * MASTER_BYTES * self.vocabulary.total)
 
     @property
-    def recomputed_activations(self) -> int:
-        """The same when each layer keeps its input and its keys and values, and its forward pass is done again."""
-        return sum(layer.input + layer.keys_values for layer in self.layers) + self.ends + self.loss_kept
-
-    @property
-    def muon_matrices(self) -> int:
-        """Weights of the two-dimensional matrices inside the layers: what Muon takes."""
+    def matrices(self) -> int:
         return sum(layer.matrices for layer in self.layers)
 
     @property
@@ -123,15 +117,20 @@ class DecoderFootprint:
 
 
 def decoder_weights(config: DecoderConfig) -> Weights:
-    """How many weights a model has, all tracks and experts together."""
+    """Return the numbers of parameters of a model, with all tracks and experts."""
     per_layer = [_layer_weights(layer, config.dim) for layer in config.layers]
     tracks = config.num_tracks
     layers = Weights(dense=tracks * sum(w.dense for w in per_layer), experts=tracks * sum(w.experts for w in per_layer))
     return layers + Weights(dense=track_norm_parameters(config)) + Weights(dense=outside_parameters(config))
 
 
-def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatch) -> DecoderFootprint:
-    """What a device with this part of the model keeps of a microbatch."""
+def decoder_footprint(
+    config: DecoderConfig,
+    part: DeviceShare,
+    batch: Microbatch,
+    recomputing: ActivationCheckpointingConfig | None = None,
+) -> DecoderFootprint:
+    """Return the footprint of a microbatch on a device with this part of the model."""
     depth = len(config.layers) if config.tracks is None else config.tracks.block_depth
     boundary = config.num_prefill_layers - 1
     layers = tuple(
@@ -141,7 +140,8 @@ def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatc
             part,
             batch,
             starts_block=index % depth == 0,
-            reads_apart=index == boundary,
+            is_split=index == boundary,
+            is_recomputed=recomputing is not None and recomputing.recomputes(index),
             num_kv_heads=config.kv_heads(index) // config.num_tracks,
         )
         for index, layer in enumerate(config.layers)
@@ -151,8 +151,8 @@ def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatc
     tokens, number = batch.num_tokens, batch.number_bytes
     chunk = min(max(256, LOGITS_OF_A_CHUNK // config.vocab_size), tokens) * config.vocab_size
     is_cast = number != MASTER_BYTES
-    turns = {(layer.attention.head_dim, getattr(layer.attention, "position", None)) for layer in config.layers}
-    rotation = sum(MASTER_BYTES * head_dim * tokens for head_dim, position in turns if position is not None)
+    rotations = {(layer.attention.head_dim, getattr(layer.attention, "position", None)) for layer in config.layers}
+    rotation = sum(MASTER_BYTES * head_dim * tokens for head_dim, position in rotations if position is not None)
     return DecoderFootprint(
         layers=layers,
         outside=Weights(dense=outside_parameters(config)) + Weights(dense=norms),
@@ -167,7 +167,7 @@ def decoder_footprint(config: DecoderConfig, part: DeviceShare, batch: Microbatc
 
 @lru_cache(maxsize=4096)
 def _layer_weights(layer: LayerConfig, dim: int) -> Weights:
-    """Of one track."""
+    """Return the parameters of a layer of one track."""
     experts = layer.feed_forward.expert_parameters(dim)
     return Weights(dense=layer_parameters(layer, dim) - experts, experts=experts)
 
@@ -180,27 +180,28 @@ def _layer_footprint(
     batch: Microbatch,
     *,
     starts_block: bool,
-    reads_apart: bool,
+    is_split: bool,
+    is_recomputed: bool,
     num_kv_heads: int,
 ) -> LayerFootprint:
     weights = _layer_weights(layer, dim)
     held = Weights(dense=part.tracks * weights.dense, experts=part.tracks * weights.experts // part.expert_ranks)
     positions, number = part.tracks * batch.num_tokens, batch.number_bytes
-    # In fp32 all tracks' norms read one and the same input of the block.
+    # In fp32 the norms of all tracks save the same input of the block.
     stream = batch.num_tokens if starts_block and number == MASTER_BYTES else positions
     saved = MASTER_BYTES * (dim * (stream + positions) + 2 * positions)
-    if reads_apart:  # storing and reading are two passes through the norm, each with its input and output
+    if is_split:  # storing and reading keys and values are two passes through the norm
         saved += positions * (MASTER_BYTES * (dim + 1) + number * dim)
     saved += positions * number * dim + layer.attention.saved_bytes(batch, num_kv_heads, part.tracks)
     feed_forward = layer.feed_forward.activation_bytes(dim, number)
-    matrices = held.total - part.tracks * (2 * dim + layer.feed_forward.fp32_parameters(dim))
-    for_muon = layer.attention.matrix_parameters(dim) + layer.feed_forward.matrix_parameters(dim)
+    casts = held.total - part.tracks * (2 * dim + layer.feed_forward.fp32_parameters(dim))
+    saved += positions * feed_forward.saved + (0 if number == MASTER_BYTES else number * casts)
+    keys_values = positions * number * 2 * num_kv_heads * layer.attention.head_dim * (layer.attention.kv_vectors > 0)
+    working = positions * feed_forward.working
     return LayerFootprint(
         weights=held,
-        saved=saved + positions * feed_forward.saved,
-        casts=0 if number == MASTER_BYTES else number * matrices,
-        input=positions * number * dim,
-        matrices=0 if part.has_tracks else for_muon,
-        keys_values=positions * number * 2 * num_kv_heads * layer.attention.head_dim * (layer.attention.kv_vectors > 0),
-        working=positions * feed_forward.working,
+        matrices=part.tracks * (layer.attention.matrix_parameters(dim) + layer.feed_forward.matrix_parameters(dim)),
+        kept=positions * number * dim + keys_values if is_recomputed else saved,
+        keys_values=keys_values,
+        working=saved + working if is_recomputed else working,
     )

@@ -1,46 +1,35 @@
-"""What a run would need and take on many devices, before there are any: layout, memory, time. Imports no tensor library.
+"""Plan a run on many devices: layout, memory, time of a step. Imports no tensor library.
 
-Memory comes from `footprint`, operations from `models/accounting.py`, and time from peak rates: no measured efficiency is
-in it, so a real step takes longer. Experts are taken to be evenly loaded.
+Memory comes from `footprint`, operations from `models/accounting.py`, time from peak rates without a measured efficiency: a
+real step takes longer. Experts are assumed to be evenly loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
-from math import gcd, isqrt
 from typing import Any
 
 from openafm.core.errors import UsageError
 from openafm.models.accounting import flops_per_token, training_flops
 from openafm.models.activations import Microbatch
 from openafm.models.config import DecoderConfig
-from openafm.models.experts_config import ExpertsConfig
-from openafm.training.config import AdamWConfig, EMAConfig, OptimizerConfig
-from openafm.training.distributed.config import MeshError, MeshShape, ParallelConfig
-from openafm.training.planning.chips import GIB, NUMBER_BYTES, Chip, Precision, UnknownChipError
+from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, OptimizerConfig
+from openafm.training.distributed.config import MeshShape
+from openafm.training.planning.chips import NUMBER_BYTES, Chip, Precision
 from openafm.training.planning.collectives import Collective, collectives
 from openafm.training.planning.device_memory import Memory, device_memory
 from openafm.training.planning.footprint import DecoderFootprint, DeviceShare, decoder_footprint, decoder_weights
 
-MOST_DEVICES = 1 << 20  # that are looked at for a layout that fits
-
-
-class DoesNotFitError(UsageError):
-    """A device has less memory than the run needs; the message says how much less, and which layout would fit."""
-
-
-class RowsNotDivisibleError(UsageError):
-    """Rows of a step that the data ranks cannot share evenly."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What is computed in a step: rows over all devices, tokens of a row and of the documents that fill it.
+    """The work of a step.
 
-    `rows_per_step` None is one row for every group of devices that holds all tracks; `microbatch_rows`, of one device,
-    None is as many as fit. `recompute` keeps the inputs of layers only and computes the rest again.
+    Attributes:
+        rows_per_step: over all devices; None is one row per group of devices with all tracks.
+        document_tokens: tokens of the documents that fill a row; None is one document per row.
+        microbatch_rows: rows of a microbatch on one device; None is as many as fit.
     """
 
     rows_per_step: int | None = None
@@ -50,7 +39,7 @@ class Workload:
     precision: Precision = "bfloat16"
     optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     ema: EMAConfig | None = None
-    recompute: bool = False
+    activation_checkpointing: ActivationCheckpointingConfig | None = None
 
     def __post_init__(self) -> None:
         for name in ("rows_per_step", "row_tokens", "document_tokens", "microbatch_rows"):
@@ -73,25 +62,12 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axes:
-    """Sizes of the mesh's axes that are settled; None is to be chosen."""
-
-    shard: int | None = None
-    expert: int | None = None
-    track: int | None = None
-
-    @property
-    def are_open(self) -> bool:
-        return None in (self.shard, self.expert, self.track)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One layout of a run: what each device holds and how long a step takes at peak rates.
+    """A layout of a run: memory of each device, and time of a step at peak rates.
 
     Attributes:
-        microbatch_rows: rows that a device computes at once, `num_microbatches` times in a step.
-        why: how the layout was chosen.
+        microbatch_rows: rows of a microbatch, of which a step has `num_microbatches`.
+        why: the reason for the choice of the layout.
     """
 
     model: DecoderConfig
@@ -100,7 +76,7 @@ class Plan:
     workload: Workload
     rows_per_step: int
     microbatch_rows: int
-    why: str = "as asked for"
+    why: str = "all axes were given"
 
     @property
     def rows_per_device(self) -> int:
@@ -119,13 +95,13 @@ class Plan:
         part = DeviceShare(
             tracks=self.model.num_tracks // self.shape.track,
             expert_ranks=self.shape.expert,
-            has_tracks=self.model.tracks is not None,
         )
-        return decoder_footprint(self.model, part, self.workload.microbatch(self.microbatch_rows, self.chip))
+        microbatch = self.workload.microbatch(self.microbatch_rows, self.chip)
+        return decoder_footprint(self.model, part, microbatch, self.workload.activation_checkpointing)
 
     @cached_property
     def memory(self) -> Memory:
-        """Of one device, in bytes."""
+        """The memory of one device."""
         return device_memory(
             self.model,
             self.footprint,
@@ -133,7 +109,6 @@ class Plan:
             optimizer=self.workload.optimizer,
             has_average=self.workload.ema is not None,
             has_several_microbatches=self.num_microbatches > 1,
-            recompute=self.workload.recompute,
             allocator_share=self.chip.allocator_share,
         )
 
@@ -150,25 +125,28 @@ class Plan:
 
     @property
     def flops_per_token(self) -> float:
-        """Forward, of a token that sees half of its document."""
+        """Return the operations of a forward pass per token, which attends to half of its document on average."""
         return flops_per_token(self.model, (self.workload.document_tokens or self.workload.row_tokens) / 2)
 
     @cached_property
     def flops_of_a_row(self) -> tuple[int, int]:
-        """Forward and backward: of the layers, and of the head."""
+        """Operations of a forward and backward pass of a row: of the layers, and of the head."""
         return _flops_of_a_row(self.model, self.workload.microbatch(1, self.chip))
 
     @property
     def flops_per_step(self) -> int:
-        """What the model asks for, over all devices; what is computed again does not count."""
+        """Return the model's operations over all devices, without recomputation."""
         return self.rows_per_step * sum(self.flops_of_a_row)
 
     @property
     def compute_seconds(self) -> float:
-        """Of one device, which has its tracks' layers, and the head of all its rows."""
+        """Return the computing time of one device: the layers of its tracks, and the head, for all its rows."""
         layers, head = self.flops_of_a_row
-        again = 4 / 3 if self.workload.recompute else 1.0
-        return self.rows_per_device * (again * layers / self.shape.track + head) / self.peak_flops
+        recomputing = self.workload.activation_checkpointing
+        num_layers = len(self.model.layers)
+        num_recomputed = 0 if recomputing is None else sum(map(recomputing.recomputes, range(num_layers)))
+        layers_again = layers * (1 + num_recomputed / num_layers / 3)
+        return self.rows_per_device * (layers_again / self.shape.track + head) / self.peak_flops
 
     @property
     def peak_flops(self) -> float:
@@ -179,7 +157,7 @@ class Plan:
 
     @cached_property
     def step_seconds(self) -> float:
-        """At peak rates, when weights and gradients travel while the device computes; states and rows are waited for."""
+        """The time at peak rates, if collectives of weights and gradients overlap with computing."""
         hidden: dict[str, float] = {}
         waited = 0.0
         for collective in self.collectives:
@@ -191,12 +169,12 @@ class Plan:
 
     @cached_property
     def serial_seconds(self) -> float:
-        """At peak rates, when nothing overlaps."""
+        """The time at peak rates, if nothing overlaps."""
         return self.compute_seconds + sum(map(self.seconds, self.collectives))
 
     @property
     def model_flops_utilization(self) -> float:
-        """What `step_seconds` implies, from 0 to 1."""
+        """Return the utilization that `step_seconds` implies, from 0 to 1."""
         return self.flops_per_step / (self.step_seconds * self.shape.world * self.peak_flops)
 
     @property
@@ -204,7 +182,7 @@ class Plan:
         return self.memory.peak <= self.chip.memory
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it for JSON, in bytes, seconds and numbers."""
+        """Return the plan for JSON, in bytes, seconds and numbers."""
         weights = decoder_weights(self.model)
         idle = self.model.num_tracks * sum(layer.feed_forward.idle_parameters(self.model.dim) for layer in self.model.layers)
         return {
@@ -222,7 +200,7 @@ class Plan:
             "microbatch_rows": self.microbatch_rows,
             "microbatches": self.num_microbatches,
             "precision": self.workload.precision,
-            "recompute": self.workload.recompute,
+            "recompute": self.workload.activation_checkpointing is not None,
             "memory_per_device": self.memory.to_dict(),
             "fits": self.fits,
             "flops_per_token": self.flops_per_token,
@@ -241,162 +219,3 @@ class Plan:
 def _flops_of_a_row(model: DecoderConfig, row: Microbatch) -> tuple[int, int]:
     head = 3 * 2 * row.num_tokens * model.vocab_size * model.dim
     return training_flops(model, row.documents, row.num_tokens) - head, head
-
-
-def make_plan(
-    model: DecoderConfig, *, num_devices: int, chip: Chip, workload: Workload, axes: Axes, slices: int = 1
-) -> Plan:
-    """The plan of a layout, or of the best one where axes are left open: that whose step takes least with no overlap.
-
-    Raises:
-        DoesNotFitError: it needs more memory than a device has.
-        MeshError: the axes do not fill the devices, do not divide the model, or one other than `replicate` crosses slices.
-        RowsNotDivisibleError: the data ranks cannot share the rows of a step.
-        UnknownChipError: the chip has no rate for the precision.
-    """
-    if workload.precision not in chip.flops:
-        raise UnknownChipError(f"{chip.name} has no stated rate in {workload.precision}; give it with --peak-flops")
-    if workload.row_tokens > model.context_length:
-        raise UsageError(f"rows of {workload.row_tokens} tokens do not fit the model's context of {model.context_length}")
-    if num_devices < 1 or slices < 1:
-        raise MeshError(f"devices and slices must be at least 1, got {num_devices} and {slices}")
-    if not axes.are_open:
-        shape = _shape(model, num_devices, slices, axes)
-        plan = _largest_microbatch(_laid_out(model, chip, shape, workload))
-        if not plan.fits:
-            raise DoesNotFitError(_too_much(plan) + _what_would(model, num_devices, chip, workload, slices))
-        return plan
-    layouts = list(_layouts(model, num_devices, chip, workload, axes, slices))
-    if not layouts:
-        raise _nothing_possible(model, num_devices, workload, axes, slices)
-    fitting = [plan for plan in layouts if plan.fits]
-    if not fitting:
-        least = min(layouts, key=lambda plan: plan.memory.peak)
-        raise DoesNotFitError(_too_much(least) + _what_would(model, num_devices, chip, workload, slices))
-    best = min(fitting, key=lambda plan: (plan.serial_seconds, _inner(plan.shape)))
-    return replace(best, why=_why(best, fitting, len(layouts)))
-
-
-def _shape(model: DecoderConfig, num_devices: int, slices: int, axes: Axes) -> MeshShape:
-    config = ParallelConfig(**{name: size for name, size in asdict(axes).items() if size is not None}, slices=slices)
-    config.check_model(model)
-    return config.shape(num_devices)
-
-
-def _laid_out(model: DecoderConfig, chip: Chip, shape: MeshShape, workload: Workload) -> Plan:
-    rows = workload.rows(model, shape.world)
-    if rows % shape.data_world:
-        raise RowsNotDivisibleError(
-            f"{rows:,} rows of a step do not divide over {shape.data_world:,} data ranks (replicate {shape.replicate} x"
-            f" shard {shape.shard} x expert {shape.expert}); make --rows-per-step a multiple of {shape.data_world:,}"
-        )
-    microbatch_rows = min(workload.microbatch_rows or rows, rows // shape.data_world)
-    return Plan(model=model, chip=chip, shape=shape, workload=workload, rows_per_step=rows, microbatch_rows=microbatch_rows)
-
-
-def _largest_microbatch(plan: Plan) -> Plan:
-    """With as many rows at once as fit, one if none do, unless that is settled."""
-    if plan.workload.microbatch_rows is not None or plan.fits:
-        return plan
-    smallest = replace(plan, microbatch_rows=1)
-    while smallest.fits and not plan.fits:
-        plan = replace(plan, microbatch_rows=plan.microbatch_rows // 2)
-    return plan if smallest.fits else smallest
-
-
-def _layouts(
-    model: DecoderConfig, num_devices: int, chip: Chip, workload: Workload, axes: Axes, slices: int
-) -> Iterator[Plan]:
-    """All layouts that are possible, whether they fit or not."""
-    if num_devices % slices:
-        return
-    for size in (axes.shard, axes.expert, axes.track):
-        if size is not None and size < 1:
-            return
-    within, experts = num_devices // slices, _num_experts(model)
-    for track in _choices(axes.track, gcd(model.num_tracks, within)):
-        for expert in _choices(axes.expert, gcd(experts, within) if experts else 1):
-            if within % (track * expert):
-                continue
-            for shard in _choices(axes.shard, within // (track * expert)):
-                try:
-                    shape = _shape(model, num_devices, slices, Axes(shard=shard, expert=expert, track=track))
-                    yield _largest_microbatch(_laid_out(model, chip, shape, workload))
-                except (MeshError, RowsNotDivisibleError):
-                    continue
-
-
-def _choices(settled: int | None, largest: int) -> list[int]:
-    """The one settled, else all divisors."""
-    if settled is not None:
-        return [settled]
-    small = [size for size in range(1, isqrt(largest) + 1) if largest % size == 0]
-    return sorted({*small, *(largest // size for size in small)})
-
-
-def _num_experts(model: DecoderConfig) -> int:
-    """A number that every layer's experts are a multiple of; 0 without experts."""
-    return gcd(*(f.num_experts for f in (layer.feed_forward for layer in model.layers) if isinstance(f, ExpertsConfig)))
-
-
-def _nothing_possible(
-    model: DecoderConfig, num_devices: int, workload: Workload, axes: Axes, slices: int
-) -> MeshError | RowsNotDivisibleError:
-    """Why there is no layout at all: the settled axes alone are impossible, or the rows divide over none."""
-    try:
-        _shape(model, num_devices, slices, axes)
-    except MeshError as error:
-        return error
-    rows, fewest = workload.rows(model, num_devices), num_devices // (axes.track or gcd(model.num_tracks, num_devices))
-    return RowsNotDivisibleError(
-        f"{rows:,} rows of a step divide over no layout of {num_devices:,} devices, which have {fewest:,} data ranks or"
-        f" more; make --rows-per-step a multiple of {fewest:,}"
-    )
-
-
-def _inner(shape: MeshShape) -> int:
-    """Devices that hold one copy of the model."""
-    return shape.shard * shape.expert * shape.track
-
-
-def layout_words(shape: MeshShape) -> str:
-    return " x ".join(f"{name} {size:,}" for name, size in shape.axes.items())
-
-
-def _gib(size: float) -> str:
-    return f"{size / GIB:,.1f} GiB"
-
-
-def _why(best: Plan, fitting: list[Plan], num_layouts: int) -> str:
-    smallest = min(fitting, key=lambda plan: (_inner(plan.shape), plan.serial_seconds))
-    words = f"the shortest step of {len(fitting)} layouts that fit, of {num_layouts} that are possible"
-    if _inner(smallest.shape) < _inner(best.shape):
-        return f"{words}; {layout_words(smallest.shape)} would do, but takes {smallest.serial_seconds:.2f} s a step"
-    return f"{words}; none that fits holds a copy of the model on fewer devices"
-
-
-def _too_much(plan: Plan) -> str:
-    over = plan.memory.peak - plan.chip.memory
-    return (
-        f"{layout_words(plan.shape)} needs {_gib(plan.memory.peak)} on a device at {plan.microbatch_rows} rows of"
-        f" {plan.workload.row_tokens:,} tokens at once, {_gib(over)} more than its {_gib(plan.chip.memory)};"
-    )
-
-
-def _what_would(model: DecoderConfig, num_devices: int, chip: Chip, workload: Workload, slices: int) -> str:
-    """The layout that fits with the fewest devices to a copy of the model, on more devices while that helps."""
-    devices, least_before = num_devices, float("inf")
-    while True:
-        grown = workload
-        if workload.rows_per_step is not None:
-            grown = replace(workload, rows_per_step=workload.rows_per_step * (devices // num_devices))
-        layouts = list(_layouts(model, devices, chip, grown, Axes(), slices))
-        if fitting := [plan for plan in layouts if plan.fits]:
-            best = min(fitting, key=lambda plan: (_inner(plan.shape), plan.serial_seconds))
-            where = "" if devices == num_devices else f" on {devices:,} devices"
-            rows = f" at {best.microbatch_rows} rows at once" if best.num_microbatches > 1 else ""
-            return f" the smallest layout that fits{where} is {layout_words(best.shape)}{rows}"
-        least = min((plan.memory.peak for plan in layouts), default=float("inf"))
-        if devices >= MOST_DEVICES or (least_before < float("inf") and least > 0.95 * least_before):
-            return " no layout fits on any number of devices: shorten --row-tokens or give --recompute"
-        devices, least_before = 2 * devices, least

@@ -1,0 +1,196 @@
+"""Search for the best layout of a run on many devices. Imports no tensor library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from math import gcd, isqrt
+
+from openafm.core.errors import UsageError
+from openafm.models.config import DecoderConfig
+from openafm.models.experts_config import ExpertsConfig
+from openafm.training.distributed.config import MeshError, MeshShape, ParallelConfig
+from openafm.training.planning.chips import GIB, Chip, UnknownChipError
+from openafm.training.planning.plan import Plan, Workload
+
+MAX_DEVICES = 1 << 20  # in the search for a layout that fits
+
+
+class DoesNotFitError(UsageError):
+    """The run needs more memory than a device has; the message names the difference and a layout that fits."""
+
+
+class RowsNotDivisibleError(UsageError):
+    """The rows of a step do not divide over the data ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """Given sizes of the mesh's axes; None is chosen by the plan."""
+
+    shard: int | None = None
+    expert: int | None = None
+    track: int | None = None
+
+    @property
+    def are_open(self) -> bool:
+        return None in (self.shard, self.expert, self.track)
+
+
+def make_plan(
+    model: DecoderConfig, *, num_devices: int, chip: Chip, workload: Workload, axes: Axes, slices: int = 1
+) -> Plan:
+    """Return the plan of a layout, or of the best one if axes are open: the shortest step without overlap.
+
+    Raises:
+        DoesNotFitError: the run needs more memory than a device has.
+        MeshError: the axes do not fill the devices, do not divide the model, or one other than `replicate` crosses slices.
+        RowsNotDivisibleError: the data ranks cannot share the rows of a step.
+        UnknownChipError: the chip has no rate for the precision.
+    """
+    if workload.precision not in chip.flops:
+        raise UnknownChipError(f"{chip.name} has no known rate in {workload.precision}; set it with --peak-flops")
+    if workload.row_tokens > model.context_length:
+        raise UsageError(f"rows of {workload.row_tokens} tokens do not fit the model's context of {model.context_length}")
+    if num_devices < 1 or slices < 1:
+        raise MeshError(f"devices and slices must be at least 1, got {num_devices} and {slices}")
+    if not axes.are_open:
+        shape = _shape(model, num_devices, slices, axes)
+        plan = _largest_microbatch(_laid_out(model, chip, shape, workload))
+        if not plan.fits:
+            raise DoesNotFitError(_excess(plan) + _smallest_fit(model, num_devices, chip, workload, slices))
+        return plan
+    layouts = list(_layouts(model, num_devices, chip, workload, axes, slices))
+    if not layouts:
+        raise _no_layout(model, num_devices, workload, axes, slices)
+    fitting = [plan for plan in layouts if plan.fits]
+    if not fitting:
+        least = min(layouts, key=lambda plan: plan.memory.peak)
+        raise DoesNotFitError(_excess(least) + _smallest_fit(model, num_devices, chip, workload, slices))
+    best = min(fitting, key=lambda plan: (plan.serial_seconds, _inner(plan.shape)))
+    return replace(best, why=_why(best, fitting, len(layouts)))
+
+
+def _shape(model: DecoderConfig, num_devices: int, slices: int, axes: Axes) -> MeshShape:
+    config = ParallelConfig(**{name: size for name, size in asdict(axes).items() if size is not None}, slices=slices)
+    config.check_model(model)
+    return config.shape(num_devices)
+
+
+def _laid_out(model: DecoderConfig, chip: Chip, shape: MeshShape, workload: Workload) -> Plan:
+    rows = workload.rows(model, shape.world)
+    if rows % shape.data_world:
+        raise RowsNotDivisibleError(
+            f"{rows:,} rows of a step do not divide over {shape.data_world:,} data ranks (replicate {shape.replicate} x"
+            f" shard {shape.shard} x expert {shape.expert}); make --rows-per-step a multiple of {shape.data_world:,}"
+        )
+    microbatch_rows = min(workload.microbatch_rows or rows, rows // shape.data_world)
+    return Plan(model=model, chip=chip, shape=shape, workload=workload, rows_per_step=rows, microbatch_rows=microbatch_rows)
+
+
+def _largest_microbatch(plan: Plan) -> Plan:
+    """Return the plan with the most rows at once that fit, or one row, unless the workload gives them."""
+    if plan.workload.microbatch_rows is not None or plan.fits:
+        return plan
+    smallest = replace(plan, microbatch_rows=1)
+    while smallest.fits and not plan.fits:
+        plan = replace(plan, microbatch_rows=plan.microbatch_rows // 2)
+    return plan if smallest.fits else smallest
+
+
+def _layouts(
+    model: DecoderConfig, num_devices: int, chip: Chip, workload: Workload, axes: Axes, slices: int
+) -> Iterator[Plan]:
+    """Yield all possible layouts, whether they fit or not."""
+    if num_devices % slices:
+        return
+    for size in (axes.shard, axes.expert, axes.track):
+        if size is not None and size < 1:
+            return
+    within, experts = num_devices // slices, _num_experts(model)
+    for track in _choices(axes.track, gcd(model.num_tracks, within)):
+        for expert in _choices(axes.expert, gcd(experts, within) if experts else 1):
+            if within % (track * expert):
+                continue
+            for shard in _choices(axes.shard, within // (track * expert)):
+                try:
+                    shape = _shape(model, num_devices, slices, Axes(shard=shard, expert=expert, track=track))
+                    yield _largest_microbatch(_laid_out(model, chip, shape, workload))
+                except (MeshError, RowsNotDivisibleError):
+                    continue
+
+
+def _choices(given: int | None, largest: int) -> list[int]:
+    """Return the given size, else all divisors of the largest."""
+    if given is not None:
+        return [given]
+    small = [size for size in range(1, isqrt(largest) + 1) if largest % size == 0]
+    return sorted({*small, *(largest // size for size in small)})
+
+
+def _num_experts(model: DecoderConfig) -> int:
+    """Return the greatest common divisor of the layers' numbers of experts; 0 without experts."""
+    return gcd(*(f.num_experts for f in (layer.feed_forward for layer in model.layers) if isinstance(f, ExpertsConfig)))
+
+
+def _no_layout(
+    model: DecoderConfig, num_devices: int, workload: Workload, axes: Axes, slices: int
+) -> MeshError | RowsNotDivisibleError:
+    """Return the reason why no layout is possible: the given axes, or the number of rows."""
+    try:
+        _shape(model, num_devices, slices, axes)
+    except MeshError as error:
+        return error
+    rows, fewest = workload.rows(model, num_devices), num_devices // (axes.track or gcd(model.num_tracks, num_devices))
+    return RowsNotDivisibleError(
+        f"{rows:,} rows of a step divide over no layout of {num_devices:,} devices with at least {fewest:,} data ranks;"
+        f" make --rows-per-step a multiple of {fewest:,}"
+    )
+
+
+def _inner(shape: MeshShape) -> int:
+    """Return the number of devices per copy of the model."""
+    return shape.shard * shape.expert * shape.track
+
+
+def layout_name(shape: MeshShape) -> str:
+    return " x ".join(f"{name} {size:,}" for name, size in shape.axes.items())
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.1f} GiB"
+
+
+def _why(best: Plan, fitting: list[Plan], num_layouts: int) -> str:
+    smallest = min(fitting, key=lambda plan: (_inner(plan.shape), plan.serial_seconds))
+    words = f"the shortest step of {len(fitting)} layouts that fit, of {num_layouts} possible ones"
+    if _inner(smallest.shape) < _inner(best.shape):
+        return f"{words}; {layout_name(smallest.shape)} fits too, but takes {smallest.serial_seconds:.2f} s a step"
+    return f"{words}; no layout with fewer devices per copy of the model fits"
+
+
+def _excess(plan: Plan) -> str:
+    over = plan.memory.peak - plan.chip.memory
+    return (
+        f"{layout_name(plan.shape)} needs {_gib(plan.memory.peak)} on a device for microbatches of {plan.microbatch_rows} x"
+        f" {plan.workload.row_tokens:,} tokens, {_gib(over)} more than its {_gib(plan.chip.memory)};"
+    )
+
+
+def _smallest_fit(model: DecoderConfig, num_devices: int, chip: Chip, workload: Workload, slices: int) -> str:
+    """Return a clause with the layout that fits with the fewest devices per copy, on more devices while that helps."""
+    devices, least_before = num_devices, float("inf")
+    while True:
+        grown = workload
+        if workload.rows_per_step is not None:
+            grown = replace(workload, rows_per_step=workload.rows_per_step * (devices // num_devices))
+        layouts = list(_layouts(model, devices, chip, grown, Axes(), slices))
+        if fitting := [plan for plan in layouts if plan.fits]:
+            best = min(fitting, key=lambda plan: (_inner(plan.shape), plan.serial_seconds))
+            where = "" if devices == num_devices else f" on {devices:,} devices"
+            rows = f" with microbatches of {best.microbatch_rows} rows" if best.num_microbatches > 1 else ""
+            return f" the smallest layout that fits{where} is {layout_name(best.shape)}{rows}"
+        least = min((plan.memory.peak for plan in layouts), default=float("inf"))
+        if devices >= MAX_DEVICES or (least_before < float("inf") and least > 0.95 * least_before):
+            return " no layout fits on any number of devices: lower --row-tokens or use --recompute"
+        devices, least_before = 2 * devices, least
