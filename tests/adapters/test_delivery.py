@@ -29,18 +29,11 @@ from openafm.adapters.config import LoRAConfig
 from openafm.adapters.delivery import server as server_module
 from openafm.adapters.delivery.client import Pulled, pull_adapter
 from openafm.adapters.delivery.errors import (
-    AdapterManifestError,
-    BadSignatureError,
     DeliveryError,
-    DeliveryKeyError,
-    DeliveryLibraryError,
-    DigestError,
+    DeliverySetupError,
     NotOfferedError,
-    OldManifestError,
-    OversizeError,
-    ServerAddressError,
-    TruncatedDownloadError,
     UnreachableError,
+    UntrustedDeliveryError,
 )
 from openafm.adapters.delivery.keys import (
     public_file,
@@ -52,13 +45,13 @@ from openafm.adapters.delivery.keys import (
 )
 from openafm.adapters.delivery.manifest import AdapterManifest, sign_manifest
 from openafm.adapters.delivery.publishers import Publisher, known_publisher, remember_publisher
-from openafm.adapters.delivery.server import MANIFEST_PATH, Shelf, make_server, stock
+from openafm.adapters.delivery.server import MANIFEST_PATH, Catalog, ServedFile, build_catalog, make_server
 from openafm.adapters.package import (
     AdapterMismatchError,
     AdapterNameError,
     AdapterNotFoundError,
     AdapterPackage,
-    HalfDraftError,
+    IncompleteDraftError,
     write_adapter,
 )
 from openafm.adapters.store import adapter_place, installed_adapters
@@ -95,7 +88,7 @@ def write(
 
 
 @contextmanager
-def serving(shelf: Shelf) -> Iterator[str]:
+def serving(shelf: Catalog) -> Iterator[str]:
     server = make_server(shelf, "127.0.0.1", 0)
     with running(server) as url:
         yield url
@@ -137,16 +130,16 @@ def signed(values: dict[str, Any]) -> bytes:
     return json.dumps({"manifest": text, "key": KEY, "signature": sign(text.encode(), PRIVATE)}).encode()
 
 
-def changed(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> Shelf:
+def changed(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> Catalog:
     """What a server serves whose manifest lists something else than is there."""
-    stocked = stock(shelf, PRIVATE)
-    values = to_dict(stocked.manifest)
+    catalog = build_catalog(shelf, PRIVATE)
+    values = to_dict(catalog.manifest)
     change(values)
-    return Shelf(manifest=stocked.manifest, signed=signed(values), files=stocked.files)
+    return Catalog(manifest=catalog.manifest, signed=signed(values), files=catalog.files)
 
 
 def test_the_one_for_the_local_base_comes(shelf: Path) -> None:
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         pulled = pull(url)
         assert pulled.adapter.path == adapter_place("tags", SIGNATURE)
         assert pulled.adapter.weights().keys() == {"q.lora.a", "q.lora.b"}
@@ -166,7 +159,7 @@ def test_a_draft_comes_with_it(shelf: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "chat_template.json", "model.safetensors", "card.md", ".lock"):
         (draft / name).write_text("the same in every file")
     (draft / "signature.json").write_text(json.dumps({"signature": OTHER_SIGNATURE}))
-    tags = stock(shelf, PRIVATE).manifest.adapters[0]
+    tags = build_catalog(shelf, PRIVATE).manifest.adapters[0]
     weights = {"q.lora.a": np.ones((3, 4)), "q.lora.b": np.ones((5, 3))}
     write_adapter(
         shelf / "drafted",
@@ -176,7 +169,7 @@ def test_a_draft_comes_with_it(shelf: Path, tmp_path: Path) -> None:
         name="drafted",
         draft=draft,
     )
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         adapter = pull(url, "drafted").adapter
     assert adapter.draft is not None
     assert sorted(file.name for file in adapter.draft.iterdir()) == sorted(
@@ -184,45 +177,45 @@ def test_a_draft_comes_with_it(shelf: Path, tmp_path: Path) -> None:
     )
     assert tags.name == "tags"
     (shelf / "drafted" / "draft" / "model.safetensors").unlink()
-    with pytest.raises(HalfDraftError):
-        stock(shelf, PRIVATE)
+    with pytest.raises(IncompleteDraftError):
+        build_catalog(shelf, PRIVATE)
 
 
 def test_other_bases_and_names_are_refused(shelf: Path) -> None:
-    with serving(stock(shelf, PRIVATE)) as url:
-        refused(NotOfferedError, url, f"{OTHER_SIGNATURE}.*none for {'0' * 40}", base="0" * 40)
+    with serving(build_catalog(shelf, PRIVATE)) as url:
+        refused(NotOfferedError, url, f"{OTHER_SIGNATURE}.*none for the local base {'0' * 40}", base="0" * 40)
         refused(NotOfferedError, url, "did you mean 'tags'", name="tag")
         for name in ("../tags", "", "a b", "tags-x"):
             refused(AdapterNameError, url, "letters", name=name)
 
 
 def test_only_the_trusted_key_is_trusted(shelf: Path) -> None:
-    stocked = stock(shelf, PRIVATE)
-    with serving(stocked) as url:
-        refused(BadSignatureError, url, "not signed with the key", key=public_key("2" * 64))
+    catalog = build_catalog(shelf, PRIVATE)
+    with serving(catalog) as url:
+        refused(UntrustedDeliveryError, url, "not signed with the key", key=public_key("2" * 64))
         for data in (
-            stocked.signed.replace(b"tags", b"togs"),
-            stocked.signed.replace(KEY.encode(), public_key("2" * 64).encode()),
+            catalog.signed.replace(b"tags", b"togs"),
+            catalog.signed.replace(KEY.encode(), public_key("2" * 64).encode()),
             b"",
             b"[]",
             b"[" * 100_000,
             b'{"manifest": 1, "key": 2, "signature": 3}',
             json.dumps({"manifest": "\ud800", "key": "x", "signature": "zz"}).encode(),
-            json.dumps(to_dict(stocked.manifest)).encode(),
+            json.dumps(to_dict(catalog.manifest)).encode(),
         ):
-            with serving(Shelf(manifest=stocked.manifest, signed=data, files=stocked.files)) as other:
-                refused(BadSignatureError, other, key=None)
+            with serving(Catalog(manifest=catalog.manifest, signed=data, files=catalog.files)) as other:
+                refused(UntrustedDeliveryError, other, key=None)
     assert not (data_home() / "adapter-publishers").exists()
 
 
 def test_without_a_key_the_first_one_shown_is_kept(shelf: Path) -> None:
-    stocked = stock(shelf, PRIVATE)
-    server = make_server(stocked, "127.0.0.1", 0)
+    catalog = build_catalog(shelf, PRIVATE)
+    server = make_server(catalog, "127.0.0.1", 0)
     with running(server) as url:
         assert pull(url, key=None).key == KEY
         handler: Any = server.RequestHandlerClass
-        handler.shelf_served = stock(shelf, "2" * 64)
-        refused(BadSignatureError, url, KEY, key=None, name="titles")
+        handler.served = build_catalog(shelf, "2" * 64)
+        refused(UntrustedDeliveryError, url, KEY, key=None, name="titles")
         assert pull(url, "titles", key=public_key("2" * 64)).num_fetched  # the user has heard of the new key
         assert pull(url, "titles", key=None).num_fetched == 0
 
@@ -234,19 +227,19 @@ def test_keys_seen_at_the_same_time_are_all_kept(home: Path) -> None:
     assert all(known_publisher(url) == Publisher(url=url, key=KEY, published=1) for url in urls)
     for file in (home / "adapter-publishers").iterdir():
         file.write_text("{")
-    with pytest.raises(DeliveryError, match=r"trust http://0\.example anew"):
+    with pytest.raises(DeliveryError, match=r"trust http://0\.example again"):
         known_publisher(urls[0])
 
 
 def test_an_older_manifest_is_refused(shelf: Path) -> None:
-    stocked = stock(shelf, PRIVATE)
-    server = make_server(stocked, "127.0.0.1", 0)
+    catalog = build_catalog(shelf, PRIVATE)
+    server = make_server(catalog, "127.0.0.1", 0)
     with running(server) as url:
         pull(url)
-        older = AdapterManifest(published=stocked.manifest.published - 1, adapters=stocked.manifest.adapters)
+        older = AdapterManifest(published=catalog.manifest.published - 1, adapters=catalog.manifest.adapters)
         handler: Any = server.RequestHandlerClass
-        handler.shelf_served = Shelf(manifest=older, signed=sign_manifest(older, PRIVATE), files=stocked.files)
-        refused(OldManifestError, url, "older", name="titles")
+        handler.served = Catalog(manifest=older, signed=sign_manifest(older, PRIVATE), files=catalog.files)
+        refused(UntrustedDeliveryError, url, "older", name="titles")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +251,7 @@ def test_paths_that_lead_elsewhere_are_refused(shelf: Path, path: str) -> None:
         values["adapters"][0]["files"].append({"path": path, "bytes": 1, "sha256": "0" * 64})
 
     with serving(changed(shelf, change)) as url:
-        refused(AdapterManifestError, url, "is no path")
+        refused(UntrustedDeliveryError, url, "is not the path")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +271,7 @@ def test_paths_that_lead_elsewhere_are_refused(shelf: Path, path: str) -> None:
 )
 def test_a_signed_manifest_of_nonsense_is_refused(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     with serving(changed(shelf, change)) as url:
-        refused(AdapterManifestError, url)
+        refused(UntrustedDeliveryError, url)
 
 
 def test_half_a_draft_in_the_manifest_is_refused(shelf: Path) -> None:
@@ -286,7 +279,7 @@ def test_half_a_draft_in_the_manifest_is_refused(shelf: Path) -> None:
         values["adapters"][0]["files"].append({"path": "draft/config.json", "bytes": 1, "sha256": "0" * 64})
 
     with serving(changed(shelf, change)) as url:
-        refused(HalfDraftError, url, "half a draft")
+        refused(IncompleteDraftError, url, "incomplete draft")
 
 
 def test_what_is_too_large_is_refused(shelf: Path) -> None:
@@ -295,14 +288,14 @@ def test_what_is_too_large_is_refused(shelf: Path) -> None:
             for file in adapter["files"]:
                 file["bytes"] -= 100
 
-    with serving(stock(shelf, PRIVATE)) as url:
-        refused(OversizeError, url, "allowed are 1,000", max_bytes=1000)
+    with serving(build_catalog(shelf, PRIVATE)) as url:
+        refused(UntrustedDeliveryError, url, "allowed are 1,000", max_bytes=1000)
         assert not downloads()
     with serving(changed(shelf, change)) as url:
-        refused(OversizeError, url, "goes on beyond")
-    endless = Shelf(manifest=stock(shelf, PRIVATE).manifest, signed=b"x" * (5 << 20), files={})
+        refused(UntrustedDeliveryError, url, "is larger than")
+    endless = Catalog(manifest=build_catalog(shelf, PRIVATE).manifest, signed=b"x" * (5 << 20), files={})
     with serving(endless) as url:
-        refused(OversizeError, url, "manifest")
+        refused(UntrustedDeliveryError, url, "manifest")
 
 
 def test_what_does_not_fit_on_the_disk_is_refused(shelf: Path) -> None:
@@ -314,16 +307,16 @@ def test_what_does_not_fit_on_the_disk_is_refused(shelf: Path) -> None:
 
 
 def test_a_file_changed_under_the_server_is_refused_and_the_installed_one_stays(shelf: Path) -> None:
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         before = pull(url).adapter
-    stocked = stock(shelf, PRIVATE)
+    catalog = build_catalog(shelf, PRIVATE)
     write(shelf / "tags.fmadapter", seed=9)
-    with serving(stocked) as url:
+    with serving(catalog) as url:
         assert pull(url).num_fetched == 0  # it is the one that the manifest lists
         write(before.path, seed=8)
-        refused(DigestError, url, "thrown away")
+        refused(UntrustedDeliveryError, url, "deleted")
     assert all("adapter_weights" not in part.name for part in downloads())
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         after = pull(url).adapter
     assert after.digest != before.digest
     after.verify()
@@ -336,9 +329,9 @@ def test_an_adapter_of_another_base_inside_is_refused(shelf: Path) -> None:
     def change(values: dict[str, Any]) -> None:
         values["adapters"][0]["baseModelSignature"] = SIGNATURE
 
-    stocked = changed(foreign.path.parent, change)
-    files = {path.replace("fffffff", "0123456"): file for path, file in stocked.files.items()}
-    with serving(Shelf(manifest=stocked.manifest, signed=stocked.signed, files=files)) as url:
+    catalog = changed(foreign.path.parent, change)
+    files = {path.replace("fffffff", "0123456"): file for path, file in catalog.files.items()}
+    with serving(Catalog(manifest=catalog.manifest, signed=catalog.signed, files=files)) as url:
         refused(AdapterMismatchError, url, f"{OTHER_SIGNATURE}.*{SIGNATURE}")
 
 
@@ -357,7 +350,7 @@ def broken(self, file, wanted):
     {then}
 
 server._Handler._copy = broken
-made = server.make_server(server.stock(Path(sys.argv[1]), "1" * 64), "127.0.0.1", 0)
+made = server.make_server(server.build_catalog(Path(sys.argv[1]), "1" * 64), "127.0.0.1", 0)
 print(made.server_port, flush=True)
 made.serve_forever()
 """
@@ -379,7 +372,7 @@ def broken_server(shelf: Path, num_bytes: int, then: str) -> Iterator[str]:
 
 def test_a_server_killed_in_the_middle_is_no_loss(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
-        refused(TruncatedDownloadError, url, "500,000 of .* goes on")
+        refused(UnreachableError, url, "500,000 of .* resume")
     assert max(part.stat().st_size for part in downloads()) == 500_000
     asked: list[range | None] = []
     wanted_range = server_module._Handler._wanted_range
@@ -390,7 +383,7 @@ def test_a_server_killed_in_the_middle_is_no_loss(shelf: Path, monkeypatch: pyte
 
     monkeypatch.setattr(server_module._Handler, "_wanted_range", watched)
     size = (shelf / "tags.fmadapter" / "adapter_weights.safetensors").stat().st_size
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         pulled = pull(url)
     assert asked == [range(500_000, size)]
     assert pulled.num_fetched == size - 500_000
@@ -400,18 +393,18 @@ def test_a_server_killed_in_the_middle_is_no_loss(shelf: Path, monkeypatch: pyte
 
 def test_a_changed_file_starts_anew(shelf: Path) -> None:
     with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
-        refused(TruncatedDownloadError, url)
+        refused(UnreachableError, url)
     digest = write(shelf / "tags.fmadapter", seed=7).digest
     total = sum(file.stat().st_size for file in (shelf / "tags.fmadapter").iterdir())
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         pulled = pull(url)
     assert (pulled.adapter.digest, pulled.num_fetched) == (digest, total)
 
 
 def test_a_server_that_stalls_is_given_up(shelf: Path) -> None:
     with broken_server(shelf, 300_000, "time.sleep(60)") as url:
-        refused(TruncatedDownloadError, url, timeout_s=0.5)
-    with serving(stock(shelf, PRIVATE)) as url:
+        refused(UnreachableError, url, timeout_s=0.5)
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         pull(url).adapter.verify()
 
 
@@ -430,7 +423,7 @@ def test_a_client_killed_in_the_middle_goes_on(shelf: Path) -> None:
     kept = max(part.stat().st_size for part in downloads())
     assert installed_adapters() == []
     total = sum(file.stat().st_size for file in (shelf / "tags.fmadapter").iterdir())
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         pulled = pull(url)
     assert pulled.num_fetched <= total - kept
     pulled.adapter.verify()
@@ -438,13 +431,13 @@ def test_a_client_killed_in_the_middle_goes_on(shelf: Path) -> None:
 
 def test_any_server_of_files_will_do(shelf: Path, tmp_path: Path) -> None:
     """Also one that knows no ranges: what was there is fetched again."""
-    stocked = stock(shelf, PRIVATE)
-    for path, (file, _) in stocked.files.items():
+    catalog = build_catalog(shelf, PRIVATE)
+    for path, served in catalog.files.items():
         (tmp_path / "www" / path[1:]).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, tmp_path / "www" / path[1:])
-    (tmp_path / "www" / MANIFEST_PATH[1:]).write_bytes(stocked.signed)
+        shutil.copy(served.root / served.name, tmp_path / "www" / path[1:])
+    (tmp_path / "www" / MANIFEST_PATH[1:]).write_bytes(catalog.signed)
     with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
-        refused(TruncatedDownloadError, url)
+        refused(UnreachableError, url)
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None: ...
@@ -458,13 +451,13 @@ def test_any_server_of_files_will_do(shelf: Path, tmp_path: Path) -> None:
 
 def test_a_part_larger_than_what_the_server_has_starts_anew(shelf: Path) -> None:
     """The server's file was cut short after the manifest was signed: its end is not waited for, and told."""
-    stocked = stock(shelf, PRIVATE)
+    catalog = build_catalog(shelf, PRIVATE)
     with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
-        refused(TruncatedDownloadError, url)
+        refused(UnreachableError, url)
     weights = shelf / "tags.fmadapter" / "adapter_weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:400_000])
-    with serving(stocked) as url:
-        refused(TruncatedDownloadError, url, "400,000")
+    with serving(catalog) as url:
+        refused(UnreachableError, url, "400,000")
 
 
 def test_no_server_is_told(tmp_path: Path) -> None:
@@ -473,12 +466,12 @@ def test_no_server_is_told(tmp_path: Path) -> None:
     server.server_close()
     refused(UnreachableError, url, "cannot be reached")
     for address in ("", "127.0.0.1:80", f"file://{tmp_path}", "ftp://x", "http://", "http://[", "http://x/é"):
-        refused(UnreachableError, address, "no address")
+        refused(UnreachableError, address, "is not the URL")
     refused(UnreachableError, "http://..", "cannot be reached")
 
 
 def test_two_pulls_of_one_adapter_do_not_mix(shelf: Path) -> None:
-    with serving(stock(shelf, PRIVATE)) as url, folder_lock(data_home() / "downloads" / "fmadapter-tags-0123456"):
+    with serving(build_catalog(shelf, PRIVATE)) as url, folder_lock(data_home() / "downloads" / "fmadapter-tags-0123456"):
         refused(FolderInUseError, url)
         pull(url, "titles").adapter.verify()
 
@@ -504,8 +497,10 @@ def test_two_pulls_of_one_adapter_do_not_mix(shelf: Path) -> None:
 def test_ranges(tmp_path: Path, asked: dict[str, str], status: int, sent: range) -> None:
     content = bytes(range(100))
     (tmp_path / "file").write_bytes(content)
-    shelf = Shelf(
-        manifest=AdapterManifest(published=0, adapters=()), signed=b"", files={"/x/file": (tmp_path / "file", "DIGEST")}
+    shelf = Catalog(
+        manifest=AdapterManifest(published=0, adapters=()),
+        signed=b"",
+        files={"/x/file": ServedFile(root=tmp_path, name="file", digest="DIGEST")},
     )
     with serving(shelf) as url:
         for method in ("GET", "HEAD"):
@@ -524,7 +519,7 @@ def test_ranges(tmp_path: Path, asked: dict[str, str], status: int, sent: range)
 
 def test_the_server_gives_out_nothing_else(shelf: Path) -> None:
     (shelf / "secret").write_text("x")
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         connection = http.client.HTTPConnection(url.removeprefix("http://"))
         for path in ("/", "/secret", "/../secret", "/fmadapter-tags-0123456/../../secret", "/fmadapter-tags-0123456", "//"):
             connection.request("GET", path)
@@ -537,7 +532,7 @@ def test_clients_that_stall_or_hang_up_are_given_up(
     shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server_module._Handler, "timeout", 0.2)
-    with serving(stock(shelf, PRIVATE)) as url:
+    with serving(build_catalog(shelf, PRIVATE)) as url:
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=30) as client:
             client.sendall(b"GET /manifest.json HTTP/1.1\r\n")
@@ -550,20 +545,20 @@ def test_clients_that_stall_or_hang_up_are_given_up(
 
 
 def test_an_address_that_is_taken_is_told(shelf: Path) -> None:
-    stocked = stock(shelf, PRIVATE)
-    server = make_server(stocked, "127.0.0.1", 0)
+    catalog = build_catalog(shelf, PRIVATE)
+    server = make_server(catalog, "127.0.0.1", 0)
     for port in (server.server_port, 70_000):
-        with pytest.raises(ServerAddressError, match=f"127.0.0.1:{port} .*--port"):
-            make_server(stocked, "127.0.0.1", port)
+        with pytest.raises(DeliverySetupError, match=f"127.0.0.1:{port} .*--port"):
+            make_server(catalog, "127.0.0.1", port)
     server.server_close()
 
 
 def test_a_folder_that_cannot_be_served_is_refused(tmp_path: Path, shelf: Path) -> None:
-    with pytest.raises(AdapterNotFoundError, match="holds no adapters"):
-        stock(tmp_path / "nothing", PRIVATE)
+    with pytest.raises(AdapterNotFoundError, match="has no adapters"):
+        build_catalog(tmp_path / "nothing", PRIVATE)
     shutil.copytree(shelf / "tags.fmadapter", shelf / "again")
     with pytest.raises(ConfigError, match="twice"):
-        stock(shelf, PRIVATE)
+        build_catalog(shelf, PRIVATE)
 
 
 def test_keys(tmp_path: Path) -> None:
@@ -572,19 +567,19 @@ def test_keys(tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     assert read_public_key(public_file(file)) == read_public_key(key) == key == public_key(read_private_key(file))
     for wrong, read in ((file, read_public_key), (public_file(file), read_private_key)):
-        with pytest.raises(DeliveryKeyError, match="of its pair") as refused:
+        with pytest.raises(DeliverySetupError, match="of its pair") as refused:
             read(wrong)
         assert read_private_key(file) not in str(refused.value)
-    with pytest.raises(DeliveryKeyError, match="lost"):
+    with pytest.raises(DeliverySetupError, match="lost"):
         write_key_pair(file)
     assert public_key(read_private_key(file)) == key
     file.unlink()
-    with pytest.raises(DeliveryKeyError, match="pub exists"):
+    with pytest.raises(DeliverySetupError, match="pub exists"):
         write_key_pair(file)
     assert read_public_key(public_file(file)) == key
     assert not file.exists()
     for wrong in (tmp_path / "none", "0" * 63, "x" * 64, tmp_path):
-        with pytest.raises(DeliveryKeyError, match="64 hex digits"):
+        with pytest.raises(DeliverySetupError, match="64 hex digits"):
             read_public_key(wrong)
 
 
@@ -594,7 +589,7 @@ def test_the_library_is_asked_for_when_it_is_needed(shelf: Path, monkeypatch: py
         "assert not {'cryptography', 'torch'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
-    stocked = stock(shelf, PRIVATE)
+    catalog = build_catalog(shelf, PRIVATE)
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
-    with serving(stocked) as url:
-        refused(DeliveryLibraryError, url, r"openafm\[delivery\]")
+    with serving(catalog) as url:
+        refused(DeliverySetupError, url, r"openafm\[delivery\]")

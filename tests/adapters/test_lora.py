@@ -218,7 +218,7 @@ def test_impossible_configs_are_refused() -> None:
         ({"rank": 0}, "rank"),
         ({"alpha": 0.0}, "alpha"),
         ({"alpha": float("inf")}, "alpha"),
-        ({"targets": ("query", "query")}, "differ"),
+        ({"targets": ("query", "query")}, "unique"),
         ({"targets": ("attention.query",)}, "last component"),
         ({"targets": ("",)}, "last component"),
     ]:

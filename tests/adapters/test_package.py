@@ -29,7 +29,7 @@ from openafm.adapters.package import (
     AdapterPackage,
     AdapterTamperedError,
     AdapterVersionError,
-    HalfDraftError,
+    IncompleteDraftError,
     open_adapter,
     write_adapter,
 )
@@ -187,9 +187,9 @@ def test_half_a_draft_is_neither_written_nor_opened(tmp_path: Path, missing: str
     path = write(tmp_path / "a", draft=draft_bundle(tmp_path / "draft")).path
     (path / "draft" / missing).unlink()
     (tmp_path / "draft" / missing).unlink()
-    with pytest.raises(HalfDraftError, match="half a draft"):
+    with pytest.raises(IncompleteDraftError, match="incomplete draft"):
         open_adapter(path)
-    with pytest.raises(HalfDraftError, match="half a draft"):
+    with pytest.raises(IncompleteDraftError, match="incomplete draft"):
         write(tmp_path / "b", draft=tmp_path / "draft")
     assert not (tmp_path / "b").exists()
 
@@ -197,11 +197,11 @@ def test_half_a_draft_is_neither_written_nor_opened(tmp_path: Path, missing: str
 def test_a_draft_without_its_signature_or_with_another_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a", draft=draft_bundle(tmp_path / "draft")).path
     (path / "draft" / "signature.json").write_text(json.dumps({"signature": SIGNATURE}))
-    with pytest.raises(HalfDraftError, match=f"{SIGNATURE}.*{OTHER_SIGNATURE}"):
+    with pytest.raises(IncompleteDraftError, match=f"{SIGNATURE}.*{OTHER_SIGNATURE}"):
         open_adapter(path)
     plain = write(tmp_path / "b").path
     (tmp_path / "draft").rename(plain / "draft")
-    with pytest.raises(HalfDraftError, match="knows of no draft"):
+    with pytest.raises(IncompleteDraftError, match="no draftSignature"):
         open_adapter(plain)
 
 
@@ -270,13 +270,13 @@ def test_no_tensor_library_is_needed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ({}, "there are none"),
+        ({}, "there are no weights"),
         ({"layers.0.attention.query.weight": np.ones((3, 6))}, "ends in .lora.a or .lora.b"),
         ({".lora.a": np.ones((3, 6))}, "ends in .lora.a or .lora.b"),
-        ({"q.lora.a": np.ones((3, 6))}, r"without 'q\.lora\.b'"),
+        ({"q.lora.a": np.ones((3, 6))}, r"has no 'q\.lora\.b'"),
         ({"q.lora.a": np.ones((3, 6)), "q.lora.b": np.ones((5, 4))}, r"'q\.lora\.b' has the shape \[5, 4\]"),
         ({"q.lora.a": np.ones(3), "q.lora.b": np.ones((5, 3))}, r"'q\.lora\.a' has the shape \[3\]"),
-        ({"q.lora.a": np.full((3, 6), np.nan), "q.lora.b": np.ones((5, 3))}, "broken"),
+        ({"q.lora.a": np.full((3, 6), np.nan), "q.lora.b": np.ones((5, 3))}, "train the adapter again"),
         ({"q.lora.a": np.full((3, 6), 1e5), "q.lora.b": np.ones((5, 3))}, "set precision to float32"),
     ],
 )
@@ -418,10 +418,10 @@ def test_tampering_shows(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(AdapterTamperedError, match="not what was written"):
+    with pytest.raises(AdapterTamperedError, match="has changed since"):
         open_adapter(tmp_path / "a").verify()
     write(tmp_path / "a")
     metadata = adapter.path / "metadata.json"
     metadata.write_text(metadata.read_text().replace(SIGNATURE, SIGNATURE[:-1] + "8"))
-    with pytest.raises(AdapterTamperedError, match="not what was written"):
+    with pytest.raises(AdapterTamperedError, match="has changed since"):
         open_adapter(tmp_path / "a").verify()

@@ -77,7 +77,7 @@ def test_low_precision_is_split_in_fp32() -> None:
 
 def test_weights_that_cannot_be_split_are_refused() -> None:
     for rank in (0, 7):
-        with pytest.raises(SingularRankError, match=rf"\[8, 6\] has 6 singular vectors, asked for {rank}"):
+        with pytest.raises(SingularRankError, match=rf"\[8, 6\] has 6 singular vectors; .* got {rank}"):
             split(torch.ones(8, 6), rank, 0.5)
     for value in (float("nan"), float("inf")):
         with pytest.raises(NonFiniteWeightError, match="NaN or infinity"):
@@ -122,7 +122,7 @@ class OtherLinear(Linear):
 def test_what_cannot_be_moved_leaves_the_decoder_as_it_was() -> None:
     model = tiny_decoder()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
-    with pytest.raises(SingularRankError, match="asked for 17"):  # the keys have 16 rows, other matrices more
+    with pytest.raises(SingularRankError, match="got 17"):  # the keys have 16 rows, other matrices more
         move_singular_vectors(model, LoRAConfig(rank=17))
     model.get_submodule("layers.2.feed_forward").down.__class__ = OtherLinear
     with pytest.raises(AdapterTargetError, match=r"layers\.2\.feed_forward\.down.*OtherLinear.*before compression"):

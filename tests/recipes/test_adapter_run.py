@@ -17,7 +17,7 @@ from tiny_sources import write_source
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.metadata import AdapterNameError
-from openafm.adapters.package import AdapterAbout, AdapterNotFoundError, HalfDraftError, open_adapter
+from openafm.adapters.package import AdapterAbout, AdapterNotFoundError, IncompleteDraftError, open_adapter
 from openafm.bundle import Bundle, BundleError, open_bundle, write_bundle
 from openafm.core.config import ConfigError
 from openafm.data.documents import InputPathError, NotADocumentError, NotTextError
@@ -208,7 +208,7 @@ def test_export_with_a_draft(tmp_path: Path) -> None:
     weights = next(draft.path.glob("*.safetensors"))
     content = weights.read_bytes()
     weights.unlink()
-    with pytest.raises((HalfDraftError, BundleError)):
+    with pytest.raises((IncompleteDraftError, BundleError)):
         export_adapter(tmp_path / "run", "tints", tmp_path / "out", draft=draft.path)
     weights.write_bytes(content[:-1] + b"x")
     with pytest.raises(BundleError):

@@ -1,1 +1,1 @@
-"""Low-rank adapters: modules, parameter counts, and the folder they travel in (report sections 6 and 7)."""
+"""Low-rank adapters: modules, parameter counts, file format, installation and delivery (report sections 6 and 7)."""

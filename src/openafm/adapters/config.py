@@ -1,4 +1,4 @@
-"""What an adapter is made of, as data. Imports no tensor library."""
+"""Low-rank adapters as data. Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterStartConfig(Config, ABC):
-    """What an adapter holds before it is trained."""
+    """Base of the initializations of an adapter."""
 
     @abstractmethod
     def apply(self, decoder: Decoder, config: LoRAConfig, seed: int) -> None:
@@ -25,7 +25,7 @@ class AdapterStartConfig(Config, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroStart(AdapterStartConfig):
-    """Random `a`, zero `b`: the decoder computes what it did before (arXiv 2106.09685)."""
+    """Random `a`, zero `b`: the outputs of the decoder are unchanged (arXiv 2106.09685)."""
 
     def apply(self, decoder: Decoder, config: LoRAConfig, seed: int) -> None:
         from openafm.adapters.lora import start_at_zero
@@ -35,7 +35,7 @@ class ZeroStart(AdapterStartConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SingularValueStart(AdapterStartConfig):
-    """The top singular vectors of each weight, taken out of the decoder (arXiv 2404.02948, report 6)."""
+    """The top singular vectors of each weight, subtracted from the decoder (arXiv 2404.02948, report 6)."""
 
     def apply(self, decoder: Decoder, config: LoRAConfig, seed: int) -> None:
         from openafm.adapters.singular import move_singular_vectors
@@ -45,11 +45,11 @@ class SingularValueStart(AdapterStartConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig(Config):
-    """Low-rank adapters beside the Linears of a decoder's layers (arXiv 2106.09685).
+    """Low-rank adapters of the Linears of a decoder's layers (arXiv 2106.09685).
 
-    `targets` are last components of module names, such as "query" or "gate"; none means every Linear of the layers. Each
-    track has adapters of its own; routers and experts have none, whose matrices are no Linears.
-    `precision` is that of the weights in an adapter's folder; in memory they are fp32 masters.
+    `targets` are last components of module names, such as "query" or "gate"; an empty tuple means every Linear of the
+    layers. Each track has separate adapters. Routers and experts are not Linears and have none. `precision` is that of the
+    stored weights; in memory they are fp32 masters.
     """
 
     rank: int = 32
@@ -61,24 +61,24 @@ class LoRAConfig(Config):
     def __post_init__(self) -> None:
         self.require(self.rank > 0, f"rank must be positive, got {self.rank}")
         self.require(self.alpha > 0 and math.isfinite(self.alpha), f"alpha must be positive and finite, got {self.alpha}")
-        self.require(len(set(self.targets)) == len(self.targets), f"targets must differ, got {', '.join(self.targets)}")
+        self.require(len(set(self.targets)) == len(self.targets), f"targets must be unique, got {', '.join(self.targets)}")
         for target in self.targets:
             self.require(
                 bool(target) and "." not in target,
-                f"a target is the last component of a module's name, such as 'query', got '{target}'",
+                f"a target is the last component of a module name, such as 'query', got '{target}'",
             )
 
     @property
     def scale(self) -> float:
-        """What the adapter's output is multiplied with before it is added."""
+        """The factor of the adapter's output."""
         return self.alpha / self.rank
 
 
 def num_adapter_parameters(decoder: DecoderConfig, config: LoRAConfig) -> int:
-    """Weights of the adapter, counted on the meta device: 66,633,728 for rank 32 on `on_device.base`.
+    """Return the number of weights of the adapter: 66,633,728 for rank 32 on `on_device.base`.
 
     Raises:
-        AdapterTargetError: a target that the decoder does not have.
+        AdapterTargetError: the decoder has no such target.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What `openafm adapter inspect` tells about an adapter."""
+"""Description of an adapter, as `openafm adapter inspect` prints it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openafm.adapters.package import WEIGHTS, AdapterPackage
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterDescription:
-    """`bytes` are those of the weights; `draft` is the signature of the draft model inside, None without one."""
+    """Facts of an adapter. `bytes` is the size of the weights; `draft` is the signature of its draft model or None."""
 
     identifier: str
     name: str
@@ -38,10 +38,10 @@ class AdapterDescription:
 
 
 def describe_adapter(adapter: AdapterPackage) -> AdapterDescription:
-    """Verify an adapter, then describe it.
+    """Verify an adapter and return its description.
 
     Raises:
-        AdapterError: it is damaged.
+        AdapterError: the adapter is damaged.
     """
     weights, metadata = adapter.weights(), adapter.metadata
     return AdapterDescription(

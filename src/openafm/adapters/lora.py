@@ -1,7 +1,7 @@
-"""Low-rank adapters beside the Linears of a decoder (arXiv 2106.09685, report 6).
+"""Low-rank adapters of the Linears of a decoder (arXiv 2106.09685, report 6).
 
-A hook adds the adapter's output to the Linear's, so the names in the state dict of the base stay as they are:
-`layers.0.attention.query.weight`, and beside it `layers.0.attention.query.lora.a`.
+A forward hook adds the adapter's output to the Linear's, so the names in the base's state dict are unchanged:
+`layers.0.attention.query.weight`, and for the adapter `layers.0.attention.query.lora.a`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from openafm.models.layers import Linear, project
 
 
 class AdapterInstalledError(UsageError):
-    """The decoder carries an adapter already, or none where one is needed."""
+    """The decoder already has an adapter, or has none and needs one."""
 
 
 class AdapterTargetError(UsageError):
-    """A target that the decoder does not have, or that cannot be adapted in this way."""
+    """The decoder has no such target, or the target cannot be adapted in this way."""
 
 
 class AdapterWeightsError(UsageError):
-    """Weights that are not those of the installed adapter."""
+    """The weights do not match the installed adapter."""
 
 
 class LoRA(nn.Module):
     """y = (x a^T) b^T * scale, with fp32 masters a [rank, in] and b [out, rank], computed in the dtype of x.
 
-    Beside a Linear that is spread over tracks, a is [T, rank, in] and b [T, out, rank]: every track has a pair of its own.
+    For a Linear with tracks, a is [T, rank, in] and b [T, out, rank].
     """
 
     def __init__(self, linear: Linear, config: LoRAConfig) -> None:
@@ -48,7 +48,7 @@ class LoRA(nn.Module):
         self.hook = linear.register_forward_hook(_add_lora)
 
     def forward(self, x: Tensor) -> Tensor:
-        # Sums are exact enough, of fp32 always, that a token's output does not depend on how many are computed beside it.
+        # Double precision makes a token's output independent of the number of tokens in the call.
         is_few = x.shape[:-1].numel() <= FEW_TOKENS
         is_exact = x.is_cpu and not torch.is_grad_enabled() and (is_few or x.dtype is torch.float32)
         dtype = torch.float64 if is_exact else x.dtype
@@ -57,23 +57,23 @@ class LoRA(nn.Module):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
-        """Normal `a` of standard deviation 1 / sqrt(in), drawn on the CPU so that devices agree; zero `b`."""
+        """Draw normal `a` of standard deviation 1 / sqrt(in), on the CPU so that devices agree; set `b` to zero."""
         self.a.copy_(torch.randn(self.a.shape, generator=generator) * self.a.shape[-1] ** -0.5)
         nn.init.zeros_(self.b)
 
 
 def install(decoder: Decoder, config: LoRAConfig, seed: int = 0) -> None:
-    """Put an adapter on a decoder, started as `config.start` says. From now on only the adapter's weights train.
+    """Put an adapter on a decoder, initialized by `config.start`, and freeze the base.
 
     Raises:
-        AdapterInstalledError: the decoder carries an adapter already.
-        AdapterTargetError: a target that the decoder does not have.
+        AdapterInstalledError: the decoder already has an adapter.
+        AdapterTargetError: the decoder has no such target.
     """
     config.start.apply(decoder, config, seed)
 
 
 def start_at_zero(decoder: Decoder, config: LoRAConfig, seed: int = 0) -> None:
-    """Put an adapter on a decoder that changes nothing yet, whatever `config.start` says. Raises as `install`."""
+    """Put an adapter on a decoder with unchanged outputs, independently of `config.start`. Raises as `install`."""
     generator = torch.Generator().manual_seed(seed)
     for lora in attach(decoder, config).values():
         if not lora.a.is_meta:
@@ -81,14 +81,14 @@ def start_at_zero(decoder: Decoder, config: LoRAConfig, seed: int = 0) -> None:
 
 
 def attach(decoder: Decoder, config: LoRAConfig) -> dict[str, LoRA]:
-    """Put an adapter on a decoder whose weights the caller fills; its modules by the names of their Linears.
+    """Put an uninitialized adapter on a decoder and return its modules by the names of their Linears.
 
     Raises:
-        AdapterInstalledError: the decoder carries an adapter already.
-        AdapterTargetError: a target that the decoder does not have.
+        AdapterInstalledError: the decoder already has an adapter.
+        AdapterTargetError: the decoder has no such target.
     """
     if installed(decoder):
-        raise AdapterInstalledError("the decoder carries an adapter already and takes one at a time; remove() it first")
+        raise AdapterInstalledError("the decoder already has an adapter; remove() it first, a decoder has one at a time")
     linears = target_linears(decoder, config)
     decoder.requires_grad_(False)
     for linear in linears.values():
@@ -97,15 +97,15 @@ def attach(decoder: Decoder, config: LoRAConfig) -> dict[str, LoRA]:
 
 
 def installed(decoder: Decoder) -> dict[str, LoRA]:
-    """The modules of the adapter that a decoder carries, by the names of their Linears; empty where there is none."""
+    """Return the modules of the decoder's adapter by the names of their Linears; empty without an adapter."""
     return {name.removesuffix(".lora"): module for name, module in decoder.named_modules() if isinstance(module, LoRA)}
 
 
 def target_linears(decoder: Decoder, config: LoRAConfig) -> dict[str, Linear]:
-    """The Linears that `config` adapts, by their names in the decoder.
+    """Return the Linears that `config` adapts, by their names in the decoder.
 
     Raises:
-        AdapterTargetError: a target that the decoder does not have; the message names the nearest.
+        AdapterTargetError: the decoder has no such target; the message gives the nearest name.
     """
     linears = {f"layers.{name}": module for name, module in decoder.layers.named_modules() if isinstance(module, Linear)}
     known = list(dict.fromkeys(_last(name) for name in linears))
@@ -116,10 +116,10 @@ def target_linears(decoder: Decoder, config: LoRAConfig) -> dict[str, Linear]:
 
 
 def adapter_weights(decoder: Decoder) -> dict[str, Tensor]:
-    """The adapter's weights by their names in the decoder, `layers.0.attention.query.lora.a` ...: views, not copies.
+    """Return views of the adapter's weights by their names in the decoder, such as `layers.0.attention.query.lora.a`.
 
     Raises:
-        AdapterInstalledError: the decoder carries no adapter.
+        AdapterInstalledError: the decoder has no adapter.
     """
     return {
         f"{name}.lora.{part}": weight.detach()
@@ -130,48 +130,47 @@ def adapter_weights(decoder: Decoder) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_adapter_weights(decoder: Decoder, weights: Mapping[str, Tensor | NDArray[Any]]) -> None:
-    """Fill the installed adapter. Nothing is changed unless all of it fits.
+    """Copy weights into the installed adapter. Nothing changes unless all of them match.
 
     Raises:
-        AdapterInstalledError: the decoder carries no adapter.
-        AdapterWeightsError: the message names a weight that is missing, unexpected or of another shape.
+        AdapterInstalledError: the decoder has no adapter.
+        AdapterWeightsError: a weight is missing, unexpected or of another shape; the message names it.
     """
     mine = adapter_weights(decoder)
     for name in mine.keys() | weights.keys():
         if name not in weights:
-            raise AdapterWeightsError(f"the weights lack '{name}', which this decoder's adapter has")
+            raise AdapterWeightsError(f"the weights lack '{name}', which the decoder's adapter has")
         if name not in mine:
-            raise AdapterWeightsError(f"the weights hold '{name}', which this decoder's adapter does not have")
+            raise AdapterWeightsError(f"the weights have '{name}', which the decoder's adapter lacks")
         if tuple(weights[name].shape) != tuple(mine[name].shape):
             expected, actual = list(mine[name].shape), list(weights[name].shape)
-            raise AdapterWeightsError(f"'{name}' has the shape {actual}, this decoder's adapter needs {expected}")
+            raise AdapterWeightsError(f"'{name}' has the shape {actual}, the decoder's adapter needs {expected}")
     for name, weight in mine.items():
         weight.copy_(torch.as_tensor(weights[name]))
 
 
 @torch.no_grad()
 def load_smaller_adapter(decoder: Decoder, config: LoRAConfig, weights: Mapping[str, Tensor | NDArray[Any]]) -> None:
-    """Make the freshly installed adapter compute what `weights` of another one, described by `config`, do.
+    """Initialize the newly installed adapter to the outputs of another one with `weights` and `config`.
 
-    That one may have a smaller rank, another alpha and fewer targets. Rows that its `a` lacks keep their random start and
-    meet zeros in `b`: they change nothing yet, but learn, which zeros on both sides never would.
+    The other adapter may have a smaller rank, another alpha and fewer targets. Additional rows of `a` keep their random
+    values and have zeros in `b`: they leave the outputs unchanged and have gradients.
 
     Raises:
-        AdapterInstalledError: the decoder carries no adapter.
-        AdapterWeightsError: the rank is larger than that of the installed one, or a target is missing there. Nothing is
-            changed.
+        AdapterInstalledError: the decoder has no adapter.
+        AdapterWeightsError: the other rank is larger, or the installed adapter lacks a target. Nothing changes.
     """
     mine = _required(decoder)
     pairs = {name.removesuffix(".lora.a") for name in weights if name.endswith(".lora.a")}
     for name in sorted(pairs):
         if name not in mine:
             raise AdapterWeightsError(
-                f"the adapter to start from adapts '{name}', the new one does not; let it adapt that too"
+                f"the adapter to start from has the target '{name}', which the new one lacks; add it to the targets"
             )
         rank = mine[name].a.shape[-2]
         if config.rank > rank:
             raise AdapterWeightsError(
-                f"the adapter to start from has rank {config.rank}, the new one {rank}; give it a larger rank"
+                f"the adapter to start from has rank {config.rank}, the new one only {rank}; use a larger rank"
             )
     for name in pairs:
         lora = mine[name]
@@ -180,10 +179,10 @@ def load_smaller_adapter(decoder: Decoder, config: LoRAConfig, weights: Mapping[
 
 
 def remove(decoder: Decoder) -> None:
-    """Take the adapter off. The base stays frozen, and as the adapter's start left it; `requires_grad_(True)` thaws it.
+    """Remove the adapter. The base stays frozen and keeps the weights that the initialization left.
 
     Raises:
-        AdapterInstalledError: the decoder carries no adapter.
+        AdapterInstalledError: the decoder has no adapter.
     """
     for name, lora in _required(decoder).items():
         lora.hook.remove()
@@ -197,7 +196,7 @@ def _add_lora(linear: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tenso
 def _required(decoder: Decoder) -> dict[str, LoRA]:
     modules = installed(decoder)
     if not modules:
-        raise AdapterInstalledError("the decoder carries no adapter; install() one first")
+        raise AdapterInstalledError("the decoder has no adapter; install() one first")
     return modules
 
 

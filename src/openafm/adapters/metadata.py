@@ -1,4 +1,4 @@
-"""What `metadata.json` of an adapter's folder holds, under the names of Apple's toolkit where it has one."""
+"""The contents of an adapter's `metadata.json`, with the key names of Apple's toolkit where it has them."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ _SIGNATURE = r"[0-9a-f]{40}"
 
 
 class AdapterError(OpenAFMError):
-    """A folder that is not a readable adapter, or an adapter that cannot be written."""
+    """The folder is not a readable adapter, or the adapter cannot be written."""
 
 
 class AdapterVersionError(AdapterError):
-    """The adapter was written for another version of the format."""
+    """The adapter has another version of the format."""
 
 
 class AdapterNameError(UsageError):
-    """A name that no adapter can have."""
+    """The adapter name is invalid."""
 
 
 def check_name(name: str) -> str:
-    """The name itself.
+    """Return a valid adapter name.
 
     Raises:
-        AdapterNameError: it has other characters than letters, digits and underscores, or more than 64 of them.
+        AdapterNameError: the name has other characters than letters, digits and underscores, or more than 64.
     """
     if not re.fullmatch(_NAME, name):
-        raise AdapterNameError(f"'{name}' is no name for an adapter; use up to 64 letters (a to z), digits and underscores")
+        raise AdapterNameError(f"'{name}' is not a valid adapter name; use 1 to 64 letters (a to z), digits and underscores")
     return name
 
 
 def adapter_identifier(name: str, base_signature: str) -> str:
-    """What tells an adapter's versions for several bases apart: fmadapter-NAME-(first 7 digits of the signature).
+    """Return the identifier of an adapter for one base: fmadapter-NAME-(first 7 digits of the base's signature).
 
     Raises:
-        AdapterNameError: `name` is none.
+        AdapterNameError: the name is invalid.
     """
     return f"fmadapter-{check_name(name)}-{base_signature[:7]}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterMetadata(Config):
-    """An adapter is bound to the signature of the very bundle that it was trained on.
+    """Metadata of an adapter, which belongs to the bundle with the signature `baseModelSignature`.
 
-    `creatorDefined` is the author's own; `draftSignature` is that of the bundle in `draft/`, empty where there is none.
+    `creatorDefined` is free for the author. `draftSignature` is the signature of the bundle in `draft/`, empty without one.
     """
 
     format: str = FORMAT
@@ -78,7 +78,7 @@ class AdapterMetadata(Config):
         signature = self.baseModelSignature
         self.require(
             re.fullmatch(_SIGNATURE, signature) is not None,
-            f"baseModelSignature must be the 40 hex digits that sign a bundle, got '{signature}'",
+            f"baseModelSignature must be a bundle's signature of 40 hex digits, got '{signature}'",
         )
         self.require(
             re.fullmatch(f"fmadapter-{_NAME}-{signature[:7]}", self.adapterIdentifier) is not None,
@@ -86,13 +86,13 @@ class AdapterMetadata(Config):
         )
         self.require(
             self.draftSignature == "" or re.fullmatch(_SIGNATURE, self.draftSignature) is not None,
-            f"draftSignature must be the 40 hex digits that sign a bundle, got '{self.draftSignature}'",
+            f"draftSignature must be a bundle's signature of 40 hex digits, got '{self.draftSignature}'",
         )
         self.require(
             0 < self.speculativeDecodingDraftTokenCount <= 64,
             f"speculativeDecodingDraftTokenCount must be 1 to 64, got {self.speculativeDecodingDraftTokenCount}",
         )
-        self.require(self.config.rank == self.loraRank, "loraRank is impossible")
+        _ = self.config  # LoRAConfig checks rank, alpha and targets
 
     @property
     def name(self) -> str:
@@ -100,34 +100,34 @@ class AdapterMetadata(Config):
 
     @property
     def config(self) -> LoRAConfig:
-        """What to install on the base before the weights are loaded."""
+        """The config to install on the base before loading the weights."""
         return LoRAConfig(rank=self.loraRank, alpha=self.loraAlpha, targets=self.loraTargets, precision=self.precision)
 
 
 def read_metadata(values: Mapping[str, Any]) -> AdapterMetadata:
-    """The metadata of any version that this openafm reads, from what its file holds.
+    """Return the metadata of any supported version from the values of its file.
 
     Raises:
-        AdapterVersionError: it belongs to another version.
-        AdapterError: it is not that of an adapter of this project.
+        AdapterVersionError: the version is not supported.
+        AdapterError: the values are not an openafm adapter's.
         ConfigError: a key is missing, unknown or has an impossible value.
     """
     if values.get("format") != FORMAT:
-        raise AdapterError(f'this is not the metadata of an openafm adapter (no "format": "{FORMAT}")')
+        raise AdapterError(f'not the metadata of an openafm adapter: no "format": "{FORMAT}"')
     match values.get("version"):
         case 1:
             return from_dict(_Version1, dict(values)).upgraded()
         case 2:
             return from_dict(AdapterMetadata, dict(values))
     raise AdapterVersionError(
-        f"this is an adapter of format version {values.get('version')}, this openafm reads versions 1 and {FORMAT_VERSION}; "
-        "install the matching version or train the adapter again"
+        f"the adapter has format version {values.get('version')}, this openafm reads versions 1 and {FORMAT_VERSION}; "
+        "install a matching openafm or train the adapter again"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Version1(Config):
-    """Recovery adapters of the first release; their names were free."""
+    """Metadata of recovery adapters of the first release, whose names had no restrictions."""
 
     format: str
     version: int

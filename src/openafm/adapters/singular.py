@@ -1,7 +1,7 @@
-"""Singular vectors first: what a weight has most of goes into the adapter, and only the rest is compressed.
+"""Adapters initialized with the top singular vectors of each weight; only the residual is compressed.
 
-PiSSA's start (arXiv 2404.02948), used by the report before ASTC (report 6). The error of a compressed residual shrinks with
-the square root of the energy left in it, for any format; what the adapter costs in bits must be counted beside it.
+This is PiSSA's initialization (arXiv 2404.02948), which the report uses before ASTC (report 6). The error of a compressed
+residual scales with its norm, for any format. The adapter's bits count towards the size of the model.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from openafm.models.layers import Linear
 
 
 class SingularRankError(UsageError):
-    """More singular vectors are asked for than a matrix has."""
+    """The rank exceeds the number of singular vectors of a matrix."""
 
 
 class NonFiniteWeightError(OpenAFMError):
-    """A weight holds NaN or infinity and has no singular vectors."""
+    """A weight contains NaN or infinity and has no singular vectors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +40,14 @@ class Split:
 
 @torch.no_grad()
 def split(weight: Tensor, rank: int, scale: float) -> Split:
-    """Take the best approximation of rank `rank` out of each matrix of `weight` [..., out, in], in fp32 or finer.
+    """Return the best approximation of rank `rank` of each matrix of `weight` [..., out, in], and the residual.
 
-    Leading dims are experts and tracks, each with its own `rank` vectors. The singular values are shared evenly by a and b.
+    Computes in fp32 or finer. Leading dims are experts and tracks, with `rank` vectors each. Both a and b are scaled by the
+    square roots of the singular values.
 
     Raises:
         SingularRankError: `rank` is not between 1 and the smaller side of a matrix.
-        NonFiniteWeightError: the weight holds NaN or infinity.
+        NonFiniteWeightError: the weight contains NaN or infinity.
     """
     _check(weight, rank, "the weight")
     weight = weight.to(torch.promote_types(weight.dtype, torch.float32))
@@ -59,22 +60,22 @@ def split(weight: Tensor, rank: int, scale: float) -> Split:
 
 @torch.no_grad()
 def move_singular_vectors(decoder: Decoder, config: LoRAConfig) -> None:
-    """Install an adapter made of the targets' top singular vectors and leave the residuals in the decoder.
+    """Install an adapter of the targets' top singular vectors and leave the residuals in the decoder.
 
-    The two together compute what the decoder did, up to fp32 rounding. To compress the base, keep `adapter_weights`,
-    `remove` the adapter, compress what is left, and load the adapter onto that.
+    Outputs are unchanged up to fp32 rounding. To compress the base: keep `adapter_weights`, `remove` the adapter, compress
+    the residual, and load the adapter onto it. On an error the decoder is unchanged.
 
     Raises:
-        AdapterInstalledError: the decoder carries an adapter already.
-        AdapterTargetError: a target that the decoder does not have, or that is compressed already.
+        AdapterInstalledError: the decoder already has an adapter.
+        AdapterTargetError: the decoder has no such target, or the target is compressed already.
         SingularRankError: a target is smaller than the rank.
-        NonFiniteWeightError: a target holds NaN or infinity. In all these cases the decoder is as it was.
+        NonFiniteWeightError: a target contains NaN or infinity.
     """
     linears = target_linears(decoder, config)
     for name, linear in linears.items():
         if type(linear) is not Linear:
             raise AdapterTargetError(
-                f"'{name}' is a {type(linear).__name__}; singular vectors are moved before compression, from plain weights"
+                f"'{name}' is a {type(linear).__name__}; move singular vectors before compression, out of a plain Linear"
             )
         _check(linear.weight, config.rank, f"'{name}.weight'")
     for name, lora in attach(decoder, config).items():
@@ -85,16 +86,16 @@ def move_singular_vectors(decoder: Decoder, config: LoRAConfig) -> None:
 
 
 def _as_stored(weight: Tensor, config: LoRAConfig) -> Tensor:
-    """Rounded as the adapter's file will round it, where that is possible: the residual then makes up for it."""
+    """Return the weight rounded to the stored precision, if finite: the residual then includes the rounding error."""
     rounded = weight.to(getattr(torch, config.precision)).float()
     return rounded if bool(rounded.isfinite().all()) else weight
 
 
 def adapter_bits_per_weight(decoder: DecoderConfig, config: LoRAConfig, bits: int = 16) -> float:
-    """What an adapter of `bits` per number adds to the bits per weight of all Linears of the layers, adapted or not.
+    """Return the bits that an adapter of `bits` per number adds per weight of all Linears of the layers.
 
     Raises:
-        AdapterTargetError: a target that the decoder does not have.
+        AdapterTargetError: the decoder has no such target.
     """
     with torch.device("meta"):
         model = decoder.build()
@@ -103,7 +104,7 @@ def adapter_bits_per_weight(decoder: DecoderConfig, config: LoRAConfig, bits: in
 
 
 def stacked_adapter_parameters(shape: Sequence[int], rank: int) -> int:
-    """Weights of an adapter of `rank` for each matrix of a stack of shape [..., out, in]: experts, tracks, or just one."""
+    """Return the number of weights of an adapter of `rank` for each matrix of a stack of shape [..., out, in]."""
     *leading, out_dim, in_dim = shape
     return math.prod(leading) * rank * (out_dim + in_dim)
 
@@ -111,6 +112,8 @@ def stacked_adapter_parameters(shape: Sequence[int], rank: int) -> int:
 def _check(weight: Tensor, rank: int, name: str) -> None:
     most = min(weight.shape[-2:])
     if not 0 < rank <= most:
-        raise SingularRankError(f"{name} of shape {list(weight.shape)} has {most} singular vectors, asked for {rank}")
+        raise SingularRankError(
+            f"{name} of shape {list(weight.shape)} has {most} singular vectors; use a rank from 1 to {most}, got {rank}"
+        )
     if not weight.isfinite().all():
-        raise NonFiniteWeightError(f"{name} holds NaN or infinity and has no singular vectors; the model is broken")
+        raise NonFiniteWeightError(f"{name} contains NaN or infinity and has no singular vectors; train the model again")

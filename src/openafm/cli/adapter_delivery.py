@@ -33,16 +33,16 @@ def serve(
 ) -> None:
     """Serve the adapters of a folder over HTTP with a signed manifest. Ctrl-C stops the server."""
     from openafm.adapters.delivery.keys import public_key, read_private_key, write_key_pair
-    from openafm.adapters.delivery.server import make_server, stock
+    from openafm.adapters.delivery.server import build_catalog, make_server
     from openafm.core.files import data_home
 
     key_file = key or data_home() / "keys" / "adapters"
     if key is None and not key_file.exists():
         write_key_pair(key_file)
     private_key = read_private_key(key_file)
-    shelf = stock(folder, private_key)
-    server = make_server(shelf, host, port)
-    offered = [adapter.identifier for adapter in shelf.manifest.adapters]
+    catalog = build_catalog(folder, private_key)
+    server = make_server(catalog, host, port)
+    offered = [adapter.identifier for adapter in catalog.manifest.adapters]
     url, public = f"http://{host}:{server.server_port}", public_key(private_key)
     if json:
         print_json({"url": url, "key": public, "adapters": offered})

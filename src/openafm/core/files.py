@@ -181,10 +181,30 @@ def foreign_files(folder: Path, patterns: Sequence[str]) -> list[str]:
     found = []
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        is_known = any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in known)
-        if not is_known and not (name in folders and path.is_dir() and not path.is_symlink()):
+        if not matches(name, known) and not (name in folders and path.is_dir() and not path.is_symlink()):
             found.append(name)
     return sorted(found)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Return True if a relative path matches one of the patterns; `*` does not match a slash."""
+    return any(name.count("/") == pattern.count("/") and fnmatch(name, pattern) for pattern in patterns)
+
+
+def check_written(folder: Path, patterns: Sequence[str]) -> None:
+    """Check that a folder holds only files matching `patterns`, so that it may be removed or replaced.
+
+    Raises:
+        ForeignFilesError: it holds other files, or is a symbolic link.
+    """
+    if folder.is_symlink():
+        raise ForeignFilesError(f"{folder} is a symbolic link; nothing was removed, remove the link yourself")
+    foreign = foreign_files(folder, patterns)
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise ForeignFilesError(
+            f"{folder} holds {foreign[0]}{more}, which openafm did not write; nothing was removed, move it elsewhere"
+        )
 
 
 def remove_written(folder: Path, patterns: Sequence[str]) -> None:
@@ -193,14 +213,7 @@ def remove_written(folder: Path, patterns: Sequence[str]) -> None:
     Raises:
         ForeignFilesError: it holds other files, or is a symbolic link; nothing is removed.
     """
-    if folder.is_symlink():
-        raise ForeignFilesError(f"{folder} is a symbolic link; nothing was removed, remove it yourself")
-    foreign = foreign_files(folder, patterns)
-    if foreign:
-        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise ForeignFilesError(
-            f"{folder} holds {foreign[0]}{more}, which openafm did not write; nothing was removed, move it elsewhere"
-        )
+    check_written(folder, patterns)
     shutil.rmtree(folder)
 
 

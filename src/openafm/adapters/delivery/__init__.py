@@ -1,1 +1,1 @@
-"""How adapters get from one machine to another: a signed manifest and files by plain HTTP."""
+"""Signed delivery of adapters over HTTP: keys, manifest, server and client."""

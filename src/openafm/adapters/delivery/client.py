@@ -1,6 +1,6 @@
-"""Pull an adapter: the one for the local base, checked to the last byte, or nothing.
+"""Pull an adapter for the local base from a server, verify it and install it.
 
-$OPENAFM_HOME/downloads/IDENTIFIER/SHA256.FILE.part  until all of it is there
+$OPENAFM_HOME/downloads/IDENTIFIER/SHA256.FILE.part  until the download is complete
 """
 
 from __future__ import annotations
@@ -8,22 +8,13 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import re
 import shutil
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from openafm.adapters.delivery.errors import (
-    BadSignatureError,
-    DigestError,
-    NotOfferedError,
-    OversizeError,
-    TruncatedDownloadError,
-    UnreachableError,
-)
+from openafm.adapters.delivery.errors import NotOfferedError, UnreachableError, UntrustedDeliveryError
+from openafm.adapters.delivery.http import Download, chunks
 from openafm.adapters.delivery.manifest import (
     MAX_MANIFEST_BYTES,
     AdapterManifest,
@@ -31,22 +22,23 @@ from openafm.adapters.delivery.manifest import (
     OfferedFile,
     open_manifest,
 )
-from openafm.adapters.delivery.publishers import Publisher, known_publisher, remember_publisher
+from openafm.adapters.delivery.publishers import Publisher, canonical_url, known_publisher, remember_publisher
 from openafm.adapters.metadata import check_name
-from openafm.adapters.package import AdapterPackage, open_adapter
+from openafm.adapters.package import FILE_PATTERNS, MAX_BYTES, AdapterPackage, open_adapter
 from openafm.adapters.store import adapter_place
 from openafm.core.config import nearest
-from openafm.core.files import OutOfSpaceError, atomic_folder, data_home, file_digest, folder_lock, room_for
+from openafm.core.files import OutOfSpaceError, atomic_folder, check_written, data_home, file_digest, folder_lock, room_for
 from openafm.core.progress import Progress, progress
 
-MAX_BYTES = 8 << 30
 TIMEOUT_S = 30.0
-_CHUNK_BYTES = 1 << 16
+MANIFEST_S = 60.0
+TOTAL_S = 4 * 3600.0
+_PART = "[0-9a-f]" * 64 + ".*.part"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pulled:
-    """An installed adapter, the key that vouches for it, and how many bytes had to be fetched now."""
+    """An installed adapter, the public key that verified it, and the number of bytes downloaded."""
 
     adapter: AdapterPackage
     key: str
@@ -60,62 +52,62 @@ def pull_adapter(
     key: str | None = None,
     max_bytes: int = MAX_BYTES,
     timeout_s: float = TIMEOUT_S,
+    total_s: float = TOTAL_S,
 ) -> Pulled:
-    """Install the adapter of this name for this base from a server; a download that was interrupted goes on.
+    """Install the adapter of this name for this base from a server. An interrupted download is resumed.
 
-    `key` is the server's public key. Without it the key that the server showed at the first time is the only one trusted.
+    `key` is the server's public key; without it the key of the first pull from this URL is trusted. `timeout_s` limits the
+    time without a byte, `total_s` the time of the whole download.
 
     Raises:
-        AdapterNameError: the name is none.
-        UnreachableError: the server does not answer, or refuses.
-        BadSignatureError, AdapterManifestError, OldManifestError, HalfDraftError: its manifest is invalid.
-        NotOfferedError: it has no such adapter for this base.
-        OversizeError: it takes more than `max_bytes`, or more came than was announced.
+        AdapterNameError: the name is invalid.
+        UnreachableError: the server does not answer, refuses, or ends the download early; the same call resumes.
+        UntrustedDeliveryError: manifest or files are not as signed, older than before, or larger than announced or allowed.
+        NotOfferedError: the server has no such adapter for this base.
         OutOfSpaceError: it does not fit on the disk.
-        TruncatedDownloadError: the connection broke; the same call goes on.
-        DigestError, AdapterError, AdapterMismatchError: what came is not what was announced.
+        AdapterError, AdapterMismatchError: the adapter is damaged or belongs to another base.
+        ForeignFilesError: the installed folder holds files that openafm did not write.
         FolderInUseError: another process is pulling it.
     """
     check_name(name)
-    url = _checked_url(url)
+    url = canonical_url(url)
     known = known_publisher(url)
+    with Download(min(MANIFEST_S, total_s), timeout_s) as download:
+        signed = _read_manifest(url, download)
     try:
-        opened = open_manifest(_read_manifest(url, timeout_s), key or (None if known is None else known.key))
-    except BadSignatureError as error:
-        raise BadSignatureError(f"{url}: {error}") from error
+        opened = open_manifest(signed, key or (None if known is None else known.key))
+    except UntrustedDeliveryError as error:
+        raise UntrustedDeliveryError(f"{url}: {error}") from error
     offered = _choose(opened.manifest, name, base_signature, url)
     remember_publisher(Publisher(url=url, key=opened.key, published=opened.manifest.published))
     if offered.num_bytes > max_bytes:
-        raise OversizeError(f"{offered.identifier} has {offered.num_bytes:,} bytes, allowed are {max_bytes:,}")
+        raise UntrustedDeliveryError(f"{offered.identifier} has {offered.num_bytes:,} bytes, allowed are {max_bytes:,}")
     place = adapter_place(name, base_signature)
+    if place.exists():
+        check_written(place, FILE_PATTERNS)
     if _is_installed(place, offered):
         return Pulled(adapter=open_adapter(place), key=opened.key, num_fetched=0)
     downloads = data_home() / "downloads" / offered.identifier
     with folder_lock(downloads):
-        num_fetched = _fetch_all(url, offered, downloads, timeout_s)
+        with Download(total_s, timeout_s) as download:
+            num_fetched = _fetch_all(url, offered, downloads, download)
         adapter = _install(offered, downloads, place)
-        shutil.rmtree(downloads, ignore_errors=True)
+        _remove_parts(downloads, keep=set())
+        (downloads / ".lock").unlink()
+        with contextlib.suppress(OSError):  # it holds files of others
+            downloads.rmdir()
     return Pulled(adapter=adapter, key=opened.key, num_fetched=num_fetched)
 
 
-def _checked_url(url: str) -> str:
-    try:
-        parts = urllib.parse.urlsplit(url)
-        is_address = url.isascii() and parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:  # half of the brackets of an IPv6 host
-        is_address = False
-    if not is_address:
-        raise UnreachableError(f"'{url}' is no address of a server; expected http://HOST:PORT or https://HOST")
-    return url.rstrip("/")
-
-
-def _read_manifest(url: str, timeout_s: float) -> bytes:
-    with _opened(f"{url}/manifest.json", timeout_s) as response:
+def _read_manifest(url: str, download: Download) -> bytes:
+    with download.get(f"{url}/manifest.json") as response:
         data = bytearray()
-        for chunk in _chunks(response):
+        for chunk in chunks(response):
             data += chunk
             if len(data) > MAX_MANIFEST_BYTES:
-                raise OversizeError(f"the manifest of {url} has more than {MAX_MANIFEST_BYTES:,} bytes")
+                raise UntrustedDeliveryError(f"the manifest of {url} has more than {MAX_MANIFEST_BYTES:,} bytes")
+    if download.is_expired:
+        raise UnreachableError(f"the manifest of {url} did not arrive{download.reason}")
     return bytes(data)
 
 
@@ -127,62 +119,68 @@ def _choose(manifest: AdapterManifest, name: str, base_signature: str, url: str)
         if adapter.baseModelSignature == base_signature:
             return adapter
     bases = ", ".join(adapter.baseModelSignature for adapter in versions)
-    raise NotOfferedError(f"{url} offers '{name}' for the base {bases}, none for {base_signature}, which is the base here")
+    raise NotOfferedError(f"{url} offers '{name}' for the base {bases}, none for the local base {base_signature}")
 
 
 def _is_installed(place: Path, offered: OfferedAdapter) -> bool:
-    """Whether this very version stands there, whole."""
+    """Return True if this version is installed and undamaged."""
     return all((place / file.path).is_file() and file_digest(place / file.path) == file.sha256 for file in offered.files)
 
 
-def _fetch_all(url: str, offered: OfferedAdapter, downloads: Path, timeout_s: float) -> int:
-    """Every file of the adapter into its part, of which the digest is right. Returns the bytes that came now."""
+def _fetch_all(url: str, offered: OfferedAdapter, downloads: Path, download: Download) -> int:
+    """Download the missing bytes of every file into its part and verify it. Return the number of bytes downloaded."""
     parts = {_part(downloads, file): file for file in offered.files}
-    for other in set(downloads.glob("*.part")) - parts.keys():  # of a version that is offered no more
-        other.unlink()
+    _remove_parts(downloads, keep=set(parts))  # those of versions that are no longer offered
     missing = sum(file.bytes - _size(part) for part, file in parts.items())
     if shutil.disk_usage(downloads).free < missing:
-        raise OutOfSpaceError(f"{offered.identifier} needs {missing:,} bytes more than {downloads} has room for")
+        raise OutOfSpaceError(f"{offered.identifier} needs {missing:,} bytes, more than {downloads} has room for")
     num_fetched = num_before = 0
     with progress(f"pull {offered.identifier}", offered.num_bytes) as bar:
         for part, file in parts.items():
-            num_fetched += _fetch(f"{url}/{offered.identifier}/{file.path}", file, part, timeout_s, bar, num_before)
+            address = f"{url}/{offered.identifier}/{file.path}"
+            num_fetched += _fetch(address, file, part, download, bar, num_before)
             num_before += file.bytes
     return num_fetched
 
 
-def _fetch(url: str, file: OfferedFile, part: Path, timeout_s: float, bar: Progress, num_before: int) -> int:
-    """Fetch what a part lacks of its file. Parts are named by digest, so a part is never that of another file."""
+def _remove_parts(downloads: Path, keep: set[Path]) -> None:
+    for part in set(downloads.glob(_PART)) - keep:
+        part.unlink()
+
+
+def _fetch(url: str, file: OfferedFile, part: Path, download: Download, bar: Progress, num_before: int) -> int:
+    """Download the missing bytes of a file and verify it. A part is named by digest, so it belongs to this very file."""
     if _size(part) > file.bytes:
         part.unlink()
     start = _size(part)
     if start < file.bytes:
-        start = _append(url, file, part, timeout_s, bar, num_before)
-    part.touch()  # an empty file is not asked for
+        start = _append(url, file, part, download, bar, num_before)
+    part.touch()  # an empty file is not requested
     if _size(part) < file.bytes:
-        raise TruncatedDownloadError(
-            f"{url} ended after {_size(part):,} of {file.bytes:,} bytes; run the same command again, it goes on from there"
+        raise UnreachableError(
+            f"{url} ended after {_size(part):,} of {file.bytes:,} bytes{download.reason}; "
+            "run the same command again to resume the download"
         )
     if file_digest(part) != file.sha256:
         part.unlink()
-        raise DigestError(
-            f"{url} is not the file that the manifest lists; it was thrown away, pull again or tell the author"
+        raise UntrustedDeliveryError(
+            f"{url} is not the file that the manifest lists; it was deleted, pull again or inform the author"
         )
     return file.bytes - start
 
 
-def _append(url: str, file: OfferedFile, part: Path, timeout_s: float, bar: Progress, num_before: int) -> int:
-    """Append to the part until its end or that of the connection; returns where it went on."""
+def _append(url: str, file: OfferedFile, part: Path, download: Download, bar: Progress, num_before: int) -> int:
+    """Append to the part until the end of the file or of the connection. Return the position of the first new byte."""
     start = _size(part)
-    with _opened(url, timeout_s, start) as response:
+    with download.get(url, start) as response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-            start = 0  # the server knows no ranges
+            start = 0  # the server does not support ranges
         with room_for(part), part.open("ab" if start else "wb") as stream:
             size = start
-            for chunk in _chunks(response):
+            for chunk in chunks(response):
                 size += len(chunk)
                 if size > file.bytes:
-                    raise OversizeError(f"{url} goes on beyond the {file.bytes:,} bytes that the manifest lists")
+                    raise UntrustedDeliveryError(f"{url} is larger than the {file.bytes:,} bytes that the manifest lists")
                 stream.write(chunk)
                 bar.update(num_before + size)
             stream.flush()
@@ -190,17 +188,11 @@ def _append(url: str, file: OfferedFile, part: Path, timeout_s: float, bar: Prog
     return start
 
 
-def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """What comes, as it comes, until its end or until the connection breaks; who reads it counts."""
-    with contextlib.suppress(OSError, http.client.HTTPException):
-        while chunk := response.read1(_CHUNK_BYTES):
-            yield chunk
-
-
 def _install(offered: OfferedAdapter, downloads: Path, place: Path) -> AdapterPackage:
-    """Put the parts together, beside their place; they take it only when everything has been checked."""
+    """Assemble the parts beside the installed folder, verify them, and replace the folder atomically."""
     for leftover in place.parent.glob(f".{place.name}.*"):  # of a process that was killed here
-        shutil.rmtree(leftover)
+        if re.fullmatch("[0-9a-f]{8}", leftover.suffix[1:]) and not leftover.is_symlink():
+            shutil.rmtree(leftover)
     with atomic_folder(place) as folder:
         for file in offered.files:
             (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
@@ -208,23 +200,9 @@ def _install(offered: OfferedAdapter, downloads: Path, place: Path) -> AdapterPa
         adapter = open_adapter(folder)
         adapter.check_base(offered.baseModelSignature)
         if adapter.name != offered.name:
-            raise DigestError(f"the manifest calls {adapter.identifier} '{offered.name}'; tell the author")
+            raise UntrustedDeliveryError(f"the manifest lists {adapter.identifier} as '{offered.name}'; inform the author")
         adapter.verify()
     return open_adapter(place)
-
-
-def _opened(url: str, timeout_s: float, start: int = 0) -> http.client.HTTPResponse:
-    """The answer to a GET, from byte `start` on where the server can."""
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
-    try:
-        response: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=timeout_s)
-    except urllib.error.HTTPError as error:
-        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
-            return _opened(url, timeout_s)  # what the server has is shorter than the part: anew
-        raise UnreachableError(f"{url} answers {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an impossible host, of a redirection say
-        raise UnreachableError(f"{url} cannot be reached: {error}") from error
-    return response
 
 
 def _part(downloads: Path, file: OfferedFile) -> Path:

@@ -1,4 +1,4 @@
-"""What can be wrong with a delivery. Nothing is installed when one of these is raised."""
+"""Errors of adapter delivery. Nothing is installed when one of them is raised."""
 
 from __future__ import annotations
 
@@ -6,48 +6,20 @@ from openafm.core.errors import OpenAFMError, UsageError
 
 
 class DeliveryError(OpenAFMError):
-    """Something of a delivery is not as it should be."""
-
-
-class DeliveryLibraryError(UsageError):
-    """The library that signs and checks signatures is not installed."""
-
-
-class DeliveryKeyError(UsageError):
-    """A key that is none, or a file in the place of a new one."""
-
-
-class BadSignatureError(DeliveryError):
-    """The manifest was not signed with the key that is trusted, or not in this form."""
-
-
-class AdapterManifestError(DeliveryError):
-    """A manifest that lists what no adapter consists of."""
-
-
-class OldManifestError(DeliveryError):
-    """A manifest older than the one that was seen here before."""
-
-
-class NotOfferedError(UsageError):
-    """The server has no adapter of this name, or none for this base."""
+    """A pull failed."""
 
 
 class UnreachableError(DeliveryError):
-    """The server does not answer, or refuses."""
+    """The server did not answer, refused, or ended the connection early. A repeated pull resumes the download."""
 
 
-class ServerAddressError(UsageError):
-    """A server cannot answer at this address: it is taken, or not one of this machine."""
+class UntrustedDeliveryError(DeliveryError):
+    """The manifest or a file is not what the publisher signed, is older than before, or is larger than announced."""
 
 
-class TruncatedDownloadError(DeliveryError):
-    """A file ended early. What came is kept, and the same call goes on from there."""
+class NotOfferedError(UsageError):
+    """The server has no adapter of this name for this base."""
 
 
-class OversizeError(DeliveryError):
-    """More bytes than are allowed, or than the manifest lists."""
-
-
-class DigestError(DeliveryError):
-    """A file that is not the one that the manifest lists."""
+class DeliverySetupError(UsageError):
+    """A key, the address to serve at, or the library for signatures is missing or invalid."""

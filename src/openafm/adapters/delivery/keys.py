@@ -1,6 +1,6 @@
-"""Ed25519 keys (RFC 8032) as text: `private:` or `public:` and 64 hex digits, the public one in NAME.pub beside the other.
+"""Ed25519 keys (RFC 8032) as text: `private:` or `public:` and 64 hex digits; the public key is in NAME.pub.
 
-`cryptography` is imported when something is signed or checked, and not before.
+`cryptography` is imported on first use.
 """
 
 from __future__ import annotations
@@ -11,92 +11,108 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from openafm.adapters.delivery.errors import BadSignatureError, DeliveryKeyError, DeliveryLibraryError
+from openafm.adapters.delivery.errors import DeliverySetupError, UntrustedDeliveryError
+
+_PRIME = 2**255 - 19
+# y coordinates of the points of order 1, 2, 4 and 8. Anybody can sign any message for such a key.
+_ORDER_EIGHT = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+_SMALL_ORDER = {0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT}
 
 
 def write_key_pair(file: Path) -> str:
-    """Make a private key at `file`, for its owner's eyes only, and its public one beside it, which is returned.
+    """Create a private key at `file`, readable by its owner only, and the public key beside it, which is returned.
 
     Raises:
-        DeliveryKeyError: something is at one of the two places already.
-        DeliveryLibraryError: see there.
+        DeliverySetupError: one of the two files exists, or `cryptography` is not installed.
     """
     key = _library().Ed25519PrivateKey.generate()
     public = key.public_key().public_bytes_raw().hex()
     file.parent.mkdir(parents=True, exist_ok=True)
     for place in (file, public_file(file)):
         if place.exists():
-            raise DeliveryKeyError(f"{place} exists, and a lost key cannot be made again; choose another place")
+            raise DeliverySetupError(f"{place} exists, and a lost key cannot be recovered; choose another path")
     _write_new(file, f"private:{key.private_bytes_raw().hex()}", 0o600)
     _write_new(public_file(file), f"public:{public}", 0o644)
     return public
 
 
 def public_file(file: Path) -> Path:
-    """Where the public key of the private one at `file` is."""
+    """Return the path of the public key of the private key at `file`."""
     return file.with_name(file.name + ".pub")
 
 
 def read_public_key(key_or_file: str | Path) -> str:
-    """A public key, given as 64 hex digits or by its file.
+    """Return a public key, given as 64 hex digits or as its file.
 
     Raises:
-        DeliveryKeyError: it is none, or a private one, which is not shown.
+        DeliverySetupError: it is not a public key, or a key that anybody can sign for.
     """
     text = str(key_or_file)
-    return text if re.fullmatch("[0-9a-f]{64}", text) else _read(Path(key_or_file), "public")
+    key = text if re.fullmatch("[0-9a-f]{64}", text) else _read(Path(key_or_file), "public")
+    if is_weak(key):
+        raise DeliverySetupError(f"'{key}' is not a safe public key: its point has a small order; ask for another key")
+    return key
 
 
 def read_private_key(file: Path) -> str:
-    """The private key in a file.
+    """Return the private key in a file.
 
     Raises:
-        DeliveryKeyError: there is none, or a public one, which everybody has and nobody may sign with.
+        DeliverySetupError: the file has no private key.
     """
     return _read(file, "private")
 
 
+def is_weak(key: str) -> bool:
+    """Return True if a public key is a point of small order, or not in canonical form."""
+    y = int.from_bytes(bytes.fromhex(key), "little") & ((1 << 255) - 1)
+    return y >= _PRIME or y in _SMALL_ORDER
+
+
 def sign(data: bytes, private_key: str) -> str:
-    """The signature of `data`, 128 hex digits."""
+    """Return the signature of `data`, 128 hex digits."""
     return _library().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private_key)).sign(data).hex()
 
 
 def public_key(private_key: str) -> str:
-    """The public key of a private one."""
+    """Return the public key of a private key."""
     private = _library().Ed25519PrivateKey.from_private_bytes(bytes.fromhex(private_key))
     return private.public_key().public_bytes_raw().hex()
 
 
 def check_signature(data: bytes, signature: str, key: str) -> None:
-    """Refuse what was not signed with the private key of `key`.
+    """Check that `data` was signed with the private key of `key`.
 
     Raises:
-        BadSignatureError: see there.
-        DeliveryLibraryError: see there.
+        UntrustedDeliveryError: it was not, or the key is weak.
+        DeliverySetupError: `cryptography` is not installed.
     """
     library = _library()
     from cryptography.exceptions import InvalidSignature
 
     try:
+        if is_weak(key):
+            raise InvalidSignature("the key has a small order")
         library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError) as error:
-        raise BadSignatureError(
-            f"the manifest is not signed with the key {key}; do not trust it, unless its author gives you another key"
+        raise UntrustedDeliveryError(
+            f"the manifest is not signed with the key {key:.64}; do not trust it unless its author gives you another key"
         ) from error
 
 
 def _read(file: Path, kind: Literal["private", "public"]) -> str:
     try:
-        text = file.read_text(encoding="ascii").strip()
+        with file.open(encoding="ascii") as stream:
+            text = stream.read(1024).strip()
     except (OSError, ValueError):
         text = ""
     found = re.fullmatch("(private|public):([0-9a-f]{64})", text)
     if found is None:
-        raise DeliveryKeyError(
-            f"'{file}' is no key; expected a file of `openafm adapter keygen`, or a public key's 64 hex digits"
+        raise DeliverySetupError(
+            f"'{file}' is not a key; expected a file of `openafm adapter keygen`, or 64 hex digits of a public key"
         )
     if found[1] != kind:
-        raise DeliveryKeyError(f"'{file}' is the {found[1]} key of its pair; the {kind} one is needed here")
+        raise DeliverySetupError(f"'{file}' is the {found[1]} key of its pair; use the {kind} key")
     return found[2]
 
 
@@ -109,7 +125,7 @@ def _library() -> ModuleType:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError as error:
-        raise DeliveryLibraryError(
-            "signatures need the package 'cryptography': install openafm with the extra, openafm[delivery]"
+        raise DeliverySetupError(
+            "signatures need the package 'cryptography'; install openafm with the extra, openafm[delivery]"
         ) from error
     return ed25519

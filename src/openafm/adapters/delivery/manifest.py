@@ -1,4 +1,4 @@
-"""What a server offers: adapters for bases, their files with sizes and digests, all of it signed.
+"""The signed manifest of a server: adapters with their bases, files, sizes and digests.
 
 On the wire: {"manifest": "<JSON text>", "key": "<public key>", "signature": "<of the text's UTF-8 bytes>"}.
 """
@@ -10,11 +10,12 @@ import re
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-from openafm.adapters.delivery.errors import AdapterManifestError, BadSignatureError
+from openafm.adapters.delivery.errors import UntrustedDeliveryError
 from openafm.adapters.delivery.keys import check_signature, public_key, sign
 from openafm.adapters.metadata import AdapterNameError, adapter_identifier, check_name
-from openafm.adapters.package import DRAFT_FILES, METADATA, WEIGHTS, HalfDraftError
+from openafm.adapters.package import DRAFT_FILES, FILE_PATTERNS, METADATA, WEIGHTS, IncompleteDraftError
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
+from openafm.core.files import matches
 
 FORMAT, FORMAT_VERSION = "openafm.adapters", 1
 MAX_MANIFEST_BYTES = 4 << 20
@@ -23,7 +24,7 @@ _FILE = r"(draft/(recovery\.fmadapter/)?)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 
 @dataclass(frozen=True, kw_only=True)
 class OfferedFile(Config):
-    """A file of an adapter's folder, at a path within it that cannot lead out of it."""
+    """A file of an adapter's folder. The path has no `..` and no hidden parts."""
 
     path: str
     bytes: int
@@ -31,15 +32,16 @@ class OfferedFile(Config):
 
     def __post_init__(self) -> None:
         self.require(
-            re.fullmatch(_FILE, self.path) is not None, f"'{self.path}' is no path of a file in an adapter's folder"
+            re.fullmatch(_FILE, self.path) is not None and matches(self.path, FILE_PATTERNS),
+            f"{self.path!r:.120} is not the path of a file of an adapter",
         )
-        self.require(self.bytes >= 0, f"'{self.path}' has {self.bytes} bytes")
-        self.require(re.fullmatch("[0-9a-f]{64}", self.sha256) is not None, f"'{self.path}' has no SHA-256 in hex")
+        self.require(self.bytes >= 0, f"'{self.path}' has a size of {self.bytes} bytes")
+        self.require(re.fullmatch("[0-9a-f]{64}", self.sha256) is not None, f"'{self.path}' needs a SHA-256 in hex")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OfferedAdapter(Config):
-    """An adapter for one base."""
+    """An adapter for one base, as a server offers it."""
 
     name: str
     baseModelSignature: str
@@ -52,12 +54,12 @@ class OfferedAdapter(Config):
         self.require(METADATA in paths and WEIGHTS in paths, f"{METADATA} or {WEIGHTS} is not listed")
         self.require(
             re.fullmatch("[0-9a-f]{40}", self.baseModelSignature) is not None,
-            f"'{self.baseModelSignature}' is no signature of a base",
+            f"{self.baseModelSignature!r:.80} is not the signature of a base",
         )
         draft = [path.removeprefix("draft/") for path in paths if path.startswith("draft/")]
         for pattern in DRAFT_FILES if draft else ():
             if not any(fnmatch(path, pattern) for path in draft):
-                raise HalfDraftError(f"the manifest lists half a draft model for {self.identifier}: no {pattern}")
+                raise IncompleteDraftError(f"{self.identifier} lists an incomplete draft model: no {pattern}")
 
     @property
     def identifier(self) -> str:
@@ -65,13 +67,13 @@ class OfferedAdapter(Config):
 
     @property
     def num_bytes(self) -> int:
-        """Of all its files."""
+        """Bytes of all files."""
         return sum(file.bytes for file in self.files)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterManifest(Config):
-    """`published` is the time of signing, in seconds since 1970: a client refuses to go back."""
+    """The adapters of a server. `published` is the time of signing in seconds since 1970; clients refuse older manifests."""
 
     format: str = FORMAT
     version: int = FORMAT_VERSION
@@ -81,50 +83,47 @@ class AdapterManifest(Config):
     def __post_init__(self) -> None:
         self.require(
             (self.format, self.version) == (FORMAT, FORMAT_VERSION),
-            f"is {self.format} version {self.version}, this openafm reads {FORMAT} version {FORMAT_VERSION}",
+            f"the format is {self.format!r:.40} {self.version}, this openafm reads {FORMAT} {FORMAT_VERSION}",
         )
         identifiers = [adapter.identifier for adapter in self.adapters]
         self.require(
-            len(set(identifiers)) == len(identifiers), f"an adapter is there twice: {', '.join(sorted(identifiers))}"
+            len(set(identifiers)) == len(identifiers), f"an adapter is listed twice: {', '.join(sorted(identifiers))}"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedManifest:
-    """A manifest and the public key that it was checked with."""
+    """A manifest and the public key that verified it."""
 
     manifest: AdapterManifest
     key: str
 
 
 def sign_manifest(manifest: AdapterManifest, private_key: str) -> bytes:
-    """The manifest as it goes over the wire."""
+    """Return the signed manifest as JSON."""
     text = json.dumps(to_dict(manifest), ensure_ascii=False, separators=(",", ":"))
     signed = {"manifest": text, "key": public_key(private_key), "signature": sign(text.encode(), private_key)}
     return json.dumps(signed, ensure_ascii=False).encode()
 
 
 def open_manifest(data: bytes, trusted_key: str | None) -> OpenedManifest:
-    """Check the signature, then read. Without a trusted key the manifest's own is taken: the caller must remember it.
+    """Return a verified manifest. Without a trusted key the manifest's own key is used, which the caller must remember.
 
     Raises:
-        BadSignatureError: it is not signed, or not with the trusted key.
-        AdapterManifestError: it lists what no adapter consists of.
-        HalfDraftError: it lists part of a draft model.
+        UntrustedDeliveryError: the manifest is not signed with the trusted key, or its content is invalid.
+        IncompleteDraftError: it lists an incomplete draft model.
     """
     try:
         signed = json.loads(data)
         text, key, signature = (signed[part] for part in ("manifest", "key", "signature"))
         if not all(isinstance(part, str) for part in (text, key, signature)):
-            raise TypeError("its parts must be texts")
+            raise TypeError("its parts must be strings")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadSignatureError(
-            f"this is not a signed manifest ({error}); does the address belong to such a server?"
-        ) from error
+        raise UntrustedDeliveryError(f"not a signed manifest ({error}); check the URL of the server") from error
     check_signature(text.encode("utf-8", "surrogatepass"), signature, trusted_key or key)
     try:
         return OpenedManifest(manifest=from_dict(AdapterManifest, json.loads(text)), key=trusted_key or key)
-    except HalfDraftError:
+    except IncompleteDraftError:
         raise
     except (ValueError, ConfigError, AdapterNameError, RecursionError) as error:
-        raise AdapterManifestError(f"the manifest is signed, but not one that can be followed: {error}") from error
+        raise UntrustedDeliveryError(f"the signed manifest is invalid: {error}") from error

@@ -1,13 +1,17 @@
-"""Adapters of a folder, offered over plain HTTP: /manifest.json and /IDENTIFIER/FILE, with ranges.
+"""Serve the adapters of a folder over plain HTTP: /manifest.json and /IDENTIFIER/FILE, with ranges.
 
-Nothing but the files that the manifest lists can be asked for: a path is looked up, never joined.
+Only the files of the manifest are served: requested paths are looked up, never joined, and links are not followed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
+import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,70 +20,106 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from openafm.adapters.delivery.errors import ServerAddressError
+from openafm.adapters.delivery.errors import DeliverySetupError
 from openafm.adapters.delivery.manifest import AdapterManifest, OfferedAdapter, OfferedFile, sign_manifest
-from openafm.adapters.package import METADATA, WEIGHTS, AdapterNotFoundError, AdapterPackage, open_adapter
-from openafm.core.files import file_digest
+from openafm.adapters.package import (
+    METADATA,
+    AdapterError,
+    AdapterNotFoundError,
+    AdapterPackage,
+    adapter_files,
+    open_adapter,
+)
+from openafm.core.files import NotAFileError, open_regular
 
 MANIFEST_PATH = "/manifest.json"
+MAX_CONNECTIONS = 64
+REQUEST_S = 30.0
+"""Time for a client to send a request; a connection without a request is closed after it."""
 _CHUNK_BYTES = 1 << 18
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
-    """What is served: the signed manifest, and files with their digests by the path that they are asked for under."""
+class ServedFile:
+    """The file `name` below the folder `root`, and its SHA-256."""
+
+    root: Path
+    name: str
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog:
+    """What a server offers: the signed manifest, and files by the path of their URL."""
 
     manifest: AdapterManifest
     signed: bytes
-    files: Mapping[str, tuple[Path, str]]
+    files: Mapping[str, ServedFile]
 
 
-def stock(folder: Path, private_key: str) -> Shelf:
-    """The adapters in `folder`, verified, with a manifest signed now.
+def build_catalog(folder: Path, private_key: str) -> Catalog:
+    """Return the verified adapters in `folder` with a manifest signed now.
 
     Raises:
-        AdapterNotFoundError: there are none.
-        AdapterError: one is damaged, or carries half a draft model.
-        ConfigError: two have the same name and base.
+        AdapterNotFoundError: the folder has no adapters.
+        AdapterError: an adapter is damaged, incomplete, or a symbolic link.
+        ConfigError: two adapters have the same name and base.
     """
-    adapters = [open_adapter(file.parent) for file in sorted(folder.glob(f"*/{METADATA}"))]
+    adapters = [open_adapter(_real(file.parent)) for file in sorted(folder.glob(f"*/{METADATA}"))]
     if not adapters:
-        raise AdapterNotFoundError(f"{folder} holds no adapters; `openafm adapter export --output {folder}` puts one there")
+        raise AdapterNotFoundError(f"{folder} has no adapters; `openafm adapter export --output {folder}` writes one there")
     offered, files = [], {}
     for adapter in adapters:
         adapter.verify()
         offered.append(_offered(adapter))
         for file in offered[-1].files:
-            files[f"/{adapter.identifier}/{file.path}"] = (adapter.path / file.path, file.sha256)
+            served = ServedFile(root=adapter.path, name=file.path, digest=file.sha256)
+            files[f"/{adapter.identifier}/{file.path}"] = served
     manifest = AdapterManifest(published=int(time.time()), adapters=tuple(offered))
-    return Shelf(manifest=manifest, signed=sign_manifest(manifest, private_key), files=files)
+    return Catalog(manifest=manifest, signed=sign_manifest(manifest, private_key), files=files)
 
 
-def make_server(shelf: Shelf, host: str, port: int) -> ThreadingHTTPServer:
-    """A server, bound but not yet answering; port 0 takes a free one. Call `serve_forever`, in the end `server_close`.
+def make_server(catalog: Catalog, host: str, port: int) -> ThreadingHTTPServer:
+    """Return a bound server; port 0 selects a free one. Call `serve_forever`, and `server_close` at the end.
+
+    It serves `MAX_CONNECTIONS` connections at a time and answers further ones with 503.
 
     Raises:
-        ServerAddressError: it cannot be bound there.
+        DeliverySetupError: the address cannot be bound.
     """
 
     class Handler(_Handler):
-        shelf_served = shelf
+        served = catalog
 
     try:
         return _Server((host, port), Handler)
     except (OSError, OverflowError) as error:
-        raise ServerAddressError(f"cannot serve at {host}:{port} ({error}); choose another --host or --port") from error
+        raise DeliverySetupError(f"cannot serve at {host}:{port} ({error}); choose another --host or --port") from error
+
+
+def _real(folder: Path) -> Path:
+    if folder.is_symlink():
+        raise AdapterError(f"{folder} is a symbolic link, which is not served; copy the adapter into the folder")
+    return folder
 
 
 def _offered(adapter: AdapterPackage) -> OfferedAdapter:
-    paths = [adapter.path / METADATA, adapter.path / WEIGHTS]
-    if adapter.draft is not None:
-        paths += sorted(path for path in adapter.draft.rglob("[!.]*") if path.is_file())
-    files = [
-        OfferedFile(path=path.relative_to(adapter.path).as_posix(), bytes=path.stat().st_size, sha256=file_digest(path))
-        for path in paths
-    ]
-    return OfferedAdapter(name=adapter.name, baseModelSignature=adapter.base_signature, files=tuple(files))
+    names = sorted(adapter_files(adapter.path), key=lambda name: (name != METADATA, name))  # the smallest file first
+    return OfferedAdapter(
+        name=adapter.name,
+        baseModelSignature=adapter.base_signature,
+        files=tuple(_offered_file(adapter.path, name) for name in names),
+    )
+
+
+def _offered_file(root: Path, name: str) -> OfferedFile:
+    try:
+        with open_regular(root, name) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return OfferedFile(path=name, bytes=os.fstat(file.fileno()).st_size, sha256=digest)
+    except NotAFileError as error:
+        raise AdapterError(f"{error}; copy the file into the adapter") from error
 
 
 def _content_range(wanted: range, size: int) -> str:
@@ -87,38 +127,76 @@ def _content_range(wanted: range, size: int) -> str:
 
 
 class _Server(ThreadingHTTPServer):
+    def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                request.sendall(_BUSY)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up or stalls is no news."""
+        """Do not report clients that disconnect or stall."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """GET and HEAD; a strong ETag, which is the digest; one range (RFC 9110, section 14)."""
+    """GET and HEAD with a strong ETag, the digest, and single ranges (RFC 9110, section 14)."""
 
-    timeout = 60.0  # seconds without a byte, after which a connection and its thread are given up
+    timeout = 60.0  # seconds without progress before a connection is closed
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "openafm", ""
-    shelf_served: Shelf
+    served: Catalog
+
+    def handle_one_request(self) -> None:
+        deadline = threading.Timer(REQUEST_S, self._disconnect)  # for clients that send one byte at a time
+        deadline.daemon = True
+        self._deadline = deadline
+        deadline.start()
+        try:
+            super().handle_one_request()
+        finally:
+            deadline.cancel()
+
+    def _disconnect(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
+        self._deadline.cancel()
         path = self.path.partition("?")[0]
         if path == MANIFEST_PATH:
-            self._answer(HTTPStatus.OK, len(self.shelf_served.signed), {"Content-Type": "application/json"})
+            self._answer(HTTPStatus.OK, len(self.served.signed), {"Content-Type": "application/json"})
             if self.command == "GET":
-                self.wfile.write(self.shelf_served.signed)
-        elif path in self.shelf_served.files:
-            self._send_file(*self.shelf_served.files[path])
+                self.wfile.write(self.served.signed)
+        elif path in self.served.files:
+            self._send_file(self.served.files[path])
         else:
             self._answer(HTTPStatus.NOT_FOUND, 0, {})
 
-    def _send_file(self, path: Path, digest: str) -> None:
+    def _send_file(self, served: ServedFile) -> None:
+        digest = served.digest
         try:
-            file = path.open("rb")
-        except OSError:  # removed since the manifest was signed
+            file = open_regular(served.root, served.name)
+        except OSError:  # removed or replaced by a link since the manifest was signed
             self._answer(HTTPStatus.NOT_FOUND, 0, {})
             return
         with file:
@@ -136,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._copy(file, wanted)
 
     def _wanted_range(self, size: int, digest: str) -> range | None:
-        """The bytes asked for, none of them where there are none; None for the whole file."""
+        """Return the requested bytes, empty if the file has none of them; None for the whole file."""
         asked = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", self.headers.get("Range", ""))
         if asked is None or asked[0] == "bytes=-" or self.headers.get("If-Range", f'"{digest}"') != f'"{digest}"':
             return None
@@ -150,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
         while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
             self.wfile.write(chunk)
             left -= len(chunk)
-        self.close_connection = self.close_connection or left > 0  # the file was cut short since: no next answer here
+        self.close_connection = self.close_connection or left > 0  # the file was truncated: close
 
     def _answer(self, status: HTTPStatus, length: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)
@@ -159,4 +237,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet: who pulls what is nobody's business."""
+        """Do not log requests."""

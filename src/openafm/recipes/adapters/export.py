@@ -55,7 +55,7 @@ def export_adapter(
         AdapterNameError: `name` is not a valid adapter name.
         AdapterNotFoundError: `source` does not exist.
         NoAdapterRunError: `source` is neither an adapter nor a run that trained one.
-        HalfDraftError, BundleError: the draft is not a complete bundle.
+        IncompleteDraftError, BundleError: the draft is not a complete bundle.
         DraftMismatchError: the draft has another tokenizer than the base.
         NoBaseError: the draft cannot be checked because the base is not on this machine.
     """
