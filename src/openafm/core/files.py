@@ -14,8 +14,9 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, Literal, NoReturn
+from typing import IO, Any, BinaryIO, NoReturn
 
 from openafm.core.errors import OpenAFMError
 
@@ -116,7 +117,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    with _opened_regular(path, os.O_RDWR | os.O_CREAT, "r+b") as file:
+    with os.fdopen(_regular_descriptor(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
         if os.fstat(file.fileno()).st_nlink != 1:
             raise NotAFileError(f"{path} is a link to another file; remove it")
         if not _lock(file):
@@ -131,7 +132,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def open_regular(root: Path, relative: str = "") -> BinaryIO:
+def open_regular(root: Path, relative: str = "") -> BufferedReader:
     """Open a regular file for reading: the file `root`, or the file `relative` below the folder `root`.
 
     Below `root` no symbolic link is followed. Neither links nor FIFOs nor devices are opened.
@@ -145,7 +146,7 @@ def open_regular(root: Path, relative: str = "") -> BinaryIO:
         path = path / part
         if part == ".." or path.is_symlink():
             raise NotAFileError(f"{path} is not a regular file; links are not followed")
-    return _opened_regular(path, os.O_RDONLY, "rb")
+    return os.fdopen(_regular_descriptor(path, os.O_RDONLY), "rb")
 
 
 def copy_files(source: Path, target: Path, names: Sequence[str], max_bytes: int) -> None:
@@ -268,7 +269,7 @@ def _temporary(path: Path) -> Path:
     return path.parent / f".{path.name}.{secrets.token_hex(4)}"
 
 
-def _opened_regular(path: Path, flags: int, mode: Literal["rb", "r+b"]) -> BinaryIO:
+def _regular_descriptor(path: Path, flags: int) -> int:
     try:
         descriptor = os.open(path, flags | _NO_FOLLOW | _NO_WAIT, 0o666)
     except OSError as error:
@@ -278,7 +279,7 @@ def _opened_regular(path: Path, flags: int, mode: Literal["rb", "r+b"]) -> Binar
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotAFileError(f"{path} is not a regular file")
-    return os.fdopen(descriptor, mode)
+    return descriptor
 
 
 def _lock(file: BinaryIO) -> bool:

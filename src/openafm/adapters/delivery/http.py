@@ -107,7 +107,7 @@ class _Handler(urllib.request.HTTPHandler):
         self._connection = functools.partial(_Connection, download=download)
 
     def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, req)  # type: ignore[arg-type]
+        return self.do_open(self._connection, req)
 
 
 class _SecureHandler(urllib.request.HTTPSHandler):
@@ -116,7 +116,7 @@ class _SecureHandler(urllib.request.HTTPSHandler):
         self._connection = functools.partial(_SecureConnection, download=download)
 
     def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(self._connection, req, context=ssl.create_default_context())  # type: ignore[arg-type]
+        return self.do_open(self._connection, req, context=ssl.create_default_context())
 
 
 class _Connection(http.client.HTTPConnection):
