@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import http.server
@@ -44,7 +45,7 @@ from openafm.adapters.delivery.keys import (
     write_key_pair,
 )
 from openafm.adapters.delivery.manifest import AdapterManifest, sign_manifest
-from openafm.adapters.delivery.publishers import Publisher, known_publisher, remember_publisher
+from openafm.adapters.delivery.publishers import Publisher, canonical_url, known_publisher, remember_publisher
 from openafm.adapters.delivery.server import MANIFEST_PATH, Catalog, ServedFile, build_catalog, make_server
 from openafm.adapters.package import (
     AdapterMismatchError,
@@ -593,3 +594,129 @@ def test_the_library_is_asked_for_when_it_is_needed(shelf: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.asymmetric", None)
     with serving(catalog) as url:
         refused(DeliverySetupError, url, r"openafm\[delivery\]")
+
+
+@pytest.mark.parametrize(
+    ("spellings", "canonical"),
+    [
+        (("http://127.0.0.1:80/", "HTTP://127.1", "http://0x7f000001/./", "http://2130706433//"), "http://127.0.0.1"),
+        (("https://Example.COM:443/a/../b/", "https://example.com./%62"), "https://example.com/b"),
+        (("http://[0:0::1]:8646", "http://[::1]:8646/"), "http://[::1]:8646"),
+        (("http://x:8080/a%2Fb",), "http://x:8080/a/b"),
+    ],
+)
+def test_all_spellings_of_a_url_have_one_record(spellings: tuple[str, ...], canonical: str) -> None:
+    assert {canonical_url(url) for url in spellings} == {canonical}
+    for url in (canonical, *spellings):
+        remember_publisher(Publisher(url=canonical_url(url), key=KEY, published=2))
+        with pytest.raises(UntrustedDeliveryError, match="older"):
+            remember_publisher(Publisher(url=canonical_url(url), key=KEY, published=1))
+
+
+@pytest.mark.parametrize("url", ["http://u:p@x", "http://x/?a", "http://x/#a", "http://x:99999", "http://x y", "x://x"])
+def test_urls_with_other_parts_are_refused(url: str) -> None:
+    with pytest.raises(UnreachableError, match="not the URL"):
+        canonical_url(url)
+
+
+def test_an_older_manifest_under_another_spelling_is_refused(shelf: Path) -> None:
+    catalog = build_catalog(shelf, PRIVATE)
+    server = make_server(catalog, "127.0.0.1", 0)
+    with running(server) as url:
+        pull(url)
+        older = AdapterManifest(published=catalog.manifest.published - 1, adapters=catalog.manifest.adapters)
+        handler: Any = server.RequestHandlerClass
+        handler.served = Catalog(manifest=older, signed=sign_manifest(older, PRIVATE), files=catalog.files)
+        refused(UntrustedDeliveryError, url.replace("127.0.0.1", "127.1"), "older", name="titles")
+
+
+def points_of_small_order() -> set[int]:
+    """The y coordinates of the points P of edwards25519 with 8 P = 0, by the addition law."""
+    p = 2**255 - 19
+    d = -121665 * pow(121666, -1, p) % p
+
+    def doubled(x: int, y: int) -> tuple[int, int]:
+        t = d * x * x * y * y
+        return 2 * x * y * pow(1 + t, -1, p) % p, (y * y + x * x) * pow(1 - t, -1, p) % p
+
+    root = pow(2, (p - 1) // 4, p)  # of -1
+    found = {1, p - 1, 0}  # orders 1, 2 and 4
+    # An x with doubled(x, y) = (+-root, 0) has x^2 = -y^2, and the curve equation gives d y^4 + 2 y^2 - 1 = 0.
+    for branch in (1, -1):
+        discriminant = (1 + d) % p
+        s = pow(discriminant, (p + 3) // 8, p)
+        s = s if s * s % p == discriminant else s * root % p
+        square = (-1 + branch * s) * pow(d, -1, p) % p
+        y = pow(square, (p + 3) // 8, p)
+        y = y if y * y % p == square else y * root % p
+        if y * y % p == square:
+            for each in (y, p - y):
+                assert doubled(*doubled(*doubled(root * each % p, each))) == (0, 1)
+                found.add(each)
+    return found
+
+
+def test_keys_of_small_order_are_refused(shelf: Path) -> None:
+    points = points_of_small_order()
+    assert len(points) == 5
+    weak = {(y + sign * 2**255).to_bytes(32, "little").hex() for y in points for sign in (0, 1)}
+    weak |= {(2**255 - 19 + y).to_bytes(32, "little").hex() for y in (0, 1, 18)}  # not in canonical form
+    for key in weak:
+        with pytest.raises(DeliverySetupError, match="small order"):
+            read_public_key(key)
+    # With the neutral element as key, R = s B is a valid signature of every message.
+    catalog = build_catalog(shelf, PRIVATE)
+    text = json.loads(catalog.signed)["manifest"]
+    neutral = (1).to_bytes(32, "little").hex()
+    forged = {"manifest": text, "key": neutral, "signature": neutral + "0" * 64}
+    with serving(Catalog(manifest=catalog.manifest, signed=json.dumps(forged).encode(), files=catalog.files)) as url:
+        refused(UntrustedDeliveryError, url, "not signed", key=None)
+
+
+def test_a_server_that_sends_slowly_for_ever_is_given_up(shelf: Path) -> None:
+    with (
+        broken_server(shelf, 1000, "while True: self.wfile.write(b'x'); self.wfile.flush(); time.sleep(0.05)") as url,
+    ):
+        started_s = time.monotonic()
+        refused(UnreachableError, url, "limit of 1 seconds has passed", total_s=1.0)
+        assert time.monotonic() - started_s < 5
+    listener = socket.create_server(("127.0.0.1", 0))  # accepts connections and sends half a header, byte by byte
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with contextlib.suppress(OSError), connection:
+            for byte in b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.05)
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    refused(UnreachableError, f"http://127.0.0.1:{listener.getsockname()[1]}", "limit of 0.5 seconds", total_s=0.5)
+    listener.close()
+    thread.join()
+
+
+def test_the_server_answers_a_limited_number_of_connections(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 3)
+    with serving(build_catalog(shelf, PRIVATE)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        idle = [socket.create_connection((host, int(port)), timeout=10) for _ in range(9)]
+        assert [connection.recv(12) for connection in idle[3:]] == [b"HTTP/1.1 503"] * 6
+        for connection in idle:
+            connection.close()
+        time.sleep(0.2)  # until the server has noticed
+        pull(url).adapter.verify()
+
+
+def test_a_request_that_never_ends_is_given_up(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_S", 0.3)
+    with serving(build_catalog(shelf, PRIVATE)) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            started_s = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                client.sendall(b"GET /manifest.json HTTP/1.1\r\nX: ")
+                while time.monotonic() - started_s < 5:
+                    client.sendall(b"x")  # well within the timeout of 60 seconds without a byte
+                    time.sleep(0.02)
+            assert time.monotonic() - started_s < 5
