@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openafm.cli.options import Invocation, PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.core.errors import UsageError
 from openafm.core.processes import rank
+
+if TYPE_CHECKING:
+    from openafm.recipes.data_config import DataConfig
 
 recipes_app = typer.Typer(help="List the recipes and print their configs.", no_args_is_help=True)
 
@@ -31,7 +35,17 @@ def train(
     size: SizeOption = None,
     start: FromOption = None,
     data: Annotated[
-        Path | None, typer.Option(help="Train on this folder of text or JSONL instead of the built-in corpus.")
+        Path | None,
+        typer.Option(
+            help="Your data instead of the built-in corpus: a folder or file of text or chats, packed shards, or a"
+            " description in TOML or JSON. Default: the data of the start bundle; 'built-in': the recipe's."
+        ),
+    ] = None,
+    evaluation: Annotated[
+        Path | None, typer.Option("--eval", help="Evaluate on this file; default: held-out documents of your data.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Use this tokenizer.json; default: the start bundle's, or a new one.")
     ] = None,
     changes: SetOption = None,
     plugins: PluginsOption = None,
@@ -62,7 +76,8 @@ def train(
     found = find_recipe(recipe)
     name = name or found.default_name(found.checked_size(size))
     bundle_place(name)  # raises for an invalid name before the training
-    config = prepare_run(recipe, size, start=start, data=data, changes=parse_changes(changes), plugins=plugins or ())
+    described = own_data(data, evaluation, tokenizer)
+    config = prepare_run(recipe, size, start=start, data=described, changes=parse_changes(changes), plugins=plugins or ())
     result = run_recipe(config, output or Path("runs") / name, name)
     if rank():
         return 0
@@ -73,6 +88,21 @@ def train(
     else:
         print_table(("", ""), list(result.to_dict().items()))
     return 0
+
+
+def own_data(data: Path | None, evaluation: Path | None, tokenizer: Path | None) -> Path | DataConfig | None:
+    """Return the user's data with the evaluation file and the tokenizer of the options.
+
+    Raises:
+        UsageError: --eval or --tokenizer without --data.
+    """
+    from openafm.recipes.own_data import BUILT_IN, read_data
+
+    if data is None or str(data) == BUILT_IN:
+        if evaluation is not None or tokenizer is not None:
+            raise UsageError("--eval and --tokenizer belong to your own data; name it with --data")
+        return data
+    return read_data(data, evaluation, tokenizer)
 
 
 @recipes_app.command("list")

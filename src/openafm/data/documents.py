@@ -11,7 +11,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -25,6 +25,92 @@ TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
 JSON = ".json"
 """Read only if its path is given: folders contain other JSON files too."""
+LANGUAGES = frozenset(
+    [
+        "af",
+        "am",
+        "ar",
+        "az",
+        "be",
+        "bg",
+        "bn",
+        "bs",
+        "ca",
+        "cs",
+        "cy",
+        "da",
+        "de",
+        "el",
+        "en",
+        "es",
+        "et",
+        "eu",
+        "fa",
+        "fi",
+        "fil",
+        "fr",
+        "ga",
+        "gl",
+        "gu",
+        "he",
+        "hi",
+        "hr",
+        "hu",
+        "hy",
+        "id",
+        "is",
+        "it",
+        "ja",
+        "ka",
+        "kk",
+        "km",
+        "kn",
+        "ko",
+        "ky",
+        "lo",
+        "lt",
+        "lv",
+        "mk",
+        "ml",
+        "mn",
+        "mr",
+        "ms",
+        "my",
+        "nb",
+        "ne",
+        "nl",
+        "nn",
+        "no",
+        "pa",
+        "pl",
+        "ps",
+        "pt",
+        "ro",
+        "ru",
+        "si",
+        "sk",
+        "sl",
+        "so",
+        "sq",
+        "sr",
+        "sv",
+        "sw",
+        "ta",
+        "te",
+        "th",
+        "tl",
+        "tr",
+        "uk",
+        "ur",
+        "uz",
+        "vi",
+        "yue",
+        "zh",
+        "zu",
+    ]
+)
+"""Language tags that are read from file names such as `de.txt` and `news.de.jsonl`."""
+
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -121,19 +207,38 @@ def _kind(file: Path) -> str:
 
 def _read(file: Path, raw: IO[bytes]) -> Iterator[AnyDocument]:
     stream = gzip.GzipFile(fileobj=raw) if file.name.lower().endswith(".gz") else raw
+    language = language_of_path(file)
     try:
         if _kind(file) in TEXT_SUFFIXES:
-            yield TextDocument(text=_decode(stream.read(), str(file)), read_from=str(file))
+            yield _tagged(TextDocument(text=_decode(stream.read(), str(file)), read_from=str(file)), language)
             return
         if _kind(file) == JSON:
-            yield from _documents_of_json(_decode(stream.read(), str(file)), str(file))
+            for document in _documents_of_json(_decode(stream.read(), str(file)), str(file)):
+                yield _tagged(document, language)
             return
         for number, line in enumerate(stream, start=1):
             where = f"{file}:{number}"
             if text := _decode(line, where).strip():
-                yield _parse(text, where)
+                yield _tagged(_parse(text, where), language)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise NotTextError(f"{file} is not a whole gzip file: {error}; copy it again or leave it out") from error
+
+
+def language_of_path(file: Path) -> str:
+    """Return the language tag in the name of a file; empty without one."""
+    stem = Path(file.name.lower().removesuffix(".gz")).stem
+    tag = stem.rpartition(".")[2]
+    return tag if tag.split("-")[0] in LANGUAGES and len(tag) <= 7 else ""
+
+
+def _tagged(document: AnyDocument, language: str) -> AnyDocument:
+    """Return the document with a language if it has none."""
+    if not language:
+        return document
+    if isinstance(document, TextDocument):
+        return document if document.language else replace(document, language=language)
+    conversation = document.conversation
+    return document if conversation.language else replace(document, conversation=replace(conversation, language=language))
 
 
 def _decode(data: bytes, where: str) -> str:

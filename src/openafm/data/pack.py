@@ -107,6 +107,17 @@ def pack_conversations(
     return _pack(_encoded(documents, tokenizer, template), out, tokenizer, config or PackConfig())
 
 
+def pack_documents(
+    documents: Iterable[AnyDocument],
+    out: Path,
+    tokenizer: Tokenizer,
+    template: BaseChatTemplate,
+    config: PackConfig | None = None,
+) -> PackReport:
+    """Pack texts and conversations into a corpus at `out`; errors as `pack_path`."""
+    return _pack(_encoded(documents, tokenizer, template), out, tokenizer, config or PackConfig())
+
+
 def pack_synthetic(
     synthetic: SyntheticConfig,
     count: int,
@@ -165,6 +176,17 @@ def _writer(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> ShardWrit
     )
 
 
+def is_held_out(document: AnyDocument, share: float) -> bool:
+    """Return whether a document belongs to the held-out split of a corpus with this share."""
+    if isinstance(document, TextDocument):
+        return _share_of(document.text.encode()) < share
+    return _share_of(_identity(document.conversation)) < share
+
+
+def _identity(conversation: Conversation) -> bytes:
+    return compact_json(conversation.to_dict()).encode()
+
+
 def _share_of(identity: bytes) -> float:
     """A number in [0, 1) that depends on the content alone, uniform over contents."""
     return int.from_bytes(hashlib.blake2b(identity, digest_size=6).digest()) / 2**48
@@ -184,7 +206,7 @@ def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseCh
     conversation = document.conversation
     try:
         encoded = template.encode_conversation(tokenizer, conversation)
-        identity = compact_json(conversation.to_dict()).encode()
+        identity = _identity(conversation)
     except (OpenAFMError, ValueError) as error:  # NaN and infinities, which Python's JSON reads, are none
         raise NotADocumentError(f"{document.read_from or 'a conversation'}: {error}") from error
     return _Encoded(

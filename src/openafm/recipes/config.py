@@ -9,6 +9,7 @@ from openafm.core.config import Config
 from openafm.core.errors import UsageError
 from openafm.data.loader import SourceConfig
 from openafm.recipes.corpora import CorpusConfig
+from openafm.recipes.data_config import DataConfig
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.config import TrainerConfig
 
@@ -17,13 +18,16 @@ from openafm.training.config import TrainerConfig
 class RunConfig(Config):
     """A run from raw text to a bundle. `tokenizer` is None if the run uses the tokenizer of a bundle.
 
-    `plugins` are the modules or files that define kinds of this config. They are recorded, not imported, when a run is read.
+    `tokenizer_file` is an existing tokenizer to use. `data` describes the user's data if the run uses it. `plugins` are
+    the modules or files that define kinds of this config. They are recorded, not imported, when a run is read.
     """
 
     recipe: str
     corpora: tuple[CorpusConfig, ...]
     tokenizer: TokenizerConfig | None
     trainer: TrainerConfig
+    tokenizer_file: str | None = None
+    data: DataConfig | None = None
     plugins: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from openafm.core.config import Config, dump
 from openafm.core.errors import UsageError
@@ -15,12 +15,14 @@ from openafm.core.files import atomic_file
 from openafm.data.copies import CopiesConfig, pack_copies
 from openafm.data.documents import ChatDocument, DocumentFiles, texts_of
 from openafm.data.needles import NeedlesConfig, pack_needles
-from openafm.data.pack import PackConfig, pack_path, pack_synthetic
+from openafm.data.pack import PackConfig, is_held_out, pack_path, pack_synthetic
 from openafm.data.shards import ShardError, open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import Conversation
 from openafm.tokenizer.template import BaseChatTemplate
+
+Learn: TypeAlias = Literal["everything", "answers"]
 
 
 class NothingToLearnError(UsageError):
@@ -40,7 +42,7 @@ class CorpusConfig(Config, ABC):
     """
 
     name: str
-    learn: Literal["everything", "answers"] = "everything"
+    learn: Learn = "everything"
 
     @abstractmethod
     def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
@@ -51,7 +53,7 @@ class CorpusConfig(Config, ABC):
         return iter(())
 
     def conversations(self) -> Iterator[Conversation]:
-        """Yield the conversations, for measurements on held-out data."""
+        """Yield the conversations to measure on: the held-out ones if the corpus holds some out, else all."""
         return iter(())
 
     def fingerprint(self) -> str:
@@ -120,13 +122,17 @@ class NeedlesCorpusConfig(CorpusConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FolderCorpusConfig(CorpusConfig):
-    """The user's text, Markdown or JSONL files at `path`. `language` tags the documents without a language."""
+    """The user's text, Markdown or JSONL files at `path`. `language` tags the documents without a language.
+
+    A share `held_out` of the documents goes to the subfolder `held_out` of the shards, for evaluation.
+    """
 
     path: str
     language: str = ""
+    held_out: float = 0.0
 
     def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
-        config = PackConfig(source=self.name, language=self.language, learn=self.learn)
+        config = PackConfig(source=self.name, language=self.language, learn=self.learn, held_out=self.held_out)
         pack_path(Path(self.path), out, tokenizer, template, config)
 
     def texts(self) -> Iterator[str]:
@@ -135,7 +141,8 @@ class FolderCorpusConfig(CorpusConfig):
 
     def conversations(self) -> Iterator[Conversation]:
         documents = DocumentFiles(Path(self.path))
-        return (document.conversation for document in documents if isinstance(document, ChatDocument))
+        chats = (document.conversation for document in documents if isinstance(document, ChatDocument))
+        return (chat for chat in chats if not self.held_out or is_held_out(ChatDocument(conversation=chat), self.held_out))
 
     def fingerprint(self) -> str:
         """Return the paths, sizes and modification times of the files."""
@@ -145,6 +152,30 @@ class FolderCorpusConfig(CorpusConfig):
     @property
     def description(self) -> str:
         return f"the user's files ({Path(self.path).name})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardsCorpusConfig(CorpusConfig):
+    """Token shards that `openafm data pack` wrote to `path`. The run reads them in place."""
+
+    path: str
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        """Link the shards into the run folder.
+
+        Raises:
+            ForeignTokenizerError: they were packed with another tokenizer than the run's.
+        """
+        open_shards(Path(self.path), tokenizer_digest=tokenizer.digest)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.symlink_to(Path(self.path).resolve())
+
+    def fingerprint(self) -> str:
+        return read_manifest(Path(self.path)).digest
+
+    @property
+    def description(self) -> str:
+        return f"the user's token shards ({Path(self.path).name})"
 
 
 def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
@@ -159,6 +190,8 @@ def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template:
     if record.is_file() and record.read_text(encoding="utf-8") == key and _is_complete(out, tokenizer):
         return
     record.unlink(missing_ok=True)
+    if out.is_symlink():
+        out.unlink()
     corpus.pack(out, tokenizer, template)
     _check_targets(corpus, out)
     with atomic_file(record, "w") as file:

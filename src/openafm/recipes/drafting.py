@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.config import override
-from openafm.data.loader import SourceConfig
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import FolderCorpusConfig
+from openafm.recipes.own_data import read_data, with_data
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import (
     AssistantTurn,
@@ -31,7 +30,6 @@ from openafm.tokenizer.conversation import (
     UserTurn,
 )
 from openafm.tokenizer.tool_calls import tool_calls_schema
-from openafm.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
     from openafm.runtime.decoding.generation import Summary
@@ -53,7 +51,7 @@ def draft_run(
 ) -> RunConfig:
     """Return the config of a run that distills a draft model of `size` from a bundle, with its adapter or another.
 
-    `data` and `evaluation` are chat JSONL files or folders of them; they replace the built-in corpus.
+    `data` is the user's data or a description of it, `evaluation` an evaluation file; `data` replaces the built-in corpus.
 
     Raises:
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
@@ -64,20 +62,8 @@ def draft_run(
     assert taught is not None, "on_device.draft learns from a teacher"
     config = replace(config, trainer=taught)
     if data is not None:
-        config = _on_own_data(config, data, evaluation)
+        config = with_data(config, read_data(data, evaluation))
     return override(config, changes or {})
-
-
-def _on_own_data(config: RunConfig, data: Path, evaluation: Path | None) -> RunConfig:
-    files = {"own": data} | ({} if evaluation is None else {"held_out": evaluation})
-    corpora = tuple(FolderCorpusConfig(name=name, learn="answers", path=str(path.resolve())) for name, path in files.items())
-    loader = replace(config.trainer.data, sources=(SourceConfig(name="own", path="own"),))
-    held_out = None
-    if evaluation is not None:
-        held_out = EvaluationConfig(
-            data=replace(loader, sources=(SourceConfig(name="held_out", path="held_out"),)), num_batches=1
-        )
-    return replace(config, corpora=corpora, trainer=replace(config.trainer, data=loader, evaluation=held_out))
 
 
 @dataclass(frozen=True, kw_only=True)

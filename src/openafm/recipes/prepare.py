@@ -10,11 +10,12 @@ from openafm.bundle import Bundle, open_bundle
 from openafm.bundle.store import bundle_place
 from openafm.compression.errors import UncompressibleModelError
 from openafm.core.config import override
-from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.data.loader import LoaderConfig
 from openafm.models.upcycling_config import upcycled_config
 from openafm.recipes.catalog import find_recipe
 from openafm.recipes.config import Recipe, RunConfig
-from openafm.recipes.corpora import FolderCorpusConfig
+from openafm.recipes.data_config import DataConfig
+from openafm.recipes.own_data import BUILT_IN, chosen_data, read_data, with_data
 from openafm.training.config import TrainerConfig
 
 
@@ -23,20 +24,21 @@ def prepare_run(
     size: str | None = None,
     *,
     start: str | None = None,
-    data: Path | None = None,
+    data: Path | DataConfig | None = None,
     changes: Mapping[str, str] | None = None,
     plugins: Sequence[str] = (),
 ) -> RunConfig:
     """Return the resolved config of a recipe.
 
     `start` is the bundle to start from or to learn from. Without it the run uses the bundle of the recipe's `starts_from`
-    under its default name, if that exists; the same holds for `taught_by`. `data` replaces the recipe's corpora by a folder
-    of the user's files. `changes` replace single values by dotted key. `plugins` are recorded in the config; the caller has
-    loaded them.
+    under its default name, if that exists; the same holds for `taught_by`. `data` is the user's data, as a path or a
+    description; by default that of `start`. The path `built-in` selects the recipe's own corpora. `changes` replace single
+    values by dotted key. `plugins` are recorded in the config; the caller has loaded them.
 
     Raises:
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.
         BundleNotFoundError: `start` names no bundle.
+        OwnDataError: `data` cannot be read, or inherited data does not exist any more.
         UncompressibleModelError: `start` is compressed and the recipe trains its weights.
         UpcyclingError: the recipe upcycles `start`, and `start` is not dense.
         TeacherError: the teacher has another tokenizer than `start`.
@@ -46,10 +48,14 @@ def prepare_run(
     config = found(size)
     config = replace(config, plugins=tuple(dict.fromkeys((*config.plugins, *found.plugins, *plugins))))
     start = start or default_bundle(found.starts_from, size)
-    if start is not None:
-        config = _started(config, found, open_bundle(start))
-    if data is not None:
-        config = _on_folder(config, data)
+    bundle = None if start is None else open_bundle(start)
+    if bundle is not None:
+        config = _started(config, found, bundle)
+    built_in = str(data) == BUILT_IN
+    given = None if built_in else read_data(data) if isinstance(data, Path) else data
+    chosen = chosen_data(given, bundle, built_in)
+    if chosen is not None:
+        config = with_data(config, chosen)
     return _resolved(override(config, changes or {}), default_bundle(found.taught_by, size))
 
 
@@ -84,12 +90,6 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
     if trainer.adapter is not None and bundle.recovery_adapter is not None:
         trainer = replace(trainer, adapter=bundle.recovery_adapter.config)
     return replace(config, tokenizer=None, trainer=trainer)
-
-
-def _on_folder(config: RunConfig, folder: Path) -> RunConfig:
-    corpus = FolderCorpusConfig(name="own", learn=config.corpora[0].learn, path=str(folder.resolve()))
-    loader = replace(config.trainer.data, sources=(SourceConfig(name="own", path="own"),))
-    return replace(config, corpora=(corpus,), trainer=replace(config.trainer, data=loader, evaluation=None))
 
 
 def _resolved(config: RunConfig, default_teacher: str | None) -> RunConfig:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import itertools
 import json
 import signal
+import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -21,12 +23,14 @@ from openafm.bundle.store import bundle_place
 from openafm.core.config import dump, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file, folder_lock
-from openafm.data.loader import LoaderConfig
+from openafm.data.loader import LanguagesConfig, LoaderConfig
+from openafm.data.shards import read_manifest
 from openafm.recipes.card import model_card
 from openafm.recipes.catalog import RECIPES
 from openafm.recipes.config import RunConfig
 from openafm.recipes.corpora import TOKENIZER_EXAMPLES, pack_corpus
 from openafm.recipes.drafting import DraftReport, held_out_conversations, measure_draft
+from openafm.recipes.own_data import write_data
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
@@ -146,7 +150,7 @@ def write_trained(
     """Write the bundle `name` of a model that was trained in `folder`; `result` goes into its card."""
     tokenizer, template = _tokenizer(config, folder)
     weights = _trained_weights(trainer, model)
-    return write_bundle(
+    bundle = write_bundle(
         bundle_place(name),
         config=trainer.model,
         tokenizer=tokenizer,
@@ -156,6 +160,9 @@ def write_trained(
         recovery=weights.recovery,
         card=model_card(name, config, result),
     )
+    if config.data is not None:
+        write_data(bundle, config.data)
+    return bundle
 
 
 def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
@@ -168,8 +175,25 @@ def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
         file.write(dump(config))
     for corpus in config.corpora_read:
         pack_corpus(corpus, folder / "data" / corpus.name, tokenizer, template)
+        _warn_about_languages(config, corpus.name, folder)
     trainer = _located(config.trainer, folder)
     trainer.objective.prepare(trainer)
+
+
+def _warn_about_languages(config: RunConfig, name: str, folder: Path) -> None:
+    """Print a warning if a source that is sampled by language has documents without one."""
+    if not any(isinstance(source, LanguagesConfig) and source.name == name for source in config.trainer.data.sources):
+        return
+    counts: Counter[str] = Counter()
+    for shard in read_manifest(folder / "data" / name).shards:
+        counts.update(shard.languages)
+    untagged = counts[""] + counts["und"]
+    if untagged:
+        print(
+            f"warning: {untagged:,} of {counts.total():,} documents of '{name}' have no language and are sampled as one; tag"
+            " them with a 'language' in JSONL, in the data description, or in the file name (de.txt)",
+            file=sys.stderr,
+        )
 
 
 def _finish(config: RunConfig, trainer: TrainerConfig, folder: Path, name: str, result: TrainingResult) -> RunResult:
@@ -218,10 +242,17 @@ def _check_same_run(config: RunConfig, folder: Path) -> None:
 
 
 def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, BaseChatTemplate]:
-    """Return the start bundle's tokenizer, the one in the run folder, or a new one trained on the corpora."""
+    """Return the start bundle's tokenizer, the given file's, the one in the run folder, or one trained on the corpora."""
+    given = None if config.tokenizer_file is None else Tokenizer.load(Path(config.tokenizer_file))
     if config.start is not None:
         bundle = open_bundle(config.start)
+        if given is not None and given.digest != bundle.tokenizer.digest:
+            raise StartBundleError(
+                f"{bundle.name} has another tokenizer than {config.tokenizer_file}; leave that out, or pre-train with it"
+            )
         return bundle.tokenizer, bundle.template
+    if given is not None:
+        return given, ChatTemplate()
     if config.tokenizer is None:
         needed = next((recipe.starts_from for recipe in RECIPES if recipe.name == config.recipe), None)
         of_recipe = f" of {needed}" if needed else ""

@@ -11,6 +11,7 @@ from openafm.compression.errors import UncompressibleModelError
 from openafm.core.errors import UsageError
 from openafm.models.accounting import num_parameters
 from openafm.recipes.compression.formats import FORMATS, CompressedWeights, CompressionConfig
+from openafm.recipes.own_data import data_of, write_data
 
 
 class SourceBundleError(UsageError):
@@ -70,6 +71,9 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
         recovery=weights.recovery,
         card=_card(name, bundle, config, weights),
     )
+    data = data_of(bundle)
+    if data is not None:
+        write_data(compressed, data)
     bits = stored_bits(compressed)
     return CompressResult(
         bundle=str(compressed.path),

@@ -20,6 +20,7 @@ from openafm.core.errors import UsageError
 from openafm.core.progress import Progress, progress
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.config import DecoderConfig
+from openafm.recipes.own_data import data_of, sample_batches
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +40,10 @@ class UnknownFormatError(UsageError):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationConfig(Config):
-    """Calibration data: `num_rows` rows of the built-in corpus, each of at most `row_tokens` tokens."""
+    """Calibration data: `num_rows` rows of at most `row_tokens` tokens.
+
+    They are of the user's data if the bundle was trained on it, else of the built-in corpus.
+    """
 
     corpus: SyntheticConfig = field(default_factory=SyntheticConfig)
     num_rows: int = 16
@@ -119,7 +123,7 @@ class AstcCompression(CompressionConfig):
         )
         calibration = "without calibration"
         if self.calibration is not None:
-            calibration = f"calibrated on {self.calibration.num_rows} rows of the built-in corpus"
+            calibration = f"calibrated on {self.calibration.num_rows} rows of data"
         return f"{first}matrices in ASTC 6x6 blocks {calibration},\na 4-bit embedding, 8-bit keys and values"
 
     def check(self, model: DecoderConfig) -> None:
@@ -210,7 +214,10 @@ def compression_config(format: str, changes: Mapping[str, str] | None = None) ->
 
 
 def calibration_batches(bundle: Bundle, config: CalibrationConfig) -> list[Batch]:
-    """Return rows of the built-in corpus in the bundle's tokens, one per batch."""
+    """Return rows in the bundle's tokens, one per batch, of the user's data if the bundle was trained on it."""
+    data = data_of(bundle)
+    if data is not None:
+        return sample_batches(bundle, data, config.num_rows, config.row_tokens, held_out=False)
     num_examples = -(-config.num_rows * config.row_tokens // MIN_TOKENS)
     return corpus_batches(bundle, config.corpus, num_examples, config.row_tokens)[: config.num_rows]
 

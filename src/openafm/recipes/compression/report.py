@@ -17,6 +17,8 @@ from openafm.evaluation.held_out import TASKS, HeldOutScores, held_out_scores
 from openafm.models.accounting import kv_bytes
 from openafm.recipes.compression.compress import weight_bytes
 from openafm.recipes.compression.formats import corpus_batches
+from openafm.recipes.data_config import DataConfig
+from openafm.recipes.own_data import data_of, sample_batches
 
 LOSS_EXAMPLES = 4
 """Conversations in the loss per scored example of a task."""
@@ -103,9 +105,10 @@ def compression_report(names: Sequence[str | Path], num_examples: int = 50) -> C
         raise UsageError(f"a report needs at least one example of each task, got {num_examples}")
     for bundle in bundles:
         bundle.verify()
+    data = data_of(bundles[0])
     measured = []
     for bundle in bundles:
-        loss = held_out_loss(bundle, LOSS_EXAMPLES * num_examples)
+        loss = held_out_loss(bundle, LOSS_EXAMPLES * num_examples, data)
         with progress(f"score {bundle.name}", len(TASKS) * num_examples) as bar:
             model = SystemLanguageModel(bundle=bundle.path)
             scores = held_out_scores(model, num_examples=num_examples, on_each=bar.update)
@@ -124,14 +127,17 @@ def with_retention(measured: Sequence[BundleReport]) -> tuple[BundleReport, ...]
     )
 
 
-def held_out_loss(bundle: Bundle, num_examples: int) -> float:
-    """Return the mean cross entropy, in nats, of the answer tokens in the first examples of the held-out split."""
+def held_out_loss(bundle: Bundle, num_examples: int, data: DataConfig | None = None) -> float:
+    """Return the mean cross entropy, in nats, of the target tokens in held-out rows of `data` or of the built-in corpus."""
     import torch
 
     from openafm.bundle.decoder import load_decoder
     from openafm.training.objectives.base import NextToken
 
-    batches = corpus_batches(bundle, SyntheticConfig(split="held_out"), num_examples, ROW_TOKENS)
+    if data is None:
+        batches = corpus_batches(bundle, SyntheticConfig(split="held_out"), num_examples, ROW_TOKENS)
+    else:
+        batches = sample_batches(bundle, data, num_examples, ROW_TOKENS, held_out=True)
     decoder = load_decoder(bundle, adapter=bundle.recovery_adapter)
     objective, total, count = NextToken(), 0.0, 0
     with progress(f"loss of {bundle.name}", len(batches)) as bar, torch.no_grad():
