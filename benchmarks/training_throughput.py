@@ -34,7 +34,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from openafm.bundle.hugging_face.weights import our_name
+from openafm.bundle.hugging_face.weights import decoder_name
 from openafm.data.batch import Batch
 from openafm.data.loader import Loader, LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
@@ -315,7 +315,9 @@ def peer_model(size: Size) -> transformers.Qwen3ForCausalLM:
 
 def our_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """The peer's weights under our names; the head is tied."""
-    return {name: tensor for theirs, tensor in weights.items() if (name := our_name(theirs)) not in (None, "output.weight")}
+    return {
+        name: tensor for theirs, tensor in weights.items() if (name := decoder_name(theirs)) not in (None, "output.weight")
+    }
 
 
 def print_case(case: Case, precision: str, figures: dict[str, float]) -> None:

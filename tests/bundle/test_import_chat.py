@@ -154,8 +154,8 @@ def test_tokens_equal_those_of_transformers(family: str, name: str, tmp_path: Pa
 def test_what_a_user_should_know_is_noted(family: str) -> None:
     notes = " | ".join(READ[family].notes)
     assert ("stays in the history" in notes) == (family == "qwen3")
-    assert ("one tool at a time" in notes) == (family == "llama")
-    assert ("give today's in the instructions" in notes) == (family in ("llama", "smollm3"))
+    assert ("one tool call per turn" in notes) == (family == "llama")
+    assert ("state today's date in the instructions" in notes) == (family in ("llama", "smollm3"))
     assert ("helpful assistant" in notes) == (family == "qwen2")
     assert "without tools" not in notes
 
@@ -331,9 +331,9 @@ def changed(old: str, new: str) -> str:
 PROMPT_END = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 TURN = "'<|im_start|>' + m.role + '\\n' + m.content"
 REFUSED: dict[str, tuple[str, str]] = {
-    "only the last turns": (chatml().replace("in messages %}", "in messages[-2:] %}"), "append|instead of once"),
+    "only the last turns": (chatml().replace("in messages %}", "in messages[-2:] %}"), "append|expected once"),
     "counts turns": (changed("+ message.content +", "+ messages | length | string + message.content +"), "append"),
-    "shouts": (changed("+ message.content +", "+ message.content | upper +"), "0 times instead of once"),
+    "shouts": (changed("+ message.content +", "+ message.content | upper +"), "0 times, expected once"),
     "always thinks": (
         chatml(thinks=True).replace("'<think>\\n\\n</think>\\n\\n' }}{%- endif", "'<think>\\n' }}{%- endif"),
         "always thinks",
@@ -351,7 +351,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "hidden words": (
         f"{{%- for m in messages %}}{{{{- {TURN} + '<|im_end|>\\n' }}}}{{%- endfor %}}"
         "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\nSure: ' }}{%- endif %}",
-        "drops it from the history",
+        "removes it from the history",
     ),
 }
 
@@ -365,14 +365,14 @@ def test_templates_that_are_not_append_only_are_refused(name: str) -> None:
 
 WITHOUT_TOOLS: dict[str, tuple[str, str]] = {
     "ignores tools": (changed("{%- if tools %}", "{%- if false %}"), "ignores tools"),
-    "drops outputs": (changed("message.content + '\\n</tool_response>'", "'\\n</tool_response>'"), "outputs of tools"),
-    "unknown calls": (changed("call.function.arguments | tojson", "call.function.arguments | list"), "calls in no known"),
+    "drops outputs": (changed("message.content + '\\n</tool_response>'", "'\\n</tool_response>'"), "format of tool outputs"),
+    "unknown calls": (changed("call.function.arguments | tojson", "call.function.arguments | list"), "format of tool calls"),
     "bare and compact calls": (
         changed("""'<tool_call>\\n{"name": "'""", """'{"name":"'""")
         .replace("""'", "arguments": '""", """'","arguments":'""")
         .replace("arguments | tojson", "arguments | tojson(separators=(',', ':'))")
         .replace("""'}\\n</tool_call>'""", "'}'"),
-        "nothing tells them apart",
+        "cannot be distinguished",
     ),
     "after the prompt": (
         f"{{%- for m in messages %}}{{{{- {TURN} + (tools[0] | tojson if tools and loop.last else '') + '<|im_end|>\\n' }}}}"

@@ -93,7 +93,7 @@ def test_the_comparison_sees_one_rule_broken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_configs_of_older_files_mean_the_same(family: str) -> None:
+def test_older_config_files_give_the_same_config(family: str) -> None:
     new = checkpoints.config(family).to_dict()
     old = {key: value for key, value in new.items() if key not in ("rope_parameters", "layer_types")}
     rotary = dict(new["rope_parameters"])
@@ -118,7 +118,7 @@ def test_shards_give_the_same_bundle(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_bfloat16_stays_as_it_is(family: str, tmp_path: Path) -> None:
+def test_bfloat16_is_kept(family: str, tmp_path: Path) -> None:
     theirs = checkpoints.save(tmp_path / "model", family, dtype=torch.bfloat16)
     bundle = import_hugging_face(tmp_path / "model", tmp_path / "bundle").bundle
     stored = read_tensors(tmp_path / "model" / "model.safetensors")
@@ -157,23 +157,23 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
     "experts": ({"num_experts": 8}, "mixture of experts"),
     "yarn": ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "scaling 'yarn'"),
     "old yarn": ({"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "'yarn'"),
-    "partial rotation": ({"rope_parameters": LLAMA3_SCALING | {"partial_rotary_factor": 0.5}}, "part of each head"),
+    "partial rotation": ({"rope_parameters": LLAMA3_SCALING | {"partial_rotary_factor": 0.5}}, "partial rotary"),
     "activation": ({"hidden_act": "relu2"}, "activation 'relu2'"),
     "attention": ({"layer_types": ["full_attention"] * 3 + ["linear_attention"]}, "linear_attention"),
 }
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
-    "heads": ({"num_attention_heads": 3}, "impossible value"),
-    "missing": ({"rms_norm_eps": None}, "impossible value"),
-    "width": ({"intermediate_size": 128}, "config.json says"),
-    "layers": ({"num_hidden_layers": 3, "layer_types": None}, "config.json does not ask for"),
+    "heads": ({"num_attention_heads": 3}, "invalid value"),
+    "missing": ({"rms_norm_eps": None}, "invalid value"),
+    "width": ({"intermediate_size": 128}, "config.json implies"),
+    "layers": ({"num_hidden_layers": 3, "layer_types": None}, "config.json does not describe"),
     "more layers": ({"num_hidden_layers": 5, "layer_types": None}, "lacks the weight"),
     "head": ({"tie_word_embeddings": False}, "lacks the weight 'output.weight'"),
-    "vocabulary": ({"vocab_size": 8}, "config.json says"),
-    "vocabulary without end": ({"vocab_size": 10**30}, "no model that can be built"),
-    "no heads": ({"num_attention_heads": 0}, "impossible value"),
-    "endless layers": ({"num_hidden_layers": float("inf")}, "impossible value"),
-    "experts in words": ({"num_experts": "8"}, "impossible value"),
-    "rotation in words": ({"rope_parameters": "default"}, "impossible value"),
+    "vocabulary": ({"vocab_size": 8}, "config.json implies"),
+    "vocabulary without end": ({"vocab_size": 10**30}, "cannot be built"),
+    "no heads": ({"num_attention_heads": 0}, "invalid value"),
+    "endless layers": ({"num_hidden_layers": float("inf")}, "invalid value"),
+    "experts in words": ({"num_experts": "8"}, "invalid value"),
+    "rotation in words": ({"rope_parameters": "default"}, "invalid value"),
 }
 
 
@@ -193,61 +193,59 @@ def copied(qwen2: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def refused(folder: Path, error: type[Exception], message: str) -> None:
+def refused(folder: Path, message: str) -> None:
     place = folder.parent / "bundle"
-    with pytest.raises(error, match=message):
+    with pytest.raises((HuggingFaceError, BundleError), match=message):
         import_hugging_face(folder, place)
     assert not place.exists()
     assert [path.name for path in folder.parent.iterdir()] == [folder.name], "nothing half-written"
 
 
 @pytest.mark.parametrize("name", [*UNSUPPORTED, *BROKEN])
-def test_what_is_not_supported_is_said(name: str, copied: Path) -> None:
+def test_unsupported_and_broken_configs_are_refused(name: str, copied: Path) -> None:
     change, message = (UNSUPPORTED | BROKEN)[name]
     file = copied / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
-    refused(copied, HuggingFaceError, message)
+    refused(copied, message)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "error", "message"),
+    ("name", "text", "message"),
     [
-        ("config.json", None, HuggingFaceError, "config.json is missing"),
-        ("config.json", "{", HuggingFaceError, "not readable JSON"),
-        ("config.json", "[]", HuggingFaceError, "not hold a JSON object"),
-        ("model.safetensors", None, HuggingFaceError, "only safetensors can be imported"),
-        ("model.safetensors", "", BundleError, "model.safetensors is empty"),
-        ("model.safetensors.index.json", "{}", HuggingFaceError, "not an index"),
-        ("model.safetensors.index.json", '{"weight_map":{"a":"../x"}}', HuggingFaceError, "outside its folder"),
-        ("tokenizer.json", None, HuggingFaceError, "SentencePiece"),
-        ("tokenizer.json", '{"model": {"type": "Unigram"}, "added_tokens": []}', HuggingFaceError, "Unigram"),
-        ("chat_template.jinja", None, HuggingFaceError, "no chat template"),
-        ("chat_template.jinja", "{% for %}", HuggingFaceError, "not Jinja"),
-        ("chat_template.jinja", "\udcff", HuggingFaceError, "not UTF-8"),
-        ("chat_template.jinja", "{{ " + "(" * 50_000, HuggingFaceError, "not Jinja"),
-        ("chat_template.jinja", "{{ 1 / 0 }}", HuggingFaceError, "division"),
-        ("chat_template.jinja", "{{ ''.__class__.__mro__ }}", HuggingFaceError, "the chat template"),
+        ("config.json", None, "config.json is missing"),
+        ("config.json", "{", "not readable JSON"),
+        ("config.json", "[]", "not hold a JSON object"),
+        ("model.safetensors", None, "only safetensors are supported"),
+        ("model.safetensors", "", "model.safetensors is empty"),
+        ("model.safetensors.index.json", "{}", "not an index"),
+        ("model.safetensors.index.json", '{"weight_map":{"a":"../x"}}', "outside its folder"),
+        ("tokenizer.json", None, "SentencePiece"),
+        ("tokenizer.json", '{"model": {"type": "Unigram"}, "added_tokens": []}', "Unigram"),
+        ("chat_template.jinja", None, "no chat template"),
+        ("chat_template.jinja", "{% for %}", "not Jinja"),
+        ("chat_template.jinja", "\udcff", "not UTF-8"),
+        ("chat_template.jinja", "{{ " + "(" * 50_000, "not Jinja"),
+        ("chat_template.jinja", "{{ 1 / 0 }}", "division"),
+        ("chat_template.jinja", "{{ ''.__class__.__mro__ }}", "the chat template"),
     ],
 )
-def test_a_folder_that_is_not_whole_is_refused(
-    name: str, text: str | None, error: type[Exception], message: str, copied: Path
-) -> None:
+def test_an_incomplete_folder_is_refused(name: str, text: str | None, message: str, copied: Path) -> None:
     (copied / name).unlink(missing_ok=True)
     if text is not None:
         (copied / name).write_bytes(text.encode(errors="surrogateescape"))
-    refused(copied, error, message)
+    refused(copied, message)
 
 
 def test_truncated_and_infinite_weights_are_refused(copied: Path) -> None:
     file = copied / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[:-100])
-    refused(copied, BundleError, "ends inside")
+    refused(copied, "ends inside")
     file.write_bytes(whole[:-4] + np.array([np.nan], np.float32).tobytes())
-    refused(copied, BundleError, "not finite")
+    refused(copied, "not finite")
 
 
-def test_a_bundle_at_the_place_is_replaced_and_nothing_else_is(copied: Path, tmp_path: Path) -> None:
+def test_only_a_bundle_is_replaced(copied: Path, tmp_path: Path) -> None:
     first = import_hugging_face(copied, tmp_path / "bundle").bundle
     assert import_hugging_face(copied, tmp_path / "bundle").bundle.signature == first.signature
     assert "qwen2" in first.card()

@@ -101,7 +101,7 @@ def test_the_command_imports_inspects_chooses_and_answers(tmp_path: Path, capsys
     assert run(["import", "hf", str(tmp_path / "tiny-llama"), "--json"]) == 0
     imported = json.loads(capsys.readouterr().out)
     assert imported["tools"]
-    assert any("one tool at a time" in note for note in imported["notes"])
+    assert any("one tool call per turn" in note for note in imported["notes"])
     assert run(["inspect", "tiny-llama", "--json"]) == 0
     described = json.loads(capsys.readouterr().out)
     assert (described["layers"], described["vocab_size"]) == (4, checkpoints.VOCAB_ROWS)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from openafm.bundle.hugging_face.weights import our_name
+from openafm.bundle.hugging_face.weights import decoder_name
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -102,7 +102,7 @@ def transformers_pairs(ours: Decoder, theirs: nn.Module) -> Iterator[tuple[Tenso
         if ".mlp.experts." in their_name or ".mlp.gate." in their_name:
             yield from _expert_pairs(weights, their_name, weight)
             continue
-        name = our_name(their_name)
+        name = decoder_name(their_name)
         assert name is not None, their_name
         if name not in weights:
             continue

@@ -1,4 +1,4 @@
-"""The chat template of a checkpoint: read off its Jinja template, then compared with it on whole conversations."""
+"""The chat template of a checkpoint: derived from its Jinja template, then compared with it on whole conversations."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
-from openafm.bundle.hugging_face.layout import Layout, Reader, messages_of, read_layout, template_of
-from openafm.bundle.hugging_face.tools import WAYS, Way, read_tools
+from openafm.bundle.hugging_face.layout import Layout, TemplateReader, messages_of, read_layout, template_of
+from openafm.bundle.hugging_face.tools import TOOL_PASSINGS, ToolPassing, read_tools
 from openafm.core.config import ConfigError
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadTemplate:
-    """A template, and what a user should know about how it came about."""
+    """Hold a template and notes for the user about how it differs from the Jinja template."""
 
     template: ImportedTemplate
     notes: tuple[str, ...]
@@ -39,44 +39,45 @@ class ReadTemplate:
 
 @dataclass(frozen=True, kw_only=True)
 class _Comparison:
-    """A layout beside the Jinja template that it stands for, over the tokenizer as its own house uses it."""
+    """Compare a derived template with the Jinja template, in text and in tokens of the original tokenizer."""
 
     jinja: JinjaTemplate
     layout: Layout
     tokenizer: Tokenizer
-    home: tokenizers.Tokenizer
+    original: tokenizers.Tokenizer
 
-    def check(self, template: ImportedTemplate, turns: Sequence[Turn], way: Way = WAYS[0]) -> None:
-        """Compare every beginning of a conversation that the model would answer, and the whole.
+    def check(self, template: ImportedTemplate, turns: Sequence[Turn], passing: ToolPassing = TOOL_PASSINGS[0]) -> None:
+        """Compare every prefix of a conversation that the model would answer, and the whole.
 
         Raises:
-            UnsupportedTemplateError: texts or tokens differ.
-            UnsupportedTemplateError: the Jinja template does not take it.
+            UnsupportedTemplateError: texts or tokens differ, or the Jinja template fails.
         """
         for end in range(1, len(turns) + 1):
             is_inside_outputs = (
                 end < len(turns) and isinstance(turns[end], ToolTurn) and isinstance(turns[end - 1], ToolTurn)
             )
             if not isinstance(turns[end - 1], Instructions) and not is_inside_outputs:
-                self._check_beginning(template, turns[:end], way)
+                self._check_prefix(template, turns[:end], passing)
 
-    def _check_beginning(self, template: ImportedTemplate, turns: Sequence[Turn], way: Way = WAYS[0]) -> None:
+    def _check_prefix(
+        self, template: ImportedTemplate, turns: Sequence[Turn], passing: ToolPassing = TOOL_PASSINGS[0]
+    ) -> None:
         is_answered = isinstance(turns[-1], AssistantTurn)
         tokens = template.encode(self.tokenizer, opened(turns)).tokens
         if not is_answered:
             tokens += template.generation_prompt(self.tokenizer)
         ours = self._spelled(tokens)
         tools = [_tool_message(tool) for turn in turns if isinstance(turn, Instructions) for tool in turn.tools]
-        messages = messages_of(turns, calls_in_text=way.calls_in_text)
-        theirs = self.jinja.text(messages, tools, prompt=not is_answered, **way.keywords)
+        messages = messages_of(turns, calls_in_text=passing.calls_in_text)
+        theirs = self.jinja.text(messages, tools, prompt=not is_answered, **passing.keywords)
         if self._without_kept(ours) != self._without_kept(theirs):
             at = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False)))
             raise UnsupportedTemplateError(
-                f"the chat template treats longer conversations differently: {theirs[at : at + 60]!r} where turns that "
-                f"only follow each other give {ours[at : at + 60]!r}"
+                f"the chat template changes earlier turns in longer conversations: it writes {theirs[at : at + 60]!r} where "
+                f"turns one by one give {ours[at : at + 60]!r}"
             )
-        if self.home.encode(ours, add_special_tokens=False).ids != tokens:
-            raise UnsupportedTemplateError("turns encoded one by one give other tokens than the whole conversation")
+        if self.original.encode(ours, add_special_tokens=False).ids != tokens:
+            raise UnsupportedTemplateError("turns encoded one by one give different tokens from the whole conversation")
 
     def _without_kept(self, text: str) -> str:
         return text.replace(self.layout.kept, "") if self.layout.kept else text
@@ -90,21 +91,21 @@ class _Comparison:
 
 
 def read_chat_template(
-    jinja: JinjaTemplate, tokenizer: Tokenizer, home: tokenizers.Tokenizer, stop: Sequence[str]
+    jinja: JinjaTemplate, tokenizer: Tokenizer, original: tokenizers.Tokenizer, stop: Sequence[str]
 ) -> ReadTemplate:
-    """The chat template as data.
+    """Return the chat template as data.
 
     Args:
-        home: the tokenizer as its own house uses it, which matches special tokens inside texts.
-        stop: tokens that end an answer beside the one that the template puts there.
+        original: the tokenizer as transformers uses it, which matches special tokens inside text.
+        stop: tokens that end an answer, in addition to the one that the template writes.
 
     Raises:
-        HuggingFaceError: the template cannot be made append-only; the message says where.
+        UnsupportedTemplateError: the template cannot be made append-only; the message says where.
     """
-    reader = Reader(jinja, tokenizer)
+    reader = TemplateReader(jinja, tokenizer)
     layout = read_layout(reader)
     template = template_of(reader, layout, stop)
-    comparison = _Comparison(jinja=jinja, layout=layout, tokenizer=tokenizer, home=home)
+    comparison = _Comparison(jinja=jinja, layout=layout, tokenizer=tokenizer, original=original)
     for conversation in _PLAIN:
         comparison.check(template, conversation)
     notes = [*_notes(layout, template)]
@@ -112,25 +113,27 @@ def read_chat_template(
     if reason:
         notes.append(f"without tools: {reason}")
     elif template.tools is not None and template.tools.calls.separator is None:
-        notes.append("calls one tool at a time")
+        notes.append("one tool call per turn")
     if jinja.asked_for_date:
-        notes.append("the chat template states the date: it stays that of the import; give today's in the instructions")
+        notes.append(
+            "the chat template states a date, which stays that of the import; state today's date in the instructions"
+        )
     return ReadTemplate(template=template, notes=tuple(notes))
 
 
-def _with_tools(reader: Reader, template: ImportedTemplate, comparison: _Comparison) -> tuple[ImportedTemplate, str]:
-    """The template with tools, or as it was and the reason why not."""
+def _with_tools(reader: TemplateReader, template: ImportedTemplate, comparison: _Comparison) -> tuple[ImportedTemplate, str]:
+    """The template with tools, or the template unchanged and the reason."""
     reasons = []
-    for way in WAYS:
+    for passing in TOOL_PASSINGS:
         try:
-            tools = read_tools(reader, comparison.layout, way)
+            tools = read_tools(reader, comparison.layout, passing)
             calls = tools.calls
             rows = [tools.start, tools.instructions, calls.opening, calls.separator or (), calls.closing, calls.after_text]
             rows += [tools.output_opening, tools.output, tools.output_separator, tools.output_closing, tools.separator]
             tokens = dict.fromkeys((*template.tokens, *reader.tokens_of(rows)))
             extended = replace(template, tokens=tuple(tokens), tools=tools)
             for conversation in _TOOL_USES if calls.separator is not None else _SINGLE_TOOL_USES:
-                comparison.check(extended, conversation, way)
+                comparison.check(extended, conversation, passing)
             return extended, ""
         except (HuggingFaceError, ConfigError, ChatTemplateError) as error:
             reasons.append(str(error))
@@ -140,10 +143,10 @@ def _with_tools(reader: Reader, template: ImportedTemplate, comparison: _Compari
 def _notes(layout: Layout, template: ImportedTemplate) -> list[str]:
     notes = []
     if layout.kept:
-        notes.append(f"every answer begins after {layout.kept!r}, which stays in the history")
-    said = "".join(piece for piece in template.start if piece not in template.tokens)
-    if said := " ".join(said.split()).removeprefix("system").strip():
-        notes.append(f"without instructions the template says {said!r}")
+        notes.append(f"{layout.kept!r} opens every answer and stays in the history")
+    default = "".join(piece for piece in template.start if piece not in template.tokens)
+    if default := " ".join(default.split()).removeprefix("system").strip():
+        notes.append(f"without instructions the template inserts {default!r}")
     return notes
 
 
@@ -171,7 +174,7 @@ _TALK: tuple[Turn, ...] = (
     AssistantTurn(text="Done."),
 )
 _SYSTEMS = (Instructions(text="You are brief.\nAnswer in one sentence."), Instructions(text=" Be “kind”. "))
-_PLAIN: tuple[tuple[Turn, ...], ...] = (_TALK, *((told, *_TALK) for told in _SYSTEMS))
+_PLAIN: tuple[tuple[Turn, ...], ...] = (_TALK, *((instructions, *_TALK) for instructions in _SYSTEMS))
 
 
 def _uses(*calls: ToolCall) -> tuple[tuple[Turn, ...], ...]:
@@ -188,7 +191,7 @@ def _uses(*calls: ToolCall) -> tuple[tuple[Turn, ...], ...]:
         UserTurn(text="Thank you"),
     )
     tools = ((_WEATHER,), (_WEATHER, _CLOCK))
-    return tuple((Instructions(text=told, tools=some), *use) for told in ("", "Use tools.") for some in tools)
+    return tuple((Instructions(text=text, tools=some), *use) for text in ("", "Use tools.") for some in tools)
 
 
 _CALL = ToolCall(name="get_weather", arguments={"city": "Kraków", "days": 2})

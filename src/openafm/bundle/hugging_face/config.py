@@ -1,4 +1,4 @@
-"""`config.json` of the supported families as a decoder config. What would compute something else here is refused."""
+"""`config.json` of the supported families as a decoder config. Settings that would compute something else are refused."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from openafm.models.config import (
     UntiedHeadConfig,
 )
 
-_THETAS = {"llama": 1e4, "qwen2": 1e4, "qwen3": 1e4, "smollm3": 2e6}  # where the file does not say
+_THETAS = {"llama": 1e4, "qwen2": 1e4, "qwen3": 1e4, "smollm3": 2e6}  # defaults of transformers
 FAMILIES = tuple(_THETAS)
 
 Values = Mapping[str, Any]
 
 
 def decoder_config(values: Values) -> DecoderConfig:
-    """The decoder that a checkpoint's `config.json` describes.
+    """Return the decoder that a checkpoint's `config.json` describes.
 
     Raises:
-        HuggingFaceError: it is of another family, or needs what decoders here do not have.
-        HuggingFaceError: a value is missing or impossible.
+        HuggingFaceError: the family or a setting is not supported, or a value is missing or out of range.
     """
     family = values.get("model_type")
     if family not in FAMILIES:
@@ -41,9 +40,9 @@ def decoder_config(values: Values) -> DecoderConfig:
         _refuse_unsupported(values)
         return _decoder(family, values)
     except KeyError as error:
-        raise HuggingFaceError(f"config.json does not say {error}; restore the folder") from error
+        raise HuggingFaceError(f"config.json lacks {error}; restore the folder") from error
     except (ConfigError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
-        raise HuggingFaceError(f"config.json holds an impossible value: {error}") from error
+        raise HuggingFaceError(f"config.json has an invalid value: {error}") from error
 
 
 def _refuse_unsupported(values: Values) -> None:
@@ -53,12 +52,12 @@ def _refuse_unsupported(values: Values) -> None:
             f"the checkpoint is quantized ({method}); import the original in float32, bfloat16 or float16"
         )
     if values.get("hidden_act", "silu") not in ("silu", "gelu"):
-        raise HuggingFaceError(f"the activation '{values['hidden_act']}' is not supported; silu and gelu are")
+        raise HuggingFaceError(f"the activation '{values['hidden_act']}' is not supported; supported are silu and gelu")
     if (values.get("num_experts") or values.get("num_local_experts") or 0) > 1:
-        raise HuggingFaceError("the checkpoint is a mixture of experts; only dense decoders can be imported")
+        raise HuggingFaceError("the checkpoint is a mixture of experts; only dense decoders are supported")
     rotary = values.get("rope_parameters") or {}
     if (values.get("partial_rotary_factor") or rotary.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise HuggingFaceError("only part of each head is rotated; decoders here rotate whole heads")
+        raise HuggingFaceError("partial rotary embeddings are not supported; partial_rotary_factor must be 1")
 
 
 def _decoder(family: str, values: Values) -> DecoderConfig:
@@ -99,7 +98,7 @@ def _decoder(family: str, values: Values) -> DecoderConfig:
 
 
 def _rotary(family: str, values: Values) -> RotaryConfig:
-    """Old files say `rope_theta`, where it is not the family's, and `rope_scaling`, new ones `rope_parameters` with both."""
+    """Old files have `rope_theta` and `rope_scaling`, new ones `rope_parameters` with both."""
     stated = values.get("rope_parameters") or values.get("rope_scaling") or {}
     kind = stated.get("rope_type") or stated.get("type") or "default"
     theta = float(stated.get("rope_theta") or values.get("rope_theta") or _THETAS[family])
@@ -118,13 +117,13 @@ def _rotary(family: str, values: Values) -> RotaryConfig:
                 original_context_length=int(stated["original_max_position_embeddings"]),
             )
     raise HuggingFaceError(
-        f"rotary scaling '{kind}' is not supported; default, linear and llama3 are. Where it only lengthens the context, "
-        "take it out of config.json and lower max_position_embeddings"
+        f"rotary scaling '{kind}' is not supported; supported are default, linear and llama3. If it only extends the "
+        "context, remove it from config.json and lower max_position_embeddings"
     )
 
 
 def _rotated_layers(family: str, values: Values) -> list[bool]:
-    """Which layers know positions; SmolLM3 leaves some without."""
+    """Which layers have a position embedding; SmolLM3 has some without (NoPE)."""
     num_layers = int(values["num_hidden_layers"])
     if family != "smollm3":
         return [True] * num_layers
@@ -135,7 +134,7 @@ def _rotated_layers(family: str, values: Values) -> list[bool]:
 
 
 def _windows(family: str, values: Values) -> list[int | None]:
-    """How many keys each layer sees, its own among them; None: all."""
+    """The window of each layer in keys, including the position itself; None: global attention."""
     num_layers, window = int(values["num_hidden_layers"]), values.get("sliding_window")
     kinds = values.get("layer_types")
     if not values.get("use_sliding_window", False) or window is None:
@@ -144,7 +143,7 @@ def _windows(family: str, values: Values) -> list[int | None]:
         return [None] * num_layers
     if kinds is None:
         if family == "smollm3":
-            raise HuggingFaceError("config.json has a sliding window but no layer_types that say where")
+            raise HuggingFaceError("config.json has a sliding window but no layer_types")
         first = int(values["max_window_layers"])
         return [window if layer >= first else None for layer in range(num_layers)]
     if unknown := set(kinds) - {"full_attention", "sliding_attention"}:

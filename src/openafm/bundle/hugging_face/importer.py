@@ -1,4 +1,4 @@
-"""A local Hugging Face folder becomes a bundle: config, weights, tokenizer and chat template, or nothing at all."""
+"""Import a local Hugging Face folder as a bundle: config, weights, tokenizer and chat template, atomically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 @dataclass(frozen=True, kw_only=True)
 class ImportReport:
-    """The bundle, and what a user should know about how it differs from the checkpoint."""
+    """Hold the bundle and notes for the user about how it differs from the checkpoint."""
 
     bundle: Bundle
     notes: tuple[str, ...]
@@ -37,18 +37,16 @@ def import_hugging_face(
     compute: Literal["float32", "bfloat16"] = "float32",
     today: datetime.date | None = None,
 ) -> ImportReport:
-    """Convert the checkpoint in `folder` into a bundle at `place`. Weights keep their dtype (float16 becomes float32).
+    """Convert the checkpoint in `folder` to a bundle at `place`. Weights keep their dtype (float16 becomes float32).
 
     Args:
-        compute: what the bundle computes in; float32 gives exactly what the stored weights say, bfloat16 takes half the
-            memory.
-        today: the date that a chat template is told where it asks for one.
+        compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory.
+        today: the date for chat templates that state one.
 
     Raises:
-        HuggingFaceError: the checkpoint needs what openafm does not have.
-        HuggingFaceError: it is not whole.
-        BundleError: a weight file is damaged, a weight is not finite, or `place` holds something else.
-        OutOfSpaceError: the disk is full. In every case `place` is as it was.
+        HuggingFaceError: the checkpoint is incomplete, or needs an unsupported feature.
+        BundleError: a weight file is damaged, a weight is not finite, or `place` exists and is not a bundle.
+        OutOfSpaceError: the disk is full. After any error `place` is unchanged.
     """
     values = _read_json(folder / "config.json")
     config = decoder_config(values)
@@ -73,7 +71,7 @@ def import_hugging_face(
 def _tokenizer(folder: Path) -> ImportedTokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
-        raise HuggingFaceError(f"{file} is missing; a tokenizer in another form (SentencePiece) cannot be imported")
+        raise HuggingFaceError(f"{file} is missing; other forms of tokenizers (SentencePiece) are not supported")
     try:
         return ImportedTokenizer(file.read_text(encoding="utf-8"))
     except (TokenizerError, UnicodeDecodeError) as error:
@@ -91,10 +89,10 @@ def _chat_template(folder: Path, values: dict[str, Any], tokenizer: ImportedToke
     stop_ids = [*_ids(generation.get("eos_token_id")), *_ids(values.get("eos_token_id"))]
     names = {id: name for name, id in tokenizer.special_ids.items()}
     stop = [names[id] for id in stop_ids if id in names] + [variables["eos_token"]] * ("eos_token" in variables)
-    home = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    home.no_truncation()
-    home.no_padding()
-    return read_chat_template(jinja, tokenizer, home, [name for name in stop if name in tokenizer.special_ids])
+    original = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    original.no_truncation()
+    original.no_padding()
+    return read_chat_template(jinja, tokenizer, original, [name for name in stop if name in tokenizer.special_ids])
 
 
 def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
@@ -105,13 +103,13 @@ def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
         except UnicodeDecodeError as error:
             raise HuggingFaceError(f"{file} is not UTF-8 text ({error}); restore it") from error
     source = settings.get("chat_template")
-    if isinstance(source, list):  # several by name
+    if isinstance(source, list):  # several templates by name
         named = (entry for entry in source if isinstance(entry, dict) and entry.get("name") == "default")
         source = next(named, {}).get("template")
     if not isinstance(source, str):
         raise HuggingFaceError(
             f"{folder} has no chat template (chat_template.jinja, or chat_template in tokenizer_config.json); "
-            "import a model that was trained to answer, not a base model"
+            "import an instruction-tuned model, not a base model"
         )
     return source
 
@@ -128,7 +126,7 @@ def _dtype(stored: set[str]) -> Literal["float32", "bfloat16"]:
 
 def _card(name: str, values: dict[str, Any], notes: tuple[str, ...]) -> str:
     lines = [f"# {name}", "", f"Imported from a Hugging Face checkpoint of the {values['model_type']} family."]
-    lines += ["Its license is that of the checkpoint.", "", *(f"- {note}" for note in notes)]
+    lines += ["The license of the checkpoint applies.", "", *(f"- {note}" for note in notes)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -146,7 +144,7 @@ def _read_json(file: Path, *, may_be_missing: bool = False) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise HuggingFaceError(f"{file} is missing; give the folder of a Hugging Face checkpoint") from None
+        raise HuggingFaceError(f"{file} is missing; pass the folder of a Hugging Face checkpoint") from None
     except (ValueError, OSError, RecursionError) as error:
         raise HuggingFaceError(f"{file} is not readable JSON ({error}); restore it") from error
     if not isinstance(values, dict):

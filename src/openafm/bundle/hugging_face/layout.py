@@ -1,9 +1,9 @@
-"""From a Jinja chat template to a layout that is data.
+"""Derive a layout, which is data, from a Jinja chat template.
 
-The template is rendered with marks in the place of texts, and the layout read off from where they come out. Then both are
-compared on conversations: only a layout that says the same, in the same tokens, is used. A template that takes earlier turns
-back, as some do with thoughts, cannot be appended to; what it puts into the prompt of an answer alone, such as an empty
-thought, is no hindrance: here it stays.
+The template is rendered with markers instead of texts; their positions in the output give the layout. `chat.py` compares
+both on conversations, and only a layout with the same text and tokens is used. A template that rewrites earlier turns, for
+example to remove thoughts, cannot be used append-only. Text that it adds only to the generation prompt, such as an empty
+thought, stays in the history here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SYSTEM, USER, USER_2, ANSWER, ANSWER_2 = "Zqsystemqz", "Zquseraqz", "Zquserbqz",
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What every turn is in text. `kept` is what the template adds to the prompt of an answer and drops from the history."""
+    """The text around the content of every turn. `kept` is in the generation prompt only, and stays in the history here."""
 
     start: str
     instructions: Row
@@ -38,8 +38,8 @@ class Layout:
     kept: str
 
 
-class Reader:
-    """Renders a template and takes the results apart."""
+class TemplateReader:
+    """Render a template and split the results into pieces."""
 
     def __init__(self, jinja: JinjaTemplate, tokenizer: Tokenizer) -> None:
         self.jinja = jinja
@@ -47,7 +47,7 @@ class Reader:
         self._tokens = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def row(self, text: str, fields: Mapping[str, str] | None = None) -> Row:
-        """Text as pieces: tokens, fields in the place of marks, fixed texts."""
+        """Return text as pieces: tokens, fields instead of markers, fixed texts."""
         fields = fields or {}
         pieces: list[str] = []
         for part in _cut(text, re.compile("|".join(map(re.escape, fields)) or r"(?!)")):
@@ -60,16 +60,15 @@ class Reader:
         return tuple(pieces)
 
     def tokens_of(self, rows: Sequence[Row]) -> tuple[str, ...]:
-        """The tokens that stand in rows."""
+        """Return the tokens in rows."""
         return tuple(dict.fromkeys(piece for row in rows for piece in row if self._tokens.fullmatch(piece)))
 
 
-def read_layout(reader: Reader) -> Layout:
-    """The layout of instructions, prompts and answers.
+def read_layout(reader: TemplateReader) -> Layout:
+    """Return the layout of instructions, prompts and answers.
 
     Raises:
-        UnsupportedTemplateError: the turns do not simply follow each other.
-        UnsupportedTemplateError: the template has no place for one of them.
+        UnsupportedTemplateError: the turns cannot be appended one by one, or the template fails on one of them.
     """
     text = reader.jinja.text
     asked, prompted = text([user(USER)]), text([user(USER)], prompt=True)
@@ -81,7 +80,7 @@ def read_layout(reader: Reader) -> Layout:
     user_head = rest(between(history, ANSWER, USER_2), closing, "a second prompt")
     opening = rest(between(history, USER, ANSWER), user_tail, "an answer")
     if re.search(r"<think>(?!.*</think>)", prompt, re.DOTALL):
-        raise HuggingFaceError("this model always thinks before it answers; models that do are not supported")
+        raise HuggingFaceError("this model always thinks before it answers, which is not supported")
     instructed = text([system(SYSTEM), user(USER)])
     system_field = _field(text([system(f" {SYSTEM} "), user(USER)]), SYSTEM)
     instructions = before(instructed, SYSTEM) + SYSTEM + without_end(between(instructed, SYSTEM, USER), user_head)
@@ -98,11 +97,11 @@ def read_layout(reader: Reader) -> Layout:
     )
 
 
-def template_of(reader: Reader, layout: Layout, stop: Sequence[str]) -> ImportedTemplate:
-    """The template without tools. `stop` are tokens that end an answer beside the one that the layout ends it with.
+def template_of(reader: TemplateReader, layout: Layout, stop: Sequence[str]) -> ImportedTemplate:
+    """Return the template without tools. `stop` are tokens that end an answer in addition to the one of the layout.
 
     Raises:
-        UnsupportedTemplateError: no token ends an answer, or none begins a turn.
+        UnsupportedTemplateError: no special token ends an answer, or none begins a turn.
     """
     user_row = (*reader.row(layout.user_head), layout.user_field, "{response_format}", *reader.row(layout.user_tail))
     start, opening, closing = map(reader.row, (layout.start, layout.opening + layout.kept, layout.closing))
@@ -111,7 +110,7 @@ def template_of(reader: Reader, layout: Layout, stop: Sequence[str]) -> Imported
             raise UnsupportedTemplateError(f"no special token begins {''.join(row)!r}, so a text could imitate it")
     if layout.kept and "<think>" not in layout.kept and not reader.tokens_of([reader.row(layout.kept)]):
         raise UnsupportedTemplateError(
-            f"the chat template puts {layout.kept!r} before an answer and drops it from the history"
+            f"the chat template writes {layout.kept!r} before an answer and removes it from the history"
         )
     stops = tuple(dict.fromkeys((closing[0], *stop)))
     return ImportedTemplate(
@@ -138,7 +137,7 @@ def system(text: str) -> Message:
 
 
 def calling(calls: Sequence[ToolCall], *, in_text: bool, text: str = "") -> Message:
-    """An answer with calls; `in_text` for templates that leave it to their users to write calls into the text."""
+    """Return an answer with calls; `in_text` for templates whose users write calls into the text."""
     if in_text:
         written = [
             f"<tool_call>\n{JsonStyle().text({'name': c.name, 'arguments': c.arguments})}\n</tool_call>" for c in calls
@@ -148,12 +147,12 @@ def calling(calls: Sequence[ToolCall], *, in_text: bool, text: str = "") -> Mess
     return assistant(text) | {"tool_calls": [{"id": CALL_ID, "type": "function", "function": f} for f in functions]}
 
 
-def told(output: ToolTurn) -> Message:
+def tool_output(output: ToolTurn) -> Message:
     return {"role": "tool", "name": output.name, "tool_call_id": CALL_ID, "content": output.text}
 
 
 def messages_of(turns: Sequence[Turn], *, calls_in_text: bool = False) -> list[Message]:
-    """Turns in the form that Jinja templates take."""
+    """Return turns in the form of messages for Jinja templates."""
     return [message for turn in turns for message in _messages(turn, calls_in_text)]
 
 
@@ -164,7 +163,7 @@ def _messages(turn: Turn, calls_in_text: bool) -> list[Message]:
         case UserTurn():
             return [user(turn.text)]
         case ToolTurn():
-            return [told(turn)]
+            return [tool_output(turn)]
         case AssistantTurn(tool_calls=()):
             return [assistant(turn.text)]
         case AssistantTurn():
@@ -184,40 +183,38 @@ def between(text: str, first: str, second: str) -> str:
 
 
 def rest(text: str, beginning: str, what: str) -> str:
-    """`text` without its beginning.
+    """Return `text` without its beginning.
 
     Raises:
-        UnsupportedTemplateError: it begins otherwise.
+        UnsupportedTemplateError: it begins differently.
     """
     if not text.startswith(beginning):
-        raise UnsupportedTemplateError(
-            f"the chat template rewrites what came before when {what} follows; sessions only append"
-        )
+        raise UnsupportedTemplateError(f"the chat template rewrites earlier turns when {what} follows; sessions only append")
     return text[len(beginning) :]
 
 
 def without_end(text: str, end: str) -> str:
     if not text.endswith(end):
         raise UnsupportedTemplateError(
-            "the chat template puts the first prompt differently from later ones; sessions only append"
+            "the chat template writes the first prompt differently from later ones; sessions only append"
         )
     return text[: len(text) - len(end)]
 
 
 def _halves(text: str, mark: str) -> tuple[str, str]:
     if text.count(mark) != 1:
-        raise UnsupportedTemplateError(f"the chat template writes a text {text.count(mark)} times instead of once")
+        raise UnsupportedTemplateError(f"the chat template writes a text {text.count(mark)} times, expected once")
     head, _, tail = text.partition(mark)
     return head, tail
 
 
 def _field(text: str, mark: str) -> str:
-    """How a text with white space at its ends came out."""
+    """The field of a text, trimmed if the template trims it."""
     return "{text}" if f" {mark} " in text else "{text|trim}"
 
 
 def _cut(text: str, pattern: re.Pattern[str]) -> list[str]:
-    """The matches of `pattern` and what is between them."""
+    """The matches of `pattern` and the texts between them."""
     pieces, done = [], 0
     for match in pattern.finditer(text):
         pieces += [text[done : match.start()], match[0]]

@@ -1,4 +1,4 @@
-"""How a Jinja chat template announces tools, writes their calls and tells their outputs, read off as `layout.py` does."""
+"""Derive the layout of tools, calls and outputs from a Jinja chat template, with markers as in `layout.py`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from openafm.bundle.hugging_face.layout import (
     SYSTEM,
     USER,
     Layout,
-    Reader,
+    TemplateReader,
     calling,
     rest,
     system,
-    told,
+    tool_output,
     user,
     without_end,
 )
@@ -31,8 +31,8 @@ OUTPUT, OUTPUT_2 = 'Zq"outputa"qz', 'Zq"outputb"qz'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """How a template is given tools and calls. Not all do it as transformers has it."""
+class ToolPassing:
+    """How tools and calls are passed to a template. Some templates deviate from transformers."""
 
     arguments: tuple[tuple[str, Any], ...] = ()
     calls_in_text: bool = False
@@ -42,10 +42,10 @@ class Way:
         return dict(self.arguments)
 
 
-WAYS = (
-    Way(),
-    Way(arguments=(("tools_in_user_message", False),)),
-    *(Way(arguments=arguments, calls_in_text=True) for arguments in ((), (("tools_as", "xml_tools"),))),
+TOOL_PASSINGS = (
+    ToolPassing(),
+    ToolPassing(arguments=(("tools_in_user_message", False),)),
+    *(ToolPassing(arguments=arguments, calls_in_text=True) for arguments in ((), (("tools_as", "xml_tools"),))),
 )
 
 _SPACED, _COMPACT = JsonStyle(), JsonStyle(item_separator=",", key_separator=":")
@@ -59,7 +59,7 @@ _STYLES = (
 
 @dataclass(frozen=True)
 class _Probe:
-    """A tool with a call of it."""
+    """A tool and a call of it."""
 
     name: str
 
@@ -85,7 +85,7 @@ _ONE, _TWO = _Probe("zqtoolaqz"), _Probe("zqtoolbqz")
 
 
 @dataclass(frozen=True)
-class _Announced:
+class _DefinitionStyle:
     is_wrapped: bool
     style: JsonStyle
 
@@ -93,78 +93,80 @@ class _Announced:
         return self.style.text(probe.tool if self.is_wrapped else probe.function)
 
 
-def read_tools(reader: Reader, layout: Layout, way: Way) -> ToolsLayout:
-    """The layout of tools.
+def read_tools(reader: TemplateReader, layout: Layout, passing: ToolPassing) -> ToolsLayout:
+    """Return the layout of tools.
 
     Raises:
-        UnsupportedTemplateError: the turns do not simply follow each other, or tools are written in no known way.
-        UnsupportedTemplateError: the template has no place for tools.
+        UnsupportedTemplateError: the turns cannot be appended one by one, the format of tools is not supported, or the
+            template does not accept tools.
     """
 
     def text(messages: list[Message], *probes: _Probe) -> str:
-        rendered = reader.jinja.text(messages, [probe.tool for probe in probes or (_ONE,)], **way.keywords)
+        rendered = reader.jinja.text(messages, [probe.tool for probe in probes or (_ONE,)], **passing.keywords)
         return rendered.replace(layout.kept, "") if layout.kept else rendered
 
-    announced = _announced(text([user(USER)]))
-    start = _marked(text([user(USER)]), layout, announced)
-    instructions = _marked(text([system(SYSTEM), user(USER)]), layout, announced)
-    if way.calls_in_text:
-        _check_left_to_users(text, start)
-    calls, conversation = _calls(reader, layout, text, way)
+    definition = _definition_style(text([user(USER)]))
+    start = _marked(text([user(USER)]), layout, definition)
+    instructions = _marked(text([system(SYSTEM), user(USER)]), layout, definition)
+    if passing.calls_in_text:
+        _check_calls_are_text(text, start)
+    calls, conversation = _calls(reader, layout, text, passing)
     output_rows = _outputs(reader, text, conversation, can_be_parallel=calls.separator is not None)
     fields = {_TOOLS: "{tools}", SYSTEM: layout.system_field}
     return ToolsLayout(
         start=reader.row(start, fields),
         instructions=reader.row(instructions, fields),
-        separator=reader.row(_separator(text([user(USER)], _ONE, _TWO), announced)),
-        is_wrapped=announced.is_wrapped,
-        style=announced.style,
+        separator=reader.row(_separator(text([user(USER)], _ONE, _TWO), definition)),
+        is_wrapped=definition.is_wrapped,
+        style=definition.style,
         calls=calls,
         **output_rows,
     )
 
 
-def _check_left_to_users(text: _Text, start: str) -> None:
-    """That a template writes no calls itself, though it tells the model how to."""
+def _check_calls_are_text(text: _Text, start: str) -> None:
+    """Check that a template only describes calls to the model and does not write them."""
     ignored = text([user(USER), calling([_ONE.call], in_text=False)]) == text([user(USER), calling([], in_text=True)])
     if not ignored or "<tool_call>" not in start or "</tool_call>" not in start:
-        raise UnsupportedTemplateError("the chat template writes calls in no known way")
+        raise UnsupportedTemplateError("the chat template's format of tool calls is not supported")
 
 
 _TOOLS = "Zqtoolsqz"
 _Text = Callable[..., str]
 
 
-def _announced(text: str) -> _Announced:
+def _definition_style(text: str) -> _DefinitionStyle:
     for is_wrapped, style in itertools.product((True, False), _STYLES):
-        announced = _Announced(is_wrapped, style)
-        if text.count(announced.text(_ONE)) == 1:
-            return announced
+        definition = _DefinitionStyle(is_wrapped, style)
+        if text.count(definition.text(_ONE)) == 1:
+            return definition
     raise UnsupportedTemplateError(
-        "the chat template ignores tools" if _ONE.name not in text else "it writes tools in no known way"
+        "the chat template ignores tools"
+        if _ONE.name not in text
+        else "the chat template's format of tools is not supported"
     )
 
 
-def _marked(text: str, layout: Layout, announced: _Announced) -> str:
-    """What begins a conversation with tools, a mark in the place of their definitions."""
-    head, found, _ = text.replace(announced.text(_ONE), _TOOLS).rpartition(USER)
+def _marked(text: str, layout: Layout, definition: _DefinitionStyle) -> str:
+    """The beginning of a conversation with tools, with a marker instead of their definitions."""
+    head, found, _ = text.replace(definition.text(_ONE), _TOOLS).rpartition(USER)
     if not found or _TOOLS not in head:
-        raise UnsupportedTemplateError("the chat template announces tools after the first prompt")
+        raise UnsupportedTemplateError("the chat template lists tools after the first prompt")
     return without_end(head, layout.user_head)
 
 
-def _separator(text: str, announced: _Announced) -> str:
-    _, found, tail = text.partition(announced.text(_ONE))
-    separator, found_2, _ = tail.partition(announced.text(_TWO))
+def _separator(text: str, definition: _DefinitionStyle) -> str:
+    _, found, tail = text.partition(definition.text(_ONE))
+    separator, found_2, _ = tail.partition(definition.text(_TWO))
     if not (found and found_2):
-        raise UnsupportedTemplateError("the chat template writes several tools in no known way")
+        raise UnsupportedTemplateError("the chat template's format of several tools is not supported")
     return separator
 
 
-def _calls(reader: Reader, layout: Layout, text: _Text, way: Way) -> tuple[CallsLayout, list[Message]]:
-    """How calls are written, and a conversation with two of them, or with one where the template takes no more."""
-    calling_one = calling([_ONE.call], in_text=way.calls_in_text)
-    calling_both = calling([_ONE.call, _TWO.call], in_text=way.calls_in_text)
+def _calls(reader: TemplateReader, layout: Layout, text: _Text, passing: ToolPassing) -> tuple[CallsLayout, list[Message]]:
+    """The layout of calls, and a conversation with two calls, or with one if the template supports no more."""
+    calling_one = calling([_ONE.call], in_text=passing.calls_in_text)
+    calling_both = calling([_ONE.call, _TWO.call], in_text=passing.calls_in_text)
     asked = text([user(USER)])
 
     def inside(message: Message) -> str:
@@ -177,18 +179,18 @@ def _calls(reader: Reader, layout: Layout, text: _Text, way: Way) -> tuple[Calls
         if one.count(written[0]) == 1:
             break
     else:
-        raise UnsupportedTemplateError("the chat template writes calls in no known way")
+        raise UnsupportedTemplateError("the chat template's format of tool calls is not supported")
     opening, _, closing = one.partition(written[0])
     if not opening and style == _COMPACT:
         raise UnsupportedTemplateError(
-            "the chat template writes calls as structured answers are written, nothing tells them apart"
+            "the chat template writes tool calls like structured answers, so they cannot be distinguished"
         )
     separator = None
     with contextlib.suppress(UnsupportedTemplateError, UnsupportedTemplateError):
         further = rest(inside(calling_both), opening + written[0], "two calls")
         separator = without_end(further, written[1] + closing)
     after_text = ""
-    with_text = inside(calling([_ONE.call], in_text=way.calls_in_text, text=ANSWER))
+    with_text = inside(calling([_ONE.call], in_text=passing.calls_in_text, text=ANSWER))
     if with_text.startswith(ANSWER) and with_text.endswith(one):
         after_text = with_text[len(ANSWER) : len(with_text) - len(one)]
     calls = CallsLayout(
@@ -202,11 +204,11 @@ def _calls(reader: Reader, layout: Layout, text: _Text, way: Way) -> tuple[Calls
     return calls, [user(USER), calling_one if separator is None else calling_both]
 
 
-def _outputs(reader: Reader, text: _Text, conversation: list[Message], can_be_parallel: bool) -> dict[str, Row]:
-    """Rows of the outputs of the calls that `conversation` ends with."""
+def _outputs(reader: TemplateReader, text: _Text, conversation: list[Message], can_be_parallel: bool) -> dict[str, Row]:
+    """Rows of the outputs of the calls at the end of `conversation`."""
     probes = (_ONE, _TWO) if can_be_parallel else (_ONE,)
     texts = zip(probes, (OUTPUT, OUTPUT_2), strict=False)
-    outputs = [told(ToolTurn(name=probe.name, text=output)) for probe, output in texts]
+    outputs = [tool_output(ToolTurn(name=probe.name, text=output)) for probe, output in texts]
     shown = rest(text([*conversation, *outputs]), text(conversation), "the output of a tool")
     as_json = OUTPUT not in shown
     written = [json.dumps(output, ensure_ascii=False) if as_json else output for output in (OUTPUT, OUTPUT_2)]
@@ -217,7 +219,7 @@ def _outputs(reader: Reader, text: _Text, conversation: list[Message], can_be_pa
     else:
         separator = tail + head
     if not tail:
-        raise UnsupportedTemplateError("the chat template writes the outputs of tools in no known way")
+        raise UnsupportedTemplateError("the chat template's format of tool outputs is not supported")
     names = {probe.name: "{name}" for probe in probes}
     head_row, tail_row = reader.row(head, names), reader.row(tail, names)
     if reader.row(separator, names) == (*reader.row(tail), *head_row) or not can_be_parallel:

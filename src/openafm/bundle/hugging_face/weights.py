@@ -1,4 +1,4 @@
-"""The safetensors of a checkpoint, under the names that a decoder here has for them."""
+"""The safetensors of a checkpoint, with the names of an openafm decoder."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _IN_LAYERS = {
     "mlp.up_proj": "feed_forward.up",
     "mlp.down_proj": "feed_forward.down",
 }
-# What old checkpoints store although it follows from the config.
+# Buffers of old checkpoints that follow from the config.
 _DERIVED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
-def our_name(theirs: str) -> str | None:
-    """The name of a checkpoint's weight in our decoder's state dict; None where it has no place."""
+def decoder_name(theirs: str) -> str | None:
+    """Return the name of a checkpoint's weight in the decoder's state dict, None if the decoder has no such weight."""
     if theirs in _OUTSIDE_LAYERS:
         return _OUTSIDE_LAYERS[theirs]
     found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)", theirs)
@@ -46,31 +46,32 @@ def our_name(theirs: str) -> str | None:
 
 
 def read_weights(folder: Path, config: DecoderConfig) -> list[MappedTensor]:
-    """Every weight of the decoder, mapped from the checkpoint's files and not yet read.
+    """Return every weight of the decoder, mapped from the checkpoint's files.
 
     Raises:
-        HuggingFaceError: a file or weight is missing, or a weight has another shape than the config says.
-        HuggingFaceError: a weight has no place in our decoder, or there are no safetensors.
+        HuggingFaceError: a file or weight is missing, a weight is unknown or has the wrong shape.
         BundleError: a file is damaged.
     """
     expected = _shapes(config)
     found: dict[str, MappedTensor] = {}
     for file in _files(folder):
         for name, tensor in read_tensors(file).items():
-            ours = our_name(name)
+            ours = decoder_name(name)
             if ours is None and not _DERIVED.fullmatch(name):
-                raise HuggingFaceError(f"{file.name}: the weight '{name}' has no place in a decoder of openafm")
+                raise HuggingFaceError(f"{file.name}: the weight '{name}' does not exist in a decoder of openafm")
             if ours is not None:
                 found[ours] = replace(tensor, name=ours)
     if "output.weight" not in expected:
-        found.pop("output.weight", None)  # some files store the tied head again
-    for kind, names in (("lacks", expected.keys() - found.keys()), ("does not ask for", found.keys() - expected.keys())):
+        found.pop("output.weight", None)  # some files store the tied head twice
+    for kind, names in (("lacks", expected.keys() - found.keys()), ("does not describe", found.keys() - expected.keys())):
         if names:
             owner = "the checkpoint" if kind == "lacks" else "config.json"
             raise HuggingFaceError(f"{owner} {kind} the weight '{min(names)}' ({len(names)} in all); restore the folder")
     for name, shape in expected.items():
         if found[name].shape != shape:
-            raise HuggingFaceError(f"weight '{name}' is {found[name].shape}, config.json says {shape}; restore the folder")
+            raise HuggingFaceError(
+                f"weight '{name}' has shape {found[name].shape}, config.json implies {shape}; restore the folder"
+            )
     return [found[name] for name in expected]
 
 
@@ -80,8 +81,8 @@ def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
     try:
         with torch.device("meta"):
             return {name: tuple(weight.shape) for name, weight in config.build().state_dict().items()}
-    except (RuntimeError, TypeError) as error:  # sizes beyond what any tensor can have
-        raise HuggingFaceError(f"config.json describes no model that can be built ({error}); restore the folder") from error
+    except (RuntimeError, TypeError) as error:  # sizes that no tensor can have
+        raise HuggingFaceError(f"the model of config.json cannot be built ({error}); restore the folder") from error
 
 
 def _files(folder: Path) -> list[Path]:
@@ -92,14 +93,12 @@ def _files(folder: Path) -> list[Path]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise HuggingFaceError(f"{index} is not an index of weight files ({error!r}); restore it") from error
         if any(not isinstance(name, str) or Path(name).name != name for name in names):
-            raise HuggingFaceError(f"{index} names a file outside its folder; do not trust this checkpoint")
+            raise HuggingFaceError(f"{index} lists a file outside its folder; the checkpoint is not trustworthy")
         files = [folder / name for name in names]
     else:
         files = [folder / "model.safetensors"]
     for file in files:
         if not file.is_file():
             others = ", ".join(sorted(path.name for path in folder.glob("*.bin"))) or "none"
-            raise HuggingFaceError(
-                f"{file} is missing (weights in other formats there: {others}); only safetensors can be imported"
-            )
+            raise HuggingFaceError(f"{file} is missing (weights in other formats: {others}); only safetensors are supported")
     return files
