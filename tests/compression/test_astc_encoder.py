@@ -107,7 +107,7 @@ def test_candidates_have_the_narrowest_parts() -> None:
 def test_no_more_candidates_than_ways_to_split_a_block() -> None:
     assert len(distinct_seeds()) == NUM_SPLITS
     assert candidate_seeds(unit(np.random.default_rng(0).normal(size=(36, 2))), NUM_SPLITS).shape == (NUM_SPLITS, 2)
-    with pytest.raises(ConfigError, match=r"1\.\.521"):
+    with pytest.raises(ConfigError, match=r"1 to 521"):
         AstcConfig(num_candidates=NUM_SPLITS + 1)
 
 

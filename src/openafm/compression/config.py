@@ -38,18 +38,18 @@ class LevelSetConfig(Config):
 
     @property
     def levels(self) -> tuple[float, ...]:
-        """What codes 0 to 3 stand for, in units of the scale."""
+        """The values of codes 0 to 3, in units of the scale."""
         return tuple(q - self.zero for q in range(self.lowest, self.highest + 1))
 
     @property
     def largest(self) -> float:
-        """The magnitude that the learnable clip is a multiple of: s = f max|W| / largest."""
+        """The largest magnitude of a level; the learnable clip f gives s = f max|W| / largest."""
         return max(map(abs, self.levels))
 
 
 @dataclass(frozen=True, kw_only=True)
 class BalancedLevels(LevelSetConfig):
-    """{-1.5, -0.5, 0.5, 1.5}, which trains more smoothly than a set with a zero (report section 6)."""
+    """{-1.5, -0.5, 0.5, 1.5}; trains more smoothly than a set with a zero (report section 6)."""
 
     @property
     def zero(self) -> float:
@@ -83,12 +83,12 @@ class UnbalancedLevels(LevelSetConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipConfig(Config):
-    """Base of the ways to find the scale that a matrix starts from; compression/clip.py carries them out."""
+    """Base of the ways to find the initial scale of a matrix; implemented in compression/clip.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NewtonClip(ClipConfig):
-    """Newton's method on the squared error of quantization, with the local density of weights at the level boundaries."""
+    """A scan over scales, then Newton's method on the squared error, with the density of weights at the level boundaries."""
 
     max_iterations: int = 6
 
@@ -98,7 +98,7 @@ class NewtonClip(ClipConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LloydClip(ClipConfig):
-    """Assign weights to levels, fit the scale to them, again and again (Lloyd's algorithm); slower, as good."""
+    """Lloyd's algorithm: alternately assign weights to levels and fit the scale."""
 
     max_iterations: int = 50
 
@@ -108,7 +108,7 @@ class LloydClip(ClipConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class OctavClip(ClipConfig):
-    """The iteration of OCTAV (arXiv 2206.06501): Newton's method under a uniform-noise model of rounding."""
+    """OCTAV (arXiv 2206.06501): Newton's method with rounding modeled as uniform noise."""
 
     max_iterations: int = 10
 
@@ -126,11 +126,11 @@ Granularity: TypeAlias = Literal["tensor", "row"]
 
 @dataclass(frozen=True, kw_only=True)
 class QATConfig(Config):
-    """What quantization-aware training simulates and learns.
+    """Numerics that quantization-aware training simulates, and what it learns.
 
-    `granularity` says whether a matrix has one learnable clip or one for each output row. Gradients of clips are divided by
-    the square root of the number of weights that share one. Activations are rounded from the fraction `activations_from` of
-    the run on: by then the weights have settled, and the deployed numerics are still trained.
+    A matrix has one learnable clip, or one for each output row (`granularity`). Gradients of clips are divided by the square
+    root of the number of weights that share one. Activations are rounded after the fraction `activations_from` of the run,
+    when weights have stabilized and enough steps remain to train with the deployed numerics.
     """
 
     levels: LevelSetConfig = BalancedLevels()
@@ -143,16 +143,16 @@ class QATConfig(Config):
 
     def __post_init__(self) -> None:
         self.require(0 <= self.activations_from <= 1, f"activations_from must lie in [0, 1], got {self.activations_from}")
-        self.require(self.activations != "bfloat16", "activations are float32 or int8_per_token where weights have 2 bits")
-        self.require(self.embedding != "bfloat16", "the embedding is float32 or int4_group32 where weights have 2 bits")
+        self.require(self.activations != "bfloat16", "activations must be float32 or int8_per_token with 2-bit weights")
+        self.require(self.embedding != "bfloat16", "the embedding must be float32 or int4_group32 with 2-bit weights")
 
     @property
     def numerics(self) -> Numerics:
-        """What the bundle declares in the end."""
+        """The numerics of the resulting bundle."""
         return Numerics(weights=self.levels.numerics, embedding=self.embedding, activations=self.activations, kv=self.kv)
 
     def install(self, decoder: Decoder) -> QuantizationAwareness:
-        """Put the simulation over a decoder, in place: compression/qat.py."""
+        """Install the simulation on a decoder, in place (compression/qat.py)."""
         from openafm.compression.qat import install
 
         return install(decoder, self)

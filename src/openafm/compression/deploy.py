@@ -1,7 +1,7 @@
-"""From a trained simulation to the tensors of a bundle, and from those to a decoder that computes the same.
+"""Tensors of a bundle from a decoder after quantization-aware training, and the decoder of such a bundle.
 
 Tensors: `<weight>` U8 [R, C / 4] with `<weight>.scale` F32 [] or [R]; the embedding as in int4_embedding.py; an ASTC matrix
-as in astc/matrix.py; all else in fp32. Their names are those of the plain decoder's state dict.
+as in astc/matrix.py; everything else in fp32. Names are those of the uncompressed decoder's state dict.
 
 Shapes: R outputs, C inputs.
 """
@@ -32,8 +32,8 @@ _LEVEL_SETS: dict[str, LevelSetConfig] = {"int2_balanced": BalancedLevels(), "in
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8_per_token": torch.float32}
 
 
-class AlwaysRounded:
-    """Activations of a deployed model: rounded to 8 bits or not, once and for all."""
+class FixedRounding:
+    """Activation rounding of a deployed model: always on or always off."""
 
     def __init__(self, numerics: Numerics) -> None:
         self.active = numerics.activations == "int8_per_token"
@@ -41,7 +41,7 @@ class AlwaysRounded:
 
 @torch.no_grad()
 def packed_tensors(decoder: Decoder) -> dict[str, NDArray[Any]]:
-    """The tensors of a decoder that was trained under quantization awareness."""
+    """Return the tensors of a decoder after quantization-aware training."""
     tensors: dict[str, NDArray[Any]] = {}
     for name, module in decoder.named_modules():
         if isinstance(module, FakeQuantLinear):
@@ -58,15 +58,15 @@ def packed_tensors(decoder: Decoder) -> dict[str, NDArray[Any]]:
 
 
 def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, device: torch.device | None = None) -> Decoder:
-    """The decoder that computes in these numerics, from a bundle's arrays; those that can be written it takes over.
+    """Return the decoder of a bundle's arrays in these numerics. Writable arrays are used without a copy.
 
     Raises:
-        RuntimeError: arrays and config do not fit each other.
+        RuntimeError: the arrays do not fit the config.
     """
     with torch.device("meta"):
         decoder = config.build()
     decoder.compute_dtype = _DTYPES[numerics.activations]
-    rounding = AlwaysRounded(numerics)
+    rounding = FixedRounding(numerics)
     rest = dict(arrays)
     if numerics.weights in _LEVEL_SETS:
         _put_low_bit(decoder, _LEVEL_SETS[numerics.weights], rounding, rest, device)
@@ -76,7 +76,7 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
     if numerics.embedding == "int4_group32":
         rest["embedding"] = Int4Embedding.from_tensors("embedding", rest).dequantize()
         rest = {name: array for name, array in rest.items() if name not in ("embedding.scale", "embedding.minimum")}
-    # What was widened on reading is ours already: large models are not copied twice.
+    # Arrays widened on reading are writable and not shared, so large models are not copied again.
     owned = {name: array if array.flags.writeable else np.array(array) for name, array in rest.items()}
     weights = {name: torch.from_numpy(array).to(device) for name, array in owned.items()}
     missing = {name for name in decoder.state_dict() if not name.endswith((".levels", ".scale"))} - weights.keys()
@@ -92,11 +92,11 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
 def _put_low_bit(
     decoder: Decoder,
     level_set: LevelSetConfig,
-    rounding: AlwaysRounded,
+    rounding: FixedRounding,
     arrays: dict[str, NDArray[Any]],
     device: torch.device | None,
 ) -> None:
-    """Replace the layers' Linears by 2-bit ones and take their arrays out."""
+    """Replace the Linears of the layers by 2-bit ones and remove their arrays."""
     built: dict[str, torch.nn.Module] = {}
     for name, linear in layer_linears(decoder).items():
         try:
@@ -117,7 +117,7 @@ def _put_low_bit(
 
 
 def _decoded(name: str, shape: tuple[int, ...], arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:
-    """Decode a matrix or stack and take its arrays out: no engine here has the hardware decoder the format is made for."""
+    """Decode a matrix or stack and remove its arrays; no engine uses a hardware decoder."""
     from openafm.compression.astc.matrix import AstcMatrix, decode_matrix
 
     own = {key: arrays.pop(key) for key in list(arrays) if key == name or key.startswith(f"{name}.")}

@@ -1,9 +1,9 @@
-"""What lies between products of integers, computed as exact numbers and rounded to fp32 once, for inference.
+"""Inference between integer products in double precision, rounded to fp32 once, so that all engines give the same bits.
 
-Activations are rounded to 8 bits before each product. The last bit of what is rounded decides, now and then, between two
-integers, and one of those moves a logit by up to a tenth. So engines that add up in different orders compute in double
-precision what has sums or exponentials: norms' factors, attention, the gate of the feed-forward. All else between two
-products takes fp32's operations one by one: rotations, residual additions, scales.
+Activations are rounded to 8 bits before each product. A difference in the last bit before rounding can change an integer,
+and one integer changes a logit by up to 0.1. Engines sum in different orders, so everything with sums or exponentials is
+computed in double precision: factors of norms, attention, the gate of the feed-forward. Rotations, residual additions and
+scales are single fp32 operations.
 
 Shapes: B batch, S sequence, H heads, C head dim, D and F the dims of a feed-forward.
 """
@@ -20,7 +20,7 @@ from openafm.models.layers import RMSNorm
 
 
 class ExactNorm(RMSNorm):
-    """x * factor * weight in fp32, the factor to the nearest."""
+    """x * factor * weight in fp32, with a correctly rounded factor."""
 
     def __init__(self, norm: RMSNorm) -> None:
         nn.Module.__init__(self)
@@ -33,14 +33,14 @@ class ExactNorm(RMSNorm):
 
 
 class ExactRoundedNorm(RoundedNorm, ExactNorm):
-    """The same, its output rounded as the head's input is."""
+    """`ExactNorm` before the head, with its output rounded to 8 bits."""
 
     def __init__(self, norm: RoundedNorm) -> None:
         RoundedNorm.__init__(self, norm, norm.rounding)
 
 
 class ExactFeedForward(FeedForward):
-    """Both halves of the gate and their product in double precision."""
+    """Feed-forward with the gate and its product in double precision."""
 
     def __init__(self, feed_forward: FeedForward) -> None:
         nn.Module.__init__(self)
@@ -53,14 +53,14 @@ class ExactFeedForward(FeedForward):
 
 
 class DoubleQueries(nn.Module):
-    """The slot of queries that read in double precision."""
+    """Query slot that makes attention compute in double precision."""
 
     def forward(self, q_BSHC: Tensor) -> Tensor:
         return q_BSHC.double()
 
 
 def compute_exactly(decoder: Decoder) -> None:
-    """Have a decoder of 2-bit matrices and rounded activations compute so, in place, over the same weights."""
+    """Replace norms, feed-forwards and query slots of a decoder by their exact versions, in place, sharing weights."""
     exact: dict[str, nn.Module] = {}
     for name, module in decoder.named_modules():
         if isinstance(module, RoundedNorm):

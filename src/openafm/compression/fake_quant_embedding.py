@@ -1,4 +1,4 @@
-"""The 4-bit embedding in training: int4_embedding.py's formula in torch, bit for bit, with a gradient straight through.
+"""The 4-bit embedding in training: the formula of int4_embedding.py in torch, bit for bit, with straight-through gradients.
 
 Shapes: V vocabulary, D model dim.
 """
@@ -16,10 +16,10 @@ _LARGEST_CODE = 2**BITS - 1
 
 
 def fake_quantize_embedding(weight_VD: Tensor) -> Tensor:
-    """The values of `quantize_embedding(weight, MinMaxRange())` in fp32, with the gradient of the weight itself.
+    """Return the values of `quantize_embedding(weight, MinMaxRange())` in fp32, with the gradient of the weight.
 
     Raises:
-        CompressionError: the width is no multiple of 32.
+        CompressionError: the width is not a multiple of 32.
     """
     if weight_VD.shape[1] % GROUP:
         raise CompressionError(width_message("the embedding", weight_VD.shape[1]))

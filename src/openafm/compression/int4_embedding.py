@@ -1,6 +1,6 @@
-"""The 4-bit embedding: groups of 32 along the width with an fp16 scale and minimum each. Imports no tensor library.
+"""The 4-bit embedding: groups of 32 along the width, each with an fp16 scale and minimum. Imports no tensor library.
 
-Stored as `<name>` (U8 [V, D/2], two codes a byte, the low four bits first), `<name>.scale` and `<name>.minimum` (F16
+Stored as `<name>` (U8 [V, D/2], two codes per byte, low four bits first), `<name>.scale` and `<name>.minimum` (F16
 [V, D/32]); value = minimum + code * scale, in fp32 from the fp16 numbers.
 
 Shapes: V vocabulary, D model dim, G = D / 32 groups.
@@ -32,29 +32,29 @@ Arrays: TypeAlias = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Int4Embedding:
-    """Codes 0 to 15, one byte each here, with the scale and minimum of every group."""
+    """Codes 0 to 15, one per byte, with the scale and minimum of every group."""
 
     codes_VD: Codes
     scale_VG: Halves
     minimum_VG: Halves
 
     def dequantize(self) -> Floats:
-        """The fp32 values [V, D]."""
+        """Return the fp32 values [V, D]."""
         groups = GroupQuantized(
             codes_RC=self.codes_VD, scale_RG=self.scale_VG, minimum_RG=self.minimum_VG, bits=BITS, group=GROUP
         )
         return groups.dequantize()
 
     def tensors(self, name: str) -> Arrays:
-        """As it is stored."""
+        """Return the tensors of the stored form."""
         return {name: pack_nibbles(self.codes_VD), f"{name}.scale": self.scale_VG, f"{name}.minimum": self.minimum_VG}
 
     @classmethod
     def from_tensors(cls, name: str, tensors: Mapping[str, NDArray[Any]]) -> Int4Embedding:
-        """The inverse of `tensors`.
+        """Read the output of `tensors`.
 
         Raises:
-            CompressionError: a tensor is absent, or of another type or shape than the rest asks for.
+            CompressionError: a tensor is missing, or has the wrong dtype or shape.
         """
         packed, scale, minimum = (_tensor(tensors, key) for key in (name, f"{name}.scale", f"{name}.minimum"))
         if packed.ndim != 2 or packed.dtype != np.uint8:
@@ -67,12 +67,12 @@ class Int4Embedding:
 
 
 def quantize_embedding(weight_VD: Floats, range: RangeConfig | None = None, name: str = "the embedding") -> Int4Embedding:
-    """Round an embedding to 4 bits; `ClippedRange()` by default. What is quantized already keeps its values.
+    """Return an embedding rounded to 4 bits, with `ClippedRange()` by default. Idempotent.
 
     `MinMaxRange()` gives the values of `fake_quantize_embedding`, bit for bit.
 
     Raises:
-        CompressionError: not a matrix, not finite, beyond fp16, or a width that is no multiple of 32.
+        CompressionError: the weight is not a matrix, is not finite, exceeds fp16, or its width is not a multiple of 32.
     """
     if weight_VD.ndim == 2 and weight_VD.shape[1] % GROUP:
         raise CompressionError(width_message(name, weight_VD.shape[1]))
@@ -81,22 +81,22 @@ def quantize_embedding(weight_VD: Floats, range: RangeConfig | None = None, name
 
 
 def width_message(name: str, width: int) -> str:
-    return f"{name} is {width} wide; 4-bit embeddings need a multiple of {GROUP}, change the model or keep 16 bits"
+    return f"{name} has width {width}; 4-bit embeddings need a multiple of {GROUP}: change the model or keep 16 bits"
 
 
 def pack_nibbles(codes_VD: Codes) -> Codes:
-    """Codes 0 to 15 of an even width, two a byte: [V, D / 2]."""
+    """Return codes 0 to 15 of an even width, two per byte: [V, D / 2]."""
     return np.bitwise_or(codes_VD[:, ::2], codes_VD[:, 1::2] << 4, dtype=np.uint8)
 
 
 def unpack_nibbles(packed: Codes) -> Codes:
-    """The inverse of `pack_nibbles`: [V, D]."""
+    """Return the codes [V, D] of bytes: the inverse of `pack_nibbles`."""
     return np.stack([packed & 15, packed >> 4], axis=2).reshape(len(packed), -1)
 
 
 def _tensor(tensors: Mapping[str, NDArray[Any]], key: str) -> NDArray[Any]:
     if key not in tensors:
-        raise CompressionError(f"a 4-bit embedding needs a tensor '{key}', and there is none; the file is incomplete")
+        raise CompressionError(f"the tensor '{key}' of the 4-bit embedding is missing; restore the file")
     return tensors[key]
 
 

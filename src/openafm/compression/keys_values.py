@@ -1,7 +1,7 @@
-"""How exactly keys and values are kept, put into the slot that they pass on their way to the cache.
+"""Rounding of keys and values before they enter the cache, as modules for the attention's slot.
 
-`TorchEngine` keeps the rounded values in its compute dtype: it computes what a compressed cache computes, in more memory.
-Gradients pass straight through, so training simulates what the bundle declares.
+`TorchEngine` stores the rounded values in its compute dtype: the results of a compressed cache, in more memory. Gradients
+pass straight through, so training simulates the numerics of the bundle.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from openafm.models.accounting import KVNumerics
 from openafm.models.attention import KeysValues
 from openafm.models.decoder import Decoder
 
-_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0  # above zero and below infinity in fp16
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-24, 65504.0  # the smallest and largest positive numbers of fp16
 
 
 class RoundedToBfloat16(nn.Module):
-    """Sixteen bits a number, with the exponent of fp32."""
+    """Round to bfloat16."""
 
     def forward(self, x_BSKC: Tensor) -> Tensor:
         return x_BSKC.to(torch.bfloat16).to(x_BSKC.dtype)
 
 
 class IntPerTokenHead(nn.Module):
-    """`bits` a number, symmetric, with one fp16 scale for each token and head."""
+    """Round symmetrically to `bits`, with one fp16 scale for each token and head."""
 
     def __init__(self, bits: int = 8) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class IntPerTokenHead(nn.Module):
 
 
 def slot(numerics: KVNumerics) -> nn.Module:
-    """What keys and values pass to be kept in these numerics."""
+    """Return the module that rounds keys and values to these numerics."""
     match numerics:
         case "float32":
             return nn.Identity()
@@ -51,7 +51,7 @@ def slot(numerics: KVNumerics) -> nn.Module:
 
 
 def keep_in(decoder: Decoder, numerics: KVNumerics) -> None:
-    """Have every layer with keys and values of its own keep them in these numerics."""
+    """Round the keys and values of every layer that computes its own to these numerics."""
     for module in decoder.modules():
         if isinstance(module, KeysValues):
             module.slot = slot(numerics)

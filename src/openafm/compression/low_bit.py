@@ -1,7 +1,7 @@
-"""Products with 2-bit matrices, one function for training's simulation and for inference, so that both give the same bits.
+"""Products with 2-bit matrices. Training's simulation and inference share one function, so both give the same bits.
 
-Levels are multiples of a half and rounded activations are integers up to 127, so their products' sums are exact in fp32 in
-any order as long as rows have fewer than 2^24 / 381 entries; scales are multiplied once, at the end.
+Levels are multiples of 0.5 and rounded activations are integers up to 127, so sums of their products are exact in fp32 in
+any order for rows with fewer than 2^24 / 381 entries. Scales are multiplied once, at the end.
 
 Shapes: R outputs, C inputs.
 """
@@ -23,7 +23,7 @@ from openafm.models.layers import Linear, RMSNorm
 
 
 class ActivationRounding(Protocol):
-    """Whether what enters matrices is rounded to 8 bits: one object for a whole decoder."""
+    """Whether inputs of matrices are rounded to 8 bits; shared by all modules of a decoder."""
 
     active: bool
 
@@ -31,7 +31,7 @@ class ActivationRounding(Protocol):
 def low_bit_linear(
     x: Tensor, levels_RC: Tensor, scale: Tensor, bias_R: Tensor | None, rounding: ActivationRounding
 ) -> Tensor:
-    """x (scale levels)^T + bias in the dtype of x. `scale` is fp32, a number or one for each output."""
+    """Return x (scale levels)^T + bias in the dtype of x. `scale` is fp32: one number, or one for each output."""
     levels_RC = levels_RC.to(x.dtype)
     if rounding.active:
         rounded = round_per_token(x)
@@ -42,7 +42,7 @@ def low_bit_linear(
 
 
 class LowBitLinear(Linear):
-    """A 2-bit matrix at inference: levels in the compute dtype and the scale beside them; no master weight."""
+    """A Linear with 2-bit weights for inference: levels and scale, no master weight."""
 
     levels: Tensor
     scale: Tensor
@@ -59,7 +59,7 @@ class LowBitLinear(Linear):
 
 
 class RoundedNorm(RMSNorm):
-    """The norm before the head, its output rounded as the head's input is."""
+    """The norm before the head, with its output rounded to 8 bits."""
 
     def __init__(self, norm: RMSNorm, rounding: ActivationRounding) -> None:
         nn.Module.__init__(self)
@@ -74,14 +74,14 @@ class RoundedNorm(RMSNorm):
 
 
 def replace_linears(decoder: nn.Module, build: dict[str, nn.Module]) -> None:
-    """Put modules in the place of others, by dotted name."""
+    """Replace modules by dotted name."""
     for name, module in build.items():
         parent, _, child = name.rpartition(".")
         setattr(decoder.get_submodule(parent), child, module)
 
 
 def check_single_matrices(config: DecoderConfig, way_out: str) -> None:
-    """See that the matrices of a model's layers are Linears of one matrix each: half a compression is none.
+    """Check that all matrices of the layers are Linears, so that none would stay uncompressed.
 
     Raises:
         UncompressibleModelError: the model has parallel tracks or mixtures of experts; the message ends with `way_out`.
@@ -91,13 +91,12 @@ def check_single_matrices(config: DecoderConfig, way_out: str) -> None:
         kinds.append("mixtures of experts")
     if kinds:
         raise UncompressibleModelError(
-            f"models with {' and '.join(kinds)} cannot be compressed in this way, which takes single matrices and not stacks"
-            f" of them; {way_out}"
+            f"models with {' and '.join(kinds)} have stacks of matrices, which this format does not support; {way_out}"
         )
 
 
 def layer_linears(decoder: Decoder) -> dict[str, Linear]:
-    """Every Linear inside the layers by its dotted name: all their matrices.
+    """Return every Linear of the layers by dotted name: all their matrices.
 
     Raises:
         UncompressibleModelError: the layers have stacks of matrices, those of tracks or experts.
@@ -109,9 +108,9 @@ def layer_linears(decoder: Decoder) -> dict[str, Linear]:
 
 
 def layer_matrices(decoder: Decoder) -> dict[str, Tensor]:
-    """Every matrix of the layers by its name in the state dict, those of tracks and experts as stacks [..., R, C].
+    """Return every matrix of the layers by its name in the state dict; tracks and experts as stacks [..., R, C].
 
-    All but routers, which choose by small differences.
+    Routers are left out, because their choices depend on small differences.
     """
     matrices: dict[str, Tensor] = {}
     for name, module in decoder.named_modules():

@@ -1,4 +1,4 @@
-"""How a bundle computes, in words: every engine computes exactly this. Imports no tensor library."""
+"""The numerics of a bundle, which every engine implements exactly. Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ActivationNumerics: TypeAlias = Literal["float32", "bfloat16", "int8_per_token"]
 
 @dataclass(frozen=True, kw_only=True)
 class Numerics(Config):
-    """Numbers of the layers' matrices, of the embedding, of what is multiplied with them, and of keys and values.
+    """Formats of the layers' matrices, the embedding, the activations, and keys and values.
 
-    int2_balanced: levels (code - 1.5) times an fp32 scale of the matrix or of each row; int2_unbalanced: (code - 2).
-    astc_6x6: decoded on loading, then as `activations` say. int4_group32: code times an fp16 scale plus an fp16 minimum for
-    every 32 numbers of a row. int8_per_token: what enters a matrix is rounded to symmetric 8 bits with one fp32 scale per
-    token, and the products with 2-bit codes are summed as integers; everything else stays fp32, at inference rounded to it
-    once (compression/exact.py).
+    int2_balanced: (code - 1.5) times an fp32 scale of the matrix or of each row; int2_unbalanced: (code - 2) times it.
+    astc_6x6: decoded when loaded, computed in the dtype of `activations`. int4_group32: code times an fp16 scale plus an
+    fp16 minimum for every 32 numbers of a row. int8_per_token: inputs of matrices are rounded to symmetric 8 bits with one
+    fp32 scale per token, and products with 2-bit codes are summed as integers; everything else is fp32
+    (compression/exact.py).
     """
 
     weights: WeightNumerics = "float32"
@@ -32,17 +32,17 @@ class Numerics(Config):
     def __post_init__(self) -> None:
         self.require(
             self.kv != "float32" or self.activations != "bfloat16",
-            f"kv float32 cannot be finer than activations {self.activations}; use kv bfloat16 or int8_per_token_head",
+            f"kv float32 is finer than activations {self.activations}; use kv bfloat16 or int8_per_token_head",
         )
 
     @property
     def multiplies_integers(self) -> bool:
-        """Whether layers multiply integers, so that what they multiply is rounded to such before each product."""
+        """Whether matrices multiply integers: 2-bit codes and rounded activations."""
         return self.weights in ("int2_balanced", "int2_unbalanced") and self.activations == "int8_per_token"
 
     @property
     def is_compressed(self) -> bool:
-        """Whether weights or embedding have fewer than sixteen bits."""
+        """Whether weights or embedding have fewer than 16 bits."""
         return self.weights not in ("float32", "bfloat16") or self.embedding == "int4_group32"
 
 

@@ -1,4 +1,4 @@
-"""2-bit codes as bytes: four a byte along the input axis, code i in bits 2i and 2i + 1. Imports no tensor library.
+"""2-bit codes as bytes: four per byte along the input axis, code i in bits 2i and 2i + 1. Imports no tensor library.
 
 Shapes: R outputs, C inputs, P = C / 4 bytes.
 """
@@ -14,10 +14,10 @@ _SHIFTS = np.arange(0, 8, 2, dtype=np.uint8)
 
 
 def pack_codes(codes_RC: NDArray[np.uint8], name: str = "the matrix") -> NDArray[np.uint8]:
-    """Codes 0 to 3 as bytes [R, P].
+    """Return codes 0 to 3 as bytes [R, P].
 
     Raises:
-        CompressionError: the number of inputs is no multiple of four; the message holds `name`.
+        CompressionError: the number of inputs is not a multiple of four; the message holds `name`.
     """
     num_rows, num_inputs = codes_RC.shape
     if num_inputs % 4:
@@ -27,6 +27,6 @@ def pack_codes(codes_RC: NDArray[np.uint8], name: str = "the matrix") -> NDArray
 
 
 def unpack_codes(packed_RP: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The inverse of `pack_codes`, [R, C]."""
+    """Return the codes [R, C] of bytes: the inverse of `pack_codes`."""
     codes: NDArray[np.uint8] = (packed_RP[:, :, None] >> _SHIFTS) & np.uint8(3)
     return codes.reshape(len(packed_RP), -1)

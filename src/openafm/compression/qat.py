@@ -1,9 +1,9 @@
-"""Quantization-aware training: the numerics of the deployed model, simulated over fp32 masters (report section 6).
+"""Quantization-aware training: the numerics of the deployed model, simulated with fp32 master weights (report section 6).
 
     W~ = s (clamp(round(W / s + z), qmin, qmax) - z),   s = f max|W| / largest level,   f learnable
 
-Nothing in `models` knows of it: Linears are replaced by ones that quantize their weight as they compute, keys and values
-pass the attention's slot, the embedding is a torch parametrization.
+Modules in `models` are unchanged: Linears are replaced by ones that quantize their weight in the forward pass, keys and
+values are rounded in the attention's slot, the embedding is a torch parametrization.
 
 Shapes: R outputs, C inputs of a matrix, V vocabulary, D model dim.
 """
@@ -27,7 +27,7 @@ from openafm.models.layers import Linear
 
 
 class QuantizationAwareness:
-    """What a decoder under quantization-aware training needs to be told: how far the run is."""
+    """The state of quantization-aware training that depends on the progress of the run."""
 
     def __init__(self, config: QATConfig) -> None:
         self._config = config
@@ -35,14 +35,14 @@ class QuantizationAwareness:
         self.advance(0.0)
 
     def advance(self, progress: float) -> None:
-        """Round activations from the configured share of the run on; `progress` in [0, 1]."""
+        """Set the progress of the run, in [0, 1]; activations are rounded after the configured fraction."""
         self.active = self._config.activations == "int8_per_token" and progress >= self._config.activations_from
 
 
 class FakeQuantLinear(Linear):
-    """A Linear that computes with 2-bit weights while its fp32 master learns, and its clip with it.
+    """A Linear that computes with 2-bit weights and trains its fp32 master weight and its clip.
 
-    `clip` is f of the report's formula, a number or one for each output row.
+    `clip` is f of the report's formula: one number, or one for each output row.
     """
 
     def __init__(self, linear: Linear, config: QATConfig, awareness: QuantizationAwareness, name: str) -> None:
@@ -60,14 +60,14 @@ class FakeQuantLinear(Linear):
         self.clip = nn.Parameter((scale_G * config.levels.largest / groups_GN.detach().abs().amax(1)).reshape(shape))
 
     def scale(self) -> Tensor:
-        """s of the report's formula: [] or [R]."""
+        """Return s of the report's formula: [] or [R]."""
         clip = scale_gradient(self.clip, self._gradient_factor).abs()
         largest = self.weight.detach().abs()
         largest = largest.amax() if clip.ndim == 0 else largest.amax(1)
         return clip * largest / self.level_set.largest
 
     def levels(self, scale: Tensor) -> Tensor:
-        """The weights' levels in units of the scale, [R, C]."""
+        """Return the levels of the weights in units of the scale, [R, C]."""
         return nearest_levels(self.weight, scale.reshape(-1, 1), self.level_set)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,14 +76,14 @@ class FakeQuantLinear(Linear):
 
 
 class FakeQuantEmbedding(nn.Module):
-    """The 4-bit embedding's values as a parametrization of the fp32 one."""
+    """The values of the 4-bit embedding, as a parametrization of the fp32 embedding."""
 
     def forward(self, weight_VD: Tensor) -> Tensor:
         return fake_quantize_embedding(weight_VD)
 
 
 def install(decoder: Decoder, config: QATConfig) -> QuantizationAwareness:
-    """Simulate a 2-bit decoder over this one's weights, in place; clips start from the weights as they are.
+    """Make a decoder simulate 2-bit numerics, in place; clips are initialized from its weights.
 
     Raises:
         CompressionError: a matrix is all zero or not finite; the message names it.

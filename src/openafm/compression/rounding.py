@@ -1,4 +1,4 @@
-"""Rounding that gradients pass: what training simulates and inference does, in one place."""
+"""Rounding with straight-through gradients, shared by training and inference."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def straight_through(exact: Tensor, rounded: Tensor, slope: Tensor | None = None) -> Tensor:
-    """The value of `rounded` with the gradient of `slope` times `exact` (straight-through estimator, arXiv 1308.3432)."""
+    """Return `rounded` with the gradient of `slope` times `exact` (straight-through estimator, arXiv 1308.3432)."""
     return _StraightThrough.apply(exact, rounded, slope) if exact.requires_grad else rounded
 
 
@@ -47,7 +47,7 @@ class _Levels(torch.autograd.Function):
 
 
 def nearest_levels(weight_RC: Tensor, scale_R1: Tensor, levels: LevelSetConfig) -> Tensor:
-    """The level of every weight in units of the scale ([1, 1] or [R, 1]), differentiable straight through the rounding."""
+    """Return the nearest level of each weight in units of the scale ([1, 1] or [R, 1]), with straight-through gradients."""
     return _Levels.apply(weight_RC, scale_R1, levels)
 
 
@@ -63,20 +63,20 @@ class _ScaledGradient(torch.autograd.Function):
 
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
-    """x itself, with its gradient multiplied by `factor`."""
+    """Return x, with its gradient multiplied by `factor`."""
     return _ScaledGradient.apply(x, factor)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundedActivations:
-    """Integers of magnitude up to 127 in the dtype of the activations, and one fp32 scale for each token, [..., 1]."""
+    """Integers from -127 to 127 in the dtype of the activations, and one fp32 scale for each token, [..., 1]."""
 
     integers: Tensor
     scale: Tensor
 
 
 def round_per_token(x: Tensor) -> RoundedActivations:
-    """Symmetric 8 bits per token, differentiable straight through the rounding."""
+    """Return activations rounded to symmetric 8 bits per token, with straight-through gradients."""
     exact = x.detach().float()
     scale = exact.abs().amax(-1, keepdim=True).div_(127).clamp_min_(torch.finfo(torch.float32).tiny)
     integers = (exact / scale).round_().to(x.dtype)

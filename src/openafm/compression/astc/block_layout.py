@@ -1,7 +1,7 @@
-"""What the fields of a 6x6 block mean: weight grids, partitions, where its endpoints lie and in how many levels.
+"""The layout of 6x6 blocks: weight grids, partitions, position and range of endpoints.
 
-Khronos Data Format Specification 1.4, "Block Mode" to "Data Size Determination". Tables only; the numbers of a block are
-read by `decoder` and written by `encoder`.
+Khronos Data Format Specification 1.4, "Block Mode" to "Data Size Determination". Tables only; `decoder` reads blocks and
+`encoder` writes them.
 
 Shapes: T texels (36, row by row), L levels, S partition seeds (1024).
 """
@@ -33,9 +33,9 @@ COLOR_RANGES = tuple(
         [IntegerRange(base, bits) for base, most in ((1, 8), (3, 6), (5, 5)) for bits in range(1, most + 1)],
         key=lambda values: -values.num_levels,
     )
-)[:-2]  # 6 levels are the least
+)[:-2]  # at least 6 levels
 
-# Where the second and further low bits (b, c, ...) land, and what a trit or quint is multiplied with.
+# Places of the second and further low bits (b, c, ...), and the factor of a trit or quint.
 _COLOR_BITS = {
     (3, 1): ("000000000", 204),
     (5, 1): ("000000000", 113),
@@ -78,7 +78,7 @@ class WeightGrid:
 
 @cache
 def weight_grid(block_mode: int) -> WeightGrid | None:
-    """The grid that an 11-bit block mode describes; None where it is reserved or does not fit a 6x6 block."""
+    """Return the grid of an 11-bit block mode, None if it is reserved or exceeds a 6x6 block."""
     first, second = block_mode >> 5 & 3, block_mode >> 7 & 3
     has_precision_bits = True
     if block_mode & 3:
@@ -102,7 +102,7 @@ def weight_grid(block_mode: int) -> WeightGrid | None:
 
 @dataclass(frozen=True)
 class BlockLayout:
-    """Where everything lies in a block. Bit numbers count from bit 0 of the block."""
+    """Positions of the fields of a block, counted from bit 0."""
 
     grid: WeightGrid
     endpoint_modes: tuple[int, ...]  # of each partition
@@ -116,18 +116,18 @@ class BlockLayout:
 
 
 def num_endpoint_values(endpoint_mode: int) -> int:
-    """How many numbers describe the two endpoints of a partition."""
+    """Return how many numbers encode the two endpoints of a partition."""
     return 2 * (endpoint_mode // 4 + 1)
 
 
 def num_extra_mode_bits(num_partitions: int, mode_field: int) -> int:
-    """How many bits of the endpoint modes lie below the weights: some where partitions differ in mode."""
+    """Return how many bits of the endpoint modes are below the weights: some if partitions have different modes."""
     return 3 * num_partitions - 4 if num_partitions > 1 and mode_field & 3 else 0
 
 
 @cache
 def block_layout(block_mode: int, num_partitions: int, mode_field: int) -> BlockLayout | None:
-    """The layout for these fields, None for an illegal block.
+    """Return the layout of these fields, None for an illegal block.
 
     `mode_field` is the whole endpoint mode field: 4 bits of one partition; of several, 6 with any extra bits above.
     """
@@ -157,7 +157,7 @@ def _partition_modes(num_partitions: int, mode_field: int) -> tuple[int, ...]:
 
 @cache
 def color_levels(values: IntegerRange) -> NDArray[np.int32]:
-    """The endpoint component 0..255 of each stored number: [L]."""
+    """Return the endpoint component 0..255 of each stored number: [L]."""
     if values.base == 1:
         return _replicated(values.bits, 8)
     pattern, factor = _COLOR_BITS[values.base, values.bits]
@@ -166,7 +166,7 @@ def color_levels(values: IntegerRange) -> NDArray[np.int32]:
 
 @cache
 def weight_levels(values: IntegerRange) -> NDArray[np.int32]:
-    """The weight 0..64 of each stored number: [L]."""
+    """Return the weight 0..64 of each stored number: [L]."""
     if values.base == 1:
         levels = _replicated(values.bits, 6)
     elif values.bits == 0:
@@ -200,7 +200,7 @@ def _scrambled(values: IntegerRange, pattern: str, factor: int, top_bit: int) ->
 
 @cache
 def infill(width: int, height: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """For each texel the four weights of a grid that it lies between, and their shares of 16: [T, 4] each."""
+    """Return the four grid weights around each texel, and their shares of 16: [T, 4] each."""
     step = (1024 + BLOCK_SIZE // 2) // (BLOCK_SIZE - 1)
     y_T, x_T = np.divmod(np.arange(NUM_TEXELS), BLOCK_SIZE)
     across_T = step * x_T * (width - 1) + 32 >> 6
@@ -210,12 +210,12 @@ def infill(width: int, height: int) -> tuple[NDArray[np.int64], NDArray[np.int32
     both_T = x_T * y_T + 8 >> 4
     shares = np.stack([16 - x_T - y_T + both_T, x_T - both_T, y_T - both_T, both_T], 1)
     corners = np.stack([corner_T, corner_T + 1, corner_T + width, corner_T + width + 1], 1)
-    return np.minimum(corners, width * height - 1), shares.astype(np.int32)  # what is beyond the grid has no share
+    return np.minimum(corners, width * height - 1), shares.astype(np.int32)  # places outside the grid have share 0
 
 
 @cache
 def partition_table(num_partitions: int) -> NDArray[np.uint8]:
-    """The partition of each texel under each seed: [S, T]."""
+    """Return the partition of each texel for each seed: [S, T]."""
     seed_S1 = np.arange(NUM_PARTITION_SEEDS, dtype=np.uint32)[:, None] + np.uint32(
         (num_partitions - 1) * NUM_PARTITION_SEEDS
     )

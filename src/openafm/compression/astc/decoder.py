@@ -1,7 +1,6 @@
-"""Read 6x6 ASTC blocks, any that a single-channel texture can hold: bit for bit what astcenc's fp16 decoder gives.
+"""Decode 6x6 ASTC blocks of single-channel textures, bit for bit like astcenc's fp16 decoder.
 
-A block of the LDR profile decodes to the same values here. On processors without an ASTC unit this is how compressed
-weights are read: once, when a model is loaded.
+Blocks of the LDR profile decode to the same values. Compressed weights are decoded once, when a model is loaded.
 
 Shapes: N blocks, B bits of a block (128), T texels (36, row by row), K stored numbers.
 """
@@ -30,14 +29,14 @@ from openafm.compression.astc.integer_sequence import Bits, unpack
 from openafm.compression.errors import CompressionError
 
 _VOID_EXTENT = 0x1FC
-_CHUNK = 8192  # blocks decoded at once: their bits stay in the cache
+_CHUNK = 8192  # blocks decoded together: their bits fit the cache
 
 
 def decode_blocks(blocks_N16: NDArray[np.uint8]) -> NDArray[np.float16]:
-    """The values of each block, row by row: [N, 36].
+    """Return the values of each block, row by row: [N, 36].
 
     Raises:
-        CompressionError: a block that the format forbids.
+        CompressionError: the format forbids a block.
     """
     values_NT = np.empty((len(blocks_N16), NUM_TEXELS), np.float16)
     for first in range(0, len(blocks_N16), _CHUNK):
@@ -47,7 +46,7 @@ def decode_blocks(blocks_N16: NDArray[np.uint8]) -> NDArray[np.float16]:
 
 
 def _decode(bits_NB: Bits, first_block: int) -> NDArray[np.float16]:
-    """Blocks of one layout are decoded together."""
+    """Decode blocks grouped by layout."""
     key_N = _layout_keys(bits_NB)
     values_NT = np.empty((len(bits_NB), NUM_TEXELS), np.float16)
     for key in np.unique(key_N).tolist():
@@ -61,7 +60,7 @@ def _decode(bits_NB: Bits, first_block: int) -> NDArray[np.float16]:
             decoded_NT = None if layout is None else _decode_layout(chosen_NB, layout)
         if decoded_NT is None:
             index = first_block + int(np.argmax(is_chosen_N))
-            raise CompressionError(f"block {index} is not a legal ASTC 6x6 block; the file is damaged: fetch it again")
+            raise CompressionError(f"block {index} is not a legal ASTC 6x6 block; the file is damaged, restore it")
         values_NT[is_chosen_N] = decoded_NT
     return values_NT
 
@@ -71,7 +70,7 @@ def _field(bits_NB: Bits, first: int, num_bits: int) -> NDArray[np.int64]:
 
 
 def _layout_keys(bits_NB: Bits) -> NDArray[np.int64]:
-    """The fields that fix a layout as one number: block mode, partitions - 1, endpoint modes with their extra bits."""
+    """The fields that determine a layout as one number: block mode, partitions - 1, endpoint modes with extra bits."""
     key_N = _field(bits_NB, 0, 13)
     is_void_N = key_N & 0x1FF == _VOID_EXTENT
     num_partitions_N = (key_N >> 11) + 1
@@ -119,7 +118,7 @@ def _interpolate(ends: RedEndpoints, weight_NT: NDArray[np.int32], is_hdr: bool)
 
 
 def _void_extent(bits_NB: Bits) -> NDArray[np.float16] | None:
-    """Blocks of one value; None where the extent they claim is empty, or the value negative or not finite, as no code is."""
+    """Blocks of one value; None if the extent is empty, or the value is negative or not finite."""
     extent_N4 = np.stack([_field(bits_NB, first, 13) for first in (12, 25, 38, 51)], 1)
     is_constant_N = (extent_N4 == 0x1FFF).all(1)
     is_empty_N = (extent_N4[:, 0] >= extent_N4[:, 1]) | (extent_N4[:, 2] >= extent_N4[:, 3])
@@ -133,7 +132,7 @@ def _void_extent(bits_NB: Bits) -> NDArray[np.float16] | None:
 
 @lru_cache
 def ldr_values() -> NDArray[np.float16]:
-    """fp16 of each 16-bit code of an LDR mode: code / 65536 rounded toward zero, the last one 1."""
+    """Return the fp16 value of each 16-bit code of LDR modes: code / 65536 rounded toward zero, 1 for the last."""
     exact = np.arange(65536, dtype=np.float32) / np.float32(65536)
     rounded = exact.astype(np.float16)
     values = np.where(rounded > exact, np.nextafter(rounded, np.float16(0)), rounded)
@@ -143,7 +142,7 @@ def ldr_values() -> NDArray[np.float16]:
 
 @lru_cache
 def hdr_values() -> NDArray[np.float16]:
-    """fp16 of each 16-bit code of an HDR mode: five bits of exponent, eleven of a mantissa that bends toward a logarithm."""
+    """Return the fp16 value of each 16-bit code of HDR modes: 5 bits of exponent, 11 of a piecewise linear mantissa."""
     exponent, mantissa = np.divmod(np.arange(65536), 2048)
     bent = np.select([mantissa < 512, mantissa >= 1536], [3 * mantissa, 5 * mantissa - 2048], 4 * mantissa - 512)
     return np.minimum((exponent << 10) + (bent >> 3), 0x7BFF).astype(np.uint16).view(np.float16)

@@ -1,6 +1,6 @@
-"""Write 6x6 ASTC blocks whose weights are all stored: six levels in one partition, or four in each of two.
+"""Encode 6x6 ASTC blocks that store every weight: six levels in one partition, or four levels in each of two.
 
-These two layouts keep every weight apart, which matrices need (a texture's neighbors are alike, a matrix's are not).
+Other layouts interpolate weights between grid points, which suits textures but not matrices, whose neighbors are unrelated.
 
 Shapes: T texels of a block (36, row by row), N blocks, P partitions, K stored numbers, B bits (128).
 """
@@ -22,7 +22,7 @@ from openafm.compression.astc.levels import Components, Positions
 from openafm.compression.astc.partition_search import candidate_seeds
 
 _LDR_LUMINANCE, _HDR_LUMINANCE = 0, 2
-_CHUNK = 1024  # blocks at once: what is worked on stays in the second-level cache
+_CHUNK = 1024  # blocks encoded together: the working set fits the L2 cache
 
 
 class Format:
@@ -46,7 +46,7 @@ ONE_PARTITION_HDR = Format(0x10C, 1, _HDR_LUMINANCE)
 
 @dataclass(frozen=True)
 class Fit:
-    """Blocks that share a format, with their patterns and ends: all but the level of each weight."""
+    """Blocks of one format with their patterns and end points; the level of each weight is still open."""
 
     format: Format
     index_N: NDArray[np.int64]  # among the blocks that were fitted together
@@ -55,12 +55,12 @@ class Fit:
 
     @cached_property
     def _low(self) -> Floats:
-        """What each texel is at its first level: [T, N]."""
+        """The value of each texel at its first level: [T, N]."""
         return self._of_texels(self._ends.low_PN)
 
     @cached_property
     def _span(self) -> Floats:
-        """How much more it is at its last level: [T, N]."""
+        """The difference between last and first level: [T, N]."""
         return self._of_texels(self._ends.high_PN - self._ends.low_PN)
 
     @property
@@ -68,26 +68,26 @@ class Fit:
         return self.ranks.ends(self.format.components)
 
     def nearest_levels(self, x_TN: Floats, texels: slice = slice(None)) -> NDArray[np.uint8]:
-        """The level of each weight (of some texels) that is nearest to it."""
+        """Return the nearest level of each weight, for all or some texels."""
         span_TN = self._span[texels]
         divisor_TN: Any = np.where(span_TN == 0, np.float32(1), span_TN)  # numpy's stubs make it fp64
         return self.format.positions.nearest_rank((x_TN - self._low[texels]) / divisor_TN)
 
     def values(self, level_TN: NDArray[np.uint8], texels: slice = slice(None)) -> Floats:
-        """What levels decode to, up to the decoder's rounding to fp16."""
+        """Return the decoded values of levels, up to the decoder's rounding to fp16."""
         return self._low[texels] + self._span[texels] * np.take(self.format.positions.values, level_TN)
 
     def errors(self, x_TN: Floats) -> Floats:
-        """The squared error that each block leaves: [N]."""
+        """Return the squared error of each block: [N]."""
         left_TN = x_TN - self.values(self.nearest_levels(x_TN))
         return np.einsum("tn,tn->n", left_TN, left_TN)
 
     def of_blocks(self, place_N: NDArray[np.int64]) -> Fit:
-        """The blocks at some places of this fit."""
+        """Return the fit of some blocks."""
         return Fit(self.format, self.index_N[place_N], self.seed_N[place_N], self.ranks.of_blocks(place_N))
 
     def write(self, level_TN: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The blocks [N, 16]."""
+        """Return the blocks [N, 16]."""
         layout, num_blocks = self.format.layout, len(self.seed_N)
         bits_NB = np.zeros((num_blocks, BLOCK_BITS), np.uint8)
         config_N = self.seed_N << 13 | self.format.config
@@ -105,7 +105,7 @@ class Fit:
 
 
 def encode_blocks(x_TN: Floats, config: AstcConfig) -> NDArray[np.uint8]:
-    """Blocks [N, 16] for values 0..1."""
+    """Return blocks [N, 16] for values 0..1."""
     blocks_N16 = np.empty((x_TN.shape[1], BLOCK_BITS // 8), np.uint8)
     for first in range(0, x_TN.shape[1], _CHUNK):
         chunk_TN = np.ascontiguousarray(x_TN[:, first : first + _CHUNK])
@@ -115,7 +115,7 @@ def encode_blocks(x_TN: Floats, config: AstcConfig) -> NDArray[np.uint8]:
 
 
 def fit_blocks(x_TN: Floats, config: AstcConfig) -> list[Fit]:
-    """The best number of partitions, pattern and ends for each block with values 0..1; no fit is without blocks."""
+    """Return the best number of partitions, pattern and end points of blocks with values 0..1, as non-empty fits."""
     one = _fit_one(x_TN)
     if config.partitions == 1:
         return [one]
@@ -132,7 +132,7 @@ def _fit_one(x_TN: Floats) -> Fit:
 
 
 def _fit_two(x_TN: Floats, seeds_KN: NDArray[np.int64]) -> Fit:
-    """With the best of the candidate patterns of each block."""
+    """The fit with the best candidate pattern of each block."""
     x_TM, seed_M = np.tile(x_TN, len(seeds_KN)), seeds_KN.ravel()
     ranks = best_ends(Texels(x_TM, second_partition(seed_M)), TWO_PARTITIONS.positions, TWO_PARTITIONS.components)
     every = Fit(TWO_PARTITIONS, np.arange(len(seed_M)), seed_M, ranks)
@@ -142,5 +142,5 @@ def _fit_two(x_TN: Floats, seeds_KN: NDArray[np.int64]) -> Fit:
 
 
 def second_partition(seed_N: NDArray[np.int64]) -> Floats:
-    """1 where a texel lies in the second partition: [T, N]."""
+    """Return 1 where a texel is in the second partition: [T, N]."""
     return np.ascontiguousarray(partition_table(2).T.astype(np.float32)[:, seed_N])

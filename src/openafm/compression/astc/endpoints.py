@@ -1,6 +1,6 @@
-"""The two ends between which the weights of a partition choose: ASTC's sixteen ways of describing a pair of colors.
+"""The two end points of a partition: ASTC's sixteen encodings of a pair of colors.
 
-Khronos Data Format Specification 1.4, "Endpoint Interpretation". Weight matrices live in the red component, so only red is
+Khronos Data Format Specification 1.4, "Endpoint Interpretation". Weight matrices use the red component, so only red is
 computed. Endpoints are on the 16-bit scale of interpolation: linear for the LDR modes, nearly logarithmic for the HDR modes.
 
 Shapes: N blocks, K stored numbers.
@@ -28,7 +28,7 @@ class RedEndpoints:
 
 
 def red_ends(endpoint_mode: int, values_NK: Integers) -> RedEndpoints:
-    """The ends of a partition from its stored components 0..255."""
+    """Return the end points of a partition from its stored components 0..255."""
     v = [values_NK[:, k] for k in range(values_NK.shape[1])]
     match endpoint_mode:
         case 0 | 4:
@@ -63,7 +63,7 @@ def red_ends(endpoint_mode: int, values_NK: Integers) -> RedEndpoints:
 
 
 def _transfer_bit(offset: Integers, base: Integers) -> tuple[Integers, Integers]:
-    """A 6-bit signed offset and an 8-bit base from two bytes: the offset's top bit belongs to the base."""
+    """A 6-bit signed offset and an 8-bit base from two bytes; the top bit of the offset byte belongs to the base."""
     signed = offset >> 1 & 0x3F
     return signed - ((signed & 0x20) << 1), base >> 1 | offset & 0x80
 
@@ -83,7 +83,7 @@ def _hdr_small_range(v: list[Integers]) -> tuple[Integers, Integers]:
 
 
 def _placed(modes: Integers, number: Integers, extras: list[Integers], places: str) -> Integers:
-    """`number` with extra bits put where each mode wants them. `places` holds "modes:extra>bit" items."""
+    """`number` with the extra bits of each mode. `places` holds "modes:extra>bit" items."""
     for item in places.split():
         chosen, move = item.split(":")
         extra, bit = move.split(">")

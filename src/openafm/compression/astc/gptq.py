@@ -1,8 +1,8 @@
-"""Blocks chosen for the layer's outputs, not for its weights: GPTQ (Frantar et al., 2022) over strips of six columns.
+"""GPTQ (Frantar et al., 2022) over strips of six columns: blocks that minimize the error of the layer's outputs.
 
-The error that a column's levels leave is made up for in the columns that follow, as far as their inputs are correlated with
-its own. The ends of a strip's blocks are fitted to the strip as it has become by then; its levels are chosen column by
-column. Refinements then go over the strips again, with all the others as they stand, and keep each block that does better.
+Later columns compensate the error of each column, as far as their inputs are correlated. The end points of a strip's blocks
+are fitted to the compensated strip, then levels are chosen column by column. Refinement passes encode each strip again with
+all others fixed, and keep each block that reduces the error.
 
 Shapes: R rows, C columns (both multiples of 6), T texels of a block (36), N blocks of a strip (R / 6).
 """
@@ -25,7 +25,7 @@ Doubles: TypeAlias = NDArray[np.float64]
 
 
 def encode_calibrated(x_RC: Floats, inputs_CC: Doubles, config: AstcConfig) -> NDArray[np.uint8]:
-    """Blocks [R / 6, C / 6, 16] for weights 0..1 whose inputs have the second moments `inputs_CC`, the sum of x x^T."""
+    """Return blocks [R / 6, C / 6, 16] of weights 0..1 whose inputs have the second moment `inputs_CC`, sum x x^T."""
     num_rows, num_columns = x_RC.shape
     blocks = np.empty((num_rows // BLOCK_SIZE, num_columns // BLOCK_SIZE, BLOCK_BITS // 8), np.uint8)
     moments_CC = _damped(inputs_CC, config.damping)
@@ -41,11 +41,11 @@ def encode_calibrated(x_RC: Floats, inputs_CC: Doubles, config: AstcConfig) -> N
 
 
 def _refine(blocks: NDArray[np.uint8], left_RC: Doubles, x_RC: Floats, moments_CC: Doubles, config: AstcConfig) -> None:
-    """Encode each strip anew for what the others leave; `blocks` and the errors `left_RC` change in place."""
+    """Encode each strip again for the errors of the others; updates `blocks` and the errors `left_RC` in place."""
     gradient_RC = left_RC @ moments_CC
     for index, strip in _strips(x_RC.shape[1]):
         own_66, left_R6 = moments_CC[strip, strip], left_RC[:, strip]
-        wanted_R6 = left_R6 - gradient_RC[:, strip] @ np.linalg.inv(own_66)  # the error that would make up for the others'
+        wanted_R6 = left_R6 - gradient_RC[:, strip] @ np.linalg.inv(own_66)  # the error that compensates the others
         coded = _encode_strip(x_RC[:, strip] + wanted_R6, _pull(own_66), config)
         new_R6 = coded.values_R6 - x_RC[:, strip]
         is_better_N = _costs(new_R6 - wanted_R6, own_66) < _costs(left_R6 - wanted_R6, own_66)
@@ -62,7 +62,7 @@ def _costs(error_R6: Doubles, moments_66: Doubles) -> Doubles:
 
 @dataclass(frozen=True)
 class _Strip:
-    """Blocks [N, 16], what they decode to, and the errors as `_pull` passes them on."""
+    """Blocks [N, 16], their decoded values, and the errors to compensate with `_pull`."""
 
     blocks: NDArray[np.uint8]
     values_R6: Doubles
@@ -92,13 +92,13 @@ def _encode_strip(strip_R6: Doubles, pull_66: Doubles, config: AstcConfig) -> _S
 def _damped(inputs_CC: Doubles, damping: float) -> Doubles:
     diagonal = np.diag_indices_from(inputs_CC)
     damped_CC = inputs_CC.copy()
-    # An expert that saw no inputs has no moments: its columns then count alike.
+    # An expert without inputs has zero moments; its columns are weighted equally.
     damped_CC[diagonal] += damping * inputs_CC[diagonal].mean() or 1.0
     return damped_CC
 
 
 def _pull(moments_CC: Doubles) -> Doubles:
-    """The upper Cholesky factor of the inverse moments: how a column's error moves the columns after it."""
+    """The upper Cholesky factor of the inverse moments: the effect of a column's error on later columns."""
     return np.linalg.cholesky(np.linalg.inv(moments_CC)).T
 
 

@@ -1,7 +1,7 @@
-"""Integer sequence encoding: how ASTC packs small numbers of any range 2^n, 3 * 2^n or 5 * 2^n into a bit stream.
+"""Integer sequence encoding: ASTC's bit stream of small numbers with ranges 2^n, 3 * 2^n or 5 * 2^n.
 
-Khronos Data Format Specification 1.4, "Integer Sequence Encoding". Five trits share eight bits and three quints share
-seven; the low bits of every number lie between them, so that a stream may end after any number.
+Khronos Data Format Specification 1.4, "Integer Sequence Encoding". Five trits share eight bits and three quints share seven,
+interleaved with the low bits of each number, so that a stream may end after any number.
 
 Shapes: N sequences, K numbers, B bits (one bit a byte, first bit first), G groups, P bits shared by a group.
 """
@@ -30,13 +30,13 @@ class IntegerRange:
         return self.base << self.bits
 
     def num_bits(self, num_values: int) -> int:
-        """Length of a sequence of `num_values`."""
+        """Return the bits of a sequence of `num_values`."""
         shared = {1: 0, 3: -(-8 * num_values // 5), 5: -(-7 * num_values // 3)}[self.base]
         return shared + num_values * self.bits
 
 
 def unpack(stream_NB: Bits, values: IntegerRange, num_values: int) -> NDArray[np.uint8]:
-    """Numbers [N, K] of streams that hold at least their bits; what is above is not looked at."""
+    """Return the numbers [N, K] of streams; further bits are ignored."""
     low_KB, shared_GP = _positions(values, num_values)
     num_bits = values.num_bits(num_values)
     padded_NB = np.zeros((len(stream_NB), max(low_KB.max(initial=0), shared_GP.max(initial=0)) + 1), np.uint8)
@@ -48,7 +48,7 @@ def unpack(stream_NB: Bits, values: IntegerRange, num_values: int) -> NDArray[np
 
 
 def pack(values_NK: NDArray[np.uint8], values: IntegerRange) -> Bits:
-    """Bits [N, B] of sequences of numbers below `values.num_levels`."""
+    """Return the bits [N, B] of sequences of numbers below `values.num_levels`."""
     num_sequences, num_values = values_NK.shape
     low_KB, shared_GP = _positions(values, num_values)
     group = len(low_KB) // len(shared_GP)
@@ -73,7 +73,7 @@ def _number(bits_NB: Bits, positions_KB: NDArray[np.int64]) -> NDArray[np.uint8]
 
 @lru_cache
 def _positions(values: IntegerRange, num_values: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where the low bits of each number and the shared bits of each group lie, whole groups: [K, bits], [G, P]."""
+    """Positions of the low bits of each number and of the shared bits of each complete group: [K, bits], [G, P]."""
     shared_after = {1: (0,), 3: (2, 2, 1, 2, 1), 5: (3, 2, 2)}[values.base]
     low, shared, position = [], [], 0
     for _ in range(-(-num_values // len(shared_after))):
@@ -89,7 +89,7 @@ def _positions(values: IntegerRange, num_values: int) -> tuple[NDArray[np.int64]
 
 @lru_cache
 def digit_table(base: int) -> NDArray[np.uint8]:
-    """Digits [2^P, group] of the shared bits of a group."""
+    """Return the digits [2^P, group] of the shared bits of a group."""
     if base == 1:
         return np.zeros((1, 1), np.uint8)
     digits, num_codes = (_trits, 256) if base == 3 else (_quints, 128)
@@ -98,7 +98,7 @@ def digit_table(base: int) -> NDArray[np.uint8]:
 
 @lru_cache
 def _shared_table(base: int) -> NDArray[np.uint8]:
-    """The smallest shared bits that give some digits, indexed by them: what ends early then ends in zeros."""
+    """The smallest shared bits for each combination of digits, so that a stream that ends early ends in zeros."""
     digits = digit_table(base)
     codes = np.zeros((base,) * digits.shape[1], np.uint8)
     for code in reversed(range(len(digits))):

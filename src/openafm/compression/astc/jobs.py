@@ -1,4 +1,4 @@
-"""The work of encoding a stack of matrices, cut into jobs that processes can share.
+"""Encoding of a stack of matrices, divided into jobs for worker processes.
 
 Shapes: S matrices of a stack, R rows, C columns, T texels of a block (36), N blocks of a job.
 """
@@ -26,26 +26,26 @@ from openafm.compression.astc.rotation import rotate, rotate_inputs
 from openafm.compression.errors import CompressionError
 
 _BLOCKS_PER_JOB = 8192
-_CALIBRATION_ROOM = 0.1  # calibration moves weights: so much of their range is kept free on either side
+_CALIBRATION_ROOM = 0.1  # margin of the range on either side, because calibration moves weights
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Blocks [N, 16] in the order of their matrix, with minima [N] in the literal recipe."""
+    """Blocks [N, 16] in the order of their matrix; minima [N] in the literal recipe."""
 
     blocks: NDArray[np.uint8]
     minima: NDArray[np.float16] | None = None
 
 
 class EncodingJob(Protocol):
-    """A part of the work; it travels to another process by pickle."""
+    """A part of the work, picklable for other processes."""
 
     def run(self) -> Encoded: ...
 
 
 @dataclass(frozen=True)
 class BlocksJob:
-    """Texels [T, N] of any blocks, as shares 0..1 of the range of their matrix."""
+    """Texels [T, N] of blocks, mapped to 0..1."""
 
     x_TN: Floats
     config: AstcConfig
@@ -56,7 +56,7 @@ class BlocksJob:
 
 @dataclass(frozen=True)
 class CalibratedJob:
-    """A whole matrix 0..1 with the moments of its inputs: its columns follow from one another."""
+    """A whole matrix, mapped to 0..1, with the moments of its inputs; columns depend on each other."""
 
     x_RC: Floats
     moments_CC: NDArray[np.float64]
@@ -69,7 +69,7 @@ class CalibratedJob:
 
 @dataclass(frozen=True)
 class LiteralJob:
-    """Texels [T, N] as they are."""
+    """Texels [T, N] in units of the matrix's scale."""
 
     x_TN: Floats
 
@@ -80,7 +80,7 @@ class LiteralJob:
 
 @dataclass(frozen=True)
 class Affine:
-    """What maps the values 0..1 of each matrix back to weights: fp32 scale and offset, [S] each."""
+    """The map from 0..1 back to the weights of each matrix: fp32 scale and offset, [S] each."""
 
     scale_S: Floats
     offset_S: Floats
@@ -120,7 +120,7 @@ def jobs(
 
 
 def run(jobs: Iterable[EncodingJob], num_workers: int) -> Iterator[Encoded]:
-    """Results in the order of the jobs, few of which wait in memory at a time.
+    """Yield results in the order of the jobs; few jobs are in memory at a time.
 
     Raises:
         CompressionError: a worker process was killed.
@@ -128,7 +128,7 @@ def run(jobs: Iterable[EncodingJob], num_workers: int) -> Iterator[Encoded]:
     if num_workers <= 1:
         yield from (job.run() for job in jobs)
         return
-    # Spawned, not forked: the caller may hold threads of a tensor library.
+    # Spawned, not forked: the caller may have threads of a tensor library.
     with ProcessPoolExecutor(num_workers, mp_context=get_context("spawn")) as pool:
         waiting: deque[Future[Encoded]] = deque()
         try:
@@ -140,12 +140,12 @@ def run(jobs: Iterable[EncodingJob], num_workers: int) -> Iterator[Encoded]:
                 yield waiting.popleft().result()
         except BrokenProcessPool as error:
             raise CompressionError(
-                "a worker process of the ASTC encoder was killed, most likely for want of memory; use fewer workers"
+                "a worker process of the ASTC encoder was killed, probably for lack of memory; use fewer workers"
             ) from error
 
 
 def _of_rotated_and_padded(moments_CC: NDArray[np.float64], seed: int | None) -> NDArray[np.float64]:
-    """The moments of the inputs of the rotated and padded matrix; nothing ever enters the padding."""
+    """The moments of the inputs of the rotated and padded matrix; inputs of the padding are zero."""
     if seed is not None:
         moments_CC = rotate_inputs(rotate_inputs(moments_CC, seed).T, seed)
     return np.pad(moments_CC, (0, -len(moments_CC) % BLOCK_SIZE))
@@ -156,7 +156,7 @@ def _padded(weight_RC: Floats) -> Floats:
 
 
 def _texels(weight_RC: Floats) -> Floats:
-    """Blocks of a padded matrix as columns [T, N]."""
+    """The blocks of a padded matrix as columns [T, N]."""
     num_rows, num_columns = weight_RC.shape
     tiles = weight_RC.reshape(num_rows // BLOCK_SIZE, BLOCK_SIZE, num_columns // BLOCK_SIZE, BLOCK_SIZE)
     return tiles.transpose(1, 3, 0, 2).reshape(NUM_TEXELS, -1)

@@ -1,8 +1,8 @@
-"""The ends of each partition of a block that leave the least squared error when every weight takes its nearest level.
+"""Search for the end points of each partition of a block with the smallest squared error.
 
-The levels between two ends are fixed fractions of the way, so for a given choice of levels the best ends are a least
-squares line through the weights. Many pairs of ends are tried, from a little outside the range of the weights to well inside
-it; each gives a choice of levels and that a line, and the best line wins. All blocks do the same arithmetic at once.
+Levels are fixed fractions between two end points, so for given levels the best end points are a least squares line through
+the weights. Many pairs of end points are tried, from slightly outside the range of the weights to well inside; each gives
+levels, these give a line, and the best line is used. The arithmetic is vectorized over blocks.
 
 Shapes: T texels of a block (36), N blocks, P partitions.
 """
@@ -20,8 +20,8 @@ from openafm.compression.astc.levels import Components, Positions
 
 Floats: TypeAlias = NDArray[np.float32]
 
-# How many places of each end are tried, and how far apart, in units of the range of the weights: with fewer levels the best
-# ends lie further inside.
+# Number and spacing of the tried end points, relative to the range of the weights. With fewer levels the best end points are
+# further inside.
 _STARTS = {1: (6, 0.04), 2: (3, 0.1)}
 _FAR = np.float32(1e30)
 _TINY = np.float32(1e-30)
@@ -29,7 +29,7 @@ _TINY = np.float32(1e-30)
 
 @dataclass(frozen=True)
 class Texels:
-    """Weights of blocks. `second_TN` is 1 where a weight is in the second of two partitions; None with one partition."""
+    """Weights of blocks. `second_TN` is 1 for weights in the second of two partitions; None with one partition."""
 
     x_TN: Floats
     second_TN: Floats | None
@@ -39,7 +39,7 @@ class Texels:
         return 1 if self.second_TN is None else 2
 
     def totals(self, values_TN: Floats) -> Floats:
-        """Sums over each partition: [P, N]."""
+        """Return the sums over each partition: [P, N]."""
         all_N = values_TN.sum(0)
         if self.second_TN is None:
             return all_N[None]
@@ -47,14 +47,14 @@ class Texels:
         return np.stack([all_N - second_N, second_N])
 
     def spread(self, values_PN: Floats) -> Floats:
-        """The value of each texel's partition: [T, N], or what broadcasts to it."""
+        """Return the value of each texel's partition: [T, N] or broadcastable."""
         if self.second_TN is None:
             return values_PN[0]
         spread_TN = self.second_TN * (values_PN[1] - values_PN[0])
         return np.add(spread_TN, values_PN[0], out=spread_TN)
 
     def along(self, ends: EndPairs) -> Floats:
-        """How far each weight is on the way from its low to its high end."""
+        """Return the position of each weight between its end points, as a fraction."""
         fraction_TN = self.x_TN - self.spread(ends.low_PN)
         slope_PN = ends.high_PN - ends.low_PN
         inverse_PN = np.where(np.abs(slope_PN) < _TINY, 0, 1 / np.where(slope_PN == 0, 1, slope_PN)).astype(np.float32)
@@ -62,7 +62,7 @@ class Texels:
         return fraction_TN
 
     def ranges(self) -> EndPairs:
-        """The least and the largest weight of each partition."""
+        """Return the smallest and largest weight of each partition."""
         if self.second_TN is None:
             return EndPairs(self.x_TN.min(0)[None], self.x_TN.max(0)[None])
         away_TN = self.second_TN * _FAR, (1 - self.second_TN) * _FAR
@@ -81,13 +81,13 @@ class EndPairs:
 
 @dataclass(frozen=True)
 class Ranks:
-    """EndPairs as ranks among the components."""
+    """End points as ranks among the components."""
 
     low_PN: NDArray[np.int64]
     high_PN: NDArray[np.int64]
 
     def of_blocks(self, index_N: NDArray[np.int64]) -> Ranks:
-        """Those of some blocks, in the given order."""
+        """Return the ranks of some blocks, in the given order."""
         return Ranks(self.low_PN[:, index_N], self.high_PN[:, index_N])
 
     def ends(self, components: Components) -> EndPairs:
@@ -96,7 +96,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class _Sums:
-    """What a line through weights x at positions w depends on."""
+    """The sums that determine a line through weights x at positions w."""
 
     count_PN: Floats
     x_PN: Floats
@@ -111,13 +111,13 @@ class _Sums:
         return empty.at(texels, w_TN)
 
     def at(self, texels: Texels, w_TN: Floats) -> _Sums:
-        """The same weights at other positions."""
+        """Return the sums with other positions."""
         return replace(
             self, w_PN=texels.totals(w_TN), ww_PN=texels.totals(w_TN * w_TN), xw_PN=texels.totals(texels.x_TN * w_TN)
         )
 
     def line(self) -> EndPairs:
-        """Least squares: the ends that suit these positions best; both the mean where all weights have one position."""
+        """Return the least squares end points; both are the mean if all weights have one position."""
         count_PN: Any = np.maximum(self.count_PN, np.float32(1))  # numpy's stubs make it fp64
         spread_PN = np.maximum(count_PN * self.ww_PN - self.w_PN * self.w_PN, np.float32(1e-6))
         slope_PN = (count_PN * self.xw_PN - self.w_PN * self.x_PN) / spread_PN
@@ -125,14 +125,14 @@ class _Sums:
         return EndPairs(low_PN, low_PN + slope_PN)
 
     def cost(self, ends: EndPairs) -> Floats:
-        """The squared error with these ends, less the sum of squares of the weights."""
+        """Return the squared error with these end points, less the sum of squares of the weights."""
         slope_PN = ends.high_PN - ends.low_PN
         of_low_PN = ends.low_PN * (ends.low_PN * self.count_PN + 2 * (slope_PN * self.w_PN - self.x_PN))
         return of_low_PN + slope_PN * (slope_PN * self.ww_PN - 2 * self.xw_PN)
 
 
 def best_ends(texels: Texels, positions: Positions, components: Components) -> Ranks:
-    """The best ends found for the weights 0..1 of each block."""
+    """Return the best end points found for the weights 0..1 of each block."""
     ends = _best_start(texels, positions)
     sums = _Sums.of(texels, positions.nearest(texels.along(ends)))
     sums = sums.at(texels, positions.nearest(texels.along(sums.line())))
@@ -140,7 +140,7 @@ def best_ends(texels: Texels, positions: Positions, components: Components) -> R
 
 
 def _best_start(texels: Texels, positions: Positions) -> EndPairs:
-    """The best line over all starts, in units in which the weights of each partition fill 0..1."""
+    """The best line over all starts, computed with the weights of each partition mapped to 0..1."""
     ranges = texels.ranges()
     unit_TN = texels.along(ranges)
     unit = replace(texels, x_TN=unit_TN)
@@ -162,7 +162,7 @@ def _best_start(texels: Texels, positions: Positions) -> EndPairs:
 
 
 def _rounded(sums: _Sums, components: Components) -> Ranks:
-    """Of the components below and above each end the pair that costs least at the given positions."""
+    """The best pair among the components below and above each end point, for the given positions."""
     line = sums.line()
     below = Ranks(components.rank_below(line.low_PN), components.rank_below(line.high_PN))
     best, best_cost_PN = below, np.full_like(line.low_PN, np.inf)

@@ -1,4 +1,4 @@
-"""What a block can choose from: positions between two ends, and components that an end can have.
+"""The values available to a block: positions between two end points, and components of end points.
 
 Shapes: T texels of a block (36), N blocks.
 """
@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from openafm.compression.astc.block_layout import color_levels, weight_levels
 from openafm.compression.astc.integer_sequence import IntegerRange
 
-_STEPS = 256  # of the table that finds the nearest position
+_STEPS = 256  # of the lookup table for the nearest position
 _MAX_COMPONENT = 255
 
 
 @dataclass(frozen=True)
 class Positions:
-    """The weights of a range as positions 0..1 from one end to the other, ascending."""
+    """The weights of a range as ascending positions 0..1 between the end points."""
 
     weights: IntegerRange
 
     @cached_property
     def stored(self) -> NDArray[np.uint8]:
-        """The number that stores each position."""
+        """The stored number of each position."""
         return np.argsort(weight_levels(self.weights)).astype(np.uint8)
 
     @cached_property
@@ -34,11 +34,11 @@ class Positions:
         return np.sort(weight_levels(self.weights)).astype(np.float32) / np.float32(64)
 
     def nearest(self, fraction_TN: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The position nearest to each fraction of the way."""
+        """Return the position nearest to each fraction 0..1."""
         return np.take(self._values_of_steps, _steps(fraction_TN), mode="clip")
 
     def nearest_rank(self, fraction_TN: NDArray[np.float32]) -> NDArray[np.uint8]:
-        """Its place in the ascending order."""
+        """Return the rank of the position nearest to each fraction."""
         return np.take(self._ranks_of_steps, _steps(fraction_TN), mode="clip")
 
     @cached_property
@@ -58,22 +58,22 @@ def _steps(fraction_TN: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Components:
-    """The components 0..255 that a range of colors has, ascending."""
+    """The components 0..255 of a range of colors, ascending."""
 
     colors: IntegerRange
 
     @cached_property
     def stored(self) -> NDArray[np.uint8]:
-        """The number that stores each component."""
+        """The stored number of each component."""
         return np.argsort(color_levels(self.colors)).astype(np.uint8)
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
-        """The components in units of the largest."""
+        """The components divided by 255."""
         return np.sort(color_levels(self.colors)).astype(np.float32) / np.float32(_MAX_COMPONENT)
 
     def rank_below(self, value: NDArray[np.float32]) -> NDArray[np.int64]:
-        """The rank of the largest component that is not above a value, of the least one where there is none."""
+        """Return the rank of the largest component that is at most the value, or of the smallest component."""
         return self._ranks_below[np.clip(value * _MAX_COMPONENT, 0, _MAX_COMPONENT).astype(np.uint8)]
 
     @cached_property

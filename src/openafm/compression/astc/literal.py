@@ -1,7 +1,7 @@
-"""The report's recipe: what each block has above its minimum, between HDR endpoints, which stand in a logarithmic code.
+"""The report's recipe: each block minus its minimum, with HDR endpoints, which have a logarithmic code.
 
-The levels crowd at the low end. An encoder that makes the error small in that code, as those for images do, errs twice as
-much as with linear endpoints. This one looks at the weights themselves and tries pairs of ends: the best of the recipe.
+Levels are dense near the minimum. Encoders for images minimize the error in the logarithmic code, which doubles the error
+compared with linear endpoints. This encoder tries pairs of end points and minimizes the error of the weights.
 
 Shapes: T texels of a block (36), N blocks, L levels (6).
 """
@@ -27,14 +27,14 @@ _CHUNK = 1024
 
 @dataclass(frozen=True)
 class MinimumAndRest:
-    """Blocks [N, 16] of what is left above the fp16 minima [N]."""
+    """Blocks [N, 16] of the weights minus the fp16 minima [N]."""
 
     minima: NDArray[np.float16]
     blocks: NDArray[np.uint8]
 
 
 def encode_above_minimum(x_TN: Floats) -> MinimumAndRest:
-    """Code weights of any size that fp16 can hold."""
+    """Return the minima of blocks and the encoded rest; weights must fit fp16."""
     least_N = x_TN.min(0)
     minima_N = least_N.astype(np.float16)
     minima_N = np.where(minima_N > least_N, np.nextafter(minima_N, np.float16(-np.inf)), minima_N)
@@ -66,13 +66,13 @@ def _encode(rest_TN: Floats) -> NDArray[np.uint8]:
 
 
 def _level_values(low_N: NDArray[np.int64], high_N: NDArray[np.int64]) -> Floats:
-    """What each level decodes to: [L, N]."""
+    """The decoded value of each level: [L, N]."""
     weight_L1 = np.rint(ONE_PARTITION_HDR.positions.values * 64).astype(np.int64)[:, None]
     return hdr_values()[low_N * (64 - weight_L1) + high_N * weight_L1 << 8 >> 6].astype(np.float32)
 
 
 def _distance(rest_TN: Floats, values_LN: Floats) -> Floats:
-    """How far each weight is from its nearest level."""
+    """The distance of each weight from its nearest level."""
     distance_TN = np.abs(rest_TN - values_LN[0])
     for value_N in values_LN[1:]:
         other_TN = rest_TN - value_N

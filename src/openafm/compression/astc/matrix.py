@@ -1,7 +1,7 @@
-"""Weight matrices as ASTC blocks and back: the door through which the rest of openafm uses this package.
+"""Weight matrices as ASTC blocks and back: the public interface of this package.
 
-Stacks of matrices (experts, tracks) are coded matrix by matrix. A matrix whose sides are not multiples of six is padded by
-repeating its last row and column. Everything that has to be stored is counted in `bits_per_weight`.
+Stacks of matrices (experts, tracks) are encoded matrix by matrix. A matrix whose sides are not multiples of six is padded by
+repeating its last row and column. `bits_per_weight` counts everything stored.
 
 Shapes: S matrices of a stack, R rows, C columns, T texels of a block (36), N blocks of a matrix.
 """
@@ -45,22 +45,22 @@ class AstcMatrix:
 
     @property
     def num_bits(self) -> int:
-        """Everything stored."""
+        """Bits of everything stored."""
         return sum(array.nbytes * 8 for array in self.tensors("").values())
 
     @property
     def bits_per_weight(self) -> float:
-        """All stored bits, those of the padding too, for each weight of the original."""
+        """Stored bits, including padding, per weight of the original."""
         return self.num_bits / math.prod(self.shape)
 
     @property
     def padding_bits(self) -> int:
-        """How many of the blocks' bits code padding."""
+        """Bits of the blocks that encode padding."""
         num_blocks = self.blocks.size * 8 // BLOCK_BITS
         return round((num_blocks * NUM_TEXELS - math.prod(self.shape)) * BLOCK_BITS / NUM_TEXELS)
 
     def tensors(self, name: str) -> dict[str, NDArray[Any]]:
-        """What a safetensors file holds: the blocks under `name`, the rest under `name` and a suffix."""
+        """Return the stored tensors: the blocks under `name`, the rest under `name` and a suffix."""
         tensors: dict[str, NDArray[Any]] = {name: self.blocks}
         if self.minima is None:
             tensors |= {f"{name}.scale": self.scale, f"{name}.offset": self.offset}
@@ -72,10 +72,10 @@ class AstcMatrix:
 
     @staticmethod
     def from_tensors(name: str, tensors: Mapping[str, NDArray[Any]], shape: tuple[int, ...]) -> AstcMatrix:
-        """The matrix of `shape` that `tensors` wrote.
+        """Read the output of `tensors` of a matrix of `shape`.
 
         Raises:
-            CompressionError: a tensor is missing, or they do not fit the shape.
+            CompressionError: a tensor is missing, or does not fit the shape.
         """
         blocks = tensors.get(name)
         grid = (math.prod(shape[:-2]), *_grid(shape))
@@ -89,7 +89,7 @@ class AstcMatrix:
         )
         scale, offset = (_fitting(tensors, f"{name}.{part}", grid[:1]) for part in ("scale", "offset"))
         if minima is None and (scale is None or offset is None):
-            raise CompressionError(f"'{name}': its .scale and .offset (or .minima) are missing; fetch the file again")
+            raise CompressionError(f"'{name}': its .scale and .offset (or .minima) are missing; restore the file")
         return AstcMatrix(
             blocks=blocks,
             scale=np.ones(grid[0], np.float32) if scale is None else scale,

@@ -1,7 +1,7 @@
-"""Which of ASTC's 1,024 ways to split a block in two are worth trying: those that leave both parts the narrowest range.
+"""Search for promising ones of ASTC's 1,024 ways to split a block in two: those with the smallest ranges of both parts.
 
-A few levels between two ends err in proportion to the distance of the ends. The largest and the smallest weight of every
-part of every pattern are put together from those of the subsets of each row, which all patterns share.
+The quantization error is proportional to the range. The largest and smallest weight of each part of each pattern are
+combined from those of the subsets of each row, which all patterns share.
 
 Shapes: S patterns, T texels of a block (36), N blocks, K candidates.
 """
@@ -22,7 +22,7 @@ _PATTERN_BITS = 10
 
 @lru_cache
 def distinct_seeds() -> NDArray[np.int64]:
-    """Seeds of the patterns that differ, the parts' order aside, and do split the block."""
+    """Return the seeds of distinct patterns that split the block, regardless of the order of parts."""
     table_ST = partition_table(2)
     table_ST = np.where(table_ST[:, :1] == 1, 1 - table_ST, table_ST)
     _, seeds = np.unique(table_ST, axis=0, return_index=True)
@@ -30,7 +30,7 @@ def distinct_seeds() -> NDArray[np.int64]:
 
 
 def candidate_seeds(x_TN: NDArray[np.float32], num_candidates: int) -> NDArray[np.int64]:
-    """Promising patterns for each block, the best of each of K shares of all patterns: [K, N]."""
+    """Return promising patterns of each block, the best of each of K subsets of all patterns: [K, N]."""
     low_N, high_N = x_TN.min(0), x_TN.max(0)
     level_TN = ((x_TN - low_N) * (255 / np.maximum(high_N - low_N, np.float32(1e-30)))).astype(np.uint8)
     highest, negated_lowest = _subset_maxima(level_TN), _subset_maxima(255 - level_TN)
@@ -44,7 +44,7 @@ def candidate_seeds(x_TN: NDArray[np.float32], num_candidates: int) -> NDArray[n
             cost_SN = np.zeros((len(some), x_TN.shape[1]), np.uint32)
             for subset_SR, size_S in parts:
                 cost_SN += _cost(highest, negated_lowest, subset_SR[some], size_S[some])
-            # Cost and pattern in one number: the least of those is found many times faster than its place.
+            # Cost and pattern in one number, because min is many times faster than argmin.
             cost_SN <<= _PATTERN_BITS
             cost_SN += some.astype(np.uint32)[:, None]
             np.minimum(best_N, cost_SN.min(0), out=best_N)
@@ -58,7 +58,7 @@ def _cost(
     subset_SR: NDArray[np.int64],
     size_S: NDArray[np.uint32],
 ) -> NDArray[np.uint32]:
-    """The squared range of a part times its size, for each pattern and block: below 2^22."""
+    """The squared range of a part times its size for each pattern and block, below 2^22."""
     range_SN = _largest(highest, subset_SR).astype(np.uint32)
     range_SN += _largest(negated_lowest, subset_SR)
     range_SN -= 255
@@ -75,13 +75,13 @@ def _largest(maxima: NDArray[np.uint8], subset_SR: NDArray[np.int64]) -> NDArray
 
 
 def _row_subsets(part_ST: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The entries of `_subset_maxima` that make up each part: one for each row of the block."""
+    """The entries of `_subset_maxima` for each part: one for each row of the block."""
     bits_SRC = part_ST.reshape(-1, BLOCK_SIZE, BLOCK_SIZE)
     return bits_SRC @ (1 << np.arange(BLOCK_SIZE)) + _SUBSETS * np.arange(BLOCK_SIZE)
 
 
 def _subset_maxima(level_TN: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The largest value of every subset of every row (0 of none): [rows * subsets, N]."""
+    """The largest value of every subset of every row (0 of the empty set): [rows * subsets, N]."""
     maxima = np.zeros((NUM_TEXELS // BLOCK_SIZE, _SUBSETS, level_TN.shape[1]), np.uint8)
     for column in range(BLOCK_SIZE):
         known = 1 << column

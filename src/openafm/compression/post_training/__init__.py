@@ -1,1 +1,1 @@
-"""Fewer bits without training: rounding in groups, and GPTQ with calibration data."""
+"""Compression without training: rounding in groups, and GPTQ with calibration data."""

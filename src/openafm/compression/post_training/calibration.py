@@ -1,4 +1,4 @@
-"""What enters the matrices of a decoder: second moments of their inputs over a caller's batches.
+"""Calibration: second moments of the inputs of a decoder's matrices over batches of data.
 
 Shapes: B rows, S tokens of a row, N real positions of a batch, D model dim, R outputs, C inputs of a matrix.
 """
@@ -22,20 +22,20 @@ from openafm.models.decoder import Decoder, Layer
 from openafm.models.layers import Linear
 
 Compress: TypeAlias = Callable[[str, Tensor, Tensor], Tensor]
-"""(name, weight [R, C], second moment [C, C]) -> the values that take the weight's place."""
+"""(name, weight [R, C], second moment [C, C]) -> the compressed values of the weight."""
 
 
 @torch.no_grad()
 def collect_second_moments(
     decoder: Decoder, batches: Iterable[Batch], names: Collection[str] | None = None
 ) -> dict[str, Tensor]:
-    """H = sum x x^T [C, C] in fp32 over the inputs x of Linears inside the layers, by their names (all of them by default).
+    """Return H = sum x x^T [C, C] in fp32 over the inputs x of Linears of the layers, by name (default: all of them).
 
-    Padding does not count.
+    Padding is left out.
 
     Raises:
-        UsageError: a name that no Linear of the layers has.
-        CompressionError: no tokens, or out of memory.
+        UsageError: no Linear of the layers has a given name.
+        CompressionError: the batches hold no tokens, or memory is exhausted.
     """
     linears = layer_linears(decoder)
     for name in names or ():
@@ -51,14 +51,14 @@ def collect_second_moments(
 
 @torch.no_grad()
 def compress_linears(decoder: Decoder, batches: Iterable[Batch], compress: Compress) -> None:
-    """Compress every Linear inside the layers, in place, one layer after another.
+    """Compress every Linear of the layers, in place, layer by layer.
 
-    Each layer is calibrated on what the layers before it put out once compressed, so that it can make up for their errors.
-    Memory holds one layer's inputs, and all keys and values, of all batches. After an error the decoder is half done: pass
+    Each layer is calibrated on the outputs of the compressed layers before it, so that it compensates their errors. Memory
+    holds one layer's inputs, and all keys and values, of all batches. After an error the decoder is partly compressed: pass
     a copy.
 
     Raises:
-        CompressionError: no tokens, or out of memory.
+        CompressionError: the batches hold no tokens, or memory is exhausted.
     """
     batches = list(batches)
     with out_of_memory_explained("calibration"):
@@ -79,7 +79,7 @@ def compress_linears(decoder: Decoder, batches: Iterable[Batch], compress: Compr
 
 @contextmanager
 def out_of_memory_explained(what: str) -> Iterator[None]:
-    """Turn every library's way to say that memory is used up into `CompressionError`."""
+    """Translate out-of-memory errors of all libraries to `CompressionError`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -91,7 +91,7 @@ def out_of_memory_explained(what: str) -> Iterator[None]:
 
 
 class _Moments:
-    """Sums of x x^T by Linear, gathered by hooks at the positions of the batch under way."""
+    """Sums of x x^T by Linear, collected by hooks at the given positions of the current batch."""
 
     def __init__(self, linears: Mapping[str, Linear]) -> None:
         self._linears = linears
@@ -111,7 +111,7 @@ class _Moments:
 
     def complete(self) -> dict[str, Tensor]:
         if self._num_tokens == 0:
-            raise CompressionError("no calibration tokens; give at least one batch with a document in it")
+            raise CompressionError("no calibration tokens; pass at least one batch with a document")
         return self._moments
 
     def _hook(self, moment_CC: Tensor) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
@@ -133,7 +133,7 @@ def _context(batch: Batch, decoder: Decoder) -> PackedDocuments:
 
 
 def _real_positions(batch: Batch, decoder: Decoder) -> Tensor:
-    """Where in the flattened batch documents lie."""
+    """Positions of documents in the flattened batch."""
     row_length = batch.tokens_BS.shape[1]
     spans = [torch.arange(d.start, d.stop) + d.row * row_length for d in batch.documents]
     return torch.cat([*spans, torch.empty(0, dtype=torch.long)]).to(decoder.device)

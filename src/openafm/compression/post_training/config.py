@@ -1,4 +1,4 @@
-"""The ways to give a trained matrix few bits, as data. Imports no tensor library."""
+"""Post-training compression methods as data. Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupConfig(Config):
-    """Base of the ways to round a matrix in groups of `group` numbers along the input axis, to `bits` each."""
+    """Base of rounding in groups of `group` numbers along the input axis, to `bits` each."""
 
     bits: int = 4
     group: int = 64
 
     def __post_init__(self) -> None:
-        self.require(2 <= self.bits <= 8, f"bits must lie in 2..8, got {self.bits}")
+        self.require(2 <= self.bits <= 8, f"bits must be 2 to 8, got {self.bits}")
         self.require(self.group > 1, f"group must be at least 2, got {self.group}")
 
     @property
@@ -35,13 +35,13 @@ class GroupConfig(Config):
         raise ConfigError(f"{type(self).__name__} is abstract; use RoundToNearestConfig or ClippedConfig")
 
     def quantize(self, weight_RC: Floats, name: str = "the matrix") -> GroupQuantized:
-        """Errors as `quantize_groups`."""
+        """Return the rounded matrix; errors as `quantize_groups`."""
         return quantize_groups(weight_RC, bits=self.bits, group=self.group, range=self.range, name=name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RoundToNearestConfig(GroupConfig):
-    """Each group's levels lie evenly from its minimum to its maximum."""
+    """Round to nearest, with levels from the minimum to the maximum of each group."""
 
     @property
     def range(self) -> RangeConfig:
@@ -50,7 +50,7 @@ class RoundToNearestConfig(GroupConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedConfig(GroupConfig):
-    """Each group's range is shrunk where that lowers its squared error."""
+    """Round to nearest, with the range of each group shrunk where that reduces its squared error."""
 
     @property
     def range(self) -> RangeConfig:
@@ -62,10 +62,10 @@ _CLIPPED = ClippedRange()
 
 @dataclass(frozen=True, kw_only=True)
 class GPTQConfig(Config):
-    """GPTQ (arXiv 2210.17323): columns are rounded one after another, and those to come make up for each one's error.
+    """GPTQ (arXiv 2210.17323): columns are rounded one by one, and later columns compensate the error of each.
 
-    `damping` is added to the diagonal of the second moment, as a share of its mean. `order` is the columns' own, or falls
-    with their inputs' activation; groups then keep the levels of the untouched weights.
+    `damping` is added to the diagonal of the second moment, relative to its mean. `order` of columns is the given one or by
+    decreasing activation of their inputs; with the latter, groups keep the levels of the original weights.
     """
 
     bits: int = 4
@@ -75,12 +75,12 @@ class GPTQConfig(Config):
     order: Literal["given", "activation"] = "given"
 
     def __post_init__(self) -> None:
-        self.require(2 <= self.bits <= 8, f"bits must lie in 2..8, got {self.bits}")
+        self.require(2 <= self.bits <= 8, f"bits must be 2 to 8, got {self.bits}")
         self.require(self.group > 1, f"group must be at least 2, got {self.group}")
         self.require(self.damping >= 0, f"damping must not be negative, got {self.damping}")
 
     def quantize(self, weight_RC: Tensor, moment_CC: Tensor, name: str = "the matrix") -> GroupQuantized:
-        """Errors as `gptq`."""
+        """Return the rounded matrix; errors as `gptq`."""
         from openafm.compression.post_training.gptq import gptq
 
         return gptq(weight_RC, moment_CC, self, name)

@@ -1,7 +1,7 @@
 """GPTQ (arXiv 2210.17323) with group scales.
 
-It minimizes the error of a matrix's outputs, tr((W - W~) H (W - W~)^T), greedily. With H^-1 = U^T U, U upper triangular, the
-best answer of columns c+1.. to an error e in column c is -e U[c, c+1:] / U[c, c].
+It greedily minimizes the error of a matrix's outputs, tr((W - W~) H (W - W~)^T). With H^-1 = U^T U, U upper triangular, the
+optimal correction of columns c+1.. for an error e in column c is -e U[c, c+1:] / U[c, c].
 
 Shapes: R outputs, C inputs of a matrix, g columns of a group.
 """
@@ -29,17 +29,17 @@ from openafm.core.errors import UsageError
 
 @torch.no_grad()
 def gptq(weight_RC: Tensor, moment_CC: Tensor, config: GPTQConfig, name: str = "the matrix") -> GroupQuantized:
-    """Round a matrix whose inputs have the second moment H = `moment_CC`; its scale does not matter.
+    """Return a rounded matrix whose inputs have the second moment H = `moment_CC`, up to a factor.
 
     Raises:
-        CompressionError: the weight is no matrix, not finite, or beyond fp16; the message holds `name`.
-        UsageError: the moment has another size than a row.
-        CompressionError: the damped moment is not positive definite, or memory is used up.
+        CompressionError: the weight is not a matrix, is not finite or exceeds fp16, the damped moment is not positive
+            definite, or memory is exhausted; the message holds `name`.
+        UsageError: the sizes of weight and moment differ.
     """
     weight = checked_matrix(weight_RC.numpy(force=True), name)
     num_inputs = weight.shape[1]
     if moment_CC.shape != (num_inputs, num_inputs):
-        raise UsageError(f"{name} has {num_inputs} inputs, its second moment has shape {list(moment_CC.shape)}")
+        raise UsageError(f"{name} has {num_inputs} inputs but its second moment has shape {list(moment_CC.shape)}")
     with out_of_memory_explained(f"GPTQ of {name}"), np.errstate(over="ignore", invalid="ignore"):
         slices = group_slices(num_inputs, config.group)
         if config.order == "given":
@@ -49,7 +49,7 @@ def gptq(weight_RC: Tensor, moment_CC: Tensor, config: GPTQConfig, name: str = "
             grids = [config.range.grid(weight[:, columns], config.bits) for columns in slices]
         factor_CC = _inverse_factor(moment_CC[order_C][:, order_C], config.damping, name)
         codes_RC = np.empty(weight.shape, dtype=np.uint8)
-        weight = weight[:, order_C]  # a copy: errors are passed on in it
+        weight = weight[:, order_C]  # a copy, which takes the corrections
         for block in slices:
             if config.order == "given":
                 grids.append(config.range.grid(weight[:, block], config.bits))
@@ -61,7 +61,7 @@ def gptq(weight_RC: Tensor, moment_CC: Tensor, config: GPTQConfig, name: str = "
 
 
 def _round_block(weight_Rg: Floats, factor_gg: Floats, grids: list[Grid]) -> tuple[Codes, Floats]:
-    """Codes of the columns of a block, and their errors over U[c, c] for the columns after it; `weight_Rg` is used up."""
+    """Codes of the columns of a block, and their errors divided by U[c, c]. Overwrites `weight_Rg`."""
     codes_Rg, errors_Rg = np.empty(weight_Rg.shape, dtype=np.uint8), np.empty_like(weight_Rg)
     for c, grid in enumerate(grids):
         column_R1 = weight_Rg[:, c : c + 1]
@@ -72,7 +72,7 @@ def _round_block(weight_Rg: Floats, factor_gg: Floats, grids: list[Grid]) -> tup
 
 
 def _inverse_factor(moment_CC: Tensor, damping: float, name: str) -> Floats:
-    """U with H^-1 = U^T U: the inverse of the upper triangular V with H = V V^T, a Cholesky factor from the far end."""
+    """U with H^-1 = U^T U: the inverse of the upper triangular V with H = V V^T, a reversed Cholesky factor."""
     moment_CC = moment_CC.double()
     identity_CC = torch.eye(len(moment_CC), dtype=torch.float64, device=moment_CC.device)
     damped_CC = moment_CC + damping * moment_CC.diagonal().mean() * identity_CC

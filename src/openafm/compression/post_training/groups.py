@@ -1,9 +1,9 @@
-"""Rounding in groups: runs of a row's numbers share an fp16 scale and an fp16 minimum. Imports no tensor library.
+"""Rounding in groups: consecutive numbers of a row share an fp16 scale and an fp16 minimum. Imports no tensor library.
 
     code = clamp(round((w - minimum) / scale), 0, 2^bits - 1),   w~ = minimum + code * scale
 
 Everything is computed in fp32 from the fp16 numbers, in this order, so that every implementation gives the same bits:
-code * scale is exact, and only the sum rounds.
+code * scale is exact, only the sum is rounded.
 
 Shapes: R rows, C columns (the input axis), G groups of a row, g numbers of a group.
 """
@@ -33,7 +33,7 @@ class Grid:
     bits: int
 
     def codes(self, weight_Rg: Floats) -> Codes:
-        """The nearest levels. A scale of zero stands for a group that is constant."""
+        """Return the nearest levels. A constant group has scale zero."""
         scale_R1, minimum_R1 = self.scale_R.astype(np.float32)[:, None], self.minimum_R.astype(np.float32)[:, None]
         steps_Rg = np.rint((weight_Rg - minimum_R1) / np.where(scale_R1 > 0, scale_R1, np.float32(1)))
         return np.clip(steps_Rg, 0, 2**self.bits - 1).astype(np.uint8) * (scale_R1 > 0)
@@ -45,10 +45,10 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class RangeConfig(Config):
-    """Base of how far the levels of a group reach."""
+    """Base of the ways to choose the range of a group's levels."""
 
     def grid(self, weight_Rg: Floats, bits: int) -> Grid:
-        """The levels for one group of every row."""
+        """Return the levels of one group of every row."""
         raise ConfigError(f"{type(self).__name__} is abstract; use MinMaxRange or ClippedRange")
 
 
@@ -62,16 +62,16 @@ class MinMaxRange(RangeConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedRange(RangeConfig):
-    """That range shrunk towards its middle, down to `smallest` of it, where this lowers the group's squared error.
+    """The full range shrunk towards its middle, to no less than `smallest` of it, where this reduces the squared error.
 
-    What has been quantized stays as it is: its full range has error zero, and nothing is lower.
+    Idempotent: the full range of quantized values has error zero.
     """
 
     smallest: float = 0.35
     num_steps: int = 26
 
     def __post_init__(self) -> None:
-        self.require(0 < self.smallest < 1, f"smallest is a share of the range between 0 and 1, got {self.smallest}")
+        self.require(0 < self.smallest < 1, f"smallest must be between 0 and 1, got {self.smallest}")
         self.require(self.num_steps > 0, f"num_steps must be at least 1, got {self.num_steps}")
 
     def grid(self, weight_Rg: Floats, bits: int) -> Grid:
@@ -93,7 +93,7 @@ class ClippedRange(RangeConfig):
 
 
 def _grid_between(low_R: Floats, high_R: Floats, bits: int) -> Grid:
-    """The scale reaches from the rounded minimum to the maximum; it multiplies by the reciprocal, as GPUs do."""
+    """Levels from the rounded minimum to the maximum; multiplies by the reciprocal, as GPUs do."""
     minimum_R = low_R.astype(np.float16)
     reach_R = np.maximum(high_R - minimum_R.astype(np.float32), np.float32(0))
     return Grid(scale_R=(reach_R * np.float32(1 / (2**bits - 1))).astype(np.float16), minimum_R=minimum_R, bits=bits)
@@ -106,7 +106,7 @@ def _squared_error(grid: Grid, weight_Rg: Floats) -> Floats:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupQuantized:
-    """A matrix as codes, one byte each here, and a scale and a minimum for every group of a row; the last may be shorter."""
+    """A matrix as codes, one per byte, with a scale and a minimum for every group of a row; the last may be shorter."""
 
     codes_RC: Codes
     scale_RG: Halves
@@ -115,60 +115,60 @@ class GroupQuantized:
     group: int
 
     def dequantize(self) -> Floats:
-        """The fp32 values [R, C]."""
+        """Return the fp32 values [R, C]."""
         groups = np.arange(self.codes_RC.shape[1]) // self.group
         scale_RC, minimum_RC = (x.astype(np.float32)[:, groups] for x in (self.scale_RG, self.minimum_RG))
         return minimum_RC + self.codes_RC.astype(np.float32) * scale_RC
 
     @property
     def bits_per_weight(self) -> float:
-        """Codes, scales and minima, over the matrix's numbers."""
+        """Bits of codes, scales and minima per number of the matrix."""
         return self.bits + 16 * (self.scale_RG.size + self.minimum_RG.size) / self.codes_RC.size
 
 
 def quantize_groups(
     weight_RC: Floats, *, bits: int, group: int, range: RangeConfig, name: str = "the matrix"
 ) -> GroupQuantized:
-    """Round a matrix in groups; the last group of a row is shorter where `group` does not divide the row.
+    """Return a matrix rounded in groups; the last group of a row is shorter if `group` does not divide the row.
 
     Raises:
-        CompressionError: not a matrix with numbers in it, not finite, or beyond fp16; the message holds `name`.
+        CompressionError: the weight is not a matrix, is empty, is not finite or exceeds fp16; the message holds `name`.
     """
     weight_RC = checked_matrix(weight_RC, name)
     slices = group_slices(weight_RC.shape[1], group)
-    with np.errstate(over="ignore", invalid="ignore"):  # `assembled` looks
+    with np.errstate(over="ignore", invalid="ignore"):  # `assembled` checks
         grids = [range.grid(weight_RC[:, columns], bits) for columns in slices]
         codes = [grid.codes(weight_RC[:, columns]) for grid, columns in zip(grids, slices, strict=True)]
     return assembled(np.concatenate(codes, axis=1), grids, group, name)
 
 
 def assembled(codes_RC: Codes, grids: list[Grid], group: int, name: str) -> GroupQuantized:
-    """The groups of a matrix put together.
+    """Return the groups of a matrix combined.
 
     Raises:
-        CompressionError: a scale or minimum is beyond fp16.
+        CompressionError: a scale or minimum exceeds fp16.
     """
     scale_RG = np.stack([grid.scale_R for grid in grids], axis=1)
     minimum_RG = np.stack([grid.minimum_R for grid in grids], axis=1)
     if not (np.isfinite(scale_RG).all() and np.isfinite(minimum_RG).all()):
-        raise CompressionError(f"{name} holds numbers beyond 65,504, the largest of fp16; scale it down")
+        raise CompressionError(f"{name} holds numbers above 65,504, the largest of fp16; scale it down")
     return GroupQuantized(codes_RC=codes_RC, scale_RG=scale_RG, minimum_RG=minimum_RG, bits=grids[0].bits, group=group)
 
 
 def group_slices(num_columns: int, group: int) -> list[slice]:
-    """Where the groups of a row lie."""
+    """Return the columns of each group of a row."""
     return [slice(start, min(start + group, num_columns)) for start in range(0, num_columns, group)]
 
 
 def checked_matrix(weight_RC: Floats, name: str) -> Floats:
-    """The matrix in fp32.
+    """Return the matrix in fp32.
 
     Raises:
-        CompressionError: not a matrix with numbers in it, or not finite; the message holds `name`.
+        CompressionError: the weight is not a matrix, is empty or is not finite; the message holds `name`.
     """
     weight_RC = np.asarray(weight_RC, dtype=np.float32)
     if weight_RC.ndim != 2 or weight_RC.size == 0:
-        raise CompressionError(f"{name} has shape {list(weight_RC.shape)}; expected rows and columns of numbers")
+        raise CompressionError(f"{name} has shape {list(weight_RC.shape)}; expected a matrix with at least one number")
     if not np.isfinite(weight_RC).all():
-        raise CompressionError(f"{name} holds a value that is not finite; the model is broken, train it again")
+        raise CompressionError(f"{name} holds a value that is not finite; the model diverged, train it again")
     return weight_RC
