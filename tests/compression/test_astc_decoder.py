@@ -24,16 +24,16 @@ def is_legal(block: NDArray[np.uint8]) -> bool:
 
 
 def test_random_bits_decode_as_astcenc_does_or_are_refused_where_it_refuses() -> None:
-    blocks = np.random.default_rng(0).integers(0, 256, (8_000, 16), dtype=np.uint8)
+    blocks = np.random.default_rng(0).integers(0, 256, (3_000, 16), dtype=np.uint8)
     theirs = astcenc_decode(blocks)
     refused = ~np.isfinite(theirs[..., 0]).all(1)  # astcenc's sign of an error
     legal = np.array([is_legal(block) for block in blocks])
     np.testing.assert_array_equal(legal, ~refused)
-    assert legal.sum() > 500
+    assert legal.sum() > 150
     assert num_mismatches(decode_blocks(blocks[legal]), theirs[legal][..., 0]) == 0
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(0, 15), st.sampled_from([0x10C, 0x108, 0x118, 0x42, 0x51]))
 def test_every_endpoint_mode_and_number_of_partitions(seed: int, num_partitions: int, mode: int, block_mode: int) -> None:
     blocks = np.random.default_rng(seed).integers(0, 256, (64, 16), dtype=np.uint8)

@@ -128,7 +128,7 @@ def test_a_second_partition_helps_outliers() -> None:
 def test_the_literal_recipe_costs_more_bits_and_more_error() -> None:
     weight = gaussian(192)
     literal, ours = encode_matrix(weight, LiteralAstcConfig()), encode_matrix(weight, AstcConfig())
-    assert literal.bits_per_weight == pytest.approx(4.0)
+    assert literal.bits_per_weight == pytest.approx(4.0, rel=1e-3)
     error, our_error = (relative_error(weight, decode_matrix(matrix)) for matrix in (literal, ours))
     assert 1.15 * our_error < error < 0.3
 

@@ -82,6 +82,7 @@ def test_absmax_puts_the_outermost_level_on_the_largest_weight() -> None:
     assert find_scale(AbsmaxClip(), weight, UNBALANCED).scale_G.tolist() == pytest.approx([0.3, 1.0])
 
 
+@pytest.mark.slow  # importing torchao takes ten seconds
 def test_the_levels_are_those_of_torchaos_stretched_uniform_quantizer() -> None:
     stretched = pytest.importorskip("torchao.prototype.parq.quant").StretchedUnifTorchaoQuantizer(2)
     weight = torch.randn(64, 32, generator=torch.Generator().manual_seed(1))

@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from openafm.core.errors import UsageError
@@ -75,6 +75,7 @@ def pseudo_words(seed: int, num_words: int) -> str:
     return " ".join("".join(rng.choices("aabcé漢", k=rng.randint(1, 9))) for _ in range(num_words))
 
 
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), num_words=st.integers(1, 80), base=st.integers(320, 340), more=st.integers(1, 20))
 def test_merges_are_those_of_the_library(seed: int, num_words: int, base: int, more: int) -> None:
     texts = [pseudo_words(seed, num_words)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from openafm.compression.numerics import ActivationNumerics, EmbeddingNumerics, Numerics, WeightNumerics
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 from openafm.models.accounting import KVNumerics
 
 if TYPE_CHECKING:
@@ -15,22 +16,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LevelSetConfig(Config):
+class LevelSetConfig(Config, ABC):
     """The four levels of a 2-bit weight: W~ = s (clamp(round(W/s + zero), lowest, highest) - zero)."""
 
     @property
+    @abstractmethod
     def zero(self) -> float:
         """z of the report's formula: where 0 lies between the integers."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use BalancedLevels or UnbalancedLevels")
 
     @property
+    @abstractmethod
     def lowest(self) -> int:
         """qmin of the report's formula; qmax is three more."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use BalancedLevels or UnbalancedLevels")
 
     @property
+    @abstractmethod
     def numerics(self) -> WeightNumerics:
-        raise ConfigError(f"{type(self).__name__} is abstract; use BalancedLevels or UnbalancedLevels")
+        """The name of the level set in a bundle."""
 
     @property
     def highest(self) -> int:

@@ -26,7 +26,10 @@ from openafm.compression.astc.rotation import rotate, rotate_inputs
 from openafm.compression.errors import CompressionError
 
 _BLOCKS_PER_JOB = 8192
-_CALIBRATION_ROOM = 0.1  # margin of the range on either side, because calibration moves weights
+_LITERAL_EXPONENT = 11  # weights below 2^11: block ranges fit fp16, and small weights are far from its smallest numbers
+_MIN_EXPONENT = -149  # of fp32
+_MAX_ROTATED_RANGE = 8  # times the range before the rotation
+_CALIBRATION_MARGIN = 0.1  # margin of the range on either side, because calibration moves weights
 
 
 @dataclass(frozen=True)
@@ -89,34 +92,62 @@ class Affine:
     def identity(num_matrices: int) -> Affine:
         return Affine(np.ones(num_matrices, np.float32), np.zeros(num_matrices, np.float32))
 
-    def fit(self, matrix: int, weight_RC: Floats, room: float) -> Floats:
-        """Set scale and offset of a matrix so that it fills 0..1 but for `room` at both sides; return it so mapped."""
-        low, high = float(weight_RC.min()), float(weight_RC.max())
-        margin = room * (high - low)
-        self.scale_S[matrix] = high - low + 2 * margin or 1.0
-        self.offset_S[matrix] = low - margin
-        return (weight_RC - self.offset_S[matrix]) / self.scale_S[matrix]
+    def fit(self, matrix: int, unit: Normalized, margin: float) -> Floats:
+        """Set scale and offset of a matrix, with a relative margin on both sides, and return the matrix mapped to 0..1."""
+        low, high = float(unit.weight_RC.min()), float(unit.weight_RC.max())
+        room = margin * (high - low)
+        scale, offset = np.float32(high - low + 2 * room or 1.0), np.float32(low - room)
+        self.scale_S[matrix], self.offset_S[matrix] = np.ldexp((scale, offset), unit.exponent)
+        return (unit.weight_RC - offset) / scale
 
 
-def literal_jobs(stack_SRC: Floats) -> Iterator[EncodingJob]:
-    for weight_RC in stack_SRC:
-        for x_TN in _parts(_texels(_padded(weight_RC))):
+@dataclass(frozen=True)
+class Normalized:
+    """A matrix times 2^-exponent, so that computing with it neither overflows nor loses small numbers."""
+
+    weight_RC: Floats
+    exponent: int
+
+    @staticmethod
+    def of(weight_RC: Floats, largest_exponent: int = 0) -> Normalized:
+        """Scale a matrix, exactly, so that its largest magnitude is in [0.5, 1) * 2^largest_exponent."""
+        exponent = max(int(np.frexp(np.abs(weight_RC).max())[1]) - largest_exponent, _MIN_EXPONENT)
+        return Normalized(np.ldexp(weight_RC, -exponent), exponent)
+
+
+def literal_jobs(stack_SRC: Floats, affine: Affine) -> Iterator[EncodingJob]:
+    """Yield jobs matrix by matrix and set the scales of `affine`."""
+    for s, weight_RC in enumerate(stack_SRC):
+        unit = Normalized.of(weight_RC, _LITERAL_EXPONENT)
+        affine.scale_S[s] = np.ldexp(np.float32(1), unit.exponent)
+        for x_TN in _parts(_texels(_padded(unit.weight_RC))):
             yield LiteralJob(x_TN)
 
 
+def rotation_seed(stack_SRC: Floats, config: AstcConfig) -> int | None:
+    """Return the seed of the rotation; None if there is none, or if it would spread a matrix over a much wider range."""
+    if config.rotation is None:
+        return None
+    for weight_RC in stack_SRC:
+        unit_RC = Normalized.of(weight_RC).weight_RC
+        if np.ptp(rotate(unit_RC, config.rotation.seed)) > _MAX_ROTATED_RANGE * np.ptp(unit_RC):
+            return None
+    return config.rotation.seed
+
+
 def jobs(
-    stack_SRC: Floats, config: AstcConfig, moments: list[NDArray[np.float64]] | None, affine: Affine
+    stack_SRC: Floats, config: AstcConfig, seed: int | None, moments: list[NDArray[np.float64]] | None, affine: Affine
 ) -> Iterator[EncodingJob]:
-    """Jobs matrix by matrix; `affine` is filled on the way. `moments` are of one matrix or of each, or none."""
-    seed = config.rotation.seed if config.rotation else None
+    """Yield jobs matrix by matrix and fill `affine`. `moments` are those of one matrix, of each, or none."""
     for s, weight_RC in enumerate(stack_SRC):
-        rotated_RC = _padded(weight_RC if seed is None else rotate(weight_RC, seed))
+        unit = Normalized.of(weight_RC)
+        rotated = Normalized(_padded(unit.weight_RC if seed is None else rotate(unit.weight_RC, seed)), unit.exponent)
         if moments is None:
-            for x_TN in _parts(_texels(affine.fit(s, rotated_RC, 0.0))):
+            for x_TN in _parts(_texels(affine.fit(s, rotated, 0.0))):
                 yield BlocksJob(x_TN, config)
         else:
             moments_CC = _of_rotated_and_padded(moments[s if len(moments) > 1 else 0], seed)
-            yield CalibratedJob(affine.fit(s, rotated_RC, _CALIBRATION_ROOM), moments_CC, config)
+            yield CalibratedJob(affine.fit(s, rotated, _CALIBRATION_MARGIN), moments_CC, config)
 
 
 def run(jobs: Iterable[EncodingJob], num_workers: int) -> Iterator[Encoded]:

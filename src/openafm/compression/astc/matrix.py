@@ -19,21 +19,22 @@ from numpy.typing import NDArray
 from openafm.compression.astc.block_layout import BLOCK_BITS, BLOCK_SIZE, NUM_TEXELS
 from openafm.compression.astc.config import AstcConfig, LiteralAstcConfig
 from openafm.compression.astc.decoder import decode_blocks
-from openafm.compression.astc.jobs import Affine, jobs, literal_jobs, run
+from openafm.compression.astc.jobs import Affine, jobs, literal_jobs, rotation_seed, run
 from openafm.compression.astc.level_search import Floats
 from openafm.compression.astc.rotation import unrotate
 from openafm.compression.errors import CompressionError
 from openafm.core.errors import UsageError
 
-_LARGEST_MINIMUM = 32_000  # in the literal recipe: block ranges, too, must fit fp16
+_MAX_WEIGHT = 2.0**96  # scales and rotated weights of larger ones may exceed fp32
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AstcMatrix:
     """A matrix or a stack of them in blocks. Decoded weights are block values * scale + offset, unrotated and cropped.
 
-    `blocks` [S, ceil(R / 6), ceil(C / 6), 16] uint8; `scale`, `offset` [S] fp32; `minima` [S, ceil(R / 6), ceil(C / 6)] fp16
-    for the report's literal recipe, added instead of scale and offset; `rotation_seed` of `HadamardConfig`, if any.
+    `blocks` [S, ceil(R / 6), ceil(C / 6), 16] uint8; `scale`, `offset` [S] fp32; `rotation_seed` of `HadamardConfig`, if
+    rotated. In the report's literal recipe, weights are (block values + minima) * scale, with `minima` [S, ceil(R / 6),
+    ceil(C / 6)] fp16 and a power of two as scale (1 in files of earlier versions, which do not store it).
     """
 
     blocks: NDArray[np.uint8]
@@ -61,9 +62,9 @@ class AstcMatrix:
 
     def tensors(self, name: str) -> dict[str, NDArray[Any]]:
         """Return the stored tensors: the blocks under `name`, the rest under `name` and a suffix."""
-        tensors: dict[str, NDArray[Any]] = {name: self.blocks}
+        tensors: dict[str, NDArray[Any]] = {name: self.blocks, f"{name}.scale": self.scale}
         if self.minima is None:
-            tensors |= {f"{name}.scale": self.scale, f"{name}.offset": self.offset}
+            tensors[f"{name}.offset"] = self.offset
         else:
             tensors[f"{name}.minima"] = self.minima
         if self.rotation_seed is not None:
@@ -109,28 +110,27 @@ def encode_matrix(
     on_progress: Callable[[int], None] | None = None,
     name: str = "weight",
 ) -> AstcMatrix:
-    """Encode weights [..., R, C].
+    """Return weights [..., R, C] encoded in blocks.
 
-    `calibration` is the sum of x x^T over inputs of the layer, [C, C] or one for each matrix [..., C, C]: blocks are then
-    chosen for small errors of the outputs (see `gptq`). `num_workers` > 1 spawns processes; the result is the same.
-    `on_progress` is told the number of weights done so far. `name` is how errors call the tensor.
+    `calibration` is the sum of x x^T over inputs of the layer, [C, C] or one for each matrix [..., C, C]; blocks then
+    minimize the error of the outputs (see `gptq`). `num_workers` > 1 spawns processes; the result is the same. `on_progress`
+    is called with the number of encoded weights. `name` is the tensor's name in errors.
 
     Raises:
-        CompressionError: weights that are not finite, all zero, or fewer than 6 rows or columns.
-        UsageError: a calibration matrix that does not fit the weights, is not finite or is no sum of x x^T.
-        CompressionError: a worker process was killed.
+        CompressionError: weights are not finite, are 2^96 or larger, are all zero or have fewer than 6 rows or columns, or a
+            worker process was killed.
+        UsageError: the calibration does not fit the weights, is not finite or is not a sum of x x^T.
     """
     _check(weight, name)
     stack_SRC = np.asarray(weight, np.float32).reshape(-1, *weight.shape[-2:])
-    affine = Affine.identity(len(stack_SRC))
+    affine, seed = Affine.identity(len(stack_SRC)), None
     if isinstance(config, LiteralAstcConfig):
         if calibration is not None:
-            raise UsageError(f"'{name}': the literal recipe takes no calibration; use AstcConfig")
-        if np.abs(stack_SRC).max() > _LARGEST_MINIMUM:
-            raise CompressionError(f"'{name}' holds weights beyond the fp16 of the literal recipe; use AstcConfig")
-        work = literal_jobs(stack_SRC)
+            raise UsageError(f"'{name}': the literal recipe does not support calibration; use AstcConfig")
+        work = literal_jobs(stack_SRC, affine)
     else:
-        work = jobs(stack_SRC, config, None if calibration is None else _moments(calibration, weight, name), affine)
+        seed = rotation_seed(stack_SRC, config)
+        work = jobs(stack_SRC, config, seed, None if calibration is None else _moments(calibration, weight, name), affine)
     grid = (len(stack_SRC), *_grid(weight.shape))
     encoded, num_done = [], 0
     try:
@@ -140,16 +140,14 @@ def encode_matrix(
             if on_progress is not None:
                 on_progress(weight.size * num_done // math.prod(grid))
     except np.linalg.LinAlgError as error:
-        raise UsageError(
-            f"'{name}': calibration is not positive definite even when damped, so it is no sum of x x^T; pass one"
-        ) from error
+        raise UsageError(f"'{name}': the damped calibration is not positive definite; pass a sum of x x^T") from error
     minima = [part.minima for part in encoded if part.minima is not None]
     return AstcMatrix(
         blocks=np.concatenate([part.blocks for part in encoded]).reshape(*grid, BLOCK_BITS // 8),
         scale=affine.scale_S,
         offset=affine.offset_S,
         shape=weight.shape,
-        rotation_seed=config.rotation.seed if isinstance(config, AstcConfig) and config.rotation else None,
+        rotation_seed=seed,
         minima=np.concatenate(minima).reshape(grid) if minima else None,
     )
 
@@ -167,7 +165,7 @@ def _grid(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def decode_matrix(matrix: AstcMatrix) -> Floats:
-    """The weights [..., R, C].
+    """Return the decoded weights [..., R, C].
 
     Raises:
         CompressionError: the blocks are damaged.
@@ -179,7 +177,7 @@ def decode_matrix(matrix: AstcMatrix) -> Floats:
         if matrix.minima is None:
             values = values * matrix.scale[s] + matrix.offset[s]
         else:
-            values += matrix.minima[s].reshape(-1, 1)
+            values = (values + matrix.minima[s].reshape(-1, 1)) * matrix.scale[s]
         tiles = values.reshape(*blocks.shape[:2], BLOCK_SIZE, BLOCK_SIZE)
         padded_RC = tiles.swapaxes(1, 2).reshape(blocks.shape[0] * BLOCK_SIZE, -1)
         weight_RC = padded_RC[:num_rows, :num_columns]
@@ -194,9 +192,11 @@ def _check(weight: NDArray[np.floating[Any]], name: str) -> None:
             f"'{name}' {shape} is too small to block: ASTC needs at least 6 rows and 6 columns; keep it uncompressed"
         )
     if not np.isfinite(weight).all():
-        raise CompressionError(f"'{name}' {shape} holds NaN or infinity: the model it comes from is broken; train it again")
+        raise CompressionError(f"'{name}' {shape} holds NaN or infinity: the model diverged, train it again")
     if not weight.any():
-        raise CompressionError(f"'{name}' {shape} is all zero: leave it out of the model or keep it uncompressed")
+        raise CompressionError(f"'{name}' {shape} is all zero: remove it from the model or keep it uncompressed")
+    if np.abs(weight).max() >= _MAX_WEIGHT:
+        raise CompressionError(f"'{name}' {shape} holds weights of 2^96 or more: scale it down or train the model again")
 
 
 def _moments(
@@ -204,7 +204,7 @@ def _moments(
     weight: NDArray[np.floating[Any]],
     name: str,
 ) -> list[NDArray[np.float64]]:
-    """One matrix for all of the stack, or one for each."""
+    """One moment matrix for the whole stack, or one for each matrix."""
     num_columns = weight.shape[-1]
     one = (num_columns, num_columns)
     if calibration.shape not in (one, weight.shape[:-2] + one):
@@ -213,5 +213,5 @@ def _moments(
             f"expected the sum of x x^T over inputs, {list(one)} or one for each matrix"
         )
     if not np.isfinite(calibration).all():
-        raise UsageError(f"'{name}': calibration holds NaN or infinity; leave out the inputs that made it so")
+        raise UsageError(f"'{name}': calibration holds NaN or infinity; leave out the inputs that cause it")
     return list(np.asarray(calibration, np.float64).reshape(-1, *one))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -13,14 +14,14 @@ from openafm.compression.post_training.groups import (
     RangeConfig,
     quantize_groups,
 )
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupConfig(Config):
+class GroupConfig(Config, ABC):
     """Base of rounding in groups of `group` numbers along the input axis, to `bits` each."""
 
     bits: int = 4
@@ -31,8 +32,9 @@ class GroupConfig(Config):
         self.require(self.group > 1, f"group must be at least 2, got {self.group}")
 
     @property
+    @abstractmethod
     def range(self) -> RangeConfig:
-        raise ConfigError(f"{type(self).__name__} is abstract; use RoundToNearestConfig or ClippedConfig")
+        """The way to choose the range of each group."""
 
     def quantize(self, weight_RC: Floats, name: str = "the matrix") -> GroupQuantized:
         """Return the rounded matrix; errors as `quantize_groups`."""

@@ -10,6 +10,7 @@ Shapes: R rows, C columns (the input axis), G groups of a row, g numbers of a gr
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.compression.errors import CompressionError
-from openafm.core.config import Config, ConfigError
+from openafm.core.config import Config
 
 Floats: TypeAlias = NDArray[np.float32]
 Halves: TypeAlias = NDArray[np.float16]
@@ -44,12 +45,12 @@ class Grid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangeConfig(Config):
+class RangeConfig(Config, ABC):
     """Base of the ways to choose the range of a group's levels."""
 
+    @abstractmethod
     def grid(self, weight_Rg: Floats, bits: int) -> Grid:
         """Return the levels of one group of every row."""
-        raise ConfigError(f"{type(self).__name__} is abstract; use MinMaxRange or ClippedRange")
 
 
 @dataclass(frozen=True, kw_only=True)
