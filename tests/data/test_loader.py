@@ -17,7 +17,7 @@ from openafm.core.errors import UsageError
 from openafm.data.batch import Batch
 from openafm.data.loader import LanguagesConfig, Loader, LoaderConfig, LoaderRankError, SourceConfig, prefetch
 from openafm.data.shard_writer import write_shards
-from openafm.data.shards import ForeignTokenizerError, ManifestError, open_shards
+from openafm.data.shards import ForeignTokenizerError, ManifestError, ShardDigestError, open_shards
 
 VOCAB = 100_000
 LOG_NORMAL = np.maximum(1, np.random.default_rng(0).lognormal(np.log(130) - 0.32, 0.8, 600).astype(np.int64)).tolist()
@@ -283,3 +283,20 @@ def test_absent_and_foreign_sources_and_impossible_ranks_are_refused(tmp_path: P
     for rank, world in ((1, 1), (-1, 2), (0, 11)):
         with pytest.raises(LoaderRankError):
             config.build(rank, world)
+
+
+def test_ranks_share_the_verification(tmp_path: Path) -> None:
+    config = one_source(make_corpus(tmp_path / "corpus", LOG_NORMAL))
+    damaged = sorted((tmp_path / "corpus").glob("*.tokens.npy"))[-1]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    loader, failures = config.build(verify=False), []
+    for share in range(3):
+        try:
+            loader.verify(share, 3)
+        except ShardDigestError:
+            failures.append(share)
+    assert len(failures) == 1
+    with pytest.raises(ShardDigestError):
+        config.build()

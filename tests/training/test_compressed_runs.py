@@ -1,4 +1,4 @@
-"""Runs that simulate few bits, and runs that train an adapter: interrupted, resumed, refused."""
+"""Quantization-aware runs, and runs that train an adapter: interrupted, resumed, refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def compressed_bundle(path: Path, recovery: RecoveryAdapter | None = None) -> st
 
 
 @pytest.mark.parametrize("variant", ["fp32", "bf16, average"])
-def test_a_killed_simulation_goes_on_bit_for_bit(tmp_path: Path, corpus: LoaderConfig, variant: str) -> None:
+def test_a_killed_qat_run_resumes_bit_identically(tmp_path: Path, corpus: LoaderConfig, variant: str) -> None:
     changes = {} if variant == "fp32" else {"precision": BFloat16Config(), "ema": EMAConfig(decay=0.9)}
     config = tiny_run(corpus, num_steps=16, qat=QAT, **changes)
     train(config, tmp_path / "undisturbed")
@@ -72,7 +72,7 @@ def test_a_killed_simulation_goes_on_bit_for_bit(tmp_path: Path, corpus: LoaderC
     assert final_bytes(tmp_path / "killed") == final_bytes(tmp_path / "undisturbed")
 
 
-def test_a_simulation_learns_its_clips_and_ends_in_what_it_packs(tmp_path: Path, corpus: LoaderConfig) -> None:
+def test_qat_learns_its_clips_and_packs_to_an_equal_model(tmp_path: Path, corpus: LoaderConfig) -> None:
     config = tiny_run(corpus, num_steps=30, qat=QAT, ema=EMAConfig(decay=0.9))
     start = fresh_state(config, "cpu").model.state_dict()
     train(config, tmp_path / "run")
@@ -91,7 +91,7 @@ def test_a_simulation_learns_its_clips_and_ends_in_what_it_packs(tmp_path: Path,
         assert torch.equal(trained(tokens_BS), deployed(tokens_BS))
 
 
-def test_activations_are_rounded_in_the_last_part_of_a_run(corpus: LoaderConfig) -> None:
+def test_activations_are_quantized_in_the_last_part_of_a_run(corpus: LoaderConfig) -> None:
     config = tiny_run(corpus, num_steps=4, qat=QATConfig(activations_from=0.5))
     state = fresh_state(config, "cpu")
     trainer = Trainer(config, state, corpus.build())
@@ -133,7 +133,7 @@ def test_an_adapter_learns_over_a_frozen_2_bit_base_and_resumes(tmp_path: Path, 
     assert losses[-1] < losses[0]
 
 
-def test_an_adapter_that_the_bundle_carries_is_trained_further(tmp_path: Path, corpus: LoaderConfig) -> None:
+def test_the_adapter_of_a_bundle_is_trained_further(tmp_path: Path, corpus: LoaderConfig) -> None:
     base = compressed_bundle(tmp_path / "base")
     config = adapter_run(corpus, base)
     train(config, tmp_path / "first")
@@ -149,7 +149,7 @@ def test_an_adapter_that_the_bundle_carries_is_trained_further(tmp_path: Path, c
             fresh_state(replace(config, from_bundle=carried, adapter=other), "cpu")
 
 
-def test_a_larger_adapter_starts_as_the_one_that_the_bundle_carries(tmp_path: Path, corpus: LoaderConfig) -> None:
+def test_a_larger_adapter_starts_equal_to_that_of_the_bundle(tmp_path: Path, corpus: LoaderConfig) -> None:
     """Rank padded, another alpha: the same function at the start, and every new row can learn."""
     config = LoRAConfig(rank=4, precision="float32")
     decoder = MODEL.build(seed=5)
@@ -169,15 +169,15 @@ def test_a_larger_adapter_starts_as_the_one_that_the_bundle_carries(tmp_path: Pa
         assert all(bool(b[:, 4:].any()) for name, b in trained.items() if name.endswith(".b"))
 
 
-def test_compressed_weights_are_not_trained(tmp_path: Path, corpus: LoaderConfig) -> None:
+def test_training_compressed_weights_is_refused(tmp_path: Path, corpus: LoaderConfig) -> None:
     base = compressed_bundle(tmp_path / "base")
     for changes in ({}, {"qat": QAT}):
         with pytest.raises(UncompressibleModelError, match=r"is compressed \(int2_balanced\)"):
             train(tiny_run(corpus, model=MODEL, from_bundle=base, **changes), tmp_path / "run")
 
 
-def test_contradictions_are_refused(corpus: LoaderConfig) -> None:
-    with pytest.raises(ConfigError, match="two runs"):
+def test_contradictory_configs_are_refused(corpus: LoaderConfig) -> None:
+    with pytest.raises(ConfigError, match="exclude each other"):
         tiny_run(corpus, qat=QAT, adapter=LoRAConfig())
-    with pytest.raises(ConfigError, match="singular vectors move into one in compression"):
+    with pytest.raises(ConfigError, match="must be ZeroStart"):
         tiny_run(corpus, adapter=LoRAConfig(start=SingularValueStart()))

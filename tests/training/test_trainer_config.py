@@ -1,29 +1,35 @@
-"""The config of a run: text and back, overrides, impossible values, differences."""
+"""The config of a run: JSON, overrides, impossible values, differences."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from tiny_runs import tiny_run
+from parallel_runs import track_model
+from tiny_runs import tiny_model, tiny_run
 
 from openafm.core.config import ConfigError, UnknownKeyError, from_dict, override, to_dict
 from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
 from openafm.training.config import (
     BFloat16Config,
+    CompileConfig,
     EMAConfig,
     EvaluationConfig,
     MuonConfig,
+    StepBudget,
     TimeBudget,
     TrainerConfig,
     first_difference,
+    resume_difference,
+    resume_notes,
 )
 from openafm.training.schedules import WarmupStableDecay
 
 LOADER = LoaderConfig(sources=(SourceConfig(name="a", path="a"),), rows_per_step=2, row_tokens=32)
 
 
-def test_a_config_with_every_other_part_survives_json() -> None:
+def test_a_config_with_all_other_kinds_round_trips_through_json() -> None:
     config = tiny_run(
         LOADER,
         budget=TimeBudget(seconds=60),
@@ -36,7 +42,7 @@ def test_a_config_with_every_other_part_survives_json() -> None:
     assert from_dict(TrainerConfig, to_dict(config)) == config
 
 
-def test_single_values_and_whole_parts_are_overridden() -> None:
+def test_single_values_and_whole_configs_are_overridden() -> None:
     changes = {"optimizer.learning_rate": "3e-4", "budget": '{"type": "TimeBudget", "seconds": 5}', "ema": "{}"}
     config = override(tiny_run(LOADER), changes)
     assert config.optimizer.learning_rate == 3e-4
@@ -73,6 +79,38 @@ def test_the_first_difference_is_named_by_its_dotted_key() -> None:
     assert timed == "budget.type is StepBudget, not TimeBudget"
 
 
-def test_the_average_follows_quickly_at_first() -> None:
+def test_the_decay_of_the_average_is_small_at_first() -> None:
     ema = EMAConfig(decay=0.99)
     assert [ema.decay_at(update) for update in (1, 11, 891, 10_000)] == pytest.approx([0.1, 0.55, 0.99, 0.99])
+
+
+def test_a_router_without_a_gradient_is_refused() -> None:
+    experts = ExpertsConfig(num_experts=4, hidden_dim=16, router=TopKRouterConfig(num_chosen=1))
+    model = tiny_model()
+    model = replace(model, layers=(replace(model.layers[0], feed_forward=experts), *model.layers[1:]))
+    with pytest.raises(ConfigError, match="no gradient for the router; set num_chosen to 2 or more"):
+        tiny_run(LOADER, model=model)
+
+
+def test_compiling_experts_in_fp32_is_refused() -> None:
+    with pytest.raises(ConfigError, match="use BFloat16Config"):
+        tiny_run(LOADER, model=track_model(), compile=CompileConfig())
+    tiny_run(LOADER, model=track_model(), compile=CompileConfig(), precision=BFloat16Config())
+
+
+def test_listed_keys_and_locations_do_not_keep_a_run_from_resuming() -> None:
+    config = tiny_run(LOADER)
+    moved = replace(LOADER, sources=(SourceConfig(name="a", path="b"),))
+    changed = replace(config, data=moved, microbatch_rows=2, num_threads=3, budget=StepBudget(num_steps=99), log_every=5)
+    assert resume_difference(config, changed) is None
+    assert resume_notes(config, changed, num_steps=12) == [
+        "microbatch_rows was None and is now 2: results differ by rounding from here on",
+        "num_threads was None and is now 3: results differ by rounding from here on",
+        "the run had 12 steps and now has 99: the schedule continues as in a run of that length, so results differ from "
+        "such a run from the start",
+    ]
+    assert resume_difference(config, replace(config, data=replace(moved, seed=1))) == "data.seed is 0, not 1"
+    started = replace(config, from_bundle="here", from_identity="1")
+    assert resume_difference(started, replace(started, from_bundle="there")) is None
+    unidentified = replace(started, from_identity=None)
+    assert resume_difference(unidentified, replace(unidentified, from_bundle="there")) == "from_bundle is here, not there"

@@ -1,4 +1,4 @@
-"""Runs that start from a dense bundle upcycled: the dense one at step 0, resumed to the bit, refused in time."""
+"""Runs that start from an upcycled dense bundle: equal to it at step 0, resumed bit-identically."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def upcycled_run(tmp_path: Path, **changes: object) -> TrainerConfig:
     return replace(config, **changes)  # type: ignore[arg-type]
 
 
-def test_it_starts_as_the_dense_model(tmp_path: Path) -> None:
+def test_the_upcycled_model_starts_with_the_outputs_of_the_dense_one(tmp_path: Path) -> None:
     config = upcycled_run(tmp_path)
     dense = replace(tiny_model(), vocab_size=330).build(seed=7)
     tokens_BS = torch.arange(20).view(2, 10)
@@ -47,7 +47,7 @@ def test_it_starts_as_the_dense_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [None, MuonConfig(learning_rate=3e-3)])
-def test_it_learns_and_resumes_to_the_bit_without_its_bundle(tmp_path: Path, optimizer: MuonConfig | None) -> None:
+def test_it_learns_and_resumes_bit_identically_without_its_bundle(tmp_path: Path, optimizer: MuonConfig | None) -> None:
     config = upcycled_run(tmp_path)
     config = config if optimizer is None else replace(config, optimizer=optimizer)
     train(config, tmp_path / "run")
@@ -62,7 +62,7 @@ def test_it_learns_and_resumes_to_the_bit_without_its_bundle(tmp_path: Path, opt
     assert final_bytes(tmp_path / "run") == whole
 
 
-def test_another_dense_model_and_none_are_refused(tmp_path: Path) -> None:
+def test_other_start_bundles_are_refused(tmp_path: Path) -> None:
     config = upcycled_run(tmp_path)
     other = bundle_of(replace(tiny_model(), vocab_size=330, dim=48).build(), tmp_path / "other")
     with pytest.raises(BundleMismatchError, match=r"upcycled model of .*other differs from the config's: dim is 48, not 32"):
@@ -72,10 +72,10 @@ def test_another_dense_model_and_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UpcyclingError, match="from_bundle"):
         train(replace(config, from_bundle=None, from_identity=None), tmp_path / "run")
     experts = bundle_of(config.model.build(), tmp_path / "experts")
-    with pytest.raises(UpcyclingError, match="only dense"):
+    with pytest.raises(UpcyclingError, match="only a DenseFeedForwardConfig can be upcycled"):
         train(replace(config, from_bundle=str(experts.path), from_identity=None), tmp_path / "run")
 
 
-def test_fewer_experts_than_are_chosen_are_refused() -> None:
+def test_fewer_experts_than_chosen_are_refused() -> None:
     with pytest.raises(ConfigError, match="fewer than the 5"):
         upcycled_config(tiny_model(), replace(UPCYCLING, router=TopKRouterConfig(num_chosen=5)))

@@ -25,7 +25,7 @@ from openafm.data.batch import Batch, Origin
 from openafm.data.mixture import Mixture, tempered_shares
 from openafm.data.permutation import Permutation
 from openafm.data.rows import DocumentPieces, PackedRows, pack_rows, split_documents
-from openafm.data.shards import Shards, open_shards
+from openafm.data.shards import Shards, open_shards, verify_shards
 from openafm.models.spans import Span
 
 PAD = 0
@@ -134,6 +134,15 @@ class Loader:
         parts = [dump(replace(self.config, sources=without_paths))]
         parts += [shards.manifest.digest for shards in self._shards]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def verify(self, share: int = 0, num_shares: int = 1) -> None:
+        """Compare the files of all sources with their digests, or one of `num_shares` equal shares of them.
+
+        Raises:
+            ShardError: a file is not what was written.
+        """
+        for shards in self._shards:
+            verify_shards(shards.path, shards.manifest, share, num_shares)
 
     @property
     def max_rows(self) -> int:

@@ -214,21 +214,21 @@ def read_manifest(path: Path) -> Manifest:
         raise ManifestError(f"{file} is not the manifest of token shards: {error}") from error
 
 
-def verify_shards(path: Path, manifest: Manifest | None = None) -> None:
-    """Read every file and compare it with its digest.
+def verify_shards(path: Path, manifest: Manifest | None = None, share: int = 0, num_shares: int = 1) -> None:
+    """Read every file, or one of `num_shares` equal shares of the files, and compare it with its digest.
 
     Raises:
         TruncatedShardError, ShardDigestError: the first file that is not what was written.
     """
-    for shard in (manifest or read_manifest(path)).shards:
-        for file in shard.files:
-            _check_size(path, file)
-            found = file_digest(path / file.name)
-            if found != file.sha256:
-                raise ShardDigestError(
-                    f"{path / file.name} was changed after it was written: its SHA-256 is {found[:12]}, "
-                    f"expected {file.sha256[:12]}; copy the corpus again or pack it again"
-                )
+    files = [file for shard in (manifest or read_manifest(path)).shards for file in shard.files]
+    for file in files[share::num_shares]:
+        _check_size(path, file)
+        found = file_digest(path / file.name)
+        if found != file.sha256:
+            raise ShardDigestError(
+                f"{path / file.name} was changed after it was written: its SHA-256 is {found[:12]}, "
+                f"expected {file.sha256[:12]}; copy the corpus again or pack it again"
+            )
 
 
 def load_array(path: Path, file: FileRecord) -> npt.NDArray[Any]:

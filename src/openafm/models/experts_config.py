@@ -26,6 +26,11 @@ class RouterConfig(Config, ABC):
     def __post_init__(self) -> None:
         self.require(self.num_chosen > 0, f"num_chosen must be at least 1, got {self.num_chosen}")
 
+    @property
+    def learns_from_loss(self) -> bool:
+        """Return True if the loss has a gradient with respect to the router's logits; otherwise training refuses it."""
+        return True
+
     @abstractmethod
     def build(self, dim: int, num_experts: int) -> Router:
         """Return the router of a layer."""
@@ -40,6 +45,10 @@ class TopKRouterConfig(RouterConfig):
     """
 
     soft_cap: float | None = 50.0
+
+    @property
+    def learns_from_loss(self) -> bool:
+        return self.num_chosen > 1  # a softmax over one logit is 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from openafm.compression.config import QATConfig
 from openafm.core.config import Config, to_dict
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
+from openafm.models.experts_config import ExpertsConfig
 from openafm.models.upcycling_config import UpcyclingConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.watchdog import WatchdogConfig
@@ -371,6 +372,16 @@ class TrainerConfig(Config):
         self.require(
             self.data.row_tokens <= self.model.context_length,
             f"rows of {self.data.row_tokens} tokens do not fit the model's context of {self.model.context_length}",
+        )
+        experts = [layer.feed_forward for layer in self.model.layers if isinstance(layer.feed_forward, ExpertsConfig)]
+        self.require(
+            self.adapter is not None or all(one.router.learns_from_loss for one in experts),
+            "a TopKRouterConfig with num_chosen 1 gives its expert the weight 1, so that the loss has no gradient for the "
+            "router; set num_chosen to 2 or more",
+        )
+        self.require(
+            self.compile is None or not experts or not isinstance(self.precision, Float32Config),
+            "compile does not support experts in fp32; use BFloat16Config, or leave out compile",
         )
         self.require(
             self.upcycle is None or self.adapter is None, "upcycle and adapter exclude each other: run one after the other"

@@ -11,6 +11,7 @@ import torch
 from openafm.data.batch import Batch
 from openafm.training.config import EvaluationConfig
 from openafm.training.distributed.parallel import Parallelism
+from openafm.training.distributed.processes import machine_share
 from openafm.training.loss_sums import LossAccumulator, LossSums
 from openafm.training.objectives.base import Objective
 from openafm.training.state import TrainingState
@@ -25,7 +26,8 @@ class Evaluator:
     def __init__(self, config: EvaluationConfig, objective: Objective, parallelism: Parallelism) -> None:
         self.every_steps = config.every_steps
         self._objective = objective
-        loader = config.data.build(parallelism.data_rank, parallelism.data_world, verify=parallelism.world == 1)
+        loader = config.data.build(parallelism.data_rank, parallelism.data_world, verify=False)
+        loader.verify(*machine_share())
         batches = [loader.batch(step) for step in range(config.num_batches)]
         self._by_source = {source.name: [_rows_of(batch, source.name) for batch in batches] for source in loader.sources}
 

@@ -22,6 +22,7 @@ from openafm.core.config import dump
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.core.progress import Progress, progress
+from openafm.data.loader import Loader
 from openafm.data.shards import read_manifest
 from openafm.models.decoder import Decoder
 from openafm.training.checkpoints.checkpoint import Checkpoint
@@ -30,7 +31,7 @@ from openafm.training.checkpoints.record import CheckpointRecord
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
 from openafm.training.config import TimeBudget, TrainerConfig, resume_notes
 from openafm.training.distributed.parallel import Parallelism
-from openafm.training.distributed.processes import Processes, open_processes
+from openafm.training.distributed.processes import Processes, machine_share, open_processes
 from openafm.training.distributed.watchdog import watchdog
 from openafm.training.evaluation import Evaluator
 from openafm.training.initialization import fresh_state, resumed_state, untrained_model
@@ -109,7 +110,8 @@ def train(
         watching = opened.enter_context(
             watchdog(config.watchdog, output / f"hang-{ranks.rank}.txt", lambda: recorder.write_waiting("hang"))
         )
-        loader = ranks.run_on_all(lambda: config.data.build(parallelism.data_rank, parallelism.data_world))
+        loader = ranks.run_on_all(lambda: config.data.build(parallelism.data_rank, parallelism.data_world, verify=False))
+        ranks.run_on_all(lambda: _verify(loader))
         found = newest_checkpoint(checkpoints, config, loader.digest, note, ranks)
         if found is None:
             state = ranks.run_on_all(lambda: fresh_state(config, device, parallelism))
@@ -142,6 +144,11 @@ def train(
 def _check(config: TrainerConfig) -> None:
     _check_vocabularies(config)
     config.objective.check(config)
+
+
+def _verify(loader: Loader) -> None:
+    """Verify the data once per machine: its processes share the files, and `run_on_all` passes an error on."""
+    loader.verify(*machine_share())
 
 
 def _lock_folder(output: Path, opened: ExitStack) -> None:

@@ -5,6 +5,7 @@ A single process opens no process group; every method then works locally.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -96,6 +97,12 @@ class Processes:
         """Run `work` on rank 0; all ranks return its result, which must be picklable."""
         result = self.run_on_all(lambda: work() if self.is_main else None)
         return self.all_gather(result)[0]  # type: ignore[return-value]
+
+
+def machine_share() -> tuple[int, int]:
+    """Return the number of this process among those of its machine, and their number, as torchrun sets them."""
+    world = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return int(os.environ.get("LOCAL_RANK", "0")) % world, world
 
 
 @contextmanager
