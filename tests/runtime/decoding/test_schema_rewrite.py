@@ -1,4 +1,4 @@
-"""Schemas are rewritten so that the grammar engine refuses what JSON Schema, Gregory or Python refuse."""
+"""Rewritten schemas: the grammar accepts only what JSON Schema, the Gregorian calendar and Python accept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def exists(text: str) -> bool:
         return False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.integers(0, 9999), st.integers(0, 13), st.integers(0, 32))
 @example(1900, 2, 29)
 @example(2000, 2, 29)
@@ -41,7 +41,7 @@ def exists(text: str) -> bool:
 @example(0, 2, 29)
 @example(0, 1, 1)
 @example(2024, 2, 30)
-def test_exactly_the_dates_that_exist(year: int, month: int, day: int) -> None:
+def test_dates_exist(year: int, month: int, day: int) -> None:
     text = f"{year:04}-{month:02}-{day:02}"
     assert allows(DATE, json.dumps(text)) == exists(text)
 
@@ -65,14 +65,14 @@ def test_every_day_of_leap_and_common_years() -> None:
         ("2024-02-29T10:00:00", False),
     ],
 )
-def test_points_in_time_that_python_reads(text: str, expected: bool) -> None:
+def test_times_are_those_that_python_parses(text: str, expected: bool) -> None:
     assert allows({"type": "string", "format": "date-time"}, json.dumps(text)) is expected
     assert allows({"type": "string", "format": "time"}, json.dumps(text[11:])) is (expected or text[:10] == "2023-02-29")
     if expected:
         datetime.datetime.fromisoformat(text)
 
 
-def test_a_format_adds_to_a_pattern_and_leaves_other_types_alone() -> None:
+def test_a_format_combines_with_a_pattern_and_other_types() -> None:
     schema = {"type": ["string", "null"], "format": "date", "pattern": "^2"}
     assert allows(schema, '"2024-01-31"')
     assert allows(schema, "null")
@@ -84,7 +84,7 @@ def test_a_format_adds_to_a_pattern_and_leaves_other_types_alone() -> None:
     "schema", [{"type": "number"}, {"type": ["number", "null"], "minimum": 0}, {}, True, {"type": "array"}]
 )
 @pytest.mark.parametrize("number", ["1e999", "1E5", "1" * 30, "0." + "1" * 10, "0.5" + "0" * 30])
-def test_no_number_outgrows_a_double_or_goes_on_for_ever(schema: Any, number: str) -> None:
+def test_numbers_are_finite_and_bounded_in_length(schema: Any, number: str) -> None:
     def within(text: str) -> str:
         return f"[{text}]" if schema == {"type": "array"} else text
 
@@ -92,14 +92,14 @@ def test_no_number_outgrows_a_double_or_goes_on_for_ever(schema: Any, number: st
     assert allows(schema, within("0." + "1" * 9))
 
 
-def test_bounds_finer_than_the_finest_fraction_are_kept() -> None:
+def test_bounds_below_the_finest_fraction() -> None:
     schema = {"type": "number", "minimum": 1e-12, "maximum": 3e-12}
     assert allows(schema, "0.000000000002")
     assert not allows(schema, "0.000000000004")
 
 
 @pytest.mark.parametrize("keyword", ["maximum", "exclusiveMaximum", "minimum", "exclusiveMinimum"])
-def test_bounds_that_no_double_holds_never_let_more_through(keyword: str) -> None:
+def test_bounds_beyond_doubles_are_rounded_inwards(keyword: str) -> None:
     bound = 2**53 + 3
     sign = 1 if "Maximum" in keyword or keyword == "maximum" else -1
     schema = {"type": "integer", keyword: sign * bound}
@@ -107,7 +107,7 @@ def test_bounds_that_no_double_holds_never_let_more_through(keyword: str) -> Non
     assert allows(schema, str(sign * (bound - 3)))
 
 
-def test_open_places_take_any_json_at_any_depth_but_no_huge_number() -> None:
+def test_open_places_accept_any_json_with_bounded_numbers() -> None:
     for schema in (
         {},
         True,
@@ -119,7 +119,7 @@ def test_open_places_take_any_json_at_any_depth_but_no_huge_number() -> None:
         assert not allows(schema, '{"a":[1,{"b":[1e999]}]}')
 
 
-def test_properties_come_in_the_order_of_generation() -> None:
+def test_properties_have_the_order_of_generation() -> None:
     schema = {
         "type": "object",
         "properties": {"b": {"const": 1}, "a": {"const": 2}},
@@ -132,7 +132,7 @@ def test_properties_come_in_the_order_of_generation() -> None:
     assert not allows(schema | {"x-order": ["a", "b"]}, '{"b":1,"a":2}')
 
 
-def test_options_of_the_engine_inside_a_schema_have_no_effect() -> None:
+def test_engine_options_inside_a_schema_are_ignored() -> None:
     loose = {"whitespace_flexible": True, "lenient": True, "coerce_one_of": True}
     inner = {"type": "array", "items": {"type": "integer"}, "x-guidance": loose}
     schema = {"type": "object", "properties": {"a": inner}, "required": ["a"], "x-guidance": loose}
@@ -140,7 +140,7 @@ def test_options_of_the_engine_inside_a_schema_have_no_effect() -> None:
     assert not allows(schema, '{"a":[1, 2]}')
     assert not allows(schema, '{"a": [1,2]}')
     with pytest.raises(UnsupportedSchemaError):
-        COMPILER.json_schema({"oneOf": [{"type": "integer"}, {"minimum": 5}], "x-guidance": loose})
+        COMPILER.json_schema({"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 5}], "x-guidance": loose})
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,6 @@ def test_options_of_the_engine_inside_a_schema_have_no_effect() -> None:
         {"type": "foo"},
         {"type": "string", "pattern": "("},
         {"type": "string", "pattern": "(?=a)b"},
-        {"type": "string", "format": "no such format"},
         {"type": "number", "minimum": "a"},
         {"properties": {"a": 3}},
         {"properties": []},
@@ -161,19 +160,18 @@ def test_options_of_the_engine_inside_a_schema_have_no_effect() -> None:
         {"type": "array", "uniqueItems": True},
         {"type": "object", "minProperties": 2},
         {"type": "object", "patternProperties": {"^a": {}}, "additionalProperties": False, "minProperties": 2},
-        {"not": {"type": "string"}},
-        {"if": {"type": "string"}, "then": {"minLength": 3}},
-        {"oneOf": [{"type": "integer"}, {"minimum": 5}]},
+        {"type": "string", "not": {"minLength": 3}},
+        {"oneOf": [{"type": "integer"}, {"type": "integer", "minimum": 5}]},
         {"$ref": "#/$defs/missing"},
         {"$ref": "https://example.com/schema"},
     ],
 )
-def test_what_cannot_be_enforced_is_refused(schema: Any) -> None:
+def test_unenforceable_schemas_raise(schema: Any) -> None:
     with pytest.raises(UnsupportedSchemaError):
         COMPILER.json_schema(schema)
 
 
-def test_the_schema_given_is_left_as_it_is() -> None:
+def test_the_given_schema_is_unchanged() -> None:
     schema = {
         "type": "object",
         "properties": {"b": DATE, "a": {"type": "number"}, "any": {}},
@@ -191,7 +189,7 @@ def test_the_schema_given_is_left_as_it_is() -> None:
 @example(0.9706139926869055, "maximum")
 @example(9.19416160786391e-09, "minimum")
 @example(1e-09, "exclusiveMinimum")
-def test_the_engine_reads_bounds_of_many_digits_exactly(bound: float, keyword: str) -> None:
+def test_the_engine_parses_rewritten_bounds_exactly(bound: float, keyword: str) -> None:
     end = "maximum" if "aximum" in keyword else "minimum"
     rewritten = enforceable_schema({"type": "number", keyword: bound})[end]
     assert rewritten <= bound if end == "maximum" else rewritten >= bound
@@ -204,19 +202,19 @@ def test_the_engine_reads_bounds_of_many_digits_exactly(bound: float, keyword: s
 
 
 @pytest.mark.parametrize("schema", [{"const": 0.9706139926869055}, {"enum": [1, [{"a": 1.2345678901234567}]]}])
-def test_spelled_out_numbers_of_too_many_digits_are_refused(schema: Any) -> None:
+def test_literals_with_too_many_digits_raise(schema: Any) -> None:
     with pytest.raises(UnsupportedSchemaError, match="more digits"):
         enforceable_schema(schema)
     assert enforceable_schema({"const": 0.1})["const"] == 0.1
 
 
-def test_exclusive_bounds_of_integers_keep_what_lies_between() -> None:
+def test_exclusive_bounds_of_integers() -> None:
     grammar = COMPILER.json_schema({"type": "integer", "exclusiveMinimum": 0.5, "exclusiveMaximum": 2.5})
     assert [text for text in "0123" if accepts(grammar, text)] == ["1", "2"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1e-7), (1, 1.5), (0.5, 1), (-1, -0.5), (-0.25, 0)])
-def test_exclusive_bounds_of_one_whole_part_exclude_it(low: float, high: float) -> None:
+def test_exclusive_bounds_with_equal_integer_parts(low: float, high: float) -> None:
     grammar = COMPILER.json_schema({"type": "number", "exclusiveMinimum": low, "exclusiveMaximum": high})
     for bound in (low, high):
         for text in (f"{bound:.7f}", f"{bound:.8f}", str(int(bound))):

@@ -12,7 +12,7 @@ from openafm.bundle import Bundle
 from openafm.framework.backends.verified_files import verify_once
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
-from openafm.runtime.decoding.schema_rewrite import UnsupportedSchemaError
+from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.speculation import Drafter, DraftMismatchError
 from openafm.runtime.engines.prefix_cache import PrefixCache, prefix_cache_bytes
 from openafm.runtime.engines.selection import open_engine

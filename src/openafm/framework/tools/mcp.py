@@ -31,7 +31,8 @@ from openafm.framework.schema.validation import Validator
 from openafm.framework.schema.wire_schema import WireSchema
 from openafm.framework.tools.runner import ToolOutputError, ToolRunner
 from openafm.framework.tools.tool import Tool, ToolLimits, by_name
-from openafm.runtime.decoding.schema_rewrite import UnsupportedSchemaError, enforceable_schema
+from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
+from openafm.runtime.decoding.schema_rewrite import enforceable_schema
 from openafm.tokenizer.conversation import JsonSchema, ToolCall, ToolDefinition
 from openafm.tokenizer.schema_text import SchemaTextError, compact_json, schema_text
 

@@ -25,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.runtime.decoding.schema_rewrite import UnsupportedSchemaError, enforceable_schema, needs_unicode_escapes
+from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
+from openafm.runtime.decoding.schema_rewrite import enforceable_schema, needs_unicode_escapes
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import JsonSchema

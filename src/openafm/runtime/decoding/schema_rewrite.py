@@ -1,11 +1,13 @@
-"""A JSON Schema as the grammar engine should read it: what JSON Schema and Python mean, said so that the engine enforces it.
+"""JSON Schemas rewritten for the grammar engine, so that it enforces what JSON Schema and Python mean.
 
-- properties in the order of `x-order`, which is the order of generation;
-- numbers within ±1e18, without exponent and of at most nine digits behind the point where bounds have no more, so that each
-  comes to an end and none is an infinity; where any value may stand, that holds at any depth;
-- dates that exist: a year from 0001, 29 February in leap years only; seconds up to 59, which Python reads;
-- of addresses (`uri`), those of pages: http or https, a host that every reader takes, up to a port of four digits;
-- `minProperties` above 1 beside names of one's own choice is refused: the engine does not see a name that comes twice.
+- Keywords that the engine lacks are lowered (`schema_lowering.py`).
+- Properties have the order of `x-order`, which is the order of generation.
+- Numbers are within ±1e18, without exponent, and have at most nine decimals unless bounds have more. So every number is
+  finite. The same holds at any depth where any value is allowed; in schemas with intersections, which the engine cannot
+  compile for recursive schemas, such values have at most three levels of nesting.
+- Dates exist: years from 0001, 29 February in leap years only; seconds up to 59, as in Python.
+- Addresses (`uri`) are those of pages: http or https, a host that all parsers accept, a port of up to four digits.
+- `minProperties` above 1 with arbitrary names is refused: the engine does not detect repeated names.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import re
 from decimal import ROUND_FLOOR, Context, Decimal
 from typing import Any, TypeGuard
 
-from openafm.core.errors import UsageError
+from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError, lowered_schema
 from openafm.tokenizer.conversation import JsonSchema
 from openafm.tokenizer.schema_text import ordered_properties
 
@@ -45,55 +47,75 @@ FORMATS = {
     "uuid": f"^{_UUID}$",
     "uri": f"^{_URL}$",
 }
-"""Patterns of formats: each accepts less than the format does, and nothing that Python would not read."""
+"""Patterns of formats: each accepts a subset of the format that Python can parse."""
 
 _SCHEMAS_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
-_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMA_LISTS = ("anyOf", "allOf", "prefixItems")
 _SCHEMAS = ("items", "additionalProperties")
-_SAY_WHAT = {"type", "const", "enum", "$ref", "anyOf", "oneOf", "allOf"}
+_TYPED_BY = {"type", "const", "enum", "$ref", "anyOf", "allOf"}
 _ANNOTATIONS = {"title", "description", "default", "examples"}
 _LEAF_KEYS = {"type", "minimum", "maximum", "pattern", "minLength", "maxLength", "allOf"}
 _ALL_TYPES = ["null", "boolean", "number", "string", "array", "object"]
 _FINEST = Decimal("1e-22")
 _ANY = "x-any-json"
 _ANY_REFERENCE = {"$ref": f"#/$defs/{_ANY}"}
-_ANY_DEFINITION = {
-    "type": _ALL_TYPES,
-    "minimum": -LARGEST_NUMBER,
-    "maximum": LARGEST_NUMBER,
-    "multipleOf": FINEST_FRACTION,
-    "items": _ANY_REFERENCE,
-    "additionalProperties": _ANY_REFERENCE,
-}
-
-
-class UnsupportedSchemaError(UsageError):
-    """A schema that says what cannot be enforced while decoding, or that allows nothing."""
+_MAX_ANY_DEPTH = 3
+_INTERSECTED = {"type", "properties", "patternProperties", "additionalProperties", "items", "prefixItems", "allOf"}
 
 
 def enforceable_schema(schema: JsonSchema | bool) -> JsonSchema:
-    """The schema to compile a grammar from: accepts nothing that `schema` refuses. `schema` itself is left as it is.
+    """Return the schema to compile a grammar from. It allows a subset of the values; `schema` is unchanged.
 
     Raises:
-        UnsupportedSchemaError: it says what the engine would pass over, allows nothing, or is no JSON Schema.
+        UnsupportedSchemaError: a keyword cannot be enforced, no value is allowed, or the schema is malformed.
     """
     if schema is False:
-        raise UnsupportedSchemaError("the schema `false` allows nothing")
+        raise UnsupportedSchemaError("the schema `false` allows no value")
     try:
+        lowered = schema if schema is True else lowered_schema(schema)
         leaves = _SharedLeaves()
-        rewritten = dict(leaves.below(_value(schema, whole=True)))
-        return rewritten | {"$defs": {**rewritten.get("$defs", {}), **leaves.definitions, _ANY: _ANY_DEFINITION}}
-    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
-        raise UnsupportedSchemaError(f"this is not a JSON Schema ({error}): {schema!r}") from error
+        rewritten = dict(leaves.below(_value(lowered, whole=True)))
+        any_json = _any_definitions(None if not _has_intersection(lowered) else _MAX_ANY_DEPTH)
+        return rewritten | {"$defs": {**rewritten.get("$defs", {}), **leaves.definitions, **any_json}}
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise UnsupportedSchemaError(f"the schema is malformed ({error}): {schema!r:.300}") from error
+
+
+def _any_definitions(depth: int | None) -> JsonSchema:
+    """Return definitions of any JSON value, of unlimited depth or of so many levels of nesting."""
+    scalars = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER, "multipleOf": FINEST_FRACTION}
+    if depth is None:
+        nested = {"items": _ANY_REFERENCE, "additionalProperties": _ANY_REFERENCE}
+        return {_ANY: {"type": _ALL_TYPES, **scalars, **nested}}
+    definitions: JsonSchema = {f"{_ANY}-0": {"type": _ALL_TYPES[:4], **scalars}}
+    for level in range(1, depth + 1):
+        below = {"$ref": f"#/$defs/{_ANY}-{level - 1}"}
+        name = f"{_ANY}-{level}" if level < depth else _ANY
+        definitions[name] = {"type": _ALL_TYPES, **scalars, "items": below, "additionalProperties": below}
+    return definitions
+
+
+def _has_intersection(schema: Any) -> bool:
+    """Check whether a value must match several schemas at once somewhere."""
+    if not isinstance(schema, dict):
+        return False
+    if "allOf" in schema or (schema.keys() & {"anyOf", "$ref"} and schema.keys() & _INTERSECTED):
+        return True
+    if len(schema.get("patternProperties", ())) + ("properties" in schema) > 1 and "patternProperties" in schema:
+        return True
+    below = [schema.get(key) for key in _SCHEMAS]
+    below += [each for key in _SCHEMA_LISTS for each in schema.get(key, ())]
+    below += [each for key in _SCHEMAS_BY_NAME for each in schema.get(key, {}).values()]
+    return any(map(_has_intersection, below))
 
 
 def needs_unicode_escapes(schema: JsonSchema | bool) -> bool:
-    """Whether a text that the schema spells out can only be written with an escape such as `\\u0001`."""
+    """Check whether a literal of the schema needs an escape such as `\\u0001`."""
     return re.search(r"\\u00[01]|\x7f", json.dumps(schema, ensure_ascii=False)) is not None
 
 
 def _value(schema: Any, *, whole: bool) -> Any:
-    """`whole` says that nothing beside this schema restricts the value."""
+    """Return the rewritten schema. `whole`: no other schema restricts the value."""
     if isinstance(schema, dict):
         return _object(schema, whole)
     return _ANY_REFERENCE if schema is True and whole else schema
@@ -114,7 +136,7 @@ def _object(schema: JsonSchema, whole: bool) -> JsonSchema:
             rewritten[key] = _value(schema[key], whole=True)
     if isinstance(schema.get("properties"), dict):
         rewritten["properties"] = {name: rewritten["properties"][name] for name in ordered_properties(schema)}
-    if whole and not schema.keys() & _SAY_WHAT:
+    if whole and not schema.keys() & _TYPED_BY:
         rewritten["type"] = _ALL_TYPES
     _check_names(rewritten)
     _check_literals([schema[key] for key in ("enum", "const") if key in schema])
@@ -122,7 +144,7 @@ def _object(schema: JsonSchema, whole: bool) -> JsonSchema:
 
 
 def _open_ends(schema: JsonSchema, whole: bool) -> JsonSchema:
-    """Where a schema of a type leaves items or further properties open: any JSON, at any depth."""
+    """Return any JSON for items and further properties that the schema leaves open."""
     types, ends = _types(schema), {}
     if whole and "array" in types and "items" not in schema:
         ends["items"] = _ANY_REFERENCE
@@ -132,9 +154,9 @@ def _open_ends(schema: JsonSchema, whole: bool) -> JsonSchema:
 
 
 def _with_bounds(schema: JsonSchema) -> JsonSchema:
-    """The schema with bounds that the engine reads exactly, none wider than what `schema` says.
+    """Return the schema with bounds that the engine parses exactly, at most as wide as those of `schema`.
 
-    Exclusive bounds become inclusive ones: the engine takes the number itself where both bounds have the same whole part.
+    Exclusive bounds become inclusive: the engine accepts an excluded bound if both bounds have the same integer part.
     """
     types = _types(schema) & {"integer", "number"}
     if not types:
@@ -160,7 +182,7 @@ def _is_coarse(bound: float) -> bool:
 
 
 def _greatest_double(bound: float) -> float:
-    """The greatest double at most `bound`, which is how the engine reads bounds of integers."""
+    """Return the greatest double at most `bound`. The engine parses bounds of integers as doubles."""
     double = float(bound)
     if double > bound:
         double = math.nextafter(double, -math.inf)
@@ -168,20 +190,20 @@ def _greatest_double(bound: float) -> float:
 
 
 def _integer_below(bound: float) -> float:
-    """The greatest integer below `bound`, as the engine reads it."""
+    """Return the greatest integer below `bound` that the engine parses exactly."""
     return _greatest_double(math.ceil(bound) - 1)
 
 
 def _greatest_decimal(bound: float) -> float:
-    """The greatest number at most `bound` that the engine reads exactly and writes as it is, as an integer where it is one.
+    """Return the greatest number at most `bound` that the engine parses exactly, as an integer where it is one.
 
-    Its reader is exact up to 15 digits and 22 behind the point; beyond, it is off by one double at times.
+    Its parser is exact up to 15 digits and 22 decimals; beyond, it may be off by one double.
     """
     return _read_exactly(Context(prec=15, rounding=ROUND_FLOOR).create_decimal(_exact(bound)))
 
 
 def _decimal_below(bound: float) -> float:
-    """The greatest number below `bound` of that kind."""
+    """Return the greatest such number below `bound`."""
     context = Context(prec=15, rounding=ROUND_FLOOR)
     digits = context.create_decimal(_exact(bound))
     return _read_exactly(digits if digits < _exact(bound) else context.next_minus(digits))
@@ -203,7 +225,8 @@ def _is_number(value: Any) -> TypeGuard[float]:
 
 def _with_exact_format(schema: JsonSchema) -> JsonSchema:
     pattern = FORMATS.get(schema.get("format", ""))
-    if pattern is None or "string" not in _types(schema):
+    is_other_address = schema.get("format") == "uri" and "pattern" in schema  # such as ^mailto:
+    if pattern is None or is_other_address or "string" not in _types(schema):
         return schema
     without = {key: value for key, value in schema.items() if key != "format"}
     return without | {"allOf": [*schema.get("allOf", ()), {"pattern": pattern}]}
@@ -213,22 +236,22 @@ def _check_names(schema: JsonSchema) -> None:
     open_names = "patternProperties" in schema or schema.get("additionalProperties", True) is not False
     if "object" in _types(schema) and open_names and schema.get("minProperties", 0) > 1:
         raise UnsupportedSchemaError(
-            "minProperties above 1 cannot be enforced where names are open, since a name may come twice;"
+            "minProperties above 1 cannot be enforced with arbitrary names, since a name may repeat;"
             " name the properties or set additionalProperties to false"
         )
 
 
 def _check_literals(value: Any) -> None:
-    """Refuse spelled-out numbers of which the engine would write another."""
+    """Raise for literal numbers that the engine would write differently."""
     if isinstance(value, dict | list):
         for below in value.values() if isinstance(value, dict) else value:
             _check_literals(below)
     elif isinstance(value, float) and _greatest_decimal(value) != value:
-        raise UnsupportedSchemaError(f"the number {value!r} has more digits than can be enforced; use 15 at most")
+        raise UnsupportedSchemaError(f"the number {value!r} has more digits than can be enforced; use at most 15")
 
 
 def _types(schema: JsonSchema) -> set[str]:
-    """The types it names; none where its values are spelled out."""
+    """Return the declared types; none for literals."""
     types = schema.get("type", ())
     if schema.keys() & {"enum", "const"}:
         return set()
@@ -236,17 +259,14 @@ def _types(schema: JsonSchema) -> set[str]:
 
 
 class _SharedLeaves:
-    """Bounded numbers and strings of a pattern as definitions, of which the engine compiles each only once.
-
-    Branches of `oneOf` stay: the engine looks at them to see that they exclude each other.
-    """
+    """Move bounded numbers and strings with a pattern to definitions, so that the engine compiles equal ones once."""
 
     def __init__(self) -> None:
         self.definitions: dict[str, JsonSchema] = {}
         self._references: dict[str, JsonSchema] = {}
 
     def below(self, schema: Any) -> Any:
-        """The schema with references in the place of the leaves below it."""
+        """Return the schema with references in place of the leaves below it."""
         if not isinstance(schema, dict):
             return schema
         rewritten = dict(schema)
@@ -255,7 +275,7 @@ class _SharedLeaves:
                 rewritten[key] = {name: self._shared(below) for name, below in schema[key].items()}
         for key in _SCHEMA_LISTS:
             if isinstance(schema.get(key), list):
-                share = self.below if key in ("oneOf", "allOf") else self._shared
+                share = self.below if key == "allOf" else self._shared
                 rewritten[key] = [share(below) for below in schema[key]]
         for key in _SCHEMAS:
             if key in schema:
