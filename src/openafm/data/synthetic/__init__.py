@@ -1,8 +1,9 @@
 """Built-in corpus: a seeded generator of chat conversations in sixteen languages, pure standard library."""
 
 from openafm.data.synthetic.corpus import TASKS, SyntheticConfig, example, generate
-from openafm.data.synthetic.events import EVENT_SCHEMA, event_instructions, event_instructions_today_only, reference_week
-from openafm.data.synthetic.lexicons import LANGUAGES
+from openafm.data.synthetic.events import EVENT_SCHEMA
+from openafm.data.synthetic.languages import LANGUAGES
+from openafm.data.synthetic.reference import event_instructions, event_instructions_today_only, reference_week
 
 __all__ = [
     "EVENT_SCHEMA",

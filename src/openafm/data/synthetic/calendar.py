@@ -6,13 +6,13 @@ import datetime
 import itertools
 import random
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from openafm.data.synthetic.languages import locale_of
-from openafm.data.synthetic.rendering import BARE, Piece, Pieces, render, text_of, value_of
-from openafm.data.synthetic.source_text import Frame, Group, Line, Slot, Span, TextSection, parse_frame, read_sections
+from openafm.data.synthetic.rendering import BARE, Piece, Resolve, render, text_of, value_of
+from openafm.data.synthetic.source_text import Frame, Group, Line, Span, TextSection, parse_frame, read_sections
 
 FIRST_DAY = datetime.date(2018, 1, 1)
 _NUM_DAYS = (datetime.date(2039, 12, 31) - FIRST_DAY).days + 1
@@ -67,7 +67,7 @@ class Pattern:
     frame: Frame
     limits: Mapping[str, frozenset[int]]
 
-    def fits(self, **numbers: int) -> bool:
+    def fits(self, numbers: Mapping[str, int]) -> bool:
         return all(numbers[name] in allowed for name, allowed in self.limits.items() if name in numbers)
 
 
@@ -116,7 +116,10 @@ class CalendarPhrases:
         self.times = _patterns(times["time"])
         self.other_times = _frames_without_marks(times["other"])
         self._periods = tuple(_period(line) for line in times["period"].lines) if "period" in times else ()
+        self._limited = {name for name, patterns in self.dates.items() if any(pattern.limits for pattern in patterns)}
+        self._fitting_times: dict[tuple[int, int], tuple[Pattern, ...]] = {}
         self._check_slots()
+        self._check_times()
 
     def _check_slots(self) -> None:
         date_slots = DATE_SLOTS | self.lists.keys() - {"hour", "hour24"}
@@ -125,11 +128,17 @@ class CalendarPhrases:
         for pattern in self.times:
             _require_known(pattern.frame, TIME_SLOTS)
         for frame in self.past:
-            _require_known(frame, date_slots | {"time"})
+            _require_known(frame, date_slots)
         for frame in self.when:
             _require_known(frame, WHEN_SLOTS)
         for frame in self.other_times:
             _require_known(frame, TIME_SLOTS)
+
+    def _check_times(self) -> None:
+        for hour, minute in itertools.product(range(6, 24), range(0, 60, 5)):
+            if not self.fitting_times(hour, minute):
+                line = self.times[0].frame.line
+                raise line.error(f"no line of section 'time' can say {hour:02}:{minute:02}")
 
     def draw_date(self, rng: random.Random, today: datetime.date, *, evening: bool = False) -> Phrase:
         """A day on or after `today`; a phrase like "tonight" only with `evening`."""
@@ -166,15 +175,17 @@ class CalendarPhrases:
         longest = 700 if section in ("day_month_year", "numeric_year", "iso") else 364
         return today + datetime.timedelta(rng.randrange(60 if rng.random() < 0.6 else longest)), 0
 
-    def fitting_dates(self, section: str, day: datetime.date, n: int) -> list[Pattern]:
+    def fitting_dates(self, section: str, day: datetime.date, n: int) -> tuple[Pattern, ...]:
         """The patterns of a section that can name `day`."""
         numbers = {"day": day.day, "month": day.month, "weekday": day.weekday() + 1, "n": n}
-        return [pattern for pattern in self.dates[section] if pattern.fits(**numbers)]
+        patterns = self.dates[section]
+        if section not in self._limited:
+            return patterns
+        return tuple(pattern for pattern in patterns if pattern.fits(numbers))
 
     def write_date(self, rng: random.Random, pattern: Pattern, day: datetime.date, n: int = 0, section: str = "") -> Phrase:
         """`day` in the words of a pattern."""
-        resolve = _table(self._date_values(day, n))
-        return self._phrase(rng, pattern, resolve, day.isoformat(), section)
+        return self._phrase(rng, pattern, self.date_resolver(day, n), day.isoformat(), section)
 
     def draw_time(self, rng: random.Random, *, evening: bool = False) -> Phrase:
         """A time from 06:00 to 23:55, mostly of the day."""
@@ -183,27 +194,27 @@ class CalendarPhrases:
         fitting = self.fitting_times(hour, minute)
         return self.write_time(rng, rng.choice(fitting), hour, minute)
 
-    def fitting_times(self, hour: int, minute: int) -> list[Pattern]:
+    def fitting_times(self, hour: int, minute: int) -> tuple[Pattern, ...]:
         """The patterns that can name a time."""
-        fitting = [pattern for pattern in self.times if pattern.fits(hour=hour, minute=minute)]
-        if not fitting:
-            raise AssertionError(f"{self.language}: no pattern of times.txt fits {hour:02}:{minute:02}")
-        return fitting
+        if (hour, minute) not in self._fitting_times:
+            numbers = {"hour": hour, "minute": minute}
+            self._fitting_times[hour, minute] = tuple(pattern for pattern in self.times if pattern.fits(numbers))
+        return self._fitting_times[hour, minute]
 
     def write_time(self, rng: random.Random, pattern: Pattern, hour: int, minute: int) -> Phrase:
         """A time in the words of a pattern."""
-        return self._phrase(rng, pattern, _table(self._time_values(hour, minute)), f"{hour:02}:{minute:02}")
+        return self._phrase(rng, pattern, self.time_resolver(hour, minute), f"{hour:02}:{minute:02}")
 
     def write_past(self, rng: random.Random, today: datetime.date) -> str:
         """A day before `today`."""
         n = rng.randint(2, 12)
-        values = self._date_values(today - datetime.timedelta(n), n) | {"time": self.write_other_time(rng)}
-        return text_of(render(rng.choice(self.past), rng, _table(values), language=self.language))
+        resolve = self.date_resolver(today - datetime.timedelta(n), n)
+        return text_of(render(rng.choice(self.past), rng, resolve, language=self.language))
 
     def write_other_time(self, rng: random.Random) -> str:
         """A time that is nobody's event."""
-        values = self._time_values(rng.randint(6, 23), rng.choice(_MINUTES))
-        return text_of(render(rng.choice(self.other_times), rng, _table(values), language=self.language))
+        resolve = self.time_resolver(rng.randint(6, 23), rng.choice(_MINUTES))
+        return text_of(render(rng.choice(self.other_times), rng, resolve, language=self.language))
 
     def write_when(self, rng: random.Random, date: Phrase, time: Phrase, *, bare: bool = False) -> str:
         """A day and a time together; `bare` asks for one without a preposition in front."""
@@ -211,17 +222,15 @@ class CalendarPhrases:
         if bare:
             values |= {"date": date.bare} if rng.random() < 0.5 else {"date": date.bare, "time": time.bare}
         frame = rng.choice(self.when)
-        return text_of(render(frame, rng, _table(values), language=self.language))
+        return text_of(render(frame, rng, lambda slot: (Piece(values[slot.name]),), language=self.language))
 
     def ambiguities(self) -> Iterator[str]:
         """Descriptions of texts that two patterns give two values."""
         rng = random.Random(0)
         seen: dict[str, tuple[str, Line]] = {}
         for hour, minute in itertools.product(range(6, 24), range(0, 60, 5)):
-            for pattern in self.times:
-                if pattern.fits(hour=hour, minute=minute):
-                    phrase = self.write_time(rng, pattern, hour, minute)
-                    yield from _clash(seen, phrase, pattern)
+            for pattern in self.fitting_times(hour, minute):
+                yield from _clash(seen, self.write_time(rng, pattern, hour, minute), pattern)
         today = datetime.date(2031, 5, 7)
         seen = {}
         for offset in range(365):
@@ -231,52 +240,73 @@ class CalendarPhrases:
                     yield from _clash(seen, self.write_date(rng, pattern, day), pattern)
 
     def _phrase(
-        self, rng: random.Random, pattern: Pattern, resolve: Callable[[Slot], Pieces], value: str, section: str = ""
+        self, rng: random.Random, pattern: Pattern, resolve: Resolve, value: str, section: str = ""
     ) -> Phrase:
         pieces = render(pattern.frame, rng, resolve, language=self.language)
         return Phrase(text_of(pieces), value_of(pieces, BARE) or "", value, section)
 
-    def _date_values(self, day: datetime.date, n: int) -> dict[str, str]:
-        values = {
-            "d": str(day.day),
-            "dd": f"{day.day:02}",
-            "m": str(day.month),
-            "mm": f"{day.month:02}",
-            "yyyy": str(day.year),
-            "yy": f"{day.year % 100:02}",
-            "iso": day.isoformat(),
-            "n": str(n),
-        }
-        index = {"weekday": day.weekday(), "month": day.month - 1, "day": day.day - 1}
-        for name, texts in self.lists.items():
-            if name == "number":
-                values[name] = texts[n - 1] if 0 < n <= len(texts) else str(n)
-            elif name not in _RESERVED_LISTS:
-                values[name] = texts[index[_LIST_SIZES[len(texts)]]]
-        return values
+    def date_resolver(self, day: datetime.date, n: int = 0) -> Resolve:
+        """Return the values of the slots of a date pattern."""
+        return lambda slot: (Piece(self._date_value(slot.name, day, n)),)
 
-    def _time_values(self, hour: int, minute: int) -> dict[str, str]:
-        after = (hour + 1) % 24
-        values = {
-            "h": str(hour),
-            "hh": f"{hour:02}",
-            "h12": str((hour - 1) % 12 + 1),
-            "hh12": f"{(hour - 1) % 12 + 1:02}",
-            "m": str(minute),
-            "mm": f"{minute:02}",
-            "to": str(60 - minute),
-            "next_h": str(after),
-            "next_h12": str((after - 1) % 12 + 1),
-            "period": next((text for start, text in reversed(self._periods) if start <= hour), ""),
-        }
-        if "hour" in self.lists:
-            values |= {"hour": self.lists["hour"][(hour - 1) % 12], "next_hour": self.lists["hour"][(after - 1) % 12]}
-        if "hour24" in self.lists:
-            values |= {"hour24": self.lists["hour24"][hour], "next_hour24": self.lists["hour24"][after]}
-        numbers = self.lists.get("number", ())
-        for name, number in (("minute", minute), ("to_minute", 60 - minute)):
-            values[name] = numbers[number - 1] if 0 < number <= len(numbers) else str(number)
-        return values
+    def _date_value(self, name: str, day: datetime.date, n: int) -> str:
+        match name:
+            case "d":
+                return str(day.day)
+            case "dd":
+                return f"{day.day:02}"
+            case "m":
+                return str(day.month)
+            case "mm":
+                return f"{day.month:02}"
+            case "yyyy":
+                return str(day.year)
+            case "yy":
+                return f"{day.year % 100:02}"
+            case "iso":
+                return day.isoformat()
+            case "n":
+                return str(n)
+            case "number":
+                return self._number(n)
+        texts = self.lists[name]
+        return texts[{7: day.weekday(), 12: day.month - 1, 31: day.day - 1}[len(texts)]]
+
+    def time_resolver(self, hour: int, minute: int) -> Resolve:
+        """Return the values of the slots of a time pattern."""
+        return lambda slot: (Piece(self._time_value(slot.name, hour, minute)),)
+
+    def _time_value(self, name: str, hour: int, minute: int) -> str:
+        if name.startswith("next_"):
+            return self._time_value(name.removeprefix("next_"), (hour + 1) % 24, minute)
+        match name:
+            case "h":
+                return str(hour)
+            case "hh":
+                return f"{hour:02}"
+            case "h12":
+                return str((hour - 1) % 12 + 1)
+            case "hh12":
+                return f"{(hour - 1) % 12 + 1:02}"
+            case "m":
+                return str(minute)
+            case "mm":
+                return f"{minute:02}"
+            case "to":
+                return str(60 - minute)
+            case "minute":
+                return self._number(minute)
+            case "to_minute":
+                return self._number(60 - minute)
+            case "period":
+                return next((text for start, text in reversed(self._periods) if start <= hour), "")
+            case "hour":
+                return self.lists[name][(hour - 1) % 12]
+        return self.lists[name][hour]
+
+    def _number(self, number: int) -> str:
+        words = self.lists.get("number", ())
+        return words[number - 1] if 0 < number <= len(words) else str(number)
 
 
 def draw_reference_day(rng: random.Random) -> datetime.date:
@@ -330,10 +360,6 @@ def _require_known(frame: Frame, known: frozenset[str]) -> None:
     for slot in frame.slots:
         if slot.name not in known:
             raise frame.line.error(f"unknown slot '{{{slot.name}}}'; known: {', '.join(sorted(known))}")
-
-
-def _table(values: Mapping[str, str]) -> Callable[[Slot], Pieces]:
-    return lambda slot: (Piece(values[slot.name]),)
 
 
 def _clash(seen: dict[str, tuple[str, Line]], phrase: Phrase, pattern: Pattern) -> Iterator[str]:

@@ -9,13 +9,14 @@ from typing import TypeVar
 
 from openafm.data.synthetic.fields import Field, parse_fields
 from openafm.data.synthetic.frames import LanguageFrames, check_slots, frames_of
-from openafm.data.synthetic.languages import Split, text_folder
+from openafm.data.synthetic.languages import Split, has_texts, text_folder
 from openafm.data.synthetic.source_text import Frame, Line, SourceTextError, TextSection, parse_frame, read_sections
 from openafm.data.synthetic.words import is_held_out
 
 SourceT = TypeVar("SourceT")
 ItemT = TypeVar("ItemT")
 
+TOPICS = "topic"  # the label set of tagging: split by text only
 _HELD_OUT_DOMAINS = 7  # one domain, tool or label set of so many is held out
 
 
@@ -212,12 +213,13 @@ def catalog_of(language: str, split: Split) -> Catalog:
     One tool, form and label set of seven is held out, by its name: training sees nothing of it, in any language. So is one
     text of eight of the other label sets.
     """
-    whole, is_for_scores = catalogs(language), split == "held_out"
-    label_sets = []
-    for labels in whole.label_sets:
-        kept = labels if _is_held_out(labels.name) == is_for_scores else _with_texts_of(labels, split)
-        if kept is not None and (is_for_scores or not _is_held_out(labels.name)):
-            label_sets.append(kept if is_for_scores else _with_texts_of(labels, split) or labels)
+    whole, is_for_scores = catalogs(language if has_texts(language) else "en"), split == "held_out"
+    label_sets = [
+        kept
+        for labels in whole.label_sets
+        if is_for_scores or not _is_held_out(labels.name)
+        if (kept := labels if _is_held_out(labels.name) else _with_texts_of(labels, split))
+    ]
     return Catalog(
         label_sets=tuple(label_sets),
         tools=tuple(tool for tool in whole.tools if _is_held_out(tool.name) == is_for_scores),
@@ -227,7 +229,7 @@ def catalog_of(language: str, split: Split) -> Catalog:
 
 
 def _is_held_out(name: str) -> bool:
-    return is_held_out(name, _HELD_OUT_DOMAINS)
+    return name != TOPICS and is_held_out(name, _HELD_OUT_DOMAINS)
 
 
 def _with_texts_of(labels: LabelSet, split: Split) -> LabelSet | None:

@@ -11,33 +11,26 @@ from openafm.core.config import Config, nearest
 from openafm.data.synthetic.arithmetic import arithmetic_turns
 from openafm.data.synthetic.events import event_turns
 from openafm.data.synthetic.forms import form_turns
-from openafm.data.synthetic.lexicons import LANGUAGES, Lexicon, Split, lexicon
-from openafm.data.synthetic.rewrite import rewrite_turns
-from openafm.data.synthetic.story import story_turns
-from openafm.data.synthetic.summary import summary_turns
-from openafm.data.synthetic.tagging import tagging_turns
+from openafm.data.synthetic.labels import label_turns, tagging_turns
+from openafm.data.synthetic.languages import LANGUAGES, Split
+from openafm.data.synthetic.lookup import lookup_turns
 from openafm.data.synthetic.tools import tool_turns
 from openafm.tokenizer.conversation import Conversation, Turn
 
-_TASKS: dict[str, Callable[[random.Random, Lexicon], tuple[Turn, ...]]] = {
+_TASKS: dict[str, Callable[[random.Random, str, Split], tuple[Turn, ...]]] = {
     "event": event_turns,
-    "tagging": tagging_turns,
-    "summary": summary_turns,
-    "rewrite": rewrite_turns,
-    "arithmetic": arithmetic_turns,
-    "story": story_turns,
-    "tool": tool_turns,
     "form": form_turns,
+    "label": label_turns,
+    "tool": tool_turns,
+    "lookup": lookup_turns,
+    "tagging": tagging_turns,
+    "arithmetic": arithmetic_turns,
 }
 TASKS = tuple(_TASKS)
 
 
 def _default_tasks() -> dict[str, float]:
-    return (
-        {"event": 0.30, "tool": 0.20}
-        | dict.fromkeys(("form", "tagging", "summary", "rewrite", "arithmetic"), 0.09)
-        | {"story": 0.05}
-    )
+    return {"event": 0.25, "tool": 0.25, "form": 0.2, "label": 0.2, "lookup": 0.05, "tagging": 0.03, "arithmetic": 0.02}
 
 
 def _default_languages() -> dict[str, float]:
@@ -73,7 +66,7 @@ def example(config: SyntheticConfig, index: int) -> Conversation:
     rng = random.Random(int.from_bytes(key, "big"))
     task = rng.choices(tuple(config.tasks), tuple(config.tasks.values()))[0]
     language = rng.choices(tuple(config.languages), tuple(config.languages.values()))[0]
-    turns = _TASKS[task](rng, lexicon(language, config.split))
+    turns = _TASKS[task](rng, language, config.split)
     return Conversation(turns=turns, task=task, language=language)
 
 

@@ -1,17 +1,32 @@
-"""Event extraction: a message in, `{"title":...,"date":...,"time":...,"location":...}` out.
-
-Title and location are spans of the message, letter by letter; date and time are normalised. Relative days are resolved
-against the reference day that the instructions state.
-"""
+"""Event extraction: a message in, `{"title":...,"date":...,"time":...,"location":...}` out; null or [] without an event."""
 
 from __future__ import annotations
 
 import datetime
 import random
+from collections.abc import Sequence
+from typing import Any
 
-from openafm.data.synthetic.lexicons import EventWords, Lexicon
-from openafm.data.synthetic.moments import Phrase, draw_date, draw_reference_day, draw_time
-from openafm.data.synthetic.slots import Slots, bare, draw_proper, marked, pieces
+from openafm.data.synthetic.calendar import draw_reference_day
+from openafm.data.synthetic.frames import LanguageFrames, frames_of
+from openafm.data.synthetic.languages import Split
+from openafm.data.synthetic.messages import Message, draw_message, draw_other_message
+from openafm.data.synthetic.reference import (
+    draw_reference,
+    event_instructions,
+    event_instructions_today_only,
+    fill,
+    reference_week,
+)
+from openafm.data.synthetic.schemas import (
+    STYLES,
+    TIME_PATTERN,
+    SchemaProperty,
+    answer_object,
+    nullable,
+    object_schema,
+    styled,
+)
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, Turn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
@@ -21,7 +36,7 @@ EVENT_SCHEMA: JsonSchema = {
     "properties": {
         "title": {"type": "string"},
         "date": {"type": "string", "format": "date"},
-        "time": {"type": "string", "pattern": "^(?:[01][0-9]|2[0-3]):[0-5][0-9]$"},
+        "time": {"type": "string", "pattern": TIME_PATTERN},
         "location": {"type": "string"},
     },
     "required": ["title"],
@@ -29,153 +44,119 @@ EVENT_SCHEMA: JsonSchema = {
     "x-order": ["title", "date", "time", "location"],
 }
 
-_WEEKDAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-# Canonical, today only, and the week only, which leaves the task to the response format.
-_INSTRUCTIONS_SHARES = (0.6, 0.1, 0.3)
-# In training some titles mean nothing: what cannot be learnt by heart has to be read off the message.
-_INVENTED_TITLE_WEIGHT = 7
-_DATE_SHARE, _TIME_SHARE, _PLACE_SHARE = 0.85, 0.75, 0.65
-_OPENER_SHARE, _CLOSER_SHARE = 0.4, 0.3
-_ALL_LOWER_CASE_SHARE = 0.06
-# Scripts with capitals, where a message typed without them still reads well.
-_MAY_LACK_CAPITALS = frozenset({"en", "da", "nl", "fr", "it", "nb", "pt", "es", "sv", "vi"})
-# Where the title and the place stand while a message is put together.
-_TITLE, _PLACE = "\0", "\1"
-_DATE_SLOTS = frozenset({"when", "when_bare", "date", "date_bare"})
-_TIME_SLOTS = frozenset({"when", "when_bare", "time", "time_bare"})
-_PLACE_SLOTS = frozenset({"place", "place_bare"})
+_FIELDS = ("title", "date", "time", "location")
+_NAMES = {
+    "title": ("title", "name", "event", "summary", "subject", "what"),
+    "date": ("date", "day", "start_date", "event date", "on"),
+    "time": ("time", "start_time", "start", "begins at", "at"),
+    "location": ("location", "place", "venue", "where", "address"),
+}
+_TITLES = ("Event", "CalendarEvent", "Appointment", "CalendarEntry", "Meeting", "EventInfo")
+_LIST_NAMES = ("events", "appointments", "entries", "items")
+_CANONICAL_SCHEMA_SHARE = 0.65
+_CANONICAL_INSTRUCTIONS_SHARE, _IN_PROMPT_SHARE, _ENGLISH_SHARE = 0.3, 0.1, 0.5
+_NOTHING_SHARE = 0.25
+# Of messages with an event, the share whose schema would also allow to answer that there is none.
+_MAY_BE_NOTHING_SHARE = 0.3
+_SHAPES = ("null", "null", "null", "property", "list", "list")
 
 
-def reference_week(day: datetime.date) -> str:
-    """Instructions that state the day and list the coming week: what "on Friday" is can be looked up, not computed."""
-    week = [day + datetime.timedelta(days=offset) for offset in range(1, 8)]
-    listed = ", ".join(f"{_WEEKDAYS[d.weekday()]} {d:%m-%d}" if d.year == day.year else _dated(d) for d in week)
-    return f"Today is {_dated(day)}; {listed}."
-
-
-def event_instructions(day: datetime.date) -> str:
-    """The canonical instructions of event extraction on `day`."""
-    return f"Extract the event. {reference_week(day)}"
-
-
-def event_instructions_today_only(day: datetime.date) -> str:
-    """Instructions that state only the reference day."""
-    return f"Extract the event. Today is {_dated(day)}."
-
-
-def event_turns(rng: random.Random, words: Lexicon) -> tuple[Turn, ...]:
-    """One message with its event."""
+def event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
+    """Return one message with its event, or a message without one."""
+    frames = frames_of(language, split)
     today = draw_reference_day(rng)
-    write = rng.choices((event_instructions, event_instructions_today_only, reference_week), _INSTRUCTIONS_SHARES)[0]
-    message, event = _draw_message(rng, words, today)
+    has_event = rng.random() >= _NOTHING_SHARE
+    shape = rng.choice(_SHAPES) if not has_event or rng.random() < _MAY_BE_NOTHING_SHARE else "event"
+    messages = [draw_message(rng, frames, today) if has_event else draw_other_message(rng, frames, today)]
+    if shape == "list" and has_event and rng.random() < 0.4:
+        messages.append(draw_message(rng, frames, today))
+    schema, answer = _schema_and_answer(rng, shape, [message.event for message in messages if message.event])
+    text = rng.choice(("\n", "\n\n", " ")).join(message.text for message in messages)
+    instructions, prompt = _draw_instructions(rng, frames, split, today, shape), text
+    if rng.random() < _IN_PROMPT_SHARE:
+        instructions, prompt = "", f"{instructions}{rng.choice((chr(10), chr(10) * 2, ' '))}{text}"
     return (
-        Instructions(text=write(today)),
-        UserTurn(text=message, response_format=EVENT_SCHEMA),
-        AssistantTurn(text=compact_json(event)),
+        Instructions(text=instructions),
+        UserTurn(text=prompt, response_format=schema),
+        AssistantTurn(text=compact_json(answer)),
     )
 
 
-def _dated(day: datetime.date) -> str:
-    return f"{_WEEKDAYS[day.weekday()]} {day.isoformat()}"
+def _draw_instructions(
+    rng: random.Random, frames: LanguageFrames, split: Split, today: datetime.date, shape: str
+) -> str:
+    """The task and the reference day, in English or the language of the message."""
+    if rng.random() < _CANONICAL_INSTRUCTIONS_SHARE:
+        writers = (event_instructions, event_instructions_today_only, reference_week)
+        return rng.choices(writers, (0.75, 0.1, 0.15))[0](today)
+    if rng.random() < _ENGLISH_SHARE:
+        frames = frames_of("en", split)
+    section = {"event": "event", "list": "events_list"}.get(shape, "event_or_null")
+    section = "event" if rng.random() < 0.25 else section
+    task = fill(rng, rng.choice(frames.instructions[section]))
+    parts = [task, draw_reference(rng, frames, today)]
+    if rng.random() < 0.25:
+        parts.reverse()
+    return rng.choice((" ", " ", "\n")).join(parts)
 
 
-def _draw_message(rng: random.Random, words: Lexicon, today: datetime.date) -> tuple[str, dict[str, str]]:
-    """A message and the event in it."""
-    family = pieces(rng.choice(words.event.families))
-    needed = frozenset[str]().union(*(piece.slots for piece in family if not piece.optional))
-    date = draw_date(rng, words.calendar, today) if rng.random() < _DATE_SHARE or needed & {"date", "date_bare"} else None
-    time = draw_time(rng, words.language) if rng.random() < _TIME_SHARE or needed & {"time", "time_bare"} else None
-    if not date and not time and needed & _DATE_SLOTS:
-        date = draw_date(rng, words.calendar, today)
-    slots = Slots(rng, words)
-    _set_title(slots, words.event)
-    _set_when(slots, date, time)
-    if rng.random() < _PLACE_SHARE or needed & _PLACE_SLOTS:
-        _set_place(slots)
-
-    absent = (_DATE_SLOTS | _TIME_SLOTS | _PLACE_SLOTS) - slots.keys()
-    kept = [piece for piece in family if not piece.slots & absent]
-    sentences = [slots.fill("".join(piece.text for piece in kept))]
-    if rng.random() < _OPENER_SHARE:
-        sentences.insert(0, slots.choose(words.event.openers))
-    if rng.random() < _CLOSER_SHARE:
-        sentences.append(slots.choose(words.event.closers))
-    message = words.space.join(sentences)
-    if words.language in _MAY_LACK_CAPITALS and rng.random() < _ALL_LOWER_CASE_SHARE:
-        message = message.lower()
-
-    said = frozenset[str]().union(*(piece.slots for piece in kept))
-    event = {"title": message.split(_TITLE)[1].replace(_PLACE, "")}
-    if date and said & _DATE_SLOTS:
-        event["date"] = date.value
-    if time and said & _TIME_SLOTS:
-        event["time"] = time.value
-    if said & _PLACE_SLOTS:
-        event["location"] = message.split(_PLACE)[1].replace(_TITLE, "")
-    return message.replace(_TITLE, "").replace(_PLACE, ""), event
-
-
-def _set_title(slots: Slots, words: EventWords) -> None:
-    """Draw a title and set its slots: bare, with its article, with its article in the accusative."""
-    rng = slots.rng
-    invented = _INVENTED_TITLE_WEIGHT if slots.words.split == "train" else 0
-    match rng.choices(("errand", "social", "meeting", "named", "invented"), (3, 3, 4, 1, invented))[0]:
-        case "errand":
-            text = rng.choice(words.errands)
-        case "social":
-            text = rng.choice(words.social)
-            if rng.random() < 0.7:
-                text = rng.choice(words.with_person).replace("{activity}", text)
-        case "meeting":
-            text, draw = rng.choice(words.meetings), rng.random()
-            if draw < 0.4:
-                text = rng.choice(words.with_topic).replace("{activity}", text).replace("{topic}", rng.choice(words.topics))
-            elif draw < 0.8:
-                text = rng.choice(words.with_person).replace("{activity}", text)
-        case "named":
-            text = rng.choice(words.named)
-        case _:
-            text = _invented_title(slots)
-    # The people in a title are its own: `{person}` of the family is someone else.
-    text = Slots(rng, slots.words).fill(text)
-    articles, bar, title = text.rpartition("|")
-    if not bar:
-        articles = words.article
-    nominative, _, accusative = articles.partition("/")
-    if accusative:
-        nominative += " "
-    slots["title"] = _TITLE + title + _TITLE
-    slots["the_title"] = nominative + slots["title"]
-    slots["acc_title"] = (accusative or nominative) + slots["title"]
-
-
-def _invented_title(slots: Slots) -> str:
-    """One to three invented names and topics in a row."""
-    rng, words = slots.rng, slots.words
-    parts = [
-        draw_proper(rng, words) if rng.random() < 0.6 else rng.choice(words.event.topics) for _ in range(rng.randint(1, 3))
-    ]
-    title = words.space.join(parts)
-    return title.lower() if rng.random() < 0.4 else title
-
-
-def _set_when(slots: Slots, date: Phrase | None, time: Phrase | None) -> None:
-    calendar, rng = slots.words.calendar, slots.rng
-    if date:
-        slots["date"], slots["date_bare"] = date.text, date.bare
-    if time:
-        slots["time"], slots["time_bare"] = time.text, time.bare
-    if date and time:
-        when, bare_when = calendar.when_both, calendar.bare_both
-    elif date:
-        when, bare_when = calendar.when_date, calendar.bare_date
-    elif time:
-        when, bare_when = calendar.when_time, calendar.bare_time
+def _schema_and_answer(rng: random.Random, shape: str, events: Sequence[dict[str, str]]) -> tuple[JsonSchema, Any]:
+    """The schema of a shape, and the events under it."""
+    properties = _draw_properties(rng)
+    title = "Event" if properties is None else rng.choice(_TITLES)
+    if properties is None:
+        schema, answers = EVENT_SCHEMA, list(events)
     else:
-        return
-    slots["when"], slots["when_bare"] = rng.choice(when).format_map(slots), rng.choice(bare_when).format_map(slots)
+        schema = object_schema(title, list(properties.values()))
+        answers = [
+            answer_object(list(properties.values()), {p.name: event[f] for f, p in properties.items() if f in event})
+            for event in events
+        ]
+    one = answers[0] if answers else None
+    match shape:
+        case "null":
+            return nullable(schema), one
+        case "property":
+            name = styled(rng.choice(("event", "appointment", "result")), "snake")
+            absence = rng.choice(("null", "omitted"))
+            wrapped = [SchemaProperty(name, schema, absence)]
+            return object_schema(rng.choice(("Answer", "Result", "Extraction")), wrapped), answer_object(
+                wrapped, {} if one is None else {name: one}
+            )
+        case "list":
+            if rng.random() < 0.4:
+                return {"type": "array", "items": schema}, answers
+            name = rng.choice(_LIST_NAMES)
+            listed = [SchemaProperty(name, {"type": "array", "items": schema})]
+            return object_schema(rng.choice(("Events", "Calendar", "Result")), listed), {name: answers}
+    return schema, one
 
 
-def _set_place(slots: Slots) -> None:
-    text = Slots(slots.rng, slots.words).choose(slots.words.places)
-    slots["place"], slots["place_bare"] = marked(text, _PLACE), _PLACE + bare(text) + _PLACE
+def _draw_properties(rng: random.Random) -> dict[str, SchemaProperty] | None:
+    """Properties by field with other names, in another order, or fewer of them; None for the canonical schema."""
+    if rng.random() < _CANONICAL_SCHEMA_SHARE:
+        return None
+    style = rng.choice(STYLES)
+    absence = rng.choice(("omitted", "omitted", "null"))
+    fields = list(_FIELDS)
+    if rng.random() < 0.3:
+        rng.shuffle(fields)
+    if rng.random() < 0.3:
+        fields.remove(rng.choice(("date", "time", "location")))
+    renamed = rng.random() < 0.6
+    properties = {}
+    for field in fields:
+        name = styled(rng.choice(_NAMES[field]) if renamed else field, style)
+        schema = dict(EVENT_SCHEMA["properties"][field])
+        if rng.random() < 0.1:
+            schema["description"] = _DESCRIPTIONS[field]
+        properties[field] = SchemaProperty(name, schema, "never" if field == "title" else absence)
+    return properties
+
+
+_DESCRIPTIONS = {
+    "title": "What the event is called",
+    "date": "Day of the event",
+    "time": "When it starts",
+    "location": "Where it takes place",
+}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from openafm.data.synthetic.calendar import CalendarPhrases
-from openafm.data.synthetic.languages import Split, text_folder
+from openafm.data.synthetic.languages import Split, has_texts, text_folder
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.source_text import (
     Frame,
@@ -332,5 +332,5 @@ def _section(sections: tuple[TextSection, ...], path: Path, name: str) -> TextSe
 
 @functools.cache
 def frames_of(language: str, split: Split) -> LanguageFrames:
-    """The frames of a language and split, read once."""
-    return LanguageFrames(language, split)
+    """The frames of a language and split, read once; the English ones for a language without files."""
+    return LanguageFrames(language if has_texts(language) else "en", split)

@@ -39,3 +39,8 @@ def locale_of(language: str) -> Locale:
             "the built-in corpus needs babel and faker; install openafm with its extra 'data'"
         ) from error
     return Locale.parse(language.replace("-", "_"))
+
+
+def has_texts(language: str) -> bool:
+    """True if the files of a language are there."""
+    return (text_folder() / language / "forms.txt").exists()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, Part, Particle, Slot, Span, names_of
+from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, Part, Particle, Slot, Span
 
 BARE = "bare"  # the field of text between plain `<` and `>`
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Rendered text. `field` names the field that it is the value of; plain text has none."""
 
     text: str
@@ -21,51 +19,56 @@ class Piece:
     is_slot: bool = False
 
 
-Pieces: TypeAlias = tuple[Piece, ...]
+Pieces: TypeAlias = Sequence[Piece]
 Resolve: TypeAlias = Callable[[Slot], Sequence[Piece]]
 Keep: TypeAlias = Callable[[frozenset[str]], bool]
 
 
-def render(frame: Frame, rng: random.Random, resolve: Resolve, *, keep: Keep | None = None, language: str = "") -> Pieces:
+def render(
+    frame: Frame, rng: random.Random, resolve: Resolve, *, keep: Keep | None = None, language: str = ""
+) -> list[Piece]:
     """Return the pieces of a filled frame.
 
     Args:
         resolve: returns the pieces of a slot.
         keep: whether a group with slots of these names is kept; without it, half of the groups are.
     """
-    pieces: list[Piece] = []
-    _render(frame.parts, pieces, rng, resolve, keep or (lambda _: rng.random() < 0.5), language)
-    return tuple(pieces)
+    return _Rendering(rng, resolve, keep or (lambda _: rng.random() < 0.5), language).pieces(frame.parts)
 
 
-def _render(
-    parts: Sequence[Part], pieces: list[Piece], rng: random.Random, resolve: Resolve, keep: Keep, language: str
-) -> None:
-    for part in parts:
-        match part:
-            case Literal(text):
-                pieces.append(Piece(text))
-            case Slot():
-                found = [replace(piece, is_slot=True) for piece in resolve(part)]
-                if part.capital and found:
-                    found[0] = replace(found[0], text=capitalize(found[0].text, language))
-                pieces += found
-            case Span(field, inner):
-                start = len(pieces)
-                _render(inner, pieces, rng, resolve, keep, language)
-                pieces[start:] = [Piece(text_of(pieces[start:]), field or BARE)]
-            case Group(inner):
-                if keep(names_of(inner)):
-                    _render(inner, pieces, rng, resolve, keep, language)
-            case Choice(options):
-                _render(rng.choice(options), pieces, rng, resolve, keep, language)
-            case Particle(after_consonant, after_vowel):
-                text = after_consonant if has_final_consonant(text_of(pieces[-3:])) else after_vowel
-                pieces.append(Piece(text))
+class _Rendering:
+    """One frame while it is filled."""
+
+    def __init__(self, rng: random.Random, resolve: Resolve, keep: Keep, language: str) -> None:
+        self._rng, self._resolve, self._keep, self._language = rng, resolve, keep, language
+
+    def pieces(self, parts: Sequence[Part]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for part in parts:
+            match part:
+                case Literal():
+                    pieces.append(Piece(part.text))
+                case Slot():
+                    found = self._resolve(part)
+                    if part.capital and found:
+                        first = found[0]
+                        found = (Piece(capitalize(first.text, self._language), first.field), *found[1:])
+                    pieces.extend(Piece(text, field, True) for text, field, _ in found)
+                case Span():
+                    pieces.append(Piece(text_of(self.pieces(part.parts)), part.field or BARE))
+                case Group():
+                    if self._keep(part.names):
+                        pieces += self.pieces(part.parts)
+                case Choice():
+                    pieces += self.pieces(self._rng.choice(part.options))
+                case Particle():
+                    follows_consonant = has_final_consonant(text_of(pieces[-3:]))
+                    pieces.append(Piece(part.after_consonant if follows_consonant else part.after_vowel))
+        return pieces
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
-    return "".join(piece.text for piece in pieces)
+    return "".join([piece.text for piece in pieces])
 
 
 def value_of(pieces: Sequence[Piece], field: str) -> str | None:

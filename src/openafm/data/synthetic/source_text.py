@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ _HEADER = re.compile(r"== *(\S.*)")
 _SLOT = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?::(?P<form>\w+))?(?:/(?P<divisor>\d+))?(?:=(?P<value>[^{}]*))?")
 _SPAN = re.compile(r"<(?:(title|place): ?)?")
 _PARTICLE = re.compile(r"\(([^()|/<>{}\[\]]{1,4})/([^()|/<>{}\[\]]{1,4})\)")
+_PLAIN = re.compile(r"[^{}\[\]<>()|\\]+")
 _ESCAPES = {"n": "\n"}
 _CLOSING = {"[": "]", "(": ")", "<": ">"}
 
@@ -110,9 +112,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Group:
-    """`[...]`: text that may be left out."""
+    """`[...]`: text that may be left out, and the names of the slots and spans in it."""
 
     parts: Parts
+    names: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -139,12 +142,12 @@ class Frame:
         """Every slot of the frame, those of optional groups and choices too."""
         return tuple(walk_slots(self.parts))
 
-    @property
+    @functools.cached_property
     def names(self) -> frozenset[str]:
         """Names of all slots and marked spans."""
         return names_of(self.parts)
 
-    @property
+    @functools.cached_property
     def required(self) -> frozenset[str]:
         """Names of the slots and spans outside optional groups."""
         return names_of(tuple(part for part in self.parts if not isinstance(part, Group)))
@@ -202,6 +205,10 @@ class _FrameParser:
 
         text = self._text
         while self._at < len(text):
+            if plain := _PLAIN.match(text, self._at):
+                literal.append(plain[0])
+                self._at = plain.end()
+                continue
             char = text[self._at]
             if char == closing or (closing == ")" and char == "|"):
                 end_literal()
@@ -233,7 +240,8 @@ class _FrameParser:
                 return self._slot()
             case "[":
                 self._at += 1
-                return Group(self._nested("]"))
+                parts = self._nested("]")
+                return Group(parts, names_of(parts))
             case "<":
                 match = _SPAN.match(self._text, self._at)
                 assert match is not None

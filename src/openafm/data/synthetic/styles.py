@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 from openafm.data.synthetic.rendering import Piece
 
@@ -20,9 +19,9 @@ def restyle(rng: random.Random, pieces: Sequence[Piece], language: str) -> list[
     if language in _MAY_LACK_CAPITALS:
         draw = rng.random()
         if draw < _LOWER_CASE_SHARE:
-            styled = [replace(piece, text=piece.text.lower()) for piece in styled]
+            styled = [piece._replace(text=piece.text.lower()) for piece in styled]
         elif draw < _LOWER_CASE_SHARE + _UPPER_CASE_SHARE:
-            styled = [replace(piece, text=piece.text.upper()) for piece in styled]
+            styled = [piece._replace(text=piece.text.upper()) for piece in styled]
     if rng.random() < _NO_END_SHARE:
         styled[-1] = _changed(styled[-1], styled[-1].text.rstrip(".。!！"))
     if rng.random() < _TYPO_SHARE:
@@ -33,7 +32,7 @@ def restyle(rng: random.Random, pieces: Sequence[Piece], language: str) -> list[
 
 
 def _changed(piece: Piece, text: str) -> Piece:
-    return piece if piece.field or piece.is_slot else replace(piece, text=text)
+    return piece if piece.field or piece.is_slot else piece._replace(text=text)
 
 
 def _with_typo(rng: random.Random, pieces: list[Piece]) -> list[Piece]:
@@ -52,6 +51,6 @@ def _with_typo(rng: random.Random, pieces: list[Piece]) -> list[Piece]:
     letters = rng.choice((text[at + 1] + text[at], text[at + 1], text[at] * 2 + text[at + 1]))
     return [
         *pieces[:index],
-        replace(pieces[index], text=text[:at] + letters + text[at + 2 :]),
+        pieces[index]._replace(text=text[:at] + letters + text[at + 2 :]),
         *pieces[index + 1 :],
     ]

@@ -1,289 +1,261 @@
-"""Tools: requests that call for some of up to four tools made up on the spot, their outputs, and what is said of them."""
+"""Tools: requests that call some of up to eight tools, their outputs, and what is said of them; or no tool at all."""
 
 from __future__ import annotations
 
+import datetime
 import random
-import string
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from openafm.data.synthetic.lexicons import Lexicon, Texts
-from openafm.data.synthetic.properties import (
-    Property,
-    draw_text,
-    draw_value,
-    enumerated,
-    fields_apart,
-    labelled,
-    make_property,
-    object_schema,
-    phrase,
-    said,
-    styled,
-    with_article,
-)
-from openafm.data.synthetic.schema_words import Action, SchemaSlots, SchemaWords, schema_words
+from openafm.data.synthetic.calendar import draw_reference_day
+from openafm.data.synthetic.catalogs import Catalog, ToolFrames, catalog_of
+from openafm.data.synthetic.fields import Field
+from openafm.data.synthetic.forms import FieldValues, value_schema
+from openafm.data.synthetic.frames import LanguageFrames, frames_of
+from openafm.data.synthetic.languages import Split
+from openafm.data.synthetic.messages import Distractors
+from openafm.data.synthetic.reference import draw_reference, fill
+from openafm.data.synthetic.rendering import render, text_of
+from openafm.data.synthetic.schemas import SchemaProperty, object_schema, styled
+from openafm.data.synthetic.source_text import Frame
+from openafm.data.synthetic.styles import restyle
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
-_SMALL_TALK_SHARE, _SERIAL_SHARE, _PARALLEL_SHARE, _MORE_SHARE = 0.15, 0.08, 0.20, 0.15
-_ACTION_SHARE = 0.4
-_EXPLICIT_SHARE, _TERSE_SHARE, _WRAPPED_SHARE = 0.18, 0.08, 0.2
-_NO_INSTRUCTIONS_SHARE = 0.2
-_PLAIN_ANSWER_SHARE = 0.5
-_NUM_TOOLS = ((1, 2, 3, 4), (5, 4, 2, 1))
-_NUM_FIELDS = ((0, 1, 2, 3, 4), (1, 5, 4, 2, 1))
-_STYLES = ("snake", "snake", "snake", "camel", "camel", "pascal", "joined", "kebab", "spaced")
-_OUTPUTS = (("said", "number", "value", "object", "list", "error"), (6, 2, 4, 4, 2, 2))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tool:
-    """A tool, and how people ask for it and how it answers."""
-
-    definition: ToolDefinition
-    noun: str
-    properties: tuple[Property, ...]
-    requests: Texts
-    outputs: Texts
+_NO_CALL_SHARE, _PARALLEL_SHARE, _SERIAL_SHARE, _MORE_SHARE = 0.3, 0.12, 0.06, 0.08
+_NO_INSTRUCTIONS_SHARE, _PLAIN_ANSWER_SHARE, _WRAPPED_SHARE = 0.2, 0.5, 0.15
+_NUM_TOOLS = ((1, 2, 3, 4, 5, 6, 8), (3, 4, 5, 5, 4, 2, 1))
+_STYLES = ("snake", "snake", "snake", "camel", "pascal", "kebab")
+_TITLES = ("{}", "{}Parameters", "{}Arguments", "Parameters", "Arguments", "Input")
+_NEIGHBOR_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Output:
-    """What a tool said, and the part of it that the answer says again."""
+class DefinedTool:
+    """A tool under the names that this example uses."""
+
+    source: ToolFrames
+    definition: ToolDefinition
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and the arguments that it states, by parameter."""
 
     text: str
-    said: str
+    arguments: dict[str, Any]
 
 
-def tool_turns(rng: random.Random, words: Lexicon) -> tuple[Turn, ...]:
-    """Instructions with tools, and one or two rounds of prompt, calls, outputs and answer."""
-    return _Talk(rng, words).turns()
+def tool_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
+    """Return instructions with tools, and one or two rounds of prompt, calls, outputs and answer."""
+    return _ToolConversation(rng, language, split).turns()
 
 
-class _Talk:
+class _ToolConversation:
     """One conversation while it is put together."""
 
-    def __init__(self, rng: random.Random, words: Lexicon) -> None:
-        self._rng, self._words = rng, words
-        self._wordings: SchemaWords = schema_words(words.split)
-        tools: dict[str, Tool] = {}
-        count = rng.choices(*_NUM_TOOLS)[0]
-        while len(tools) < count:
-            tool = draw_tool(rng, words)
-            tools.setdefault(tool.definition.name, tool)
-        self._tools = list(tools.values())
+    def __init__(self, rng: random.Random, language: str, split: Split) -> None:
+        self._rng, self._split = rng, split
+        self._frames, self._english = frames_of(language, split), frames_of("en", split)
+        self._catalog: Catalog = catalog_of(language, split)
+        self._today = draw_reference_day(rng)
+        chosen = _draw_tools(rng, self._catalog.tools, rng.choices(*_NUM_TOOLS)[0])
+        style = rng.choice(_STYLES)
+        self._tools = [_define(rng, tool, style) for tool in chosen]
 
     def turns(self) -> tuple[Turn, ...]:
-        rng, wordings = self._rng, self._wordings
-        text = "" if rng.random() < _NO_INSTRUCTIONS_SHARE else rng.choice(wordings.instructions)
-        kind = rng.random()
-        if kind < _SMALL_TALK_SHARE:
-            turns = self._small_talk()
-        elif kind < _SMALL_TALK_SHARE + _SERIAL_SHARE and (seconds := self._takers()):
-            turns = self._serial(rng.choice(seconds))
-        else:
-            turns = self._calls()
-        if rng.random() < _MORE_SHARE:
-            turns = (*turns, *self._more(turns))
-        return (Instructions(text=text, tools=tuple(tool.definition for tool in self._tools)), *turns)
-
-    def _small_talk(self) -> tuple[Turn, ...]:
-        talk = self._rng.choice(self._wordings.small_talk)
-        slots = SchemaSlots(self._rng, self._words)
-        return UserTurn(text=slots.fill(talk.prompt)), AssistantTurn(text=slots.fill(talk.answer))
-
-    def _calls(self) -> tuple[Turn, ...]:
-        """One call, or two in parallel of the same tool or of two."""
         rng = self._rng
-        tool = rng.choice(self._tools)
-        if rng.random() >= _PARALLEL_SHARE or (len(self._tools) == 1 and not tool.properties):
-            arguments = self._arguments(tool)
-            return self._round(self._request(tool, arguments), [(tool, arguments)])
-        others = [other for other in self._tools if other is not tool]
-        second = rng.choice(others) if others and (rng.random() < 0.6 or not tool.properties) else tool
-        calls = [(tool, self._arguments(tool)), (second, self._arguments(second))]
-        if second is tool and calls[0][1] == calls[1][1]:
-            return self._round(self._request(*calls[0]), calls[:1])
-        required = [prop for prop in tool.properties if prop.is_required]
-        if second is tool and len(tool.properties) == len(required) == 1 and required[0].schema["type"] == "string":
-            both = enumerated([str(arguments[required[0].name]) for _, arguments in calls])
-            return self._round(self._request(tool, {required[0].name: both}), calls)
-        first, other = (self._request(tool, arguments) for tool, arguments in calls)
-        if not any(other.startswith(str(value)) for value in calls[1][1].values()):
-            other = other[:1].lower() + other[1:]
-        joined = rng.choice(self._wordings.also).format(first=first.rstrip(".?"), second=other)
-        return self._round(joined, calls)
+        kind = rng.random()
+        if kind < _NO_CALL_SHARE:
+            turns = self._no_call()
+        elif kind < _NO_CALL_SHARE + _SERIAL_SHARE and (pairs := self._serial_pairs()):
+            turns = self._serial(*rng.choice(pairs))
+        elif kind < _NO_CALL_SHARE + _SERIAL_SHARE + _PARALLEL_SHARE:
+            turns = self._parallel()
+        else:
+            turns = self._call(rng.choice(self._tools))
+        if rng.random() < _MORE_SHARE:
+            turns = (*turns, *(self._no_call() if rng.random() < 0.3 else self._call(rng.choice(self._tools))))
+        return (Instructions(text=self._instructions(), tools=tuple(tool.definition for tool in self._tools)), *turns)
 
-    def _serial(self, second: Tool) -> tuple[Turn, ...]:
-        """The second call takes what the first one gave."""
-        rng, words = self._rng, self._words
-        first = rng.choice([tool for tool in self._tools if tool is not second])
-        prop = second.properties[0]
-        arguments = self._arguments(first)
-        value = draw_text(rng, words, prop.kind)
-        text = value if rng.random() < 0.5 else compact_json({prop.name: value})
-        request = self._request(first, arguments).rstrip(".?")
-        prompt = rng.choice(self._wordings.then).format(first=request, label=prop.label, tool=second.noun)
-        then = {prop.name: value}
-        last = self._output(second)
+    def _instructions(self) -> str:
+        rng = self._rng
+        wording = self._frames if rng.random() < 0.4 else self._english
+        text = "" if rng.random() < _NO_INSTRUCTIONS_SHARE else fill(rng, rng.choice(wording.instructions["tool"]))
+        has_dates = any(field.kind.base in ("date", "time") for tool in self._tools for field in tool.source.parameters)
+        return f"{text} {draw_reference(rng, wording, self._today)}".strip() if has_dates else text
+
+    def _no_call(self) -> tuple[Turn, ...]:
+        """Small talk, or a request for a tool that is not there."""
+        rng = self._rng
+        if rng.random() < 0.5 and self._catalog.small_talk:
+            talk = rng.choice(self._catalog.small_talk)
+            values = Distractors(rng, self._frames, self._today)
+            prompt, answer = (text_of(render(frame, rng, values)) for frame in (talk.prompt, talk.answer))
+            return UserTurn(text=prompt), AssistantTurn(text=answer)
+        present = {tool.source.name for tool in self._tools}
+        words = {word for name in present for word in name.split("_")[1:]}
+        absent = [
+            tool
+            for tool in self._catalog.tools
+            if tool.name not in present and not words & set(tool.name.split("_")) and tool.requests
+        ]
+        request = self._request(rng.choice(absent or self._catalog.tools))
+        answer = fill(rng, rng.choice(self._frames.instructions["no_tool"]))
+        return UserTurn(text=request.text), AssistantTurn(text=answer)
+
+    def _call(self, tool: DefinedTool) -> tuple[Turn, ...]:
+        request = self._request(tool.source)
+        return self._round(request.text, [(tool, request.arguments)])
+
+    def _parallel(self) -> tuple[Turn, ...]:
+        """Two calls in one turn, of one tool or two."""
+        rng = self._rng
+        first, second = rng.choice(self._tools), rng.choice(self._tools)
+        requests = self._request(first.source, plain=True), self._request(second.source, plain=True)
+        if first is second and requests[0].arguments == requests[1].arguments:
+            return self._round(requests[0].text, [(first, requests[0].arguments)])
+        frame = rng.choice(self._frames.instructions["also"])
+        prompt = fill(rng, frame, first=requests[0].text.rstrip(".?!"), second=requests[1].text)
+        return self._round(prompt, [(first, requests[0].arguments), (second, requests[1].arguments)])
+
+    def _serial_pairs(self) -> list[tuple[DefinedTool, DefinedTool, Field]]:
+        """Pairs of tools of which the second takes one text, which the first may return."""
+        return [
+            (first, second, second.source.parameters[0])
+            for first in self._tools
+            for second in self._tools
+            if first is not second
+            and [field.is_optional for field in second.source.parameters] == [False]
+            and second.source.parameters[0].kind.base in ("person", "city", "name", "word", "street", "phone", "code", "company")
+        ]
+
+    def _serial(self, first: DefinedTool, second: DefinedTool, field: Field) -> tuple[Turn, ...]:
+        """Two calls one after the other: the second takes what the first returned."""
+        rng = self._rng
+        request = self._request(first.source, plain=True)
+        value = self._frames.draw_distractor(rng, field.kind.base, self._today)
+        output = value if rng.random() < 0.5 else compact_json({field.name: value})
+        second_name = second.source.name.replace("_", " ")
+        prompt = rng.choice(_THEN).format(
+            first=request.text.rstrip(".?!"), field=field.name.replace("_", " "), second=second_name
+        )
+        last = self._output(second.source)
         return (
             UserTurn(text=prompt),
-            _call((first, arguments)),
-            ToolTurn(name=first.definition.name, text=text),
-            _call((second, then)),
-            ToolTurn(name=second.definition.name, text=last.text),
+            _assistant_calls([(first, request.arguments)]),
+            ToolTurn(name=first.definition.name, text=output),
+            _assistant_calls([(second, {field.name: value})]),
+            ToolTurn(name=second.definition.name, text=last),
             AssistantTurn(text=self._answer([last])),
         )
 
-    def _takers(self) -> list[Tool]:
-        """Tools that need one text and nothing else, where there is another tool."""
-        return [
-            tool
-            for tool in self._tools
-            if len(self._tools) > 1
-            and [prop.is_required for prop in tool.properties] == [True]
-            and tool.properties[0].schema["type"] == "string"
-            and "enum" not in tool.properties[0].schema
-        ]
-
-    def _more(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        """A second prompt: for the last output again, or for something new."""
-        last = turns[-1]
-        if self._rng.random() < 0.35 and isinstance(turns[-2], ToolTurn) and isinstance(last, AssistantTurn):
-            return UserTurn(text=self._rng.choice(self._wordings.again)), last
-        return self._small_talk() if self._rng.random() < 0.2 else self._calls()
-
-    def _round(self, prompt: str, calls: list[tuple[Tool, dict[str, Any]]]) -> tuple[Turn, ...]:
-        outputs = [self._output(tool) for tool, _ in calls]
+    def _round(self, prompt: str, calls: list[tuple[DefinedTool, dict[str, Any]]]) -> tuple[Turn, ...]:
+        outputs = [self._output(tool.source) for tool, _ in calls]
         return (
             UserTurn(text=prompt),
-            _call(*calls),
-            *(ToolTurn(name=tool.definition.name, text=o.text) for (tool, _), o in zip(calls, outputs, strict=True)),
+            _assistant_calls(calls),
+            *(ToolTurn(name=tool.definition.name, text=text) for (tool, _), text in zip(calls, outputs, strict=True)),
             AssistantTurn(text=self._answer(outputs)),
         )
 
-    def _arguments(self, tool: Tool) -> dict[str, Any]:
-        """Values of what is required, and now and then of what is not."""
-        return {
-            prop.name: draw_value(self._rng, self._words, prop)
-            for prop in tool.properties
-            if prop.is_required or self._rng.random() < 0.4
-        }
+    def _request(self, tool: ToolFrames, *, plain: bool = False) -> Request:
+        """A request that states the tool's arguments."""
+        rng = self._rng
+        values = FieldValues(rng, tool.parameters, self._frames, self._today)
+        frame: Frame = rng.choice(tool.requests)
+        pieces = render(frame, rng, values, language=self._frames.language)
+        text = text_of(pieces if plain else restyle(rng, pieces, self._frames.language)).strip()
+        if not plain and rng.random() < _WRAPPED_SHARE and self._frames.language == "en":
+            text = fill(rng, rng.choice(self._frames.instructions["wrap"]), request=text) if _is_command(text) else text
+        return Request(text, {name: value.value for name, value in values.drawn.items()})
 
-    def _request(self, tool: Tool, arguments: dict[str, Any]) -> str:
-        """A prompt that says what the arguments are."""
-        rng, given = self._rng, [prop for prop in tool.properties if prop.name in arguments]
-        kind = rng.random()
-        if kind < _EXPLICIT_SHARE:
-            values = labelled(rng, given, arguments)
-            frames = [frame for frame in self._wordings.explicit if bool(values) == ("{values}" in frame)]
-            return rng.choice(frames).format(tool=tool.definition.name, values=values)
-        if kind < _EXPLICIT_SHARE + _TERSE_SHARE and len(given) < 2:
-            return " ".join([tool.noun, *(said(rng, arguments[prop.name]) for prop in given)][-rng.randint(1, 2) :])
-        values_by_slot = {prop.label.replace(" ", "_"): said(rng, arguments[prop.name]) for prop in given}
-        frames = [frame for frame in tool.requests if set(_slots(frame)) <= values_by_slot.keys()]
-        frame = rng.choice(frames)
-        used = _slots(frame)
-        end = frame[-1] if frame[-1] in "?." else ""
-        rest = [phrase(rng, prop, arguments[prop.name]) for prop in given if prop.label.replace(" ", "_") not in used]
-        request = " ".join([frame.removesuffix(end).format_map(values_by_slot), *rest]) + end
-        return rng.choice(self._wordings.wraps).format(request=request) if rng.random() < _WRAPPED_SHARE else request
-
-    def _output(self, tool: Tool) -> Output:
-        rng, words = self._rng, self._words
-        slots = SchemaSlots(rng, words, noun=tool.noun)
-        match rng.choices(*_OUTPUTS)[0]:
+    def _output(self, tool: ToolFrames) -> str:
+        """What the tool returns: a text of the file, or a number, a word, an object or an error."""
+        rng = self._rng
+        if tool.outputs and rng.random() < 0.6:
+            return text_of(render(rng.choice(tool.outputs), rng, Distractors(rng, self._frames, self._today)))
+        match rng.choices(("done", "number", "word", "object", "list", "error"), (4, 2, 3, 2, 2, 2))[0]:
             case "number":
-                text = str(rng.choice((rng.randint(0, 99), rng.randint(100, 99999), rng.randint(1, 9999) / 100)))
-                return Output(text, text)
-            case "value":
-                text = draw_text(rng, words, rng.choice(self._wordings.vocabularies).kind)
-                return Output(text, text)
+                return str(rng.choice((rng.randint(0, 99), rng.randint(100, 99999), rng.randint(1, 9999) / 100)))
+            case "word":
+                return self._word()
             case "object":
-                fields = fields_apart(rng, self._wordings, words, rng.randint(1, 3))
-                properties = [make_property(rng, field, "snake") for field in fields]
-                values = {prop.name: draw_value(rng, words, prop) for prop in properties}
-                parts = [f"{prop.label}: {_shown(values[prop.name])}" for prop in properties]
-                return Output(compact_json(values), ", ".join(parts))
+                keys = rng.sample(("status", "id", "result", "name", "value", "count", "message"), rng.randint(1, 3))
+                return compact_json({key: self._word() for key in keys})
             case "list":
-                kind = rng.choice(self._wordings.vocabularies).kind
-                texts = list(dict.fromkeys(draw_text(rng, words, kind) for _ in range(rng.randint(1, 4))))
-                return Output(compact_json(texts) if rng.random() < 0.7 else "\n".join(texts), enumerated(texts))
+                return compact_json(list(dict.fromkeys(self._word() for _ in range(rng.randint(1, 4)))))
             case "error":
-                text = slots.choose(self._wordings.errors)
-                return Output(text, text)
-        text = slots.choose(tool.outputs or self._wordings.outputs)
-        return Output(text, text)
+                return rng.choice(_ERRORS)
+        return rng.choice(_DONE)
 
-    def _answer(self, outputs: Sequence[Output]) -> str:
-        text = self._rng.choice(("; ", " and ", "\n")).join(output.said for output in outputs)
+    def _word(self) -> str:
+        kind = self._rng.choice(("word", "name", "person", "city", "code", "price", "n", "topic"))
+        return self._frames.draw_distractor(self._rng, kind, self._today)
+
+    def _answer(self, outputs: Sequence[str]) -> str:
+        text = self._rng.choice(("; ", ", ", "\n")).join(outputs)
         if self._rng.random() < _PLAIN_ANSWER_SHARE:
             return text
-        frame = self._rng.choice(self._wordings.answers)
-        return frame.format(output=text.removesuffix(".") if frame.endswith(".") else text)
+        return fill(self._rng, self._rng.choice(self._frames.instructions["answer"]), output=text)
 
 
-def draw_tool(rng: random.Random, words: Lexicon) -> Tool:
-    """A tool of the list, or a verb and a noun with any fields."""
-    wordings = schema_words(words.split)
-    if rng.random() < _ACTION_SHARE:
-        action = rng.choice(wordings.actions)
-        noun = rng.choice(action.names)
-        fields = list(action.fields)
-    else:
-        noun = rng.choice(wordings.nouns)
-        action = _with_noun(rng.choice(wordings.verbs), noun)
-        fields = fields_apart(rng, wordings, words, rng.choices(*_NUM_FIELDS)[0])
-        fields = [field for field in fields if field.label != noun]
-    words_style = rng.choice(_STYLES)
-    property_style = "camel" if words_style in ("camel", "pascal") else "snake"
-    properties = tuple(
-        make_property(rng, field, property_style, as_list=not action.fields and not field.phrase and rng.random() < 0.15)
-        for field in fields
+_THEN = (
+    "{first}. Then take the {field} for {second}.",
+    "{first} and use the result for {second}.",
+    "{first}, then {second} with that {field}.",
+    "First: {first}. After that {second} with the {field}.",
+)
+_DONE = ("Done", "OK", "ok", "success", "true", "Saved", "Accepted", "Ready")
+_ERRORS = ("Error: timeout", "Not found", "No result", "Permission denied", "Error: no connection", "Failed")
+_COMMANDS = frozenset(
+    "add book buy call cancel change check clean close connect convert create delete dial dim email find give get lock log look make "
+    "mark move open order pause phone play put read record remind remove reserve ring roll save schedule search send set show skip "
+    "start stop switch take tell text track translate turn write".split()
+)
+
+
+def _is_command(text: str) -> bool:
+    return text.split(" ", 1)[0].lower() in _COMMANDS
+
+
+def _draw_tools(rng: random.Random, tools: Sequence[ToolFrames], count: int) -> list[ToolFrames]:
+    """Different tools, some of them neighbors: tools whose names share a word."""
+    chosen = {tool.name: tool for tool in (rng.choice(tools),)}
+    while len(chosen) < min(count, len(tools)):
+        tool = rng.choice(tools)
+        if rng.random() < _NEIGHBOR_SHARE:
+            words = {word for name in chosen for word in name.split("_")}
+            tool = rng.choice([tool for tool in tools if not words.isdisjoint(tool.name.split("_"))])
+            if tool.name in chosen:
+                tool = rng.choice(tools)
+        chosen.setdefault(tool.name, tool)
+    drawn = list(chosen.values())
+    rng.shuffle(drawn)
+    return drawn
+
+
+def _define(rng: random.Random, tool: ToolFrames, style: str) -> DefinedTool:
+    name = styled(tool.name, style)
+    properties = []
+    for field in tool.parameters:
+        schema = value_schema(rng, field.kind)
+        if field.description and rng.random() < 0.3:
+            schema["description"] = field.description
+        properties.append(SchemaProperty(field.name, schema, "omitted" if field.is_optional else "never"))
+    title = rng.choice(_TITLES).format(styled(tool.name, "pascal"))
+    definition = ToolDefinition(name=name, description=tool.description, parameters=object_schema(title, properties))
+    return DefinedTool(tool, definition)
+
+
+def _assistant_calls(calls: Sequence[tuple[DefinedTool, dict[str, Any]]]) -> AssistantTurn:
+    return AssistantTurn(
+        tool_calls=tuple(
+            ToolCall(
+                name=tool.definition.name,
+                arguments={name: arguments[name] for name in tool.definition.parameters["x-order"] if name in arguments},
+            )
+            for tool, arguments in calls
+        )
     )
-    if not action.fields:
-        properties = tuple(_maybe_optional(rng, prop, position) for position, prop in enumerate(properties))
-    spoken = rng.choice(action.names)
-    name = styled(spoken, words_style)
-    title = rng.choice(
-        (name, styled(spoken, "pascal"), styled(f"{spoken} {rng.choice(_TITLE_ENDS)}", "pascal"), *_TITLE_ENDS)
-    )
-    return Tool(
-        definition=ToolDefinition(
-            name=name,
-            description=rng.choice(action.descriptions),
-            parameters=object_schema(title.replace(" ", ""), properties),
-        ),
-        noun=noun,
-        properties=properties,
-        requests=action.requests,
-        outputs=action.outputs,
-    )
-
-
-_TITLE_ENDS = ("Parameters", "Arguments", "Params", "Input")
-
-
-def _with_noun(verb: Action, noun: str) -> Action:
-    def filled(texts: Texts) -> Texts:
-        return tuple(text.replace("a {noun}", with_article(noun)).replace("{noun}", noun) for text in texts)
-
-    return Action(names=filled(verb.names), descriptions=filled(verb.descriptions), requests=filled(verb.requests))
-
-
-def _maybe_optional(rng: random.Random, prop: Property, position: int) -> Property:
-    return replace(prop, is_required=position == 0 or rng.random() < 0.75)
-
-
-def _call(*calls: tuple[Tool, dict[str, Any]]) -> AssistantTurn:
-    return AssistantTurn(tool_calls=tuple(ToolCall(name=t.definition.name, arguments=arguments) for t, arguments in calls))
-
-
-def _shown(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-def _slots(frame: str) -> list[str]:
-    return [name for _, name, _, _ in string.Formatter().parse(frame) if name]

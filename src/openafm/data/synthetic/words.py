@@ -11,7 +11,7 @@ import unicodedata
 import zlib
 from collections.abc import Iterable
 
-from openafm.data.synthetic.languages import MissingLibraryError, Split, locale_of, text_folder
+from openafm.data.synthetic.languages import MissingLibraryError, Split, has_texts, locale_of, text_folder
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.source_text import Frame, Slot, parse_frame, read_sections
 
@@ -197,8 +197,8 @@ class Words:
 
 @functools.cache
 def words_of(language: str, split: Split) -> Words:
-    """The words of a language and split, read once."""
-    return Words(language, split)
+    """The words of a language and split, read once; the English ones for a language without files."""
+    return Words(language if has_texts(language) else "en", split)
 
 
 @functools.cache
