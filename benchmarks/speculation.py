@@ -45,7 +45,7 @@ from openafm.training.config import StepBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "speculation.json"
 MAX_TOKENS = 120
-TASKS = {"event": 0.5, "arithmetic": 0.15, "tool": 0.15, "tagging": 0.05, "summary": 0.05, "rewrite": 0.05, "story": 0.05}
+TASKS = {"event": 0.5, "tool": 0.2, "form": 0.15, "label": 0.05, "lookup": 0.05, "arithmetic": 0.05}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 from openafm.core.errors import UsageError
-from openafm.data.synthetic.lexicons import LANGUAGES
+from openafm.data.synthetic import LANGUAGES
 from openafm.evaluation.fresh.cases import Case, event_cases, form_cases, label_cases, tool_cases
 from openafm.evaluation.fresh.natural import LABEL_SETS, natural_cases, words
 from openafm.evaluation.fresh.scores import constant_answer, grade_answer, score_cases

@@ -63,7 +63,7 @@ def test_buckets_partition_languages_and_tasks(recipe: str) -> None:
     assert len(others) == 15
     assert all(set(synthetic.languages) == {"en"} for synthetic in read.values())
     tasks = [task for synthetic in read.values() for task in synthetic.tasks]
-    assert len(tasks) == len(set(tasks)) == 8
+    assert len(tasks) == len(set(tasks)) == 7
 
 
 def test_an_invalid_mixture_is_refused() -> None:

@@ -7,13 +7,15 @@ held-out split shares no sentence frames, names, places or titles with the train
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.data.synthetic import EVENT_SCHEMA, SyntheticConfig, generate
 from openafm.evaluation.event_baselines import constant_event, regex_event
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
 
@@ -59,11 +61,12 @@ class EventScores:
 
 
 def held_out_events(count: int, seed: int = 0, languages: dict[str, float] | None = None) -> list[EventExample]:
-    """Return the first `count` held-out examples, in the corpus's languages or in `languages` by weight."""
+    """Return the first `count` held-out examples under `EVENT_SCHEMA` whose instructions state the day as an ISO date."""
     config = SyntheticConfig(seed=seed, split="held_out", tasks={"event": 1.0})
     if languages is not None:
         config = replace(config, languages=languages)
-    return [_event_example(conversation) for conversation in generate(config, count)]
+    examples = (_event_example(conversation) for conversation in generate(config, sys.maxsize))
+    return list(itertools.islice((example for example in examples if example is not None), count))
 
 
 def score(
@@ -121,19 +124,20 @@ def constant_extractor(_: EventExample) -> dict[str, Any]:
     return constant_event()
 
 
-def _event_example(conversation: Conversation) -> EventExample:
+def _event_example(conversation: Conversation) -> EventExample | None:
+    """The example of a conversation; None for another schema, or if the reference day is not an ISO date."""
     instructions, user, assistant = conversation.turns
     assert isinstance(instructions, Instructions)
     assert isinstance(user, UserTurn)
     assert isinstance(assistant, AssistantTurn)
-    assert user.response_format is not None
-    day = re.search(r"\d{4}-\d{2}-\d{2}", instructions.text)
-    assert day is not None
+    day = re.search(r"Today is \w{3} (\d{4}-\d{2}-\d{2})", instructions.text)
+    if user.response_format != EVENT_SCHEMA or day is None:
+        return None
     return EventExample(
         instructions=instructions.text,
         message=user.text,
         schema=user.response_format,
-        reference_day=datetime.date.fromisoformat(day.group()),
+        reference_day=datetime.date.fromisoformat(day[1]),
         language=conversation.language,
         gold=json.loads(assistant.text),
     )

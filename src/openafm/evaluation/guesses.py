@@ -32,6 +32,7 @@ class _SchemaFiller:
     def value(self, schema: JsonSchema, name: str) -> Any:
         if "$ref" in schema:
             schema = self._definitions[schema["$ref"].rpartition("/")[2]]
+        schema = schema.get("anyOf", [schema])[0]
         stated = self._stated(name)
         match schema["type"]:
             case "object":

@@ -1,6 +1,6 @@
-"""Held-out scores of a model on the tasks of the built-in corpus. The split shares no frame, name or title with training.
+"""Held-out scores of a model on the tasks of the built-in corpus. The split shares no frame or word with training.
 
-Stories have no reference and are left out. Answers are greedy, each in a new session, and guided if the example has a
+Answers are greedy, each in a new session, and guided if the example has a
 response format.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,9 +18,8 @@ from openafm.core.config import nearest
 from openafm.core.errors import UsageError
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.evaluation import calculator, events, tool_requests
-from openafm.evaluation.forms import is_stated, share_of_fields
+from openafm.evaluation.forms import share_of_fields
 from openafm.evaluation.guesses import guess
-from openafm.evaluation.overlap import rouge_l
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
 
 MAX_TOKENS = 128
-"""Token limit of a summary or rewrite; the longest references have about 100 tokens."""
+"""Token limit of an answer; the longest references have about 100 tokens."""
 WELL_ABOVE = 0.1
 """Margin over the best baseline above which a score is meaningful."""
 
@@ -43,7 +43,7 @@ class UnknownTaskError(UsageError):
 class TaskScore:
     """The mean score of a task from 0 to 1, the scores by language, and those of baselines.
 
-    `metric` is "exact" (share of correct answers, or of correct fields for events and forms) or "rouge_l".
+    `metric` is "exact": the share of correct answers, or of correct fields for events and forms.
     """
 
     score: float
@@ -168,14 +168,29 @@ def grade_form(example: TextExample, answer: str) -> float:
     return share_of_fields(json.loads(example.gold), json.loads(answer)) if answer else 0.0
 
 
-def grade_text(example: TextExample, answer: str) -> float:
-    """Return ROUGE-L with the only reference; other good answers score low."""
-    return rouge_l(answer, example.gold)
+def grade_answer(example: TextExample, answer: str) -> float:
+    """Return 1 if the answer equals the reference, compared by value if it is JSON, else 0."""
+    if example.schema is None:
+        return float(answer.strip() == example.gold)
+    return float(bool(answer) and json.loads(answer) == json.loads(example.gold))
 
 
-def echo(example: TextExample) -> str:
-    """Baseline: return the prompt."""
-    return example.text
+def first_label(example: TextExample) -> str:
+    """Baseline: return the first of the labels to choose from."""
+    choice = example.schema
+    if choice is None:
+        return re.split(r"[,/|;:.\n?]", example.instructions.partition(":")[2])[0].strip()
+    name = next(iter(choice.get("properties", ())), None)
+    if name is None:
+        return json.dumps(choice["enum"][0])
+    return json.dumps({name: choice["properties"][name]["enum"][0]})
+
+
+def last_value(example: TextExample) -> str:
+    """Baseline: return the last word of the list."""
+    listed = f"{example.instructions}\n{example.text}".split("\n")[-2]
+    value = re.split(r"[\s,;:|\"]+", listed.strip(' |".}'))[-1]
+    return value if example.schema is None else json.dumps({next(iter(example.schema["properties"])): value})
 
 
 def first_choice(example: TextExample) -> str:
@@ -215,12 +230,6 @@ def held_out_texts(task: str, count: int, languages: Weights | None = None) -> l
     return list(itertools.islice(_texts(task, languages), count))
 
 
-def held_out_forms(count: int, languages: Weights | None = None) -> list[TextExample]:
-    """Return the first `count` held-out forms whose prompt states all values; the others have no reference."""
-    stated = (form for form in _texts("form", languages) if is_stated(json.loads(form.gold), form.text))
-    return list(itertools.islice(stated, count))
-
-
 def _texts(task: str, languages: Weights | None) -> Iterator[TextExample]:
     config = SyntheticConfig(split="held_out", tasks={task: 1.0})
     if languages is not None:
@@ -239,16 +248,6 @@ def _text_example(conversation: Conversation) -> TextExample:
         schema=user.response_format,
         gold=assistant.text,
         language=conversation.language,
-    )
-
-
-def _written(task: str) -> HeldOutTask[TextExample]:
-    return HeldOutTask(
-        metric="rouge_l",
-        examples=lambda count, languages: held_out_texts(task, count, languages),
-        solver=text_solver,
-        grade=grade_text,
-        baselines={"echo": echo},
     )
 
 
@@ -271,6 +270,20 @@ TASKS: dict[str, HeldOutTask[Any]] = {
         grade=grade_tags,
         baselines={"first_choice": first_choice},
     ),
+    "label": HeldOutTask(
+        metric="exact",
+        examples=lambda count, languages: held_out_texts("label", count, languages),
+        solver=text_solver,
+        grade=grade_answer,
+        baselines={"first_label": first_label},
+    ),
+    "lookup": HeldOutTask(
+        metric="exact",
+        examples=lambda count, languages: held_out_texts("lookup", count, languages),
+        solver=text_solver,
+        grade=grade_answer,
+        baselines={"last_value": last_value},
+    ),
     "arithmetic": HeldOutTask(
         metric="exact",
         examples=lambda count, languages: calculator.held_out_problems(count, languages=languages),
@@ -287,11 +300,9 @@ TASKS: dict[str, HeldOutTask[Any]] = {
     ),
     "form": HeldOutTask(
         metric="exact",
-        examples=held_out_forms,
+        examples=lambda count, languages: held_out_texts("form", count, languages),
         solver=text_solver,
         grade=grade_form,
         baselines={"labels": labeled_values},
     ),
-    "summary": _written("summary"),
-    "rewrite": _written("rewrite"),
 }

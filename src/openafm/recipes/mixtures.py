@@ -17,18 +17,9 @@ from openafm.training.config import EvaluationConfig
 Learn = Literal["everything", "answers"]
 
 # The micro model learns events. The small shares of other tasks keep `respond` and `chat` from failing on them.
-MICRO_TASKS = {"event": 0.95, "tagging": 0.01, "summary": 0.01, "rewrite": 0.01, "arithmetic": 0.01, "story": 0.01}
+MICRO_TASKS = {"event": 0.9, "lookup": 0.05, "label": 0.02, "form": 0.02, "tagging": 0.01}
 MICRO_LANGUAGES = {language: 0.55 if language == "en" else 0.03 for language in LANGUAGES}
-NANO_TASKS = {
-    "event": 0.40,
-    "tool": 0.20,
-    "form": 0.12,
-    "tagging": 0.07,
-    "arithmetic": 0.07,
-    "summary": 0.05,
-    "rewrite": 0.05,
-    "story": 0.04,
-}
+NANO_TASKS = {"event": 0.25, "tool": 0.25, "form": 0.2, "label": 0.2, "lookup": 0.05, "tagging": 0.03, "arithmetic": 0.02}
 NANO_LANGUAGES = {language: 0.40 if language == "en" else 0.04 for language in LANGUAGES}
 NANO_COPIES = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
 

@@ -239,9 +239,7 @@ class CalendarPhrases:
                 for pattern in self.fitting_dates(section, day, 0) if section in self.dates else ():
                     yield from _clash(seen, self.write_date(rng, pattern, day), pattern)
 
-    def _phrase(
-        self, rng: random.Random, pattern: Pattern, resolve: Resolve, value: str, section: str = ""
-    ) -> Phrase:
+    def _phrase(self, rng: random.Random, pattern: Pattern, resolve: Resolve, value: str, section: str = "") -> Phrase:
         pieces = render(pattern.frame, rng, resolve, language=self.language)
         return Phrase(text_of(pieces), value_of(pieces, BARE) or "", value, section)
 

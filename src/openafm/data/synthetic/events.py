@@ -10,7 +10,7 @@ from typing import Any
 from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.frames import LanguageFrames, frames_of
 from openafm.data.synthetic.languages import Split
-from openafm.data.synthetic.messages import Message, draw_message, draw_other_message
+from openafm.data.synthetic.messages import draw_message, draw_other_message
 from openafm.data.synthetic.reference import (
     draw_reference,
     event_instructions,
@@ -82,9 +82,7 @@ def event_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, 
     )
 
 
-def _draw_instructions(
-    rng: random.Random, frames: LanguageFrames, split: Split, today: datetime.date, shape: str
-) -> str:
+def _draw_instructions(rng: random.Random, frames: LanguageFrames, split: Split, today: datetime.date, shape: str) -> str:
     """The task and the reference day, in English or the language of the message."""
     if rng.random() < _CANONICAL_INSTRUCTIONS_SHARE:
         writers = (event_instructions, event_instructions_today_only, reference_week)

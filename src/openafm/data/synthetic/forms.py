@@ -95,9 +95,7 @@ def draw_listing(rng: random.Random, domain: FormDomain, frames: LanguageFrames,
 class FieldValues:
     """Values of the fields of a text, drawn when they are written."""
 
-    def __init__(
-        self, rng: random.Random, fields: Sequence[Field], frames: LanguageFrames, today: datetime.date
-    ) -> None:
+    def __init__(self, rng: random.Random, fields: Sequence[Field], frames: LanguageFrames, today: datetime.date) -> None:
         self._rng, self._frames, self._today = rng, frames, today
         self._fields = {each.name: each for each in fields}
         self._others = Distractors(rng, frames, today)

@@ -6,11 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.catalogs import TOPICS, Label, LabelSet, catalog_of
 from openafm.data.synthetic.frames import LanguageFrames, frames_of
 from openafm.data.synthetic.languages import LANGUAGES, Split, locale_of
 from openafm.data.synthetic.messages import Distractors, draw_other_message
-from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.reference import fill
 from openafm.data.synthetic.rendering import render, text_of
 from openafm.data.synthetic.styles import restyle
@@ -129,9 +129,7 @@ def _draw_language(rng: random.Random, split: Split) -> tuple[str, NamedLabel, l
     return draw_other_message(rng, frames, draw_reference_day(rng)).text, named[0], named[1:]
 
 
-def _draw_choices(
-    rng: random.Random, gold: NamedLabel, others: Sequence[NamedLabel]
-) -> tuple[list[NamedLabel], str]:
+def _draw_choices(rng: random.Random, gold: NamedLabel, others: Sequence[NamedLabel]) -> tuple[list[NamedLabel], str]:
     """Two to eight labels in any order, and the right one; in some cases "other", which may be right."""
     most = min(len(others), _MOST_LABELS - 1)
     choices = rng.sample(list(others), rng.randint(1, most))

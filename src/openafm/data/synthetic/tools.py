@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.catalogs import Catalog, ToolFrames, catalog_of
 from openafm.data.synthetic.fields import Field
 from openafm.data.synthetic.forms import FieldValues, value_schema
-from openafm.data.synthetic.frames import LanguageFrames, frames_of
+from openafm.data.synthetic.frames import frames_of
 from openafm.data.synthetic.languages import Split
 from openafm.data.synthetic.messages import Distractors
 from openafm.data.synthetic.reference import draw_reference, fill
@@ -128,7 +128,8 @@ class _ToolConversation:
             for second in self._tools
             if first is not second
             and [field.is_optional for field in second.source.parameters] == [False]
-            and second.source.parameters[0].kind.base in ("person", "city", "name", "word", "street", "phone", "code", "company")
+            and second.source.parameters[0].kind.base
+            in ("person", "city", "name", "word", "street", "phone", "code", "company")
         ]
 
     def _serial(self, first: DefinedTool, second: DefinedTool, field: Field) -> tuple[Turn, ...]:
@@ -209,15 +210,15 @@ _THEN = (
 )
 _DONE = ("Done", "OK", "ok", "success", "true", "Saved", "Accepted", "Ready")
 _ERRORS = ("Error: timeout", "Not found", "No result", "Permission denied", "Error: no connection", "Failed")
-_COMMANDS = frozenset(
-    "add book buy call cancel change check clean close connect convert create delete dial dim email find give get lock log look make "
-    "mark move open order pause phone play put read record remind remove reserve ring roll save schedule search send set show skip "
-    "start stop switch take tell text track translate turn write".split()
+_COMMANDS = re.compile(
+    "(add|book|buy|call|cancel|change|check|clean|close|connect|convert|create|delete|dial|dim|email|find|give|get|lock|log|look|make"
+    "|mark|move|open|order|pause|phone|play|put|read|record|remind|remove|reserve|ring|roll|save|schedule|search|send|set|show|skip"
+    "|start|stop|switch|take|tell|text|track|translate|turn|write)\\b"
 )
 
 
 def _is_command(text: str) -> bool:
-    return text.split(" ", 1)[0].lower() in _COMMANDS
+    return _COMMANDS.match(text.lower()) is not None
 
 
 def _draw_tools(rng: random.Random, tools: Sequence[ToolFrames], count: int) -> list[ToolFrames]:

@@ -95,9 +95,9 @@ English; only the names in them are of all languages.
 ## Held-out results
 
 {count:,} examples of each task, 25 % English and 5 % each of fifteen other languages, with sentence frames, names, places
-and titles that are not in the training data. "exact" is the share of correct answers, of correct fields for events and
-forms; "rouge_l" is ROUGE-L with one reference. A `tool` answer is correct if it has the right calls with the right
-arguments, or text where no call is needed; each `form` has all its values in the prompt. "Kept" is the share of the
+and titles, forms, label sets and tools that are not in the training data. "exact" is the share of correct answers, of correct
+fields for events and forms. A `tool` answer is correct if it has the right calls with the right arguments, or text where no
+call is needed. "Kept" is the share of the
 uncompressed model's score; it is marked "(says little)" if that score is less than ten points above the baselines.
 
 {_scores(results)}
