@@ -172,5 +172,5 @@ def test_a_file_that_is_missing_is_named(tmp_path, monkeypatch: pytest.MonkeyPat
     from openafm.data.synthetic import words
 
     monkeypatch.setattr(words, "text_folder", lambda: tmp_path)
-    with pytest.raises(SourceTextError, match="en/words.txt"):
+    with pytest.raises(SourceTextError, match=r"en/words\.txt"):
         words.Words("en", "train")

@@ -212,7 +212,8 @@ def test_titles_and_places_are_spans_of_the_message(split: str) -> None:
 
 def test_the_canonical_instructions() -> None:
     assert event_instructions(datetime.date(2026, 11, 21)) == (
-        "Extract the event. Today is Sat 2026-11-21; Sun 11-22, Mon 11-23, Tue 11-24, Wed 11-25, Thu 11-26, Fri 11-27, Sat 11-28."
+        "Extract the event. Today is Sat 2026-11-21; "
+        "Sun 11-22, Mon 11-23, Tue 11-24, Wed 11-25, Thu 11-26, Fri 11-27, Sat 11-28."
     )
     assert "; Sun 12-29, Mon 12-30, Tue 12-31, Wed 2025-01-01," in event_instructions(datetime.date(2024, 12, 28))
     assert event_instructions_today_only(datetime.date(2028, 2, 29)) == "Extract the event. Today is Tue 2028-02-29."
@@ -268,7 +269,7 @@ def test_labels_stand_in_any_order() -> None:
         schema = user.response_format
         if schema is None:
             continue
-        (choice,) = (schema["properties"] if "properties" in schema else {"": schema}).values()
+        (choice,) = schema.get("properties", {"": schema}).values()
         value = json.loads(answer.text)
         (label,) = value.values() if isinstance(value, dict) else [value]
         assert 2 <= len(choice["enum"]) <= 8

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
 from openafm import SystemLanguageModel
 from openafm.bundle import shipped_bundle
 from openafm.core.errors import UsageError

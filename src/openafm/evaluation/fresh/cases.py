@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from openafm.data.synthetic.events import EVENT_SCHEMA, event_instructions
+from openafm.data.synthetic import EVENT_SCHEMA, event_instructions
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 
 WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
