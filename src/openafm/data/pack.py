@@ -130,6 +130,8 @@ def pack_synthetic(
     from openafm.data.synthetic import generate
 
     with progress(f"generate {count:,} conversations", count) as bar:
+        if synthetic.natural_share and not synthetic.natural:
+            bar.note("no natural requests: set the corpus's `natural` to their folder to train on them too")
         conversations = _watched(generate(synthetic, count), bar, lambda done: done)
         return pack_conversations(conversations, out, tokenizer, template, config or PackConfig(source="synthetic"))
 

@@ -18,6 +18,7 @@ from openafm.data.needles import NeedlesConfig, pack_needles
 from openafm.data.pack import PackConfig, is_held_out, pack_path, pack_synthetic
 from openafm.data.shards import ShardError, open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.data.synthetic.natural import ATTRIBUTIONS
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import Conversation
 from openafm.tokenizer.template import BaseChatTemplate
@@ -87,7 +88,11 @@ class SyntheticCorpusConfig(CorpusConfig):
     @property
     def description(self) -> str:
         tasks = ", ".join(f"{task} {share:.0%}" for task, share in self.synthetic.tasks.items())
-        return f"{self.num_examples:,} examples of the built-in corpus ({tasks})"
+        text = f"{self.num_examples:,} examples of the built-in corpus ({tasks})"
+        if not self.synthetic.natural or not self.synthetic.natural_share:
+            return text
+        sources = "; ".join(ATTRIBUTIONS.values())
+        return f"{text}, {self.synthetic.natural_share:.0%} of them requests that people wrote ({sources})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import random
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 from openafm.core.config import Config, nearest
 from openafm.data.synthetic.arithmetic import arithmetic_turns
@@ -14,6 +15,7 @@ from openafm.data.synthetic.forms import form_turns
 from openafm.data.synthetic.labels import label_turns, tagging_turns
 from openafm.data.synthetic.languages import LANGUAGES, Split
 from openafm.data.synthetic.lookup import lookup_turns
+from openafm.data.synthetic.natural import natural_turns
 from openafm.data.synthetic.tools import tool_turns
 from openafm.tokenizer.conversation import Conversation, Turn
 
@@ -41,17 +43,22 @@ def _default_languages() -> dict[str, float]:
 class SyntheticConfig(Config):
     """An endless stream of examples. Weights need not sum to one.
 
-    `held_out` shares no sentence frame, name, place or title with `train`, whatever the seeds.
+    `held_out` shares no sentence frame, word, form, tool or label set with `train`, whatever the seeds. A share
+    `natural_share` of the examples of `train` are requests that people wrote, from the folder `natural`; without a folder,
+    there are none.
     """
 
     seed: int = 0
     split: Split = "train"
     tasks: dict[str, float] = dataclasses.field(default_factory=_default_tasks)
     languages: dict[str, float] = dataclasses.field(default_factory=_default_languages)
+    natural: str = ""
+    natural_share: float = 0.0
 
     def __post_init__(self) -> None:
         self._check(self.tasks, TASKS, "task")
         self._check(self.languages, LANGUAGES, "language")
+        self.require(0 <= self.natural_share <= 1, f"natural_share is a share from 0 to 1, got {self.natural_share}")
 
     def _check(self, weights: Mapping[str, float], known: tuple[str, ...], kind: str) -> None:
         for name, weight in weights.items():
@@ -64,6 +71,8 @@ def example(config: SyntheticConfig, index: int) -> Conversation:
     """Example `index` of the stream; the same in every process and on every machine."""
     key = hashlib.blake2b(f"{config.seed} {config.split} {index}".encode(), digest_size=8).digest()
     rng = random.Random(int.from_bytes(key, "big"))
+    if config.natural and config.split == "train" and rng.random() < config.natural_share:
+        return Conversation(turns=natural_turns(rng, Path(config.natural)), task="natural", language="en")
     task = rng.choices(tuple(config.tasks), tuple(config.tasks.values()))[0]
     language = rng.choices(tuple(config.languages), tuple(config.languages.values()))[0]
     turns = _TASKS[task](rng, language, config.split)

@@ -43,8 +43,21 @@ def label_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, 
         labels = rng.choice(catalog_of(language, split).label_sets)
         text, gold, others = _draw_text(rng, labels, frames)
         question = labels.question
+    return labeled_turns(rng, text, gold, others, language, split, question)
+
+
+def labeled_turns(
+    rng: random.Random,
+    text: str,
+    gold: NamedLabel,
+    others: Sequence[NamedLabel],
+    language: str,
+    split: Split,
+    question: str = "",
+) -> tuple[Turn, ...]:
+    """Return a text with labels to choose from, as a schema or in the instructions, and the right one."""
     choices, answer = _draw_choices(rng, gold, others)
-    wording = frames if rng.random() < 0.5 else frames_of("en", split)
+    wording = frames_of(language if rng.random() < 0.5 else "en", split)
     names = [choice.name for choice in choices]
     if rng.random() >= _SCHEMA_SHARE:
         listed = rng.choice((", ", ", ", " / ", " | ", "; ")).join(names)
