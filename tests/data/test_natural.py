@@ -86,7 +86,7 @@ def test_the_card_attributes_them() -> None:
 
 
 def test_a_folder_without_the_sets_and_a_wrong_share_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(NaturalDataError, match="train.jsonl.gz"):
+    with pytest.raises(NaturalDataError, match=r"train\.jsonl\.gz"):
         natural_set(tmp_path, "snips")
     (tmp_path / "home-train.jsonl.gz").write_bytes(b"not gzip")
     with pytest.raises(NaturalDataError, match="cannot be read"):

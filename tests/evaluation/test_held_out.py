@@ -144,9 +144,7 @@ def test_exact_match_is_the_mean_of_exact_tasks() -> None:
             score=value, metric=metric, num_examples=4, languages={"en": value}, baselines={"a": 0.0, "b": baseline}
         )
 
-    scores = HeldOutScores(
-        tasks={"x": score(0.5, "exact", 0.4), "y": score(1, "exact", 0.91), "z": score(0.2, "rouge_l", 0)}
-    )
+    scores = HeldOutScores(tasks={"x": score(0.5, "exact", 0.4), "y": score(1, "exact", 0.91), "z": score(0.2, "other", 0)})
     assert scores.exact_match == 0.75
     assert [task.is_well_above_baselines for task in scores.tasks.values()] == [True, False, True]
     assert HeldOutScores(tasks={"z": scores.tasks["z"]}).exact_match is None

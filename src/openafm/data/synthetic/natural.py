@@ -126,9 +126,7 @@ class NearDuplicates:
     def has(self, text: str) -> bool:
         shingles = _shingles(text)
         shared = Counter(index for shingle in shingles for index in self._found.get(shingle, ()))
-        return any(
-            count / (len(shingles) + len(self._shingles[index]) - count) >= _ALIKE for index, count in shared.items()
-        )
+        return any(count / (len(shingles) + len(self._shingles[index]) - count) >= _ALIKE for index, count in shared.items())
 
 
 def _shingles(text: str) -> frozenset[tuple[str, ...]]:
@@ -164,7 +162,8 @@ def _label_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
     intents = list(requests.by_intent)
     request = rng.choice(requests.requests)
     if not request.intents:
-        others = [NamedLabel(words_of_intent(intent), "") for intent in rng.sample(intents, rng.randint(2, 6))]
+        drawn = rng.sample(intents, min(len(intents), rng.randint(2, 6)))
+        others = [NamedLabel(words_of_intent(intent), "") for intent in drawn]
         return labeled_turns(rng, request.text, NamedLabel("out of scope", ""), others, "en", "train")
     gold = rng.choice(request.intents)
     absent = [intent for intent in intents if intent not in request.intents]
