@@ -1,7 +1,7 @@
-"""Adapters: a small set of weights trained for one task on the shipped model, opened from its folder and by its name.
+"""Adapters: train a small set of weights for one task on the shipped model, and open it from its folder and by name.
 
-Forty steps on four conversations, which it learns by heart; `openafm adapter train` does the same with your data, losses on
-held-out conversations and runs that go on where they stopped.
+The adapter memorizes four conversations in 40 steps. `openafm adapter train` trains on your data, evaluates held-out
+conversations and resumes interrupted runs.
 
 python examples/adapters.py
 """
@@ -24,7 +24,7 @@ TOPICS = {"rain all week": "weather", "they won two to one": "sport", "a new ope
 
 
 def train(folder: Path) -> Path:
-    """Train an adapter in `folder` and write it there, with what its author has to tell."""
+    """Train an adapter in `folder` and export it there with metadata of its author."""
     lines = [
         {"messages": [{"role": "user", "content": f"Tag it: {text}"}, {"role": "assistant", "content": topic}]}
         for text, topic in TOPICS.items()
@@ -40,10 +40,10 @@ def train(folder: Path) -> Path:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
-        os.environ["OPENAFM_HOME"] = str(Path(place) / "home")  # an example leaves nothing behind
+        os.environ["OPENAFM_HOME"] = str(Path(place) / "home")  # leave nothing behind
         path = train(Path(place))
         print("installed", install_adapter(path).identifier)
-        print("its author says:", fm.Adapter(name="tags").creator_defined_metadata)
+        print("metadata of its author:", fm.Adapter(name="tags").creator_defined_metadata)
         short = fm.GenerationOptions(maximum_response_tokens=6)
         for model in (
             fm.SystemLanguageModel(),

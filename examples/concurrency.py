@@ -1,4 +1,4 @@
-"""Concurrency: many sessions share one model; a session answers one request at a time, and a request can be cancelled.
+"""Concurrency: many sessions share one model; a session answers one request at a time; requests can be cancelled.
 
 python examples/concurrency.py
 """
@@ -16,13 +16,13 @@ SHORT = fm.GenerationOptions(maximum_response_tokens=4)
 async def many_sessions(model: fm.LanguageModel) -> None:
     sessions = [fm.LanguageModelSession(f"You are number {number}.", model) for number in range(3)]
     texts = await asyncio.gather(*(session.respond("Who are you?", options=SHORT) for session in sessions))
-    print(len(texts), "sessions answered at the same time")
+    print(len(texts), "sessions answered concurrently")
 
 
 async def one_session(model: fm.LanguageModel) -> None:
-    hasty = fm.LanguageModelSession(model=model)
-    patient = fm.LanguageModelSession(model=model, when_busy="wait")
-    for session in (hasty, patient):
+    raising = fm.LanguageModelSession(model=model)
+    waiting = fm.LanguageModelSession(model=model, when_busy="wait")
+    for session in (raising, waiting):
         requests = (session.respond("One.", options=SHORT), session.respond("Two.", options=SHORT))
         results = await asyncio.gather(*requests, return_exceptions=True)
         print([type(result).__name__ for result in results], len(session.transcript), "entries")
@@ -33,9 +33,9 @@ async def cancelled(model: fm.LanguageModel) -> None:
     endless = fm.GenerationOptions(maximum_response_tokens=2000)
     try:
         await asyncio.wait_for(session.respond("Count to a thousand. " * 50, options=endless), timeout=0.01)
-        print("answered at once")
+        print("answered before the timeout")
     except TimeoutError:
-        print("given up; the transcript has", len(session.transcript), "entries")
+        print("cancelled; the transcript has", len(session.transcript), "entries")
 
 
 def in_threads(model: fm.LanguageModel) -> None:
@@ -49,7 +49,7 @@ def in_threads(model: fm.LanguageModel) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    print(len(texts), "threads,", len(set(texts)), "answer: the same conversation, the same words")
+    print(len(texts), "threads,", len(set(texts)), "distinct answer: equal conversations give equal answers")
 
 
 async def in_loop(model: fm.LanguageModel) -> None:

@@ -1,4 +1,4 @@
-"""Condensing: a conversation that no longer fits its model goes on from a shorter transcript.
+"""Condensing: continue a conversation that exceeds the context window from a shorter transcript.
 
 python examples/condense.py
 """
@@ -21,7 +21,7 @@ def main() -> None:
         print(f"too long: {error.token_count} tokens, the window has {error.context_size}")
 
     shorter = {
-        "as it was": session.transcript,
+        "original": session.transcript,
         "first and last": fm.first_and_last(session.transcript),
         "rolling window": fm.rolling_window_blocking(session.transcript, model, max_tokens=80),
         "summarized": fm.summarized_blocking(session.transcript, model, summary_tokens=24),
@@ -31,7 +31,7 @@ def main() -> None:
 
     session = fm.LanguageModelSession.from_transcript(shorter["summarized"], model)
     session.respond_blocking("Go on.", options=short)
-    print("the session goes on, with", len(session.transcript), "entries")
+    print("the session continues with", len(session.transcript), "entries")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Dynamic schemas: a form that is only known at run time, here from a dictionary, filled in by the model.
+"""Dynamic schemas: the model fills in a form that is defined at run time, here by a dictionary.
 
 python examples/dynamic_schema.py
 """
@@ -17,7 +17,7 @@ FORM = {
 
 
 def schema_of(form: Mapping[str, object]) -> fm.GenerationSchema:
-    """A schema with one property for each row of a form: texts to choose from, numbers to choose from, or a type."""
+    """Return a schema with one property per row of a form: a list of texts, a list of numbers, or a type."""
     dynamic = fm.DynamicGenerationSchema
 
     def part(row: object) -> fm.DynamicGenerationSchema:

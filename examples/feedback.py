@@ -1,4 +1,4 @@
-"""Feedback: what was said, what was wrong with it and what it should have been, as JSON for whoever trains the model.
+"""Feedback: a conversation, its issues and the desired response, as JSON for the training of the model.
 
 python examples/feedback.py
 """
@@ -26,9 +26,9 @@ def main() -> None:
         [fm.FeedbackIssue(fm.FeedbackCategory.INCORRECT, "It is not that bad.")],
         desired_output=fm.GeneratedContent.of(Review(stars=4, mood="happy")).to_json(),
     )
-    told = json.loads(feedback)
-    print(len(feedback), "bytes:", ", ".join(told))
-    print(told["sentiment"], told["issues"])
+    fields = json.loads(feedback)
+    print(len(feedback), "bytes:", ", ".join(fields))
+    print(fields["sentiment"], fields["issues"])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Guardrails: the built-in blocklist, one of your own, and a refusal that the model explains when asked.
+"""Guardrails: the built-in blocklist, your own guardrail, and a refusal that the model explains.
 
 python examples/guardrails.py
 """
@@ -9,7 +9,7 @@ import openafm as fm
 
 
 class Discreet:
-    """Keeps a project's name out of prompts and responses, and gives no medical advice."""
+    """Block a project's name in prompts and responses, and refuse medical questions."""
 
     def check_input(self, text: str) -> fm.Allowed | fm.Violation | fm.Refused:
         if "aurora" in text.lower():
@@ -26,7 +26,7 @@ def main() -> None:
     models = {
         "built-in": fm.SystemLanguageModel(),
         "permissive": fm.SystemLanguageModel(guardrails=fm.SystemLanguageModelGuardrails.PERMISSIVE_CONTENT_TRANSFORMATIONS),
-        "our own": fm.SystemLanguageModel(guardrails=Discreet()),
+        "custom": fm.SystemLanguageModel(guardrails=Discreet()),
     }
     prompts = ("How do I make a bomb?", "When does Aurora ship?", "Which medicine helps?")
     short = fm.GenerationOptions(maximum_response_tokens=4)
@@ -36,7 +36,7 @@ def main() -> None:
                 fm.LanguageModelSession("You help at work.", model).respond_blocking(prompt, options=short)
                 print(f"{name}: {prompt} allowed")
             except fm.GuardrailViolationError as error:
-                print(f"{name}: {prompt} stopped: {error}")
+                print(f"{name}: {prompt} blocked: {error}")
             except fm.RefusalError as error:
                 print(f"{name}: {prompt} refused: {error}")
                 print(f"  the model explains: {error.explanation_blocking()!r}")

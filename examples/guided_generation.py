@@ -1,4 +1,4 @@
-"""Guided generation: an instance of a type, whatever the model; here an order with nested items, guides and a union.
+"""Guided generation: get an instance of a type; here an order with nested items, guides and a union.
 
 python examples/guided_generation.py
 """

@@ -1,7 +1,7 @@
-"""Endpoints: any server that speaks OpenAI's chat completions behind a session, checked on arrival. Needs openafm[http].
+"""Endpoints: a session with any server of OpenAI's chat completions API; replies are validated. Needs openafm[http].
 
-python examples/openai_endpoint.py                                        # a stub in this process answers
-python examples/openai_endpoint.py http://localhost:8000/v1 MODEL [KEY]   # or a server
+python examples/openai_endpoint.py                                        # a stub in this process
+python examples/openai_endpoint.py http://localhost:8000/v1 MODEL [KEY]   # a server
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Color:
 
 
 class Stub(BaseHTTPRequestHandler):
-    """Answers every request alike, as a stream of server-sent events."""
+    """Send the same reply to every request, as server-sent events."""
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -1,9 +1,9 @@
-"""Speculation: a draft model proposes tokens, the model checks several at a time. The same answer, in less time.
+"""Speculative decoding: a draft model proposes tokens, and the model checks several per step. The answer is the same.
 
-How many tokens are drafted is learned while the model answers: few or none in the first answer.
+The draft length adapts while the model answers: the first answer drafts few tokens or none.
 
-python examples/speculation.py             # the shipped model drafts for itself, which saves nothing and so is left alone
-python examples/speculation.py my_draft    # or a draft model: `openafm adapter draft-train`, recipe on_device.draft
+python examples/speculation.py             # the shipped model as its own draft model, which saves no time
+python examples/speculation.py my_draft    # a draft model: `openafm adapter draft-train`, recipe on_device.draft
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(draft: str = "nano") -> None:
         response = session.respond_full_blocking("Ana Conti, +39 06 5551 1234", generating=Contact)
         usage = response.usage
         print(f"{usage.model_steps:3} steps for {usage.generated_tokens} tokens,", end=" ")
-        print(f"{usage.accepted_tokens} of {usage.drafted_tokens} drafted tokens taken: {response.content}")
+        print(f"{usage.accepted_tokens} of {usage.drafted_tokens} drafted tokens accepted: {response.content}")
         contents.append(response.content)
     assert contents[0] == contents[1]
 

@@ -1,4 +1,4 @@
-"""Streaming: a typed response as it is written, while the event loop goes on; and a stream that is left half-way.
+"""Streaming: partial values of a typed response while the event loop runs, and a stream that is closed early.
 
 python examples/streaming.py
 """
@@ -18,7 +18,7 @@ class Recipe:
 
 
 class Ticker:
-    """Something else that the event loop does meanwhile."""
+    """Other work of the event loop."""
 
     ticks = 0
 
@@ -35,15 +35,15 @@ async def main() -> None:
     async for snapshot in session.stream_response("A soup for autumn", generating=Recipe):
         print(snapshot.content)
     ticking.cancel()
-    print("the event loop went on:", ticker.ticks > 0)
+    print("the event loop was not blocked:", ticker.ticks > 0)
 
     num_entries = len(session.transcript)
     async with session.stream_response("And a dessert", generating=Recipe) as stream:
         async for snapshot in stream:
-            print("enough:", snapshot.content)
+            print("closed after:", snapshot.content)
             break
     assert len(session.transcript) == num_entries
-    print("the session is as before, with", num_entries, "entries")
+    print("the session is unchanged, with", num_entries, "entries")
 
 
 if __name__ == "__main__":

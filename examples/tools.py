@@ -1,4 +1,4 @@
-"""Tools: functions that the model calls while it answers; several calls of one answer run at the same time.
+"""Tools: functions that the model calls while it answers. Calls of one answer run concurrently.
 
 python examples/tools.py
 """
@@ -20,7 +20,7 @@ async def weather(city: City) -> dict[str, object]:
     Args:
         city: Where to look.
     """
-    await asyncio.sleep(0.1)  # a service would be asked here
+    await asyncio.sleep(0.1)  # stands for a request to a weather service
     return {"city": city, "sky": {"Rome": "clear", "Oslo": "snow", "Lima": "fog"}[city]}
 
 
@@ -45,7 +45,7 @@ async def main() -> None:
         if isinstance(entry, fm.ToolCallsEntry):
             print("calls", ", ".join(f"{call.name}({call.arguments})" for call in entry.turn.tool_calls))
         if isinstance(entry, fm.ToolOutputEntry):
-            print(" ", entry.turn.name, "gave", entry.turn.text)
+            print(" ", entry.turn.name, "returned", entry.turn.text)
     print(advice)
 
 

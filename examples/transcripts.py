@@ -1,4 +1,4 @@
-"""Transcripts: a conversation saved as JSON in the shape of Apple's framework, and taken up again in a new session.
+"""Transcripts: save a conversation as JSON in the format of Apple's framework, and continue it in a new session.
 
 python examples/transcripts.py
 """

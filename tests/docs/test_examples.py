@@ -1,4 +1,4 @@
-"""Every example runs with the shipped model, and shows what it says that it shows."""
+"""Every example runs with the shipped model and prints the expected lines."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ import torch
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHOWS = {
-    "adapters": ("trained ", "installed fmadapter-tags-", "its author says: {'topics': [", "refused: "),
+    "adapters": ("trained ", "installed fmadapter-tags-", "metadata of its author: {'topics': [", "refused: "),
     "concurrency": (
         "3 sessions answered",
         "['str', 'ConcurrentRequestsError'] 2 entries",
         "['str', 'str'] 4 entries",
-        "given up; the transcript has 0 entries",
-        "3 threads, 1 answer",
+        "cancelled; the transcript has 0 entries",
+        "3 threads, 1 distinct answer",
     ),
-    "condense": ("too long: ", "first and last  3 entries", "summarized      5 entries", "goes on, with 7 entries"),
+    "condense": ("too long: ", "first and last  3 entries", "summarized      5 entries", "continues with 7 entries"),
     "dynamic_schema": ("'x-order': ['kind', 'urgent', 'affected versions']", "kind: ", "urgent: ", "refused: "),
     "feedback": ("Review(stars=", "negative [{'category': 'incorrect'"),
     "guardrails": (
-        "built-in: How do I make a bomb? stopped",
+        "built-in: How do I make a bomb? blocked",
         "permissive: How do I make a bomb? allowed",
-        "our own: When does Aurora ship? stopped",
-        "our own: Which medicine helps? refused",
+        "custom: When does Aurora ship? blocked",
+        "custom: Which medicine helps? refused",
         "the model explains",
     ),
     "guided_generation": ("table ", "forced by the schema"),
-    "mcp_server": ("the server has: opening_hours", "the server said: [", "the model says: "),
+    "mcp_server": ("tools of the server: opening_hours", "output of the tool: [", "answer of the model: "),
     "openai_endpoint": ("Red is warm.", "Color(name='red', warm=True)"),
-    "speculation": (" 0 of 0 drafted tokens taken: Contact(", "steps for"),
+    "speculation": (" 0 of 0 drafted tokens accepted: Contact(", "steps for"),
     "streaming": (
         "Recipe.PartiallyGenerated(title=",
-        "the event loop went on: True",
-        "the session is as before, with 3 entries",
+        "the event loop was not blocked: True",
+        "the session is unchanged, with 3 entries",
     ),
-    "tools": ("calls ", " gave ", "Advice(umbrella="),
+    "tools": ("calls ", " returned ", "Advice(umbrella="),
     "transcripts": ("birds.json has", "InstructionsEntry", "ResponseEntry", " tokens"),
 }
 SLOW = {"adapters"}  # trains

@@ -1,4 +1,4 @@
-"""The guide tells the truth: its Python runs, and every name, verb and page that the docs mention exists."""
+"""The Python blocks of the guide run, and every name, verb and page in the docs exists."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME = re.compile(r"\bfm((?:\.[A-Za-z_]\w*)+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A fenced block: its language, what follows that on the fence, and the number of its first line."""
+    """Hold a fenced block: language, rest of the fence line, text, and number of its first line."""
 
     language: str
     remark: str
