@@ -1,4 +1,4 @@
-"""A small client of the binding, in the manner of a C program: handles, byte strings, callbacks."""
+"""A small client of the binding that acts like a C program: handles, byte strings, callbacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from openafm.apple_sdk import binding as lib
 
 
 class Outcome:
-    """Receives one callback."""
+    """Wait for one callback."""
 
     def __init__(self) -> None:
         self.called = threading.Event()
@@ -27,7 +27,7 @@ class Outcome:
 
 
 class Errors:
-    """The two outputs of a call that can fail."""
+    """Hold the two error outputs of a call."""
 
     def __init__(self) -> None:
         self.code, self.description = ctypes.c_int(), ctypes.POINTER(ctypes.c_char)()
@@ -81,7 +81,7 @@ def prop(name: str, type_name: str, optional: bool = False, description: str | N
 
 
 def tool(name: str, parameters: Any, callback: Any) -> Any:
-    """A tool behind a real C callback, and that callback, which must live as long."""
+    """Return a tool with a C callback, and the callback, which must be kept alive."""
     kind = ctypes.CFUNCTYPE(ctypes.c_void_p, lib.FMGeneratedContentRef, ctypes.c_uint)
     wrapped = kind(callback)
     return lib.FMBridgedToolCreate(name.encode(), b"a tool", parameters, wrapped, None, None), wrapped

@@ -10,7 +10,7 @@ from openafm.apple_sdk.handles import HANDLES
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Sessions of the binding are answered by the stand-in model."""
+    """Replace the model of the binding's sessions by the stand-in."""
     for module in (binding, bridged_session):
         monkeypatch.setattr(module, "SystemLanguageModel", StandInModel)
     return StandInModel
@@ -18,11 +18,11 @@ def stand_in(monkeypatch):
 
 @pytest.fixture
 def no_leaks():
-    """The test ends with as many objects alive as it began with."""
+    """Check that the test leaves no objects alive."""
     gc.collect()
     before = len(HANDLES)
     yield
-    for _ in range(200):  # threads of the binding may still be on their way out
+    for _ in range(200):  # threads of the binding may still be ending
         gc.collect()
         if len(HANDLES) == before:
             break

@@ -1,4 +1,4 @@
-"""A model without weights: it calls every tool once, fills in any schema and talks at a set pace. Written to be quick."""
+"""A model without weights: it calls every tool once, fills in any schema and streams at a fixed pace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
 
 
 class StandInModel(SystemLanguageModel):
-    """Answers in place of a bundle, whose tokens it counts."""
+    """Replace a bundle's executor; tokens are counted with the bundle."""
 
     seconds_per_word = 0.02
 
@@ -36,7 +36,7 @@ class StandInModel(SystemLanguageModel):
 
 
 class StandInExecutor(LanguageModelExecutor):
-    """Says what it was told by tools, and then words."""
+    """Answer with the tool outputs and filler text."""
 
     def __init__(self, seconds_per_word: float) -> None:
         self._pace, self._random = seconds_per_word, random.Random(0)
@@ -76,7 +76,7 @@ class StandInExecutor(LanguageModelExecutor):
 
 
 def fill(schema: JsonSchema, root: JsonSchema, rng: random.Random, depth: int = 0) -> Any:
-    """A value under a schema; optional properties are left out."""
+    """Return a value for a schema without optional properties."""
     if reference := schema.get("$ref"):
         target: Any = root
         for step in reference.split("/")[1:]:

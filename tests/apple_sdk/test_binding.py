@@ -15,12 +15,12 @@ from openafm.framework.errors import GenerationErrorCode
 pytestmark = pytest.mark.usefixtures("stand_in", "no_leaks")
 
 
-def test_every_function_of_the_interface_is_there():
-    assert sum(callable(getattr(lib, name)) for name in lib.__all__) == 49 + 4  # functions, types of callbacks and handles
+def test_every_function_of_the_interface_exists():
+    assert sum(callable(getattr(lib, name)) for name in lib.__all__) == 49 + 4  # functions; types of callbacks and handles
     assert all(hasattr(lib, name) for name in lib.__all__)
 
 
-def test_a_model_says_what_it_is():
+def test_a_model_describes_itself():
     model = lib.FMSystemLanguageModelCreate(1, 1)
     reason = ctypes.c_int(77)
     assert lib.FMSystemLanguageModelIsAvailable(model, ctypes.byref(reason)) is True
@@ -34,7 +34,7 @@ def test_an_unknown_use_case_is_the_general_one_with_a_warning():
     assert lib.FMSystemLanguageModelIsAvailable(model)
 
 
-def test_a_missing_model_has_a_reason_that_the_sdk_knows(stand_in, tmp_path):
+def test_a_missing_model_has_a_reason_of_the_sdk(stand_in, tmp_path):
     model = HANDLES.new(stand_in(bundle=tmp_path / "nowhere"))
     reason = ctypes.c_int()
     assert lib.FMSystemLanguageModelIsAvailable(model, ctypes.byref(reason)) is False
@@ -53,7 +53,7 @@ def test_a_response_comes_from_another_thread_with_the_user_info():
     lib.FMRelease(task)
 
 
-def test_the_transcript_grows_and_makes_a_new_session():
+def test_a_transcript_makes_a_new_session():
     handle = client.session("Count.")
     client.respond(handle, "Go")
     told = json.loads(lib.FMLanguageModelSessionGetTranscriptJSONString(handle))
@@ -66,7 +66,7 @@ def test_the_transcript_grows_and_makes_a_new_session():
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"version":1}', '{"version":1,"type":"FoundationModels.Transcript"}', "[]"])
-def test_what_is_no_transcript_is_refused_with_code_and_description(text):
+def test_invalid_transcripts_have_code_and_description(text):
     errors = client.Errors()
     assert lib.FMTranscriptCreateFromJSONString(text, *errors.outputs) is None
     code, description = errors.taken()
@@ -76,18 +76,18 @@ def test_what_is_no_transcript_is_refused_with_code_and_description(text):
 
 
 @pytest.mark.parametrize("options", [b'{"maximum_response_tokens":2}', b'{"maximum_response_tokens":"2"}'])
-def test_options_arrive(options):
+def test_options_reach_the_session(options):
     _, text, _, _ = client.respond(client.session(), "Go", options)
     assert text == b"one two "
 
 
-def test_options_that_cannot_be_read_are_an_error_of_the_request():
+def test_invalid_options_fail_the_request():
     status, text, _, _ = client.respond(client.session(), "Go", b'{"temperature":-1}')
     assert status == GenerationErrorCode.UNKNOWN_ERROR
     assert b"temperature" in text
 
 
-def test_a_cancelled_request_says_nothing_and_leaves_the_session_free(stand_in, monkeypatch):
+def test_a_cancelled_request_calls_nothing_and_frees_the_session(stand_in, monkeypatch):
     monkeypatch.setattr(stand_in, "seconds_per_word", 0.2)
     outcome, handle = client.Outcome(), client.session()
     task = lib.FMLanguageModelSessionRespond(handle, client.prompt("Go"), None, None, outcome)
@@ -117,7 +117,7 @@ def test_requests_of_one_session_wait_for_each_other():
     assert len(tasks) == 4
 
 
-def test_a_stream_gives_snapshots_and_an_end():
+def test_a_stream_delivers_snapshots_and_an_end():
     received, ended = [], threading.Event()
 
     def callback(status, text, length, user_info):
@@ -148,10 +148,10 @@ def test_a_released_stream_ends_and_frees_the_session():
     lib.FMRelease(stream)
     seen = count
     assert client.respond(handle, "Go")[0] == 0
-    assert count <= seen + 1  # one may have been on its way
+    assert count <= seen + 1  # one may have been in flight
 
 
-def test_generated_content_is_read_and_asked():
+def test_generated_content_is_parsed_and_queried():
     content = lib.FMGeneratedContentCreateFromJSON(b'{"name":"Mia","age":3}')
     assert json.loads(lib.FMGeneratedContentGetJSONString(content)) == {"name": "Mia", "age": 3}
     assert lib.FMGeneratedContentIsComplete(content) is True
@@ -162,7 +162,7 @@ def test_generated_content_is_read_and_asked():
     assert lib.FMGeneratedContentIsComplete(lib.FMGeneratedContentCreateFromJSON('{"name":"Mi')) is False
 
 
-def test_what_is_no_json_is_no_content():
+def test_invalid_json_is_refused():
     errors = client.Errors()
     assert lib.FMGeneratedContentCreateFromJSON(b"nonsense", *errors.outputs) is None
     assert errors.taken()[0] == GenerationErrorCode.DECODING_FAILURE
@@ -189,7 +189,7 @@ def test_freed_handles_raise_and_never_crash(call):
             call(handle)
 
 
-def test_freed_handles_are_told_where_there_is_room():
+def test_freed_handles_set_error_outputs():
     handle = client.session()
     lib.FMRelease(handle)
     errors = client.Errors()
@@ -227,7 +227,7 @@ def test_tokens_are_counted(kind):
     lib.FMRelease(task)
 
 
-def test_fifty_threads_talk_at_once(stand_in, monkeypatch):
+def test_fifty_threads_send_requests(stand_in, monkeypatch):
     monkeypatch.setattr(stand_in, "seconds_per_word", 0)
     answers = []
 
@@ -244,7 +244,7 @@ def test_fifty_threads_talk_at_once(stand_in, monkeypatch):
     assert answers == [0] * 50
 
 
-def test_a_session_forgotten_in_the_middle_is_not_lost(stand_in, monkeypatch):
+def test_a_session_lives_until_its_request_ends(stand_in, monkeypatch):
     monkeypatch.setattr(stand_in, "seconds_per_word", 0.05)
     outcome, handle = client.Outcome(), client.session()
     lib.FMLanguageModelSessionRespond(handle, client.prompt("Go"), b'{"maximum_response_tokens":3}', None, outcome)
@@ -253,7 +253,7 @@ def test_a_session_forgotten_in_the_middle_is_not_lost(stand_in, monkeypatch):
     assert outcome.wait()[0] == 0
 
 
-def test_an_image_is_told_in_words(tmp_path):
+def test_text_replaces_an_image(tmp_path):
     (tmp_path / "cat.png").write_bytes(b"not read")
     words, reason = client.prompt("Look:"), ctypes.c_int()
     assert lib.FMComposedPromptAddAttachment(words, str(tmp_path / "cat.png").encode(), b"my cat", ctypes.byref(reason))

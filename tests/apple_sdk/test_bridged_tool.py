@@ -18,7 +18,7 @@ def parameters():
 
 
 def answering(tool_holder, text, calls):
-    """A callback that answers from a thread of its own, as the SDK's does."""
+    """Return a callback that finishes calls from another thread, as the SDK does."""
 
     def callback(content, number):
         calls.append(json.loads(lib.FMGeneratedContentGetJSONString(content)))
@@ -28,7 +28,7 @@ def answering(tool_holder, text, calls):
     return callback
 
 
-def test_a_tool_is_called_with_its_arguments_and_heard():
+def test_a_tool_receives_its_arguments_and_returns_its_output():
     holder, calls = [None], []
     holder[0], _callback = client.tool("weather", parameters(), answering(holder, b"rain", calls))
     status, text, _, _ = client.respond(client.session(tools=(holder[0],)), "Weather?")
@@ -38,7 +38,7 @@ def test_a_tool_is_called_with_its_arguments_and_heard():
     assert text.startswith(b"rain")
 
 
-def test_calls_of_one_answer_are_open_at_the_same_time():
+def test_calls_of_one_answer_run_concurrently():
     opened, tools, callbacks = [], [], []
     everybody = threading.Event()
 
@@ -69,7 +69,7 @@ def test_finishing_an_unknown_call_does_nothing():
     lib.FMBridgedToolFinishCall(tool, 99, b"late")
 
 
-def test_a_request_is_cancelled_while_its_tool_is_at_work():
+def test_a_request_is_cancelled_while_its_tool_runs():
     called, numbers = threading.Event(), []
 
     def callback(content, number):
@@ -89,7 +89,7 @@ def test_a_request_is_cancelled_while_its_tool_is_at_work():
     assert not outcome.called.is_set()
 
 
-def test_a_session_keeps_a_tool_that_its_maker_forgot():
+def test_a_session_keeps_its_tools_alive():
     holder, calls = [None], []
     holder[0], callback = client.tool("weather", parameters(), answering(holder, b"rain", calls))
     handle = client.session(tools=(holder[0],))
@@ -99,7 +99,7 @@ def test_a_session_keeps_a_tool_that_its_maker_forgot():
     assert len(calls) == 1
 
 
-def test_a_tool_and_a_session_that_know_each_other_are_collected():
+def test_a_cycle_of_tool_and_session_is_collected():
     class Owner:
         def called(self, content, number):
             pass
@@ -115,7 +115,7 @@ def test_a_tool_and_a_session_that_know_each_other_are_collected():
     assert len(HANDLES) == before - 2
 
 
-def test_a_tool_with_an_impossible_schema_is_not_made():
+def test_a_tool_with_an_invalid_schema_is_refused():
     errors = client.Errors()
     bad = client.schema("Arguments", client.prop("city", "Nowhere"))
     assert lib.FMBridgedToolCreate(b"weather", b"a tool", bad, lambda content, number: None, *errors.outputs) is None
@@ -124,7 +124,7 @@ def test_a_tool_with_an_impossible_schema_is_not_made():
     assert "Nowhere" in description
 
 
-def test_of_tools_with_one_name_the_first_is_called():
+def test_of_tools_with_equal_names_the_first_is_used():
     holders, calls = [[None], [None]], [[], []]
     callbacks = []
     for index, holder in enumerate(holders):

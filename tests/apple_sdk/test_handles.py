@@ -14,7 +14,7 @@ class Thing:
     pass
 
 
-def test_a_handle_names_its_object_as_number_and_as_pointer():
+def test_a_handle_works_as_number_and_as_pointer():
     table, thing = HandleTable(), Thing()
     handle = table.new(thing)
     for pointer in (handle, int(handle), ctypes.c_void_p(handle)):
@@ -22,19 +22,19 @@ def test_a_handle_names_its_object_as_number_and_as_pointer():
 
 
 @pytest.mark.parametrize("pointer", [None, 0, 12345, ctypes.c_void_p()])
-def test_what_names_nothing_raises(pointer):
+def test_invalid_handles_raise(pointer):
     with pytest.raises(FreedHandleError, match="null or was released"):
         HandleTable().get(pointer, Thing)
 
 
-def test_the_wrong_kind_raises():
+def test_handles_of_another_type_raise():
     table = HandleTable()
     handle = table.new(Thing())
     with pytest.raises(FreedHandleError, match="is a Thing"):
         table.get(handle, int)
 
 
-def test_released_objects_go_although_the_handle_stays():
+def test_releasing_frees_the_object_before_the_handle():
     table, thing = HandleTable(), Thing()
     gone = weakref.ref(thing)
     handle = table.new(thing)
@@ -45,7 +45,7 @@ def test_released_objects_go_although_the_handle_stays():
         table.get(handle, Thing)
 
 
-def test_forgotten_handles_free_their_objects():
+def test_deleted_handles_free_their_objects():
     table = HandleTable()
     handle = table.new(Thing())
     assert len(table) == 1
@@ -54,7 +54,7 @@ def test_forgotten_handles_free_their_objects():
     assert len(table) == 0
 
 
-def test_what_was_handed_over_stays_until_released():
+def test_handed_over_objects_live_until_released():
     table = HandleTable()
     number = table.hand_over(Thing())
     gc.collect()
@@ -73,7 +73,7 @@ def test_cycles_through_handles_are_collected():
 
 
 @given(st.lists(st.booleans(), max_size=30), st.booleans())
-def test_an_object_lives_exactly_while_it_has_claims(steps, handed_over):
+def test_an_object_lives_while_it_has_references(steps, handed_over):
     table, thing = HandleTable(), Thing()
     handle = table.hand_over(thing) if handed_over else table.new(thing)
     claims = 1
@@ -94,7 +94,7 @@ def test_retained_objects_outlive_their_handle():
     assert isinstance(table.get(number, Thing), Thing)
 
 
-def test_fifty_threads_leave_nothing_behind():
+def test_fifty_threads_leave_no_objects():
     table = HandleTable()
 
     def work():
@@ -104,7 +104,7 @@ def test_fifty_threads_leave_nothing_behind():
             table.get(number, Thing)
             table.release(number)
             table.release(number)
-            table.release(number)  # once too often
+            table.release(number)  # one release too many
 
     threads = [threading.Thread(target=work) for _ in range(50)]
     for thread in threads:

@@ -66,7 +66,7 @@ def test_the_installed_package_finds_our_binding(sdist, site):
     assert said.stdout.strip() == "openafm.apple_sdk.binding"
 
 
-def test_python_and_pip_know_it_as_a_distribution(sdist, site):
+def test_python_and_pip_list_the_distribution(sdist, site):
     install(sdist, site)
     (found,) = importlib.metadata.distributions(name="apple-fm-sdk", path=[str(site)])
     assert found.version == "9.8.7"
@@ -83,14 +83,14 @@ def test_installing_twice_changes_nothing(sdist, site):
     assert {path: path.stat().st_mtime_ns for path in site.rglob("*")} == before
 
 
-def test_an_archive_will_do(sdist, site, tmp_path):
+def test_an_archive_can_be_installed(sdist, site, tmp_path):
     archive = tmp_path / "apple_fm_sdk.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(sdist, "apple_fm_sdk-9.8.7")
     assert install(archive, site).version == "9.8.7"
 
 
-def test_a_checkout_without_package_information_will_do(sdist, site):
+def test_a_checkout_can_be_installed(sdist, site):
     (sdist / "PKG-INFO").unlink()
     (sdist / "pyproject.toml").write_text('[project]\nname = "apple-fm-sdk"\nversion = "9.9.9"\n')
     assert install(sdist, site).version == "9.9.9"
@@ -102,7 +102,7 @@ def test_another_version_replaces_the_old_one(sdist, site, tmp_path):
     assert names(site) == ["apple_fm_sdk", "apple_fm_sdk-10.0.0.dist-info"]
 
 
-def test_changed_files_are_noticed_and_mended(sdist, site):
+def test_changed_files_are_restored(sdist, site):
     install(sdist, site)
     (site / "apple_fm_sdk" / "other.py").write_text("NUMBER = 2\n")
     assert not status(site).is_intact
@@ -117,7 +117,7 @@ def test_uninstalling_leaves_nothing(sdist, site):
 
 
 @pytest.mark.parametrize("act", [lambda site, sdist: install(sdist, site), lambda site, sdist: uninstall(site)])
-def test_an_install_of_somebody_else_is_left_alone(sdist, site, act):
+def test_a_foreign_installation_is_not_touched(sdist, site, act):
     install(sdist, site)
     (site / "apple_fm_sdk-9.8.7.dist-info" / "INSTALLER").write_text("pip\n")
     before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
@@ -126,7 +126,7 @@ def test_an_install_of_somebody_else_is_left_alone(sdist, site, act):
     assert {path: path.read_bytes() for path in site.rglob("*") if path.is_file()} == before
 
 
-def test_a_package_of_unknown_origin_is_left_alone(sdist, site):
+def test_a_package_of_unknown_origin_is_not_touched(sdist, site):
     (site / "apple_fm_sdk").mkdir()
     (site / "apple_fm_sdk" / BINDING_MODULE).write_text("native")
     with pytest.raises(ForeignInstallError):
@@ -177,7 +177,7 @@ def test_a_killed_install_leaves_a_whole_package_or_none(sdist, site, delay):
     assert [name for name in names(site) if not name.startswith(".")] == ["apple_fm_sdk", "apple_fm_sdk-9.8.7.dist-info"]
 
 
-def test_the_command_installs_tells_and_removes(sdist, site, monkeypatch, capsys):
+def test_the_command_line(sdist, site, monkeypatch, capsys):
     monkeypatch.setattr("openafm.apple_sdk.install._site_packages", lambda: site)
     assert run(["apple-sdk", "status"]) == 0
     assert "not installed" in capsys.readouterr().out

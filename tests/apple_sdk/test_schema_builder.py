@@ -38,7 +38,7 @@ def guided(name, type_name, add, *arguments):
     return handle
 
 
-def test_a_schema_has_the_shape_of_apples():
+def test_schemas_have_apples_format():
     age = guided("age", "integer", lib.FMGenerationSchemaPropertyAddRangeGuide, 1.0, 9.0, False)
     assert built(client.schema("Cat", client.prop("name", "string", description="what it hears to"), age)) == {
         "title": "Cat",
@@ -78,7 +78,7 @@ def test_references_to_others_and_to_itself():
         ("zoo.<locals>.Cat | None", {"$ref": "#/$defs/Cat"}, False),
     ],
 )
-def test_type_names_as_python_writes_them(type_name, expected, is_required):
+def test_python_type_names(type_name, expected, is_required):
     schema = built(
         client.schema("Home", client.prop("it", type_name), references=(client.schema("Cat", client.prop("a", "string")),))
     )
@@ -117,7 +117,7 @@ def test_type_names_as_python_writes_them(type_name, expected, is_required):
         ),
     ],
 )
-def test_guides_narrow(make, expected):
+def test_guides_restrict_values(make, expected):
     cat = client.schema("Cat", client.prop("a", "string"))
     schema = built(client.schema("Home", make(), references=(cat,)))
     assert schema["properties"]["it"].items() >= {k: v for k, v in expected.items() if k != "pattern"}.items()
@@ -137,7 +137,7 @@ def test_guides_narrow(make, expected):
         lambda: guided("it", "array<string>", lib.FMGenerationSchemaPropertyAddCountGuide, 0, False),
     ],
 )
-def test_a_guide_of_another_type_is_refused_before_a_token(make):
+def test_a_guide_of_another_type_is_refused_before_the_first_token(make):
     cat = client.schema("Cat", client.prop("a", "string"))
     handle = client.schema("Home", make(), references=(cat,))
     assert refused(handle)[0] == GenerationErrorCode.INVALID_SCHEMA
@@ -151,7 +151,7 @@ def test_a_guide_of_another_type_is_refused_before_a_token(make):
 
 
 @pytest.mark.parametrize("type_name", ["Dog", "array<Dog>", "date", "dict"])
-def test_a_type_that_is_not_there_is_an_invalid_schema(type_name):
+def test_an_unknown_type_is_an_invalid_schema(type_name):
     code, description = refused(client.schema("Home", client.prop("it", type_name)))
     assert code == GenerationErrorCode.INVALID_SCHEMA
     assert "Dog" in description or type_name in description
@@ -177,7 +177,7 @@ def test_a_guided_response_fits_its_schema(as_json):
 
 
 @pytest.mark.parametrize("text", [b"[1]", b"words", b'"an object in a string"'])
-def test_a_json_schema_that_is_none_says_so_in_the_error(text):
+def test_an_invalid_json_schema_is_explained(text):
     outcome, words, asked = client.Outcome(), client.prompt("Go"), client.session()
     task = lib.FMLanguageModelSessionRespondWithSchemaFromJSON(asked, words, text, None, None, outcome)
     status, content, _ = outcome.wait()

@@ -11,7 +11,7 @@ JUNIT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_the_last_line_counts_and_reasons_are_told(tmp_path, capsys):
+def test_the_report_has_reasons_and_counts(tmp_path, capsys):
     (tmp_path / "results.xml").write_text(JUNIT)
     SuiteReport.read(tmp_path / "results.xml").print("apple-sdk")
     lines = capsys.readouterr().out.splitlines()
@@ -28,7 +28,7 @@ def test_files_without_their_helpers_are_not_run(tmp_path):
     assert "def session" in (tmp_path / "conftest.py").read_text()
 
 
-def test_a_whole_suite_is_taken_as_it_is(tmp_path):
+def test_a_complete_suite_is_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("")
     (tmp_path / "test_a.py").write_text("import tester_things\n")
     assert _prepare(tmp_path) == {}

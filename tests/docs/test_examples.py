@@ -44,15 +44,15 @@ SHOWS = {
     "tools": ("calls ", " returned ", "Advice(umbrella="),
     "transcripts": ("birds.json has", "InstructionsEntry", "ResponseEntry", " tokens"),
 }
-SLOW = {"adapters"}  # trains
+SLOW = {"adapters", "mcp_server"}  # one trains, the other starts processes
 
 
-def test_every_example_is_here() -> None:
+def test_every_example_is_listed() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == set(SHOWS)
 
 
 @pytest.mark.parametrize("name", SHOWS)
-def test_an_example_says_what_it_shows_and_how_to_run_it(name: str) -> None:
+def test_an_example_has_a_docstring_with_its_command(name: str) -> None:
     docstring = ast.get_docstring(ast.parse((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"))) or ""
     assert f"\n\npython examples/{name}.py" in docstring
 

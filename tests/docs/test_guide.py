@@ -47,8 +47,8 @@ def name_of(page: Path) -> str:
 
 
 @pytest.fixture
-def fresh_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder to work in, and no models or adapters of this user's."""
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change to an empty folder, with an empty home."""
     torch.set_num_threads(1)
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
     (tmp_path / "work").mkdir()
@@ -57,7 +57,7 @@ def fresh_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-@pytest.mark.usefixtures("fresh_place")
+@pytest.mark.usefixtures("empty_home")
 def test_the_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType(f"guide_{page.stem}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -66,7 +66,7 @@ def test_the_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.Monke
         for block in blocks(page):
             if block.language != "python" or block.remark:
                 continue
-            source = "\n" * (block.line - 1) + block.text  # so that errors name the line of the page
+            source = "\n" * (block.line - 1) + block.text  # so that errors have the line number of the page
             code = compile(source, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
             waits = eval(code, vars(module))
             if waits is not None:
@@ -76,7 +76,7 @@ def test_the_blocks_of_a_page_run_in_order(page: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_blocks_that_do_not_run_say_why(page: Path) -> None:
+def test_blocks_that_do_not_run_have_a_reason(page: Path) -> None:
     for block in blocks(page):
         if block.language == "python":
             assert re.fullmatch(r"(no-run: \w.{10,})?", block.remark), f"{page}:{block.line}"
@@ -84,7 +84,7 @@ def test_blocks_that_do_not_run_say_why(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_name_that_a_page_mentions_exists(page: Path) -> None:
+def test_every_name_on_a_page_exists(page: Path) -> None:
     for name in set(_NAME.findall(page.read_text(encoding="utf-8"))):
         found: object = fm
         for part in name.strip(".").split("."):
@@ -93,7 +93,7 @@ def test_every_name_that_a_page_mentions_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_verb_and_option_that_a_page_mentions_exists(page: Path) -> None:
+def test_every_verb_and_option_on_a_page_exists(page: Path) -> None:
     command_line = typer.main.get_command(app)
     for line in re.findall(r"(?:^ *|`)openafm ([^\n`]+)", page.read_text(encoding="utf-8"), re.M):
         command = command_line
@@ -109,7 +109,7 @@ def test_every_verb_and_option_that_a_page_mentions_exists(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 

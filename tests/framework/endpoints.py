@@ -1,4 +1,4 @@
-"""A chat-completions endpoint on this machine that answers as it is told to, well or badly."""
+"""A local chat-completions endpoint with scripted replies, valid and invalid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reply: TypeAlias = Callable[["Handler"], None]
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Keeps what it was asked, then does what the script says."""
+    """Record the request, then send the next scripted reply."""
 
     protocol_version = "HTTP/1.1"
     server: Endpoint
@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
             reply = self.server.script.pop(0)
         try:
             reply(self)
-        except OSError:  # the client went away
+        except OSError:  # the client closed the connection
             self.server.num_left += 1
         self.close_connection = True
 
@@ -55,7 +55,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def reset(self) -> None:
-        """Break the connection as a crashed machine would."""
+        """Reset the connection."""
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.connection.close()
 
@@ -113,7 +113,7 @@ DONE = "data: [DONE]\n\n"
 
 
 def events(*texts: str, pause_s: float = 0.0) -> Reply:
-    """Server-sent events, one write each."""
+    """Return a reply of server-sent events, one write each."""
 
     def reply(handler: Handler) -> None:
         handler.begin(Content_Type="text/event-stream")
@@ -125,7 +125,7 @@ def events(*texts: str, pause_s: float = 0.0) -> Reply:
 
 
 def says(*pieces: str, finish: str = "stop", pause_s: float = 0.0) -> Reply:
-    """An answer in pieces of text."""
+    """Return a reply of text in pieces."""
     return events(
         delta(role="assistant", content=""),
         *(delta(content=piece) for piece in pieces),
@@ -137,7 +137,7 @@ def says(*pieces: str, finish: str = "stop", pause_s: float = 0.0) -> Reply:
 
 
 def calls(*named: tuple[str, str], text: str = "") -> Reply:
-    """An answer that calls tools, their arguments in two pieces; some words before them."""
+    """Return a reply with tool calls, their arguments in two pieces, after optional text."""
     parts = [delta(content=text)] if text else []
     for index, (name, arguments) in enumerate(named):
         half = len(arguments) // 2
@@ -157,7 +157,7 @@ def fails(status: int, body: Any, **headers: str) -> Reply:
 
 
 def broken(*texts: str) -> Reply:
-    """Chunks of a reply, then a connection that breaks."""
+    """Return a reply that sends chunks and resets the connection."""
 
     def reply(handler: Handler) -> None:
         handler.begin(Content_Type="text/event-stream", Transfer_Encoding="chunked")
@@ -174,7 +174,7 @@ def silent(after: str = "") -> Reply:
             handler.begin(Content_Type="text/event-stream")
             handler.write(after)
         deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:  # until the client goes away
+        while time.monotonic() < deadline:  # until the client closes the connection
             handler.connection.settimeout(0.05)
             try:
                 if not handler.connection.recv(1):
@@ -194,13 +194,13 @@ def plain(text: str) -> Reply:
 
 
 def flood(text: str) -> Reply:
-    """The same text without end, as fast as the client reads it."""
+    """Return a reply that repeats a text endlessly, as fast as the client reads."""
 
     def reply(handler: Handler) -> None:
         handler.begin(Content_Type="text/event-stream")
         block = (text * (65536 // len(text) + 1)).encode()
         deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:  # until the client goes away
+        while time.monotonic() < deadline:  # until the client closes the connection
             handler.wfile.write(block)
 
     return reply

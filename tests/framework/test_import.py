@@ -55,7 +55,7 @@ def test_every_public_name_exists_and_is_typed() -> None:
 
 
 def test_modules_of_schemas_and_tools_import_each_other_without_cycles() -> None:
-    """Counts every import statement, also those inside functions and for type checking."""
+    """Count every import statement, also inside functions and for type checking."""
     folder = Path(fm.__file__).parent / "framework"
     imports = {
         ".".join(["openafm.framework", *path.relative_to(folder).with_suffix("").parts]): {

@@ -1,4 +1,4 @@
-"""Adapters as app developers name them: found for the bundle that answers, or refused with a typed error."""
+"""Adapters: resolved for a bundle by name or folder, or refused with a typed error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from openafm.runtime.engines.torch_engine import TorchEngine
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
-    """The bundle that answers, in a home of its own."""
+    """Return the default bundle, in a separate home."""
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
     bundle = write_tiny_bundle(bundle_place("base"))
     choose_model("base")
@@ -56,7 +56,7 @@ def test_by_file(base: Bundle, tmp_path: Path) -> None:
         assert resolve_adapter(given, base) == written
 
 
-def test_by_name_for_the_base_that_answers(base: Bundle, tmp_path: Path) -> None:
+def test_by_name_for_the_default_bundle(base: Bundle, tmp_path: Path) -> None:
     other = write_tiny_bundle(bundle_place("other"), seed=1)
     for bundle, scale in ((base, 1.0), (other, 2.0)):
         install_adapter(write(tmp_path / "a", bundle.signature, scale=scale).path)
@@ -84,13 +84,13 @@ def test_another_base_is_refused_by_name(base: Bundle, tmp_path: Path) -> None:
     theirs = write(tmp_path / "b", other.signature).path
     with pytest.raises(CompatibleAdapterNotFoundError, match=f"belongs to the bundle 'other' .*, not to .*'{base.name}'"):
         resolve_adapter(theirs, base)
-    # A folder under the name of the right base that holds another's.
+    # A folder with the right name and an adapter of another base.
     shutil.copytree(path, adapters_home() / "tags" / f"fmadapter-tags-{base.signature[:7]}")
     with pytest.raises(CompatibleAdapterNotFoundError, match=base.signature):
         resolve_adapter("tags", base)
 
 
-def test_what_is_not_there_is_refused(base: Bundle, tmp_path: Path) -> None:
+def test_missing_adapters_are_refused(base: Bundle, tmp_path: Path) -> None:
     for make in (lambda: Adapter(name="tags"), lambda: resolve_adapter("tags", base)):
         with pytest.raises(CompatibleAdapterNotFoundError, match="no adapter 'tags' is installed"):
             make()
@@ -110,13 +110,13 @@ def test_bad_names_are_refused(base: Bundle, name: str) -> None:
             make()
 
 
-def test_it_is_a_file_or_a_name() -> None:
+def test_an_adapter_has_a_file_or_a_name() -> None:
     for arguments in ({}, {"file": "a", "name": "b"}):
         with pytest.raises(ValueError, match="pass one of them"):
             Adapter(**arguments)  # type: ignore[arg-type]
 
 
-def test_damage_is_found_before_it_answers(base: Bundle, tmp_path: Path) -> None:
+def test_damage_is_found_before_use(base: Bundle, tmp_path: Path) -> None:
     path = write(tmp_path / "a", base.signature).path
     weights = path / package.WEIGHTS
     content = bytearray(weights.read_bytes())
@@ -131,7 +131,7 @@ def test_damage_is_found_before_it_answers(base: Bundle, tmp_path: Path) -> None
         Adapter(path)
 
 
-def test_obsolete_ones_go(base: Bundle, tmp_path: Path) -> None:
+def test_obsolete_adapters_are_removed(base: Bundle, tmp_path: Path) -> None:
     kept = install_adapter(write(tmp_path / "a", base.signature).path)
     for name in ("tags", "other"):
         install_adapter(write(tmp_path / "a", "f" * 40, name=name).path)
@@ -141,7 +141,7 @@ def test_obsolete_ones_go(base: Bundle, tmp_path: Path) -> None:
     assert Adapter.remove_obsolete() == []
 
 
-def test_the_tree_of_errors() -> None:
+def test_the_error_hierarchy() -> None:
     for error in (InvalidAssetError, InvalidAdapterNameError, CompatibleAdapterNotFoundError):
         assert issubclass(error, AssetError)
     assert issubclass(AssetError, FoundationModelsError)
@@ -168,7 +168,7 @@ def test_sessions_with_different_adapters_share_the_weights(tmp_path: Path) -> N
     assert len({answer(model) for model in (plain, *adapted)}) == 3
 
 
-def test_an_adapter_swapped_under_a_session_is_the_next_ones(base: Bundle, tmp_path: Path) -> None:
+def test_a_replaced_adapter_applies_to_the_next_session(base: Bundle, tmp_path: Path) -> None:
     path = write(tmp_path / "a", base.signature).path
     model = fm.SystemLanguageModel(bundle=base.path, adapter=path)
     undisturbed, session = (fm.LanguageModelSession(model=model) for _ in range(2))
@@ -179,7 +179,7 @@ def test_an_adapter_swapped_under_a_session_is_the_next_ones(base: Bundle, tmp_p
     assert answer(fm.SystemLanguageModel(bundle=base.path, adapter=path)) != expected[0]
 
 
-def test_a_model_with_an_adapter_of_another_base_says_so(base: Bundle, tmp_path: Path) -> None:
+def test_a_model_with_an_adapter_of_another_base_is_unavailable(base: Bundle, tmp_path: Path) -> None:
     model = fm.SystemLanguageModel(bundle=base.path, adapter=write(tmp_path / "a", "f" * 40).path)
     assert model.is_available()[0] is False
     with pytest.raises(AssetError):

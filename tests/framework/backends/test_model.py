@@ -1,4 +1,4 @@
-"""Which model answers, whether it can, and what things cost in tokens, exactly."""
+"""System models: choice, availability, exact token counts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class Thing:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a user who has nothing yet, in an installation without the shipped model."""
+    """Return the home of a user without bundles, in an installation without the shipped model."""
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", tmp_path / "stripped")
     return tmp_path / "home"
 
 
-def test_without_a_model_availability_says_so_and_requests_fail(home: Path) -> None:
+def test_without_a_model_nothing_is_available_and_requests_fail(home: Path) -> None:
     model = fm.SystemLanguageModel()
     assert model.is_available() == (False, Reason.MODEL_NOT_INSTALLED)
     assert fm.SystemLanguageModel(bundle="nothing").is_available() == (False, Reason.MODEL_NOT_INSTALLED)
@@ -47,7 +47,7 @@ def test_without_a_model_availability_says_so_and_requests_fail(home: Path) -> N
     assert session.respond_blocking("hello", options=fm.GenerationOptions(maximum_response_tokens=2)) is not None
 
 
-def test_the_chosen_bundle_answers(home: Path, tmp_path: Path) -> None:
+def test_the_chosen_bundle_is_the_default(home: Path, tmp_path: Path) -> None:
     write_tiny_bundle(home / "bundles" / "local", context_length=100)
     chosen = write_tiny_bundle(tmp_path / "chosen", context_length=200)
     assert fm.SystemLanguageModel().context_size == 100
@@ -73,7 +73,7 @@ def test_damaged_bundles_are_not_available(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "chat_template.json"])
 @pytest.mark.parametrize("content", [b'{"version": 99}', b"not JSON", b"\xff", b"[" * 100_000, None])
-def test_a_broken_tokenizer_or_template_is_damage(tmp_path: Path, name: str, content: bytes | None) -> None:
+def test_a_broken_tokenizer_or_template_is_reported_as_damage(tmp_path: Path, name: str, content: bytes | None) -> None:
     path = write_tiny_bundle(tmp_path / "damaged", seed=9).path
     if content is None:
         (path / name).unlink()
@@ -88,7 +88,7 @@ def test_a_broken_tokenizer_or_template_is_damage(tmp_path: Path, name: str, con
         fm.LanguageModelSession(model=model).respond_blocking("hello")
 
 
-def test_counts_of_parts_add_up_to_what_is_prefilled(model: fm.SystemLanguageModel) -> None:
+def test_counts_of_parts_add_up_to_the_prefilled_tokens(model: fm.SystemLanguageModel) -> None:
     async def run() -> None:
         instructions = await model.token_count(instructions="Be brief.")
         prompt = await model.token_count("the cat, 猫")
@@ -107,13 +107,13 @@ def test_counts_of_parts_add_up_to_what_is_prefilled(model: fm.SystemLanguageMod
     asyncio.run(run())
 
 
-def test_a_count_of_nothing_or_of_two_things_is_refused(model: fm.SystemLanguageModel) -> None:
+def test_token_count_takes_exactly_one_value(model: fm.SystemLanguageModel) -> None:
     for arguments in ({}, {"value": "a", "instructions": "b"}):
         with pytest.raises(ValueError, match="pass one of them"):
             asyncio.run(model.token_count(**arguments))
 
 
-def test_empty_instructions_cost_what_a_session_without_any_does(model: fm.SystemLanguageModel) -> None:
+def test_empty_instructions_count_like_none(model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession(model=model)
     session.respond_blocking("a", options=fm.GenerationOptions(maximum_response_tokens=1))
     opening = asyncio.run(model.token_count(instructions=""))
@@ -146,7 +146,7 @@ def test_the_wire_form_of_a_transcript(model: fm.SystemLanguageModel) -> None:
     assert wire == asyncio.run(session.transcript.to_dict())
 
 
-def test_a_recovery_adapter_makes_another_model_of_the_same_signature(tmp_path: Path) -> None:
+def test_a_recovery_adapter_changes_the_identity(tmp_path: Path) -> None:
     base = write_tiny_bundle(tmp_path / "base")
     recovered = write_tiny_bundle(tmp_path / "recovered", recovery=tiny_recovery())
     assert recovered.signature == base.signature
@@ -156,7 +156,7 @@ def test_a_recovery_adapter_makes_another_model_of_the_same_signature(tmp_path: 
     assert fm.SystemLanguageModel(bundle=recovered.path).load() is adapted
 
 
-def test_a_damaged_recovery_adapter_is_damage(tmp_path: Path) -> None:
+def test_a_damaged_recovery_adapter_is_reported_as_damage(tmp_path: Path) -> None:
     path = write_tiny_bundle(tmp_path / "recovered", recovery=tiny_recovery()).path
     (path / "recovery.fmadapter" / "metadata.json").write_text("damaged")
     assert fm.SystemLanguageModel(bundle=path).is_available() == (False, Reason.MODEL_DAMAGED)
@@ -175,7 +175,7 @@ def test_a_changed_weight_makes_a_bundle_unavailable(tmp_path: Path) -> None:
     path = write_tiny_bundle(tmp_path / "changed", seed=9).path
     model = fm.SystemLanguageModel(bundle=path)
     assert model.is_available() == (True, None)
-    flip_a_weight(path)  # after the first check: another one follows, since the file has changed
+    flip_a_weight(path)  # a changed file is verified again
     assert model.is_available() == (False, Reason.MODEL_DAMAGED)
     draft = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "good").path, draft=path)
     assert draft.is_available() == (False, Reason.MODEL_DAMAGED)

@@ -83,7 +83,7 @@ TOO_LONG = "This model's maximum context length is 4096 tokens. However, your me
     ],
 )
 @pytest.mark.parametrize("is_streamed", [True, False])
-def test_what_an_endpoint_does_wrong_is_a_typed_error_and_undone(
+def test_invalid_replies_are_typed_errors_and_undone(
     reply: Reply, error: type[Exception], words: str, is_streamed: bool
 ) -> None:
     with serving(reply, says('{"squeaks":true}')) as endpoint:
@@ -95,18 +95,18 @@ def test_what_an_endpoint_does_wrong_is_a_typed_error_and_undone(
             else:
                 asyncio.run(session.respond("x", Toy))
         assert list(session.transcript) == before
-        assert session.respond_blocking("x", Toy) == Toy(True)  # it goes on as if nothing had been
+        assert session.respond_blocking("x", Toy) == Toy(True)  # the session is unchanged
     assert [len(request["messages"]) for request in endpoint.requests] == [2, 2]
 
 
-def test_decoding_failures_hold_what_came() -> None:
+def test_decoding_failures_hold_the_text() -> None:
     with serving(says('{"squeaks":', '"yes"}')) as endpoint:
         with pytest.raises(fm.DecodingFailureError) as caught:
             fm.LanguageModelSession(model=model_at(endpoint.url)).respond_blocking("x", Toy)
         assert caught.value.raw_content == '{"squeaks":"yes"}'
 
 
-def test_a_limit_on_the_rate_says_how_long_to_wait() -> None:
+def test_a_rate_limit_has_the_time_to_wait() -> None:
     with serving(fails(429, {}, Retry_After="7"), fails(429, {})) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
         for seconds in (7.0, None):
@@ -115,7 +115,7 @@ def test_a_limit_on_the_rate_says_how_long_to_wait() -> None:
             assert caught.value.retry_after_seconds == seconds
 
 
-def test_refusals_explain_themselves() -> None:
+def test_refusals_have_an_explanation() -> None:
     with serving(events(delta("stop", refusal="I will not."))) as endpoint:
         with pytest.raises(fm.RefusalError) as caught:
             fm.LanguageModelSession(model=model_at(endpoint.url)).respond_blocking("x")
@@ -138,7 +138,7 @@ def test_a_conversation_that_does_not_fit_has_both_counts(error: dict[str, Any],
         assert (caught.value.token_count, caught.value.context_size) == counts
 
 
-def test_without_a_loop_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_event_loop_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> asyncio.AbstractEventLoop:
         raise OSError(24, "Too many open files")
 
@@ -148,7 +148,7 @@ def test_without_a_loop_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
         session.respond_blocking("x")
 
 
-def test_nobody_there() -> None:
+def test_a_refused_connection() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
@@ -159,7 +159,7 @@ def test_nobody_there() -> None:
 
 
 @pytest.mark.parametrize("reply", [silent(), silent(delta(content="Hel"))])
-def test_an_endpoint_that_falls_silent_is_given_up(reply: Reply) -> None:
+def test_a_silent_endpoint_times_out(reply: Reply) -> None:
     with serving(reply) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url, timeout_seconds=0.2))
         with pytest.raises(EndpointTimeoutError, match="sent nothing"):
@@ -168,7 +168,7 @@ def test_an_endpoint_that_falls_silent_is_given_up(reply: Reply) -> None:
 
 
 @pytest.mark.parametrize("reply", [silent(), silent(delta(content="Hel"))])
-def test_a_cancelled_request_hangs_up(reply: Reply) -> None:
+def test_cancelling_closes_the_connection(reply: Reply) -> None:
     async def run(session: fm.LanguageModelSession, requests: list[Any]) -> None:
         task = asyncio.create_task(session.respond("x"))
         while not requests:
@@ -185,7 +185,7 @@ def test_a_cancelled_request_hangs_up(reply: Reply) -> None:
         assert session.respond_blocking("x") == "Hello"
 
 
-def test_a_stream_dropped_half_way_hangs_up() -> None:
+def test_dropping_a_stream_closes_the_connection() -> None:
     with serving(silent(delta(content="Hel")), silent(delta(content="Hel")), says("Hello")) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
         stream = session.stream_blocking("x")
@@ -224,7 +224,7 @@ def test_an_endless_line_or_reply_is_refused(text: str) -> None:
         fm.LanguageModelSession(model=model_at(endpoint.url)).respond_blocking("x")
 
 
-def test_little_of_a_flood_is_held_in_memory() -> None:
+def test_a_flood_takes_bounded_memory() -> None:
     with serving(flood(delta(content="x" * 1000))) as endpoint:
         request = http_lines.HttpRequest(url=endpoint.url, headers={}, body={}, timeout_seconds=5, total_seconds=30)
         lines = http_lines.streamed_lines(request, lambda: False)

@@ -45,7 +45,7 @@ class Pet:
     legs: int = 4
 
 
-def test_text_streams_and_the_conversation_is_told_again() -> None:
+def test_text_streams_and_every_request_sends_the_conversation() -> None:
     with serving(says("Hel", "lo", "\u2028."), says("Fine.")) as endpoint:
         model = model_at(endpoint.url, api_key="s3cret")
         session = fm.LanguageModelSession("Be brief.", model)
@@ -109,7 +109,7 @@ def test_typed_answers() -> None:
     assert '"legs"' in body["messages"][0]["content"]
 
 
-def test_the_schema_is_not_shown_where_it_shall_not_be() -> None:
+def test_the_schema_can_be_left_out_of_the_prompt() -> None:
     with serving(says('{"squeaks":true}')) as endpoint:
         toy = fm.LanguageModelSession(model=model_at(endpoint.url)).respond_blocking(
             "A toy", Toy, include_schema_in_prompt=False
@@ -126,7 +126,7 @@ def test_the_schema_is_not_shown_where_it_shall_not_be() -> None:
         (Toy | bool, '{"value":{"Toy":{"squeaks":false}}}', Toy(False)),
     ],
 )
-def test_what_is_no_object_travels_in_one(kind: Any, text: str, value: Any) -> None:
+def test_other_types_are_wrapped_in_an_object(kind: Any, text: str, value: Any) -> None:
     with serving(says(text[:4], text[4:]), says(text)) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
         assert [snapshot.raw_content.value(kind) for snapshot in session.stream_blocking("x", kind)][-1:] == [value]
@@ -136,7 +136,7 @@ def test_what_is_no_object_travels_in_one(kind: Any, text: str, value: Any) -> N
     assert (sent["type"], sent["required"]) == ("object", ["value"])
 
 
-def test_references_to_the_root_follow_it_into_the_wrapper() -> None:
+def test_references_to_the_root_work_in_the_wrapper() -> None:
     schema = {"anyOf": [{"type": "null"}, {"type": "array", "items": {"$ref": "#"}}]}
     with serving(says('{"value":[null,[null]]}'), says('{"value":[1]}')) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
@@ -147,7 +147,7 @@ def test_references_to_the_root_follow_it_into_the_wrapper() -> None:
     assert sent["properties"]["value"]["anyOf"][1]["items"] == {"$ref": "#/properties/value"}
 
 
-def test_schemas_beyond_the_strict_form_are_sent_as_they_are() -> None:
+def test_schemas_without_a_strict_form_are_sent_unchanged() -> None:
     with serving(says('{"a": 1}')) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
         assert session.respond_blocking("x", dict[str, int]) == {"a": 1}
@@ -159,7 +159,7 @@ def test_schemas_beyond_the_strict_form_are_sent_as_they_are() -> None:
     }
 
 
-def test_schemas_that_cannot_be_checked_fail_before_anything_is_sent() -> None:
+def test_invalid_schemas_fail_before_the_request() -> None:
     with serving() as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url))
         for schema, error in (
@@ -173,7 +173,7 @@ def test_schemas_that_cannot_be_checked_fail_before_anything_is_sent() -> None:
     assert endpoint.requests == []
 
 
-def test_tools_are_called_and_their_outputs_told() -> None:
+def test_tools_are_called_and_their_outputs_sent() -> None:
     with serving(
         calls(("weather", '{"city": "Oslo", "country": null}'), ("weather", '{"city":"Rome"}'), text="I look it up."),
         says("Sunny in both."),
@@ -199,7 +199,7 @@ def test_tools_are_called_and_their_outputs_told() -> None:
     assert len(third["messages"]) == 7
 
 
-def test_words_before_calls_do_not_disturb_a_typed_answer() -> None:
+def test_text_before_tool_calls_is_allowed_in_a_typed_answer() -> None:
     with serving(calls(("weather", '{"city":"Oslo"}'), text="I look it up."), says('{"squeaks":true}')) as endpoint:
         session = fm.LanguageModelSession(model=model_at(endpoint.url), tools=[Weather()])
         stream = list(session.stream_blocking("x", Toy))
@@ -207,7 +207,7 @@ def test_words_before_calls_do_not_disturb_a_typed_answer() -> None:
     assert len(endpoint.requests) == 2
 
 
-def test_calls_can_be_required_and_calls_without_numbers_are_read() -> None:
+def test_calls_can_be_required_and_calls_without_index_are_read() -> None:
     unnumbered = events(
         delta(tool_calls=[{"id": "a", "function": {"name": "weather", "arguments": '{"city":'}}]),
         delta(tool_calls=[{"function": {"arguments": '"Oslo"}'}}]),
@@ -228,7 +228,7 @@ def test_calls_can_be_required_and_calls_without_numbers_are_read() -> None:
     ]
 
 
-def test_a_transcript_goes_on_at_an_endpoint() -> None:
+def test_an_endpoint_continues_a_transcript() -> None:
     with serving(calls(("weather", '{"city":"Oslo"}')), says("Sunny."), says("Bye.")) as endpoint:
         session = fm.LanguageModelSession("Help.", model_at(endpoint.url), [Weather()])
         session.respond_blocking("Oslo?")

@@ -1,4 +1,4 @@
-"""Condensed transcripts: what stays is whole, in order and within the limit; summaries never become instructions."""
+"""Condensed transcripts: whole exchanges, in order, within the limit; summaries never become instructions."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_first_and_last() -> None:
     assert list(first_and_last(Transcript())) == []
 
 
-def test_without_instructions_the_last_exchange_is_all() -> None:
+def test_without_instructions_only_the_last_exchange_is_kept() -> None:
     transcript = Transcript([*exchange(0), *exchange(1)])
     assert list(first_and_last(transcript)) == transcript[2:]
 
@@ -87,12 +87,12 @@ def test_instructions_that_do_not_fit_are_an_error(model: fm.SystemLanguageModel
     assert caught.value.context_size == 2
 
 
-def test_a_number_below_zero_is_refused(model: fm.SystemLanguageModel) -> None:
+def test_a_negative_number_is_refused(model: fm.SystemLanguageModel) -> None:
     with pytest.raises(ValueError, match="keep_last"):
         asyncio.run(summarized(conversation(1), model, keep_last=-1))
 
 
-def test_a_session_goes_on_from_a_window(model: fm.SystemLanguageModel) -> None:
+def test_a_session_continues_from_a_window(model: fm.SystemLanguageModel) -> None:
     window = asyncio.run(rolling_window(conversation(6), model, 150))
     before = count(model, window)
     session = fm.LanguageModelSession.from_transcript(window, model)
@@ -100,7 +100,7 @@ def test_a_session_goes_on_from_a_window(model: fm.SystemLanguageModel) -> None:
     assert session.usage.prompt_tokens == before + asyncio.run(model.token_count("the mat"))
 
 
-def test_a_summary_stands_as_a_response(model: fm.SystemLanguageModel) -> None:
+def test_a_summary_is_a_response(model: fm.SystemLanguageModel) -> None:
     transcript = conversation(12)
     assert count(model, transcript) > model.context_size // 2
     short = asyncio.run(summarized(transcript, model, summary_tokens=24))
@@ -123,12 +123,12 @@ def test_conversations_longer_than_the_context_are_read_in_parts(tmp_path: Path)
     assert count(model, short) <= model.context_size // 2
 
 
-def test_nothing_to_summarize_is_left_as_it_is(model: fm.SystemLanguageModel) -> None:
+def test_a_short_transcript_is_returned_unchanged(model: fm.SystemLanguageModel) -> None:
     transcript = conversation(1)
     assert list(asyncio.run(summarized(transcript, model))) == list(transcript)
 
 
-def test_the_blocking_forms_do_the_same_even_inside_a_loop(model: fm.SystemLanguageModel) -> None:
+def test_the_blocking_forms_work_inside_a_loop(model: fm.SystemLanguageModel) -> None:
     transcript = conversation(6)
 
     async def run() -> tuple[Transcript, Transcript]:

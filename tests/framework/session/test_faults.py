@@ -1,4 +1,4 @@
-"""Sessions that are left, collected, cancelled, edited, swapped and crowded: nothing leaks, and nothing is mixed up."""
+"""Sessions under faults: dropped, garbage-collected, cancelled, edited, concurrent. Nothing leaks or mixes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LONG = fm.GenerationOptions(maximum_response_tokens=300)
 
 @pytest.fixture(autouse=True)
 def _nothing_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """After every test the threads are those from before, and the sequences and caches it made are gone."""
+    """Check after each test that no threads, sequences or caches remain."""
     made: list[weakref.ref[Any]] = []
 
     def remembering(kind: type) -> Callable[..., None]:
@@ -52,7 +52,7 @@ def _nothing_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = threading.active_count()
     yield
     wait_until(lambda: threading.active_count() <= threads)
-    for loaded in loaded_model._loaded.values():  # what it keeps for other sessions is no leak
+    for loaded in loaded_model._loaded.values():  # cached prefixes are not leaks
         loaded.prefixes = PrefixCache(loaded.engine, prefix_cache_bytes())
     wait_until(lambda: all_gone(made))
 
@@ -82,17 +82,17 @@ def sequence_of(session: fm.LanguageModelSession) -> Sequence:
 
 
 def assert_cache_is_transcript(session: fm.LanguageModelSession, model: fm.SystemLanguageModel) -> None:
-    """The tokens that the cache holds and waits for are those of the transcript."""
+    """Check that cached and pending tokens are those of the transcript."""
     executor, loaded = session._responder._executor, model.load()
     assert isinstance(executor, LocalExecutor)
     tokens = loaded.template.encode(loaded.tokenizer, opened(session.transcript.turns)).tokens
     assert [*executor._sequence.tokens, *executor._pending] == tokens
 
 
-# Left half-way
+# Dropped early
 
 
-def test_sessions_and_streams_dropped_half_way_stop_and_are_freed(slow_model: fm.SystemLanguageModel) -> None:
+def test_sessions_and_streams_dropped_early_stop_and_are_freed(slow_model: fm.SystemLanguageModel) -> None:
     async def drop(how: str) -> weakref.ref[Any]:
         session = fm.LanguageModelSession(model=slow_model)
         stream = session.stream_response("the cat", options=LONG)
@@ -100,7 +100,7 @@ def test_sessions_and_streams_dropped_half_way_stop_and_are_freed(slow_model: fm
         reference = weakref.ref(sequence_of(session))
         if how == "session first":
             del session
-            await anext(stream)  # goes on: the stream holds what it needs
+            await anext(stream)  # the stream keeps the session alive
             del stream
         elif how == "stream first":
             del stream
@@ -131,19 +131,19 @@ def test_a_blocking_stream_is_freed_with_its_session(slow_model: fm.SystemLangua
     wait_until(lambda: reference() is None)
 
 
-def test_a_blocking_stream_that_nobody_goes_on_with_blocks_nobody(model: fm.SystemLanguageModel) -> None:
+def test_an_abandoned_blocking_stream_blocks_no_request(model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession(model=model)
     stream = session.stream_blocking("the cat", options=LONG)
     next(stream)
     session.cancel()
-    with pytest.raises(fm.ConcurrentRequestsError):  # rather than waiting for a stream that only this thread can end
+    with pytest.raises(fm.ConcurrentRequestsError):  # waiting would deadlock: only this thread can end the stream
         session.respond_blocking("the dog", options=SHORT)
     with pytest.raises(fm.GenerationCancelledError):
         list(stream)
     assert isinstance(session.respond_blocking("the dog", options=SHORT), str)
 
 
-def test_a_loop_that_ends_in_the_middle(slow_model: fm.SystemLanguageModel) -> None:
+def test_a_loop_that_ends_during_a_stream(slow_model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession("Be brief.", slow_model)
 
     async def leave_it_open() -> None:
@@ -152,11 +152,11 @@ def test_a_loop_that_ends_in_the_middle(slow_model: fm.SystemLanguageModel) -> N
         kept.append(stream)
 
     kept: list[Any] = []
-    asyncio.run(leave_it_open())  # closes the stream, which nobody else can any more
+    asyncio.run(leave_it_open())  # closes the stream
     assert len(session.transcript) == 1
     loop = asyncio.new_event_loop()
     loop.run_until_complete(leave_it_open())
-    loop.close()  # without ceremony
+    loop.close()  # without cancelling its tasks
     kept.clear()
     gc.collect()
     wait_until(lambda: not session.is_responding)
@@ -164,7 +164,7 @@ def test_a_loop_that_ends_in_the_middle(slow_model: fm.SystemLanguageModel) -> N
     assert_cache_is_transcript(session, slow_model)
 
 
-def test_a_loop_that_stops_while_tools_are_at_work_in_it() -> None:
+def test_a_loop_that_stops_while_tools_run() -> None:
     started = threading.Event()
 
     @fm.tool
@@ -183,13 +183,13 @@ def test_a_loop_that_stops_while_tools_are_at_work_in_it() -> None:
         return task
 
     loop = asyncio.new_event_loop()
-    task = loop.run_until_complete(begin())  # and now nobody runs it any more
+    task = loop.run_until_complete(begin())  # the loop does not run any more
     session.cancel()
     wait_until(lambda: not session.is_responding)
     assert [type(entry).__name__ for entry in session.transcript] == ["InstructionsEntry"]
     with pytest.raises(fm.GenerationCancelledError):
         loop.run_until_complete(task)
-    loop.run_until_complete(asyncio.sleep(0.1))  # tools that were at work notice
+    loop.run_until_complete(asyncio.sleep(0.1))  # running tools are cancelled
     loop.close()
 
 
@@ -217,7 +217,7 @@ def test_cancelled_tasks(slow_model: fm.SystemLanguageModel, when: str) -> None:
     assert_cache_is_transcript(session, slow_model)
 
 
-def test_cancelling_all_the_time_changes_nothing(slow_model: fm.SystemLanguageModel) -> None:
+def test_repeated_cancelling_changes_nothing(slow_model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession("Be brief.", slow_model)
     dice = random.Random(0)
 
@@ -236,7 +236,7 @@ def test_cancelling_all_the_time_changes_nothing(slow_model: fm.SystemLanguageMo
     assert_cache_is_transcript(session, slow_model)
 
 
-def test_an_interrupt_while_tools_are_at_work_stops_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_stops_running_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     started, stopped = threading.Event(), threading.Event()
 
     @fm.tool
@@ -257,7 +257,7 @@ def test_an_interrupt_while_tools_are_at_work_stops_them(monkeypatch: pytest.Mon
             run_tools(made, cancelled, None)
 
     class Interrupted:
-        """The runner, when the user presses Control-C while it waits for the result."""
+        """Raise KeyboardInterrupt while the runner waits for the result."""
 
         def run(self, made: Any, cancelled: Any, loop: Any) -> Any:
             threading.Thread(target=run_aside, args=(made, cancelled)).start()
@@ -272,7 +272,7 @@ def test_an_interrupt_while_tools_are_at_work_stops_them(monkeypatch: pytest.Mon
     assert [type(entry).__name__ for entry in session.transcript] == ["InstructionsEntry"]
 
 
-# Transcripts that others write to
+# Shared transcripts
 
 
 def test_a_transcript_edited_by_hand(model: fm.SystemLanguageModel) -> None:
@@ -295,7 +295,7 @@ def test_a_transcript_edited_by_hand(model: fm.SystemLanguageModel) -> None:
 
 
 def answer_tokens(session: fm.LanguageModelSession, model: fm.SystemLanguageModel) -> int:
-    """Tokens of the last response as the transcript has it."""
+    """Return the number of tokens of the last response."""
     loaded = model.load()
     opening = len(loaded.template.generation_prompt(loaded.tokenizer))
     return len(loaded.template.encode_turn(loaded.tokenizer, session.transcript[-1].turn)) - opening
@@ -312,9 +312,9 @@ def test_sessions_that_take_turns_on_one_transcript(model: fm.SystemLanguageMode
     assert first.transcript is second.transcript
 
 
-def test_sessions_that_write_to_one_transcript_at_once(slow_model: fm.SystemLanguageModel) -> None:
+def test_sessions_that_write_to_one_transcript_concurrently(slow_model: fm.SystemLanguageModel) -> None:
     first = fm.LanguageModelSession("Be brief.", slow_model)
-    sessions = [first, *(fm.LanguageModelSession.from_transcript(first.transcript, slow_model) for _ in range(4))]
+    sessions = [first, *(fm.LanguageModelSession.from_transcript(first.transcript, slow_model) for _ in range(2))]
 
     async def run() -> list[Any]:
         return await asyncio.gather(
@@ -322,18 +322,18 @@ def test_sessions_that_write_to_one_transcript_at_once(slow_model: fm.SystemLang
             return_exceptions=True,
         )
 
-    for num_before in (1, 3, 5):
+    for num_before in (1, 3):
         outcomes = asyncio.run(run())
         assert sum(isinstance(each, str) for each in outcomes) == 1
-        assert sum(isinstance(each, fm.TranscriptMutationError) for each in outcomes) == 4
+        assert sum(isinstance(each, fm.TranscriptMutationError) for each in outcomes) == 2
         assert len(first.transcript) == num_before + 2
     for session in sessions:
         session.respond_blocking("the dog", options=SHORT)
         assert_cache_is_transcript(session, slow_model)
 
 
-def test_a_transcript_that_grows_at_the_last_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two sessions that have both looked before either of them appends: one of them gets the error."""
+def test_a_transcript_that_changes_just_before_the_append(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sessions check the transcript before either appends: one of them raises."""
     barrier = threading.Barrier(2, timeout=10)
 
     class Late(ScriptedModel):
@@ -369,7 +369,7 @@ def test_a_transcript_that_grows_at_the_last_moment(monkeypatch: pytest.MonkeyPa
         assert len(transcript) == 2
 
 
-# Files that change under a running session
+# Files that change during a session
 
 
 def write_tags(path: Path, signature: str, scale: float) -> None:
@@ -417,11 +417,11 @@ def test_a_bundle_deleted_under_a_running_session(tmp_path: Path) -> None:
         fm.LanguageModelSession(model=fm.SystemLanguageModel(bundle=path)).respond_blocking("the cat")
 
 
-# Crowds
+# Concurrency
 
 
-def test_fifty_threads_each_with_its_loop(model: fm.SystemLanguageModel) -> None:
-    prompts = [f"the {noun} {number}" for number in range(10) for noun in ("cat", "dog", "mat", "log", "red")]
+def test_many_threads_each_with_its_loop(model: fm.SystemLanguageModel) -> None:
+    prompts = [f"the {noun} {number}" for number in range(4) for noun in ("cat", "dog", "mat", "log", "red")]
     alone = {}
     for prompt in prompts:
         session = fm.LanguageModelSession(model=model)
@@ -441,7 +441,7 @@ def test_fifty_threads_each_with_its_loop(model: fm.SystemLanguageModel) -> None
     def work(prompt: str) -> None:
         try:
             together[prompt] = asyncio.run(talk(prompt))
-        except BaseException as error:  # shown in the main thread
+        except BaseException as error:  # raised in the main thread
             problems.append(error)
 
     threads = [threading.Thread(target=work, args=(prompt,)) for prompt in prompts]
@@ -470,7 +470,7 @@ def test_one_session_from_many_threads(model: fm.SystemLanguageModel) -> None:
     assert_cache_is_transcript(session, model)
 
 
-def test_many_sessions_leave_nothing(model: fm.SystemLanguageModel) -> None:
+def test_many_sessions_leave_no_objects(model: fm.SystemLanguageModel) -> None:
     def some(count: int) -> int:
         async def each(number: int) -> None:
             session = fm.LanguageModelSession(model=model)
@@ -488,6 +488,6 @@ def test_many_sessions_leave_nothing(model: fm.SystemLanguageModel) -> None:
         gc.collect()
         return len(gc.get_objects())
 
-    some(12)
+    some(6)
     before = some(3)
-    assert some(45) - before < 45 * 10  # ten objects a session would be something that is kept
+    assert some(24) - before < 24 * 10  # a leak would keep at least ten objects per session

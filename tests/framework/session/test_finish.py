@@ -30,7 +30,7 @@ def look_up(word: str) -> str:
     return "a bird"
 
 
-def test_text_that_reaches_a_limit_says_which(tmp_path: Path) -> None:
+def test_the_finish_reason_is_the_limit_that_was_reached(tmp_path: Path) -> None:
     model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "short", context_length=64).path)
     session = fm.LanguageModelSession(model=model)
     response = session.respond_full_blocking("the cat", options=fm.GenerationOptions(maximum_response_tokens=4))

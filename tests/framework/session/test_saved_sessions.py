@@ -39,7 +39,7 @@ def look_up(name: str, age: int) -> str:
 
 @pytest.fixture
 def model(engine_path: Path, monkeypatch: pytest.MonkeyPatch) -> fm.SystemLanguageModel:
-    """In which sessions share nothing, so that what is not computed again comes out of the file."""
+    """Return a model without a prefix cache, so that cached tokens come from the file."""
     described = fm.SystemLanguageModel(bundle=engine_path)
     loaded = described.load()
     monkeypatch.setattr(loaded, "prefixes", PrefixCache(loaded.engine, 0))
@@ -62,7 +62,7 @@ def expected_answer(model: fm.SystemLanguageModel) -> str:
     return session.respond_blocking("the log", options=SHORT)
 
 
-def test_a_loaded_session_goes_on_and_prefills_nothing_of_it(
+def test_a_loaded_session_continues_without_prefill(
     model: fm.SystemLanguageModel, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = expected_answer(model)
@@ -73,13 +73,13 @@ def test_a_loaded_session_goes_on_and_prefills_nothing_of_it(
     assert session.respond_blocking("the log", options=SHORT) == expected
     num_new = model.token_count_blocking("the log")
     assert session.usage.prompt_tokens == so_far + num_new
-    num_told = session.usage.prompt_tokens - session.usage.cached_tokens
-    assert num_new <= num_told <= num_new + 3  # with what ends the last answer, which the model has not been told
-    assert sum(counts) <= num_told + session.usage.generated_tokens
+    num_prefilled = session.usage.prompt_tokens - session.usage.cached_tokens
+    assert num_new <= num_prefilled <= num_new + 3  # with the end of the last answer, which was not computed
+    assert sum(counts) <= num_prefilled + session.usage.generated_tokens
     assert len(session.transcript) == 7
 
 
-def test_four_thousand_tokens_come_back_as_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_four_thousand_tokens_are_restored_without_prefill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_native_bundle(tmp_path / "long", context_length=4352)
     model = fm.SystemLanguageModel(bundle=tmp_path / "long")
     loaded = model.load()
@@ -101,7 +101,7 @@ def test_four_thousand_tokens_come_back_as_a_copy(tmp_path: Path, monkeypatch: p
     assert counts[0] == model.token_count_blocking("the dog")
 
 
-def test_other_tools_instructions_or_models_prefill_anew(
+def test_other_tools_instructions_or_models_prefill_again(
     model: fm.SystemLanguageModel, saved: Path, tmp_path: Path, engine_path: Path
 ) -> None:
     no_calls = fm.GenerationOptions(maximum_response_tokens=12, tool_calling_mode="disallowed")
@@ -182,7 +182,7 @@ def test_a_damaged_transcript_is_refused(saved: Path) -> None:
         fm.LanguageModelSession.load(saved.with_name("none"))
 
 
-def test_a_transcript_of_later_kinds_is_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_entries_are_refused_by_name(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     transcript = fm.LanguageModelSession.load(saved).transcript
     wire = transcript.as_dict()
     wire["transcript"]["entries"][1]["role"] = "oracle"
@@ -204,7 +204,7 @@ def test_saved_before_and_after_any_request(model: fm.SystemLanguageModel, tmp_p
     for prompt in ("the cat", "the dog", "the mat"):
         session.save_blocking(path)
         session = fm.LanguageModelSession.load(path, model)
-        session.save_blocking(path)  # before it has been used
+        session.save_blocking(path)  # before its first request
         session = fm.LanguageModelSession.load(path, model)
         session.prewarm("the ")
         answers.append(session.respond_blocking(prompt, options=SHORT))
@@ -213,7 +213,7 @@ def test_saved_before_and_after_any_request(model: fm.SystemLanguageModel, tmp_p
     assert [plain.respond_blocking(prompt, options=SHORT) for prompt in ("the cat", "the dog", "the mat")] == answers
 
 
-def test_saving_awaits_and_is_a_request_of_its_own(model: fm.SystemLanguageModel, tmp_path: Path) -> None:
+def test_saving_is_queued_like_a_request(model: fm.SystemLanguageModel, tmp_path: Path) -> None:
     async def run() -> None:
         session = fm.LanguageModelSession(INSTRUCTIONS, model, when_busy="wait")
         answering = asyncio.create_task(session.respond("the cat", options=SHORT))
@@ -242,7 +242,7 @@ def test_a_busy_session_is_not_saved(tmp_path: Path) -> None:
     assert len(restored.transcript) == 5
 
 
-def test_a_session_that_cannot_be_written_goes_on(model: fm.SystemLanguageModel, saved: Path) -> None:
+def test_a_failed_save_leaves_the_session_usable(model: fm.SystemLanguageModel, saved: Path) -> None:
     session = fm.LanguageModelSession.load(saved, model)
     with pytest.raises(OSError, match="session"):
         session.save_blocking(saved / "below a file")
@@ -266,7 +266,7 @@ def test_sessions_loaded_in_many_threads(model: fm.SystemLanguageModel, saved: P
     assert answers == [expected] * 5
 
 
-def test_another_adapter_prefills_anew(tmp_path: Path) -> None:
+def test_another_adapter_prefills_again(tmp_path: Path) -> None:
     bundle = write_native_bundle(tmp_path / "model")
     adapter = write_random_adapter(tmp_path / "adapter", bundle)
     plain = fm.SystemLanguageModel(bundle=bundle.path)
@@ -331,7 +331,7 @@ session.save_blocking(sys.argv[2])
 """
 
 
-def test_a_process_killed_while_it_saves_leaves_the_session_that_was_there(tmp_path: Path) -> None:
+def test_a_process_killed_during_a_save_leaves_the_old_file(tmp_path: Path) -> None:
     bundle = write_native_bundle(tmp_path / "model")
     model = fm.SystemLanguageModel(bundle=bundle.path)
     session = fm.LanguageModelSession(INSTRUCTIONS, model)
@@ -401,7 +401,7 @@ def test_without_the_key_a_session_is_prefilled(model: fm.SystemLanguageModel, s
         key.write_bytes(old)
 
 
-def test_a_session_is_saved_without_its_state_where_no_key_can_be_kept(
+def test_a_session_is_saved_without_state_if_no_key_can_be_stored(
     model: fm.SystemLanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")

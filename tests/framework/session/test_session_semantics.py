@@ -1,4 +1,4 @@
-"""What a session promises beside its answers: order, prewarming, restoring, guardrails, capabilities."""
+"""Sessions: order of requests, prewarming, restoring, guardrails, capabilities."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wait_until_idle(session: fm.LanguageModelSession) -> None:
     last.finished.result(60)
 
 
-def test_waiting_requests_are_answered_in_their_order() -> None:
+def test_waiting_requests_run_in_order() -> None:
     async def run() -> None:
         session = fm.LanguageModelSession(model=ScriptedModel("a" * 9, "b" * 9, "c" * 9, pause_s=0.002), when_busy="wait")
         answers = await asyncio.gather(*(session.respond(prompt) for prompt in "123"))
@@ -38,7 +38,7 @@ def test_waiting_requests_are_answered_in_their_order() -> None:
     asyncio.run(run())
 
 
-def test_a_waiting_request_can_be_cancelled_and_the_next_goes_on() -> None:
+def test_cancelling_a_waiting_request_keeps_the_next_one() -> None:
     async def run() -> None:
         session = fm.LanguageModelSession(model=ScriptedModel("a" * 30, "c", pause_s=0.005), when_busy="wait")
         first, second, third = (asyncio.create_task(session.respond(prompt)) for prompt in "123")
@@ -77,7 +77,7 @@ def test_busy_sessions_refuse_by_default() -> None:
         fm.LanguageModelSession(model=ScriptedModel(), when_busy="perhaps")  # type: ignore[arg-type]
 
 
-def test_prewarming_fills_the_cache_and_says_nothing(model: fm.SystemLanguageModel) -> None:
+def test_prewarming_fills_the_cache_only(model: fm.SystemLanguageModel) -> None:
     plain = fm.LanguageModelSession("Be brief.", model)
     expected = plain.respond_blocking("the cat sat on the mat", options=SHORT)
     assert plain.usage.cached_tokens == 0
@@ -92,7 +92,7 @@ def test_prewarming_fills_the_cache_and_says_nothing(model: fm.SystemLanguageMod
     assert session.usage.prompt_tokens == plain.usage.prompt_tokens
 
 
-def test_a_prewarmed_prefix_that_does_not_come_is_forgotten(model: fm.SystemLanguageModel) -> None:
+def test_an_unused_prewarmed_prefix_is_rolled_back(model: fm.SystemLanguageModel) -> None:
     expected = fm.LanguageModelSession("Be brief.", model).respond_blocking("a dog", options=SHORT)
     session = fm.LanguageModelSession("Be brief.", model)
     for prefix in ("the cat", "no dog", ""):
@@ -124,13 +124,13 @@ def test_prewarming_never_blocks_the_loop() -> None:
     asyncio.run(run())
 
 
-def test_prewarming_tells_at_once_when_there_is_no_model(tmp_path: Path) -> None:
+def test_prewarming_raises_immediately_without_a_model(tmp_path: Path) -> None:
     session = fm.LanguageModelSession(model=fm.SystemLanguageModel(bundle=f"{tmp_path}/none"))
     with pytest.raises(fm.AssetsUnavailableError):
         session.prewarm()
 
 
-def test_a_restored_session_goes_on_as_the_first_would(model: fm.SystemLanguageModel) -> None:
+def test_a_restored_session_continues_identically(model: fm.SystemLanguageModel) -> None:
     first = fm.LanguageModelSession("Be brief.", model)
     first.respond_blocking("the cat", options=SHORT)
     saved = asyncio.run(first.transcript.to_dict())
@@ -155,7 +155,7 @@ def test_two_sessions_on_one_transcript_each_see_all_of_it() -> None:
     assert len(first.transcript) == 5
 
 
-def test_a_transcript_that_grows_meanwhile_stops_the_request() -> None:
+def test_a_transcript_that_changes_during_a_request_is_an_error() -> None:
     session = fm.LanguageModelSession("Help.", ScriptedModel("abc", "d"))
     stream = session.stream_blocking("x")
     next(stream)
@@ -191,7 +191,7 @@ def test_a_response_has_everything() -> None:
     assert session.total_usage.generated_tokens == 6
 
 
-def test_what_a_model_cannot_do_is_refused_before_it_is_asked(tmp_path: Path) -> None:
+def test_missing_capabilities_are_refused_before_generation(tmp_path: Path) -> None:
     model = ScriptedModel("x")
     model.capabilities = frozenset()
     with pytest.raises(fm.UnsupportedCapabilityError, match="guided generation"):
@@ -208,7 +208,7 @@ def test_what_a_model_cannot_do_is_refused_before_it_is_asked(tmp_path: Path) ->
 
 
 class Guard:
-    """Stops prompts and responses that say `bad`, and declines what says `no`."""
+    """Block text with `bad`, refuse text with `no`."""
 
     def check_input(self, text: str) -> Verdict:
         if "no" in text:
@@ -219,7 +219,7 @@ class Guard:
         return Violation(category="badness", reason="it says bad") if "bad" in window else Allowed()
 
 
-def test_guardrails_stop_prompts_and_responses() -> None:
+def test_guardrails_block_prompts_and_responses() -> None:
     model = ScriptedModel("fine", "this is ba" + "d" + "." * 100, "fine", guard=Guard())
     session = fm.LanguageModelSession("Help.", model)
     with pytest.raises(fm.GuardrailViolationError, match=r"prompt .*badness"):
@@ -233,7 +233,7 @@ def test_guardrails_stop_prompts_and_responses() -> None:
     assert session.respond_blocking("good") == "ok"
 
 
-def test_a_refusal_explains_itself_when_asked() -> None:
+def test_the_model_explains_a_refusal() -> None:
     model = ScriptedModel("I will not, for it is late.", guard=Guard())
     session = fm.LanguageModelSession("Help.", model)
     with pytest.raises(fm.RefusalError, match="not that") as caught:
@@ -248,7 +248,7 @@ def test_a_refusal_explains_itself_when_asked() -> None:
     assert [turn.text for turn in model.openings[-1]] == ["Help.", "no"]  # the transcript up to the refusal
 
 
-def test_permissive_guardrails_hold_for_plain_text_only(model: fm.SystemLanguageModel) -> None:
+def test_permissive_guardrails_apply_to_plain_text_only(model: fm.SystemLanguageModel) -> None:
     permissive = fm.SystemLanguageModel(
         guardrails=fm.SystemLanguageModelGuardrails.PERMISSIVE_CONTENT_TRANSFORMATIONS, bundle=model.described().path
     )
@@ -259,7 +259,7 @@ def test_permissive_guardrails_hold_for_plain_text_only(model: fm.SystemLanguage
     assert fm.SystemLanguageModel(guardrails=own, bundle=model.described().path).guardrail(is_guided=True) is own
 
 
-def test_wrong_arguments_are_refused_where_they_are_given(model: fm.SystemLanguageModel) -> None:
+def test_wrong_arguments_raise_immediately(model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession(model=model)
     wrong: list[tuple[type[Exception], str, Any]] = [
         (TypeError, "'model' must", lambda: fm.LanguageModelSession("x", "nano")),
@@ -293,7 +293,7 @@ def test_locales() -> None:
     assert not any(model.supports_locale(locale) for locale in ("ar", "he_IL", "xx"))
 
 
-def test_a_use_case_has_instructions_of_its_own(model: fm.SystemLanguageModel) -> None:
+def test_a_use_case_adds_instructions(model: fm.SystemLanguageModel) -> None:
     tagging = fm.SystemLanguageModel(fm.SystemLanguageModelUseCase.CONTENT_TAGGING, bundle=model.described().path)
     counts = [asyncio.run(each.token_count(instructions="Be brief.")) for each in (model, tagging)]
     assert counts[1] > counts[0]
@@ -319,7 +319,7 @@ def test_cancelling_a_slow_stream_frees_the_session(slow_model: fm.SystemLanguag
     asyncio.run(run())
 
 
-def test_a_draft_model_changes_the_steps_and_nothing_else(model: fm.SystemLanguageModel, tmp_path: Path) -> None:
+def test_a_draft_model_changes_steps_but_not_answers(model: fm.SystemLanguageModel, tmp_path: Path) -> None:
     other = write_tiny_bundle(tmp_path / "draft", seed=1)
     drafts = [model.described().path, other.path]
     drafted = [fm.SystemLanguageModel(bundle=model.described().path, draft=draft) for draft in drafts]
@@ -331,7 +331,7 @@ def test_a_draft_model_changes_the_steps_and_nothing_else(model: fm.SystemLangua
         given.append(session.respond_blocking("numbers", schema=fm.GenerationSchema(list[bool]), options=seeded))
         return given, session.total_usage.model_steps
 
-    # By the clock nothing would be drafted before the first hundreds of tokens.
+    # The adaptive draft length would be 0 for the first hundreds of tokens.
     for loaded in (kept := [each.load() for each in drafted]):
         assert loaded.drafter is not None
         loaded.drafter = Drafter(loaded.drafter.engine, length=DraftLengthConfig(cost=0.2))
@@ -342,7 +342,7 @@ def test_a_draft_model_changes_the_steps_and_nothing_else(model: fm.SystemLangua
     assert kept
 
 
-def test_a_draft_model_of_other_tokens_is_refused(model: fm.SystemLanguageModel) -> None:
+def test_a_draft_model_with_another_tokenizer_is_refused(model: fm.SystemLanguageModel) -> None:
     mismatched = fm.SystemLanguageModel(bundle=model.described().path, draft="nano")
     with pytest.raises(fm.AssetsUnavailableError, match="tokenizer"):
         fm.LanguageModelSession(model=mismatched).respond_blocking("x")

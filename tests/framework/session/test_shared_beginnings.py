@@ -1,4 +1,4 @@
-"""Sessions of one process that begin alike: what one has prefilled the others do not, and no answer tells of it."""
+"""Prefix sharing: sessions of one process prefill a common prefix once, and answers do not change."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def look_up(name: str, age: int) -> str:
 
 @pytest.fixture
 def model(engine_path: Path, monkeypatch: pytest.MonkeyPatch) -> fm.SystemLanguageModel:
-    """With nothing kept from the test before."""
+    """Return a model with an empty prefix cache."""
     described = fm.SystemLanguageModel(bundle=engine_path)
     loaded = described.load()
     assert isinstance(loaded.engine, NativeEngine) == (engine_path.name == "native")
@@ -38,7 +38,7 @@ def num_opening(model: fm.SystemLanguageModel, *tools: fm.Tool) -> int:
 
 
 def said(model: fm.SystemLanguageModel, *prompts: str) -> tuple[list[str], list[fm.Usage]]:
-    """The answers to prompts of one session, and what each cost."""
+    """Return the answers of one session to prompts, and their usage."""
     session = fm.LanguageModelSession(INSTRUCTIONS, model)
     pairs = [(session.respond_blocking(prompt, options=SHORT), session.usage) for prompt in prompts]
     return [answer for answer, _ in pairs], [usage for _, usage in pairs]
@@ -60,7 +60,7 @@ def test_a_second_session_prefills_no_instructions_and_no_tools(
     assert sum(counts) <= model.token_count_blocking("the dog") + second.usage.generated_tokens
 
 
-def test_answers_are_those_without_the_cache(model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_the_same_without_the_cache(model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = ("the cat", "the dog", "the mat")
     expected, _ = said(model, *prompts)
     for _ in range(3):
@@ -74,7 +74,7 @@ def test_answers_are_those_without_the_cache(model: fm.SystemLanguageModel, monk
     assert usages[0].cached_tokens == 0
 
 
-def test_as_much_is_shared_as_begins_alike(model: fm.SystemLanguageModel) -> None:
+def test_the_common_prefix_is_shared(model: fm.SystemLanguageModel) -> None:
     said(model, "the cat")
     other = fm.LanguageModelSession(INSTRUCTIONS + " And be kind.", model)
     expected = fm.LanguageModelSession(INSTRUCTIONS + " And be kind.", model)
@@ -93,7 +93,7 @@ def test_prewarming_shares_too(model: fm.SystemLanguageModel) -> None:
     assert session.usage.cached_tokens > num_opening(model)
 
 
-def test_a_transcript_taken_up_again_is_not_prefilled_again(model: fm.SystemLanguageModel) -> None:
+def test_a_continued_transcript_is_not_prefilled_again(model: fm.SystemLanguageModel) -> None:
     first = fm.LanguageModelSession(INSTRUCTIONS, model)
     for prompt in ("the cat", "the dog"):
         first.respond_blocking(prompt, options=SHORT)
@@ -103,13 +103,13 @@ def test_a_transcript_taken_up_again_is_not_prefilled_again(model: fm.SystemLang
     for number in range(2):
         again = fm.LanguageModelSession.from_transcript(fm.Transcript.parse(transcript), model)
         assert again.respond_blocking("the log", options=SHORT) == expected
-        if isinstance(model.load().engine, NativeEngine):  # what forks for nothing keeps every conversation
+        if isinstance(model.load().engine, NativeEngine):  # forks share memory: every conversation is kept
             assert so_far - 3 <= again.usage.cached_tokens <= so_far
-        else:  # else what was taken up once
+        else:  # forks copy: only continued conversations are kept
             assert again.usage.cached_tokens == (so_far if number else num_opening(model))
 
 
-def test_a_failed_request_leaves_a_session_as_it_began(model: fm.SystemLanguageModel) -> None:
+def test_a_failed_request_leaves_a_session_unchanged(model: fm.SystemLanguageModel) -> None:
     said(model, "the cat")
     session = fm.LanguageModelSession(INSTRUCTIONS, model)
     with pytest.raises(fm.ExceededContextWindowSizeError):
@@ -128,7 +128,7 @@ def test_what_was_never_prefilled_is_not_shared(model: fm.SystemLanguageModel) -
     assert model.load().prefixes.num_bytes == 0
 
 
-def test_sessions_that_begin_at_once_prefill_what_they_share_once(
+def test_concurrent_sessions_prefill_a_shared_prefix_once(
     model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = computed_tokens(model.load().engine, monkeypatch)
@@ -150,7 +150,7 @@ def test_sessions_that_begin_at_once_prefill_what_they_share_once(
     assert sum(counts) == opening + 6 * prompt + sum(usage.generated_tokens for usage in usages)
 
 
-def test_who_waits_for_a_beginning_that_does_not_come_computes_it(
+def test_a_waiter_computes_the_prefix_if_its_owner_fails(
     model: fm.SystemLanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = said(model, "the cat")[0]
@@ -175,7 +175,7 @@ def test_who_waits_for_a_beginning_that_does_not_come_computes_it(
     assert first.usage.cached_tokens == num_opening(model)
 
 
-def test_waiting_for_a_beginning_can_be_cancelled(model: fm.SystemLanguageModel) -> None:
+def test_waiting_for_a_prefix_can_be_cancelled(model: fm.SystemLanguageModel) -> None:
     loaded = model.load()
     opening = fm.LanguageModelSession(INSTRUCTIONS, model)
     tokens = loaded.template.encode(loaded.tokenizer, opening.transcript.turns).tokens
@@ -199,7 +199,7 @@ def test_waiting_for_a_beginning_can_be_cancelled(model: fm.SystemLanguageModel)
     assert session.respond_blocking("the cat", options=SHORT) == said(model, "the cat")[0][0]
 
 
-def test_sharing_begins_with_the_first_token(model: fm.SystemLanguageModel) -> None:
+def test_prefixes_are_shared_from_the_first_token(model: fm.SystemLanguageModel) -> None:
     expected = said(model, "the cat")[0][0]
     loaded = model.load()
     loaded.prefixes = PrefixCache(loaded.engine, 2**28)
@@ -210,7 +210,7 @@ def test_sharing_begins_with_the_first_token(model: fm.SystemLanguageModel) -> N
     assert [*snapshots, *stream][-1] == answers[0] == expected
 
 
-def test_sessions_in_many_threads_answer_as_one_alone(model: fm.SystemLanguageModel) -> None:
+def test_sessions_in_many_threads_answer_as_a_single_one(model: fm.SystemLanguageModel) -> None:
     expected = [said(model, f"the cat {number}", "the dog")[0] for number in range(4)]
     loaded = model.load()
     loaded.prefixes = PrefixCache(loaded.engine, 2**28)

@@ -1,4 +1,4 @@
-"""Feedback: JSON that holds the whole conversation and what was said about it."""
+"""Feedback: JSON with the transcript and the ratings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_feedback_is_json_with_the_transcript() -> None:
     assert feedback["desiredOutput"]["contents"][0]["text"] == "Là."
 
 
-def test_everything_but_the_transcript_may_be_left_out() -> None:
+def test_all_arguments_are_optional() -> None:
     feedback = json.loads(feedback_attachment(TRANSCRIPT))
     assert feedback["issues"] == []
     assert not feedback.keys() & {"sentiment", "desiredOutput"}

@@ -1,4 +1,4 @@
-"""Prompts: text, attachments and values, alone or in a row."""
+"""Prompts: text, attachments and values, alone or in lists."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def image(tmp_path: Path) -> ImageAttachment:
     return ImageAttachment(path, label="photo")
 
 
-def test_text_alone_is_as_it_is() -> None:
+def test_text_is_unchanged() -> None:
     assert prompt_text(" two\nlines ") == " two\nlines "
     assert prompt_attachments("text") == ()
 
@@ -57,13 +57,13 @@ def test_anything_else_is_refused(prompt: object) -> None:
         prompt_text(prompt)  # type: ignore[arg-type]
 
 
-def test_a_missing_image_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_missing_image_is_refused_immediately(tmp_path: Path) -> None:
     for path in (tmp_path / "none.png", tmp_path):
         with pytest.raises(ImagePromptError, match="does not exist"):
             ImageAttachment(path)
 
 
-def test_an_image_that_went_away_is_a_typed_error(image: ImageAttachment) -> None:
+def test_a_deleted_image_is_a_typed_error(image: ImageAttachment) -> None:
     image.path.unlink()
     with pytest.raises(ImagePromptError, match="cannot be read"):
         image.read()
