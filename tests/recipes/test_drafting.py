@@ -11,9 +11,10 @@ import pytest
 from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.core.config import from_dict, to_dict
 from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.evaluation.answers import Answerer, questions
 from openafm.models.sizes import shared_kv_decoder
 from openafm.recipes.config import RunConfig
-from openafm.recipes.drafting import Answerer, draft_report, draft_run, held_out_conversations, questions
+from openafm.recipes.drafting import draft_report, draft_run, held_out_conversations
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import StartBundleError, run_recipe
 from openafm.runtime.decoding.draft_length import DraftLengthConfig

@@ -17,9 +17,11 @@ from openafm.cli import (
     bundles,
     chat,
     checkpoint,
+    complete,
     compress,
     data,
     doctor,
+    evaluate,
     import_,
     plan,
     quickstart,
@@ -81,6 +83,8 @@ app.command()(resign.resign)
 app.command()(doctor.doctor)
 app.command()(respond.respond)
 app.command()(chat.chat)
+app.command()(complete.complete)
+app.command()(evaluate.evaluate)
 
 REPORT_SECONDS = 5.0
 """How long other ranks wait, so that rank 0 prints a shared error before the launcher ends it."""

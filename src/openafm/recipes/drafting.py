@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,28 +16,14 @@ from typing import TYPE_CHECKING, Any
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.config import override
+from openafm.evaluation.answers import Answerer, questions
 from openafm.recipes.catalog import build_run
 from openafm.recipes.config import RunConfig
 from openafm.recipes.own_data import read_data, with_data
-from openafm.tokenizer.chat_template import opened
-from openafm.tokenizer.conversation import (
-    AssistantTurn,
-    Conversation,
-    Instructions,
-    JsonSchema,
-    ToolDefinition,
-    Turn,
-    UserTurn,
-)
-from openafm.tokenizer.tool_calls import tool_calls_schema
+from openafm.tokenizer.conversation import Conversation
 
 if TYPE_CHECKING:
     from openafm.runtime.decoding.generation import Summary
-    from openafm.runtime.decoding.sampling import SamplingConfig
-    from openafm.runtime.decoding.speculation import Drafter
-
-MAX_TOKENS = 200
-"""Token limit of a measured answer."""
 
 
 def draft_run(
@@ -86,67 +72,6 @@ class DraftReport:
         return asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Question:
-    """The turns before an answer, and its schema and tools. `is_call` is True if the answer in the data is a tool call."""
-
-    turns: tuple[Turn, ...]
-    schema: JsonSchema | None
-    tools: tuple[ToolDefinition, ...]
-    is_call: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class DraftedAnswer:
-    """The tokens of an answer, the stop token included, and the statistics of its generation."""
-
-    tokens: tuple[int, ...]
-    summary: Summary
-
-
-class Answerer:
-    """Generates greedy answers of a bundle with its adapter or another, with or without a draft model."""
-
-    def __init__(self, target: Bundle, adapter: AdapterPackage | None = None) -> None:
-        from openafm.runtime.decoding.grammar import GrammarCompiler
-        from openafm.runtime.engines.selection import open_engine
-
-        self.engine, self._bundle = open_engine(target, adapter), target
-        self._grammars = GrammarCompiler(target.tokenizer, target.template)
-
-    def answer(
-        self,
-        question: Question,
-        drafter: Drafter | None,
-        *,
-        sampling: SamplingConfig | None = None,
-        max_tokens: int = MAX_TOKENS,
-        must_call: bool = False,
-    ) -> DraftedAnswer:
-        """Return the answer, generated in a new sequence.
-
-        Raises:
-            ContextWindowError: question and answer do not fit into the context.
-        """
-        from openafm.runtime.decoding.generation import generate
-        from openafm.runtime.decoding.sampling import GreedyConfig
-
-        tokenizer, template = self._bundle.tokenizer, self._bundle.template
-        tools = question.tools if template.can_call_tools else ()
-        generation = generate(
-            self.engine,
-            self.engine.new_sequence(),
-            [*template.encode(tokenizer, opened(question.turns)).tokens, *template.generation_prompt(tokenizer)],
-            sampling=sampling or GreedyConfig(),
-            stop_tokens=template.stop_tokens(tokenizer),
-            max_tokens=max_tokens,
-            grammar=self._grammars.answer(question.schema, tool_calls_schema(tools) if tools else None, must_call=must_call),
-            drafter=drafter,
-        )
-        tokens = tuple(event.token for event in generation)
-        return DraftedAnswer(tokens=tokens, summary=generation.summary)
-
-
 def measure_draft(
     draft: Bundle,
     target: Bundle,
@@ -184,18 +109,6 @@ def draft_report(summaries: Sequence[Summary]) -> DraftReport:
         target_passes_per_token=sum(s.num_target_steps for s in summaries) / max(num_tokens, 1),
         plain_passes_per_token=num_plain / max(num_tokens, 1),
     )
-
-
-def questions(conversation: Conversation) -> Iterator[Question]:
-    """Yield a question for each of the assistant's turns."""
-    turns = conversation.turns
-    tools = tuple(tool for turn in turns[:1] if isinstance(turn, Instructions) for tool in turn.tools)
-    schema: JsonSchema | None = None
-    for index, turn in enumerate(turns):
-        if isinstance(turn, UserTurn):
-            schema = turn.response_format
-        elif isinstance(turn, AssistantTurn) and index:
-            yield Question(turns=turns[:index], schema=schema, tools=tools, is_call=bool(turn.tool_calls))
 
 
 def held_out_conversations(config: RunConfig, count: int) -> list[Conversation]:

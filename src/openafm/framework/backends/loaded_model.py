@@ -12,6 +12,7 @@ from openafm.bundle import Bundle
 from openafm.framework.backends.verified_files import verify_once
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.decoding.likelihood import Scorer
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.speculation import Drafter, DraftMismatchError
 from openafm.runtime.engines.prefix_cache import PrefixCache, prefix_cache_bytes
@@ -35,6 +36,24 @@ class LoadedModel:
         self.prefixes = PrefixCache(self.engine, prefix_cache_bytes())
         self.drafter = None if draft is None else _drafter(bundle, draft, adapter)
         self._grammars = GrammarCompiler(self.tokenizer, self.template)
+
+    @property
+    def scorer(self) -> Scorer:
+        """The likelihoods and raw continuations of texts."""
+        return Scorer(engine=self.engine, tokenizer=self.tokenizer)
+
+    def loglikelihood(self, requests: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """Return, for each context and continuation, the log probability in nats and whether greedy decoding gives it."""
+        found = [self.scorer.loglikelihood(context, continuation) for context, continuation in requests]
+        return [(likelihood.log_probability, likelihood.is_greedy) for likelihood in found]
+
+    def loglikelihood_rolling(self, texts: Sequence[str]) -> list[float]:
+        """Return the log probability of each text in nats, in windows of the context length."""
+        return [self.scorer.loglikelihood_rolling(text).log_probability for text in texts]
+
+    def generate_until(self, requests: Sequence[tuple[str, Sequence[str]]], max_tokens: int = 256) -> list[str]:
+        """Return the greedy continuation of each context up to the first of its stop texts, without a chat template."""
+        return [self.scorer.generate_until(context, until, max_tokens) for context, until in requests]
 
     def grammar(
         self,

@@ -1,0 +1,45 @@
+"""`openafm complete`: the raw continuation of a text, without a chat template."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from openafm.cli.options import PluginsOption
+from openafm.cli.output import escaped, print_json
+from openafm.cli.respond import AdapterOption, ModelOption, SeedOption, TemperatureOption, read_prompt
+from openafm.core.errors import UsageError
+
+
+def complete(
+    text: Annotated[str | None, typer.Argument(help="The text to continue; default or -: standard input.")] = None,
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    temperature: TemperatureOption = None,
+    seed: SeedOption = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Token limit of the continuation.")] = 128,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text. May be repeated.")] = None,
+    plugins: PluginsOption = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the continuation as JSON.")] = False,
+) -> None:
+    """Continue a text with a base model: no chat template, no instructions."""
+    from openafm.framework.backends.system_model import SystemLanguageModel
+    from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig
+
+    prompt = read_prompt(text)
+    if temperature is not None and temperature < 0:
+        raise UsageError(f"--temperature must not be negative, got {temperature}")
+    greedy = temperature == 0 or (temperature is None and seed is None)
+    sampling = GreedyConfig() if greedy else RandomConfig(temperature=temperature or 1.0, seed=seed)
+    scorer = SystemLanguageModel(bundle=model, adapter=adapter).load().scorer
+    shown = ""
+    for so_far in scorer.continuations(prompt, max_tokens=max_tokens, sampling=sampling):
+        ends = [so_far.index(end) for end in stop or () if end and end in so_far]
+        part = so_far[: min(ends)] if ends else so_far
+        if not json:
+            print(escaped(part[len(shown) :]), end="", flush=True)
+        shown = part
+        if ends:
+            break
+    print_json({"text": shown}) if json else print()

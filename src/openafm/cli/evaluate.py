@@ -1,0 +1,62 @@
+"""`openafm evaluate`: scores of a bundle on held-out data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from openafm.cli.options import PluginsOption
+from openafm.cli.output import JsonOption, print_json, print_table
+
+
+def evaluate(
+    bundle: Annotated[str | None, typer.Argument(help="Bundle by name or path; default: the current model.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Held-out text or chats; default: the evaluation file of the data that the bundle was trained on."
+        ),
+    ] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Evaluate on the first documents only.")] = None,
+    answers: Annotated[bool, typer.Option("--answers/--no-answers", help="Generate and compare the answers too.")] = True,
+    plugins: PluginsOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Evaluate a bundle on held-out data: loss, exact answers and fields, by source and language."""
+    from openafm.bundle import open_bundle, resolve_model
+    from openafm.core.errors import UsageError
+    from openafm.core.progress import progress
+    from openafm.data.documents import DocumentFiles
+    from openafm.evaluation.data_scores import data_scores
+    from openafm.recipes.own_data import data_of
+
+    opened = open_bundle(bundle or resolve_model())
+    opened.verify()
+    if data is None:
+        recorded = data_of(opened)
+        if recorded is None or recorded.eval is None:
+            raise UsageError(f"{opened.name} records no evaluation file; name held-out data with --data")
+        data = Path(recorded.eval)
+    count = sum(1 for _ in DocumentFiles(data)) if examples is None else examples
+    with progress(f"evaluate {opened.name}", count) as bar:
+        scores = data_scores(opened, data, max_documents=examples, with_answers=answers, on_each=bar.update)
+    if json:
+        print_json({"bundle": str(opened.path), "signature": opened.signature, "data": str(data), **scores.to_dict()})
+        return
+    groups = [(name, found) for name, found in scores.sources.items()]
+    groups += [(f"language {name}", found) for name, found in scores.languages.items()] if len(scores.languages) > 1 else []
+    rows = [_row(name, found.to_dict()) for name, found in [*groups, ("all", scores.total)]]
+    print_table(("source", "documents", "tokens", "loss", "answers", "exact", "fields"), rows)
+    print(
+        "\nloss: nats per token; exact: answers equal to the data's; fields: share of equal fields of JSON answers and calls"
+    )
+    if scores.total.num_skipped:
+        print(f"{scores.total.num_skipped} conversations exceed the context window and were skipped")
+
+
+def _row(name: str, values: dict[str, float | None]) -> tuple[object, ...]:
+    shares = tuple("-" if values[key] is None else f"{values[key]:.1%}" for key in ("exact", "fields"))
+    loss = "-" if values["loss"] is None else values["loss"]
+    return (name, values["documents"], values["tokens"], loss, values["answers"], *shares)

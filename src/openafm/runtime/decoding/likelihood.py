@@ -1,0 +1,119 @@
+"""Log-likelihoods of texts and raw continuations, without a chat template: the interface of evaluation harnesses.
+
+Shapes: N tokens of a window, V tokens of the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.sampling import GreedyConfig, SamplingConfig
+
+if TYPE_CHECKING:
+    from openafm.runtime.engines.base import Engine
+    from openafm.tokenizer.bpe import Tokenizer
+
+
+CHUNK_TOKENS = 256
+"""Positions whose logits are in memory at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Likelihood:
+    """The log probability of a continuation in nats, its number of tokens, and whether greedy decoding would give it."""
+
+    log_probability: float
+    num_tokens: int
+    is_greedy: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """Computes likelihoods with an engine and its tokenizer. Unused vocabulary rows are excluded."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+
+    def loglikelihood(self, context: str, continuation: str) -> Likelihood:
+        """Return the likelihood of `continuation` after `context`.
+
+        The text is encoded as a whole, and spaces at the end of the context count as part of the continuation. A context
+        that is too long loses its first tokens.
+        """
+        stripped = context.rstrip(" ")
+        whole = self._encoded(context + continuation)
+        num_context = min(len(self._encoded(stripped)), len(whole) - 1)
+        log_p_N, is_greedy_N = self.token_scores(whole[-self.engine.context_length :])
+        count = min(len(whole) - num_context, len(log_p_N))
+        return Likelihood(
+            log_probability=float(log_p_N[-count:].sum()), num_tokens=count, is_greedy=bool(is_greedy_N[-count:].all())
+        )
+
+    def loglikelihood_rolling(self, text: str) -> Likelihood:
+        """Return the likelihood of a whole text, in windows of the context length; each token is scored once."""
+        length, tokens = self.engine.context_length, self._encoded(text)
+        scores = [self.token_scores(tokens[start : start + length]) for start in range(0, len(tokens) - 1, length - 1)]
+        return Likelihood(
+            log_probability=float(sum(log_p_N.sum() for log_p_N, _ in scores)),
+            num_tokens=len(tokens) - 1,
+            is_greedy=all(is_greedy_N.all() for _, is_greedy_N in scores),
+        )
+
+    def generate_until(self, context: str, until: Sequence[str] = (), max_tokens: int = 256) -> str:
+        """Return the greedy continuation of `context` up to the first of the `until` texts, which is not included."""
+        text = ""
+        for text in self.continuations(context, max_tokens=max_tokens):
+            ends = [text.index(stop) for stop in until if stop and stop in text]
+            if ends:
+                return text[: min(ends)]
+        return text
+
+    def continuations(self, context: str, *, max_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
+        """Yield the continuation of `context` after each token. A context that is too long loses its first tokens."""
+        special = self.tokenizer.special
+        room = max(1, self.engine.context_length - max_tokens)
+        generation = generate(
+            self.engine,
+            self.engine.new_sequence(),
+            self._encoded(context)[-room:],
+            sampling=sampling or GreedyConfig(),
+            stop_tokens={special.eos},
+            max_tokens=max_tokens,
+        )
+        tokens: list[int] = []
+        for event in generation:
+            if event.token == special.eos:
+                return
+            tokens.append(event.token)
+            text = self.tokenizer.decode(tokens)
+            if not text.endswith("\ufffd"):  # a character that is not complete yet
+                yield text
+
+    def token_scores(self, tokens: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the log probability of each token but the first, and whether it is the most likely one.
+
+        Raises:
+            ContextWindowError: the tokens do not fit into the context window.
+        """
+        if len(tokens) < 2:
+            return np.zeros(0), np.zeros(0, dtype=np.bool_)
+        sequence, log_p, is_greedy = self.engine.new_sequence(), [], []
+        for start in range(0, len(tokens) - 1, CHUNK_TOKENS):  # all logits of a long text do not fit into memory
+            stop = min(start + CHUNK_TOKENS, len(tokens) - 1)
+            (logits_NV,) = self.engine.step([(sequence, list(tokens[start:stop]))], "all")
+            logits_NV = logits_NV[:, : self.tokenizer.vocab_size].astype(np.float64)
+            logits_NV -= logits_NV.max(axis=1, keepdims=True)
+            targets_N = np.asarray(tokens[start + 1 : stop + 1])
+            chosen_N = np.take_along_axis(logits_NV, targets_N[:, None], axis=1)[:, 0]
+            log_p.append(chosen_N - np.log(np.exp(logits_NV).sum(axis=1)))
+            is_greedy.append(logits_NV.argmax(axis=1) == targets_N)
+        return np.concatenate(log_p), np.concatenate(is_greedy)
+
+    def _encoded(self, text: str) -> list[int]:
+        return [self.tokenizer.special.bos, *self.tokenizer.encode(text)]
