@@ -1,4 +1,4 @@
-"""`openafm doctor`: what it says about a machine and a model, with a compiler and without."""
+"""`openafm doctor`: its report on a machine and a model, with and without a compiler."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from native_bundles import LORA, compressed_bundle, random_adapter_weights, writ
 from openafm.bundle import RecoveryAdapter
 from openafm.cli.main import run
 from openafm.runtime import doctor
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native import build
+from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.weights import weights_file
 
 
@@ -29,9 +31,9 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dic
     return json.loads(capsys.readouterr().out)
 
 
-def test_it_tells_the_engine_and_what_memory_allows(capsys: pytest.CaptureFixture[str]) -> None:
-    said = report(capsys, str(compressed_bundle().path))
-    machine, model = said["machine"], said["model"]
+def test_the_report_names_the_engine_and_the_limit_by_bandwidth(capsys: pytest.CaptureFixture[str]) -> None:
+    found = report(capsys, str(compressed_bundle().path))
+    machine, model = found["machine"], found["model"]
     assert machine["kernels"][-1] == "portable"
     assert Path(machine["library"]).is_file()
     assert machine["problem"] is None
@@ -39,6 +41,10 @@ def test_it_tells_the_engine_and_what_memory_allows(capsys: pytest.CaptureFixtur
     assert (model["engine"], model["why_not_native"]) == ("native", None)
     assert model["expected_tokens_s"] == pytest.approx(machine["stream_gb_s"] * 1e9 / model["bytes_per_token"])
     assert model["measured_tokens_s"] > 0
+    engine = NativeEngine(compressed_bundle())
+    sequence = engine.new_sequence()
+    engine.step([(sequence, [1] * 64)])
+    assert 64 * model["kv_bytes_per_token"] == sum(engine.memory(sequence).values())
 
 
 def test_bytes_of_a_token_are_those_of_the_file_and_of_the_adapter(tmp_path: Path) -> None:
@@ -52,34 +58,42 @@ def test_bytes_of_a_token_are_those_of_the_file_and_of_the_adapter(tmp_path: Pat
     assert doctor.bytes_per_token(adapted) - doctor.bytes_per_token(plain) == expected
 
 
-def test_the_other_engine_is_explained(
+def test_the_reason_for_the_torch_engine_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OPENAFM_ENGINE", "torch")
-    said = report(capsys, str(compressed_bundle().path))
-    assert (said["model"]["engine"], said["model"]["why_not_native"]) == ("torch", "OPENAFM_ENGINE is torch")
+    found = report(capsys, str(compressed_bundle().path))
+    assert (found["model"]["engine"], found["model"]["why_not_native"]) == ("torch", "OPENAFM_ENGINE is torch")
+    engine = TorchEngine.open(compressed_bundle())
+    sequence = engine.new_sequence()
+    engine.step([(sequence, [1] * 64)])  # the first capacity
+    assert 64 * found["model"]["kv_bytes_per_token"] == sum(engine.memory(sequence).values())
+    assert found["model"]["kv_bytes_per_token"] > 3 * found["model"]["bundle_kv_bytes_per_token"]
+    assert run(["inspect", str(compressed_bundle().path), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["engine"], shown["engine_kv_bytes_per_token"]) == ("torch", found["model"]["kv_bytes_per_token"])
     monkeypatch.delenv("OPENAFM_ENGINE")
     monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("CXX", "no-such-compiler")
     sys.modules["openafm.runtime.native.library"].native_library.cache_clear()
-    said = report(capsys, str(compressed_bundle().path))
-    assert said["model"]["engine"] == "torch"
-    assert "no-such-compiler" in said["model"]["why_not_native"]
-    assert said["machine"]["kernels"] == []
-    assert said["machine"]["compiler"] is None
+    found = report(capsys, str(compressed_bundle().path))
+    assert found["model"]["engine"] == "torch"
+    assert "no-such-compiler" in found["model"]["why_not_native"]
+    assert found["machine"]["kernels"] == []
+    assert found["machine"]["compiler"] is None
     sys.modules["openafm.runtime.native.library"].native_library.cache_clear()
 
 
-def test_people_get_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", str(compressed_bundle().path)]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for word in ("processor", "kernels", "build log", "memory allows", "measured"):
-        assert word in said
+        assert word in printed
     assert run(["doctor", "no-such-bundle"]) == 2
 
 
-def test_without_any_model_the_machine_is_told(
+def test_without_a_model_the_machine_is_reported(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))

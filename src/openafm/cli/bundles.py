@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from openafm.cli.output import JsonOption, human_bytes, human_number, print_json
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from openafm.bundle import Bundle
     from openafm.bundle.describe import Description
 
 
@@ -24,11 +25,28 @@ def inspect(
     from openafm.bundle.describe import describe_bundle, describe_size
     from openafm.models.sizes import SIZES
 
-    description = describe_size(name) if name in SIZES else describe_bundle(open_bundle(name))
-    if json:
-        print_json(description.to_dict())
+    if name in SIZES:
+        description, here = describe_size(name), {}
     else:
-        print_table((description.name, ""), _rows(description))
+        bundle = open_bundle(name)
+        description, here = describe_bundle(bundle), _kv_cache_here(bundle)
+    if json:
+        print_json(description.to_dict() | here)
+        return
+    rows = _rows(description)
+    if here:
+        rows.append(
+            ("KV cache here", f"{human_bytes(here['engine_kv_bytes_per_token'])} per token, {here['engine']} engine")
+        )
+    print_table((description.name, ""), rows)
+
+
+def _kv_cache_here(bundle: Bundle) -> dict[str, Any]:
+    """Return the engine of this machine for a bundle, and the bytes of its KV cache for a token."""
+    from openafm.runtime.engines.selection import engine_name, kv_bytes_per_token
+
+    engine = engine_name(bundle)
+    return {"engine": engine, "engine_kv_bytes_per_token": kv_bytes_per_token(bundle, engine)}
 
 
 def use(

@@ -63,7 +63,10 @@ def _model_rows(model: ModelSpeed) -> list[tuple[str, str]]:
     if model.bytes_per_token is not None and model.expected_tokens_s is not None:
         rows.append(("read per token", _megabytes(model.bytes_per_token)))
         rows.append(("memory allows", f"{model.expected_tokens_s:,.0f} tokens/s"))
-    return [*rows, ("measured", f"{model.measured_tokens_s:,.0f} tokens/s")]
+    rows.append(("measured", f"{model.measured_tokens_s:,.0f} tokens/s"))
+    allowed = model.bundle_kv_bytes_per_token
+    note = "" if model.kv_bytes_per_token == allowed else f"; the bundle's numerics need {allowed:,}"
+    return [*rows, ("KV cache", f"{model.kv_bytes_per_token:,} bytes per token{note}")]
 
 
 def _megabytes(num_bytes: int) -> str:

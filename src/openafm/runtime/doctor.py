@@ -1,6 +1,6 @@
-"""What this machine runs models with, how fast its memory is, and what that makes of one model (`openafm doctor`).
+"""Report on this machine and the speed of one model on it (`openafm doctor`).
 
-Imports no tensor library, unless torch's engine is the one that runs the model.
+Imports no tensor library unless the torch engine runs the model.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from openafm.adapters.config import LoRAConfig
 from openafm.bundle import Bundle
 from openafm.core.errors import OpenAFMError
 from openafm.runtime.engines.base import Engine
-from openafm.runtime.engines.selection import open_engine
+from openafm.runtime.engines.selection import kv_bytes_per_token, open_engine
 from openafm.runtime.native.build import NativeBuildError, built_library, cache_home, find_compiler
 from openafm.runtime.native.engine import NativeEngine, chosen_threads
 from openafm.runtime.native.library import kernel_names, open_library
@@ -29,7 +29,7 @@ from openafm.runtime.native.support import unsupported
 from openafm.runtime.native.weights import matrices, sections
 
 FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "asimd", "asimddp", "i8mm")
-_STREAM_BYTES, _STREAM_SECONDS = 1 << 27, 0.5  # at once, many times what most caches hold
+_STREAM_BYTES, _STREAM_SECONDS = 1 << 27, 0.5  # larger than most caches
 _PROMPT_TOKENS, _MOST_TOKENS, _MOST_SECONDS = 32, 200, 1.0
 
 
@@ -38,18 +38,18 @@ class Machine:
     """The processor, the native runtime on it, and its caches.
 
     Attributes:
-        processor: its name.
-        features: which of `FEATURES` it has, as Linux tells; empty elsewhere.
-        threads: that a native engine uses.
-        compiler: the C++ compiler, None where there is none.
-        kernels: instruction sets with kernels that it runs, the one in use first; empty where the runtime is not built.
-        library: the compiled runtime.
-        log: what the compiler said; None where the runtime came with the installation or is not built.
-        problem: why it is not built.
-        cache: where compiled libraries and repacked weights are kept.
-        cached_library_bytes, cached_weights_bytes: what they take there.
-        stream_gb_s: memory read by all threads, 10^9 bytes a second.
-        stream_gb_s_1_thread: by one.
+        processor: name of the processor.
+        features: the supported ones of `FEATURES` on Linux; empty elsewhere.
+        threads: number of threads of a native engine.
+        compiler: the C++ compiler; None if there is none.
+        kernels: supported kernel sets, the one in use first; empty if the runtime is not built.
+        library: path of the compiled runtime.
+        log: path of the compiler's output; None if the runtime came with the installation or is not built.
+        problem: why the runtime is not built.
+        cache: folder of compiled libraries and repacked weights.
+        cached_library_bytes, cached_weights_bytes: their sizes.
+        stream_gb_s: memory bandwidth of reads with all threads, in 10^9 bytes a second.
+        stream_gb_s_1_thread: the same with one thread.
     """
 
     processor: str
@@ -69,15 +69,17 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpeed:
-    """What runs a model here, and how fast.
+    """The engine of a model on this machine, and its speed.
 
     Attributes:
-        model: the bundle's folder.
+        model: folder of the bundle.
         engine: "native" or "torch".
-        why_not_native: None where it is.
-        bytes_per_token: weights that decoding a token reads, the adapter's included; None for torch's engine.
-        expected_tokens_s: if memory were all that it takes; a model that stays in the processor's caches may be faster.
-        measured_tokens_s: decoded here and now, one token at a time with an almost empty context.
+        why_not_native: None for the native engine.
+        bytes_per_token: bytes of weights that a decode step reads, the adapter's included; None for the torch engine.
+        expected_tokens_s: limit by memory bandwidth. A model that fits the processor's caches may be faster.
+        measured_tokens_s: measured decode speed with an almost empty context.
+        kv_bytes_per_token: bytes of keys and values that this engine stores for a token.
+        bundle_kv_bytes_per_token: the same in the bundle's numerics, which the torch engine does not store.
     """
 
     model: str
@@ -86,6 +88,8 @@ class ModelSpeed:
     bytes_per_token: int | None
     expected_tokens_s: float | None
     measured_tokens_s: float
+    kv_bytes_per_token: int
+    bundle_kv_bytes_per_token: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +102,7 @@ class DoctorReport:
 
 
 def examine(bundle: Bundle | None) -> DoctorReport:
-    """Look at this machine, compiling the native runtime if need be, and at a bundle on it. Takes some seconds.
+    """Return a report on this machine and on a bundle, compiling the native runtime if needed. Takes some seconds.
 
     Raises:
         OpenAFMError: the bundle cannot be opened.
@@ -108,7 +112,7 @@ def examine(bundle: Bundle | None) -> DoctorReport:
 
 
 def examine_machine() -> Machine:
-    """Look at this machine, compiling the native runtime if need be."""
+    """Return the machine part of the report, compiling the native runtime if needed."""
     kernels: tuple[str, ...] = ()
     library = problem = None
     try:
@@ -136,9 +140,9 @@ def examine_machine() -> Machine:
 
 
 def stream_bandwidth(num_threads: int) -> float:
-    """Bytes a second that so many threads read from memory together, at best: others may use it too."""
+    """Return the best measured rate at which so many threads read memory together, in bytes a second."""
     library = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
-    search = library.memchr  # of a byte that is not there: reads all, as fast as anything
+    search = library.memchr  # of an absent byte: reads everything at full speed
     search.restype, search.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
     data = np.ones(_STREAM_BYTES, np.uint8)
     share = _STREAM_BYTES // num_threads
@@ -153,7 +157,7 @@ def stream_bandwidth(num_threads: int) -> float:
 
 
 def bytes_per_token(bundle: Bundle) -> int:
-    """Weights that the native engine reads for a decoded token of one sequence, a recovery adapter's among them."""
+    """Return the bytes of weights that the native engine reads in a decode step, a recovery adapter's included."""
     total = sum(section.num_bytes for section in sections(bundle.config))
     adapter = bundle.recovery_adapter
     return total if adapter is None else total + _adapter_bytes(bundle, adapter.config)
@@ -171,14 +175,17 @@ def _adapter_bytes(bundle: Bundle, config: LoRAConfig) -> int:
 def _examine_model(bundle: Bundle, machine: Machine) -> ModelSpeed:
     engine = open_engine(bundle)
     is_native = isinstance(engine, NativeEngine)
+    name: Literal["native", "torch"] = "native" if is_native else "torch"
     moved = bytes_per_token(bundle) if is_native else None
     return ModelSpeed(
         model=str(bundle.path),
-        engine="native" if is_native else "torch",
+        engine=name,
         why_not_native=None if is_native else _why_not(bundle, machine),
         bytes_per_token=moved,
         expected_tokens_s=None if moved is None else machine.stream_gb_s * 1e9 / moved,
         measured_tokens_s=_decoding_speed(engine),
+        kv_bytes_per_token=kv_bytes_per_token(bundle, name),
+        bundle_kv_bytes_per_token=kv_bytes_per_token(bundle, "native"),
     )
 
 
@@ -211,7 +218,7 @@ def _num_bytes(folder: Path) -> int:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The first processor, as Linux describes it; empty elsewhere."""
+    """Return the first processor's entry of /proc/cpuinfo; empty on other systems."""
     file = Path("/proc/cpuinfo")
     text = file.read_text(encoding="utf-8").split("\n\n")[0] if file.exists() else ""
     return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}

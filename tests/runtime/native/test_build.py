@@ -1,4 +1,4 @@
-"""How the shared library comes to be: with a compiler that is a script of a few lines, which counts what it is asked."""
+"""The build of the shared library, with a fake compiler: a script that logs its calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,9 +16,9 @@ import pytest
 from openafm.runtime.native import build
 from openafm.runtime.native.build import NativeBuildError, built_library, find_compiler, is_whole
 
-# Writes its own arguments where -o says, and tells about it.
+# Writes its arguments to the file after -o, and logs links. Fails with the text in FAILS.
 COMPILER = """#!/bin/sh
-if [ -n "$FAILS" ]; then echo "no such header" >&2; exit 1; fi
+if [ -n "$FAILS" ]; then echo "$FAILS" >&2; exit 1; fi
 for last; do :; done
 case "$*" in *-shared*) sleep 0.3; echo "$*" >> {asked};; esac
 echo "$*" > "$last"
@@ -39,7 +39,7 @@ class Compiler:
 
 @pytest.fixture
 def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
-    """The only compiler of a machine on which nothing has been compiled."""
+    """A fake compiler and an empty cache."""
     monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
     made = Compiler(tmp_path)
@@ -49,7 +49,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compil
     build._scratch.cache_clear()
 
 
-def test_it_is_compiled_once_and_kept(compiler: Compiler) -> None:
+def test_the_library_is_compiled_once(compiler: Compiler) -> None:
     first = built_library()
     assert built_library() == first
     assert len(compiler.links) == 1
@@ -57,7 +57,7 @@ def test_it_is_compiled_once_and_kept(compiler: Compiler) -> None:
     assert "kernels_portable.cpp" in first.log.read_text()
 
 
-def test_processes_that_start_at_once_compile_once(compiler: Compiler, tmp_path: Path) -> None:
+def test_concurrent_processes_compile_once(compiler: Compiler, tmp_path: Path) -> None:
     processes = [
         subprocess.Popen([sys.executable, "-c", ASK], stdout=subprocess.PIPE, text=True, env={**os.environ})
         for _ in range(2)
@@ -69,7 +69,7 @@ def test_processes_that_start_at_once_compile_once(compiler: Compiler, tmp_path:
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF", None])
-def test_what_is_broken_in_the_cache_is_compiled_anew(compiler: Compiler, damage: bytes | None) -> None:
+def test_a_damaged_library_is_compiled_again(compiler: Compiler, damage: bytes | None) -> None:
     path = built_library().path
     if damage is None:
         path.with_suffix(".stamp").write_bytes(b"\xff\xfe")
@@ -81,7 +81,7 @@ def test_what_is_broken_in_the_cache_is_compiled_anew(compiler: Compiler, damage
     assert len(compiler.links) == 2
 
 
-def test_a_compiler_killed_half_way_leaves_nothing_that_counts(compiler: Compiler) -> None:
+def test_an_interrupted_build_is_repeated(compiler: Compiler) -> None:
     path = built_library().path
     path.with_suffix(".stamp").unlink()  # what is written last
     assert not is_whole(path)
@@ -89,20 +89,30 @@ def test_a_compiler_killed_half_way_leaves_nothing_that_counts(compiler: Compile
     assert is_whole(path)
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(
-    compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("problem", ["not writable", "of another user", "full", "full while compiling"])
+def test_without_a_usable_cache_the_library_is_compiled_for_the_process(
+    compiler: Compiler, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "file" / "cache"))
+    if problem == "not writable":
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "file" / "cache"))
+    elif problem == "of another user":
+        (tmp_path / "cache" / "native").mkdir(parents=True)
+        monkeypatch.setattr(build, "check_private", refuse_below(tmp_path / "cache"))
+    elif problem == "full":
+        usage = shutil._ntuple_diskusage(100, 99, 1)  # type: ignore[attr-defined]
+        monkeypatch.setattr(build.shutil, "disk_usage", lambda folder: usage)
+    else:
+        run = build._run
+        full = subprocess.CompletedProcess([], 1, "", "as: No space left on device")
+        monkeypatch.setattr(build, "_run", lambda command: full if str(tmp_path) in command[-1] else run(command))
     library = built_library()
     assert is_whole(library.path)
     assert built_library().path == library.path
     assert len(compiler.links) == 1
 
 
-def test_what_is_whole_in_a_cache_that_cannot_be_written_is_taken(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_library_in_a_read_only_cache_is_used(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     path = built_library().path
     monkeypatch.setattr(build, "folder_lock", cannot_be_written)
     assert built_library().path == path
@@ -114,11 +124,38 @@ def test_what_is_whole_in_a_cache_that_cannot_be_written_is_taken(
     assert path.read_bytes() == b"damaged"
 
 
+def refuse_below(folder: Path) -> Callable[[Path], None]:
+    """Return a `check_private` that refuses paths below a folder, as if they belonged to another user."""
+
+    def check(path: Path) -> None:
+        if path.is_relative_to(folder):
+            raise PermissionError(errno.EPERM, "it belongs to user 1234", str(path))
+
+    return check
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX permissions")
+def test_the_cache_is_private_and_a_planted_library_is_not_loaded(compiler: Compiler) -> None:
+    library = built_library().path
+    assert library.parent.stat().st_mode & 0o777 == 0o700
+    library.chmod(0o777)  # any user may have replaced it, with its stamp
+    assert built_library().path == library
+    assert len(compiler.links) == 2
+    assert library.stat().st_mode & 0o022 == 0
+    library.parent.chmod(0o777)
+    built_library()
+    assert library.parent.stat().st_mode & 0o777 == 0o700
+    if os.getuid() == 0:
+        os.chown(library, 1234, -1)
+        with pytest.raises(PermissionError, match="belongs to user 1234"):
+            build.check_private(library)
+
+
 def cannot_be_written(folder: Path) -> NoReturn:
     raise PermissionError(errno.EROFS, "read-only file system", str(folder))
 
 
-def test_options_in_cxx_are_given_to_the_compiler(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_in_cxx_are_passed_to_the_compiler(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = built_library().path
     monkeypatch.setenv("CXX", f"{compiler.path} -march=somewhere")
     assert built_library().path != plain
@@ -129,7 +166,7 @@ def test_options_in_cxx_are_given_to_the_compiler(compiler: Compiler, monkeypatc
     assert all(line.index("-O3") < line.index("-march=somewhere") for line in compiled)
 
 
-def test_a_compiler_that_is_not_there_is_told(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_reported(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(NativeBuildError, match="no-such-compiler"):
         built_library()
@@ -139,8 +176,8 @@ def test_a_compiler_that_is_not_there_is_told(compiler: Compiler, monkeypatch: p
         built_library()
 
 
-def test_a_compiler_that_fails_is_told_with_its_log(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAILS", "1")
+def test_a_failing_compiler_is_reported_with_its_log(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAILS", "no such header")
     with pytest.raises(NativeBuildError) as caught:
         built_library()
     log = Path(str(caught.value).rpartition("see ")[2])
@@ -149,7 +186,7 @@ def test_a_compiler_that_fails_is_told_with_its_log(compiler: Compiler, monkeypa
     assert is_whole(built_library().path)
 
 
-def test_libraries_of_old_sources_go(compiler: Compiler) -> None:
+def test_libraries_of_old_sources_are_deleted(compiler: Compiler) -> None:
     home = build.cache_home() / "native"
     home.mkdir(parents=True)
     for number in range(20):
@@ -161,7 +198,7 @@ def test_libraries_of_old_sources_go(compiler: Compiler) -> None:
     assert len(list(home.glob("*.so"))) == len(list(home.glob("*.stamp"))) == build.MOST_KEPT
 
 
-def test_a_compiler_that_is_gone_leaves_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_library_is_used_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = built_library().path  # by the real compiler
     home = tmp_path / "native"
     home.mkdir()
@@ -175,7 +212,7 @@ def test_a_compiler_that_is_gone_leaves_its_library(tmp_path: Path, monkeypatch:
     assert built_library().path == copy
 
 
-def test_a_library_that_came_with_the_installation_is_taken_if_it_fits(
+def test_the_installed_library_is_used_if_it_loads_and_fits_the_sources(
     compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = tmp_path / "installed.so"
@@ -188,7 +225,7 @@ def test_a_library_that_came_with_the_installation_is_taken_if_it_fits(
     assert built_library().path != installed
 
 
-def test_a_compiler_that_cannot_be_read_as_a_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_cxx_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", 'g++ "')
-    with pytest.raises(NativeBuildError, match="CXX cannot be read as a command"):
+    with pytest.raises(NativeBuildError, match="CXX is not a valid command line"):
         find_compiler()

@@ -1,4 +1,4 @@
-"""Which engine opens which bundle, and what is said where the better one cannot be had."""
+"""Selection of the engine for a bundle, and the messages when the native one is unavailable."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from openafm.runtime.engines.selection import EngineChoiceError, open_engine
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native import build
 from openafm.runtime.native.build import NativeBuildError
-from openafm.runtime.native.engine import NativeEngine, ThreadsError
+from openafm.runtime.native.engine import KernelsError, NativeEngine, ThreadsError
 from openafm.runtime.native.support import unsupported
 from openafm.runtime.native.weights import _opened, weights_file
 
@@ -44,7 +44,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
     monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
     native_library = sys.modules["openafm.runtime.native.library"].native_library
     native_library.cache_clear()
-    engines._tell.cache_clear()
+    engines._warn.cache_clear()
     yield
     native_library.cache_clear()
 
@@ -199,3 +199,14 @@ def test_a_process_that_runs_natively_never_imports_torch(tmp_path: Path) -> Non
     done = subprocess.run([sys.executable, str(program), str(adapter)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("imported: []\n"), done.stdout
+
+
+def test_openafm_kernels_forces_a_kernel_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits(NativeEngine(compressed_bundle(), kernels="portable"))
+    monkeypatch.setenv("OPENAFM_KERNELS", "portable")
+    engine = NativeEngine(compressed_bundle())
+    assert engine.kernels == "portable"
+    assert np.array_equal(logits(engine), expected)
+    monkeypatch.setenv("OPENAFM_KERNELS", "sve9")
+    with pytest.raises(KernelsError, match=r"'sve9'.*portable"):
+        NativeEngine(compressed_bundle())

@@ -1,4 +1,4 @@
-"""The file of repacked weights: made once, checked, shared, thrown away; whatever is in it, no process dies of it."""
+"""The cached file of repacked weights: written once, checked, shared and evicted; damage never crashes a process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from native_bundles import compressed_bundle, write_compressed
 from tiny_engines import random_tokens
 
 from openafm.bundle import Bundle, BundleError, BundleTamperedError
+from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native import build, weights
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.library import native_library
@@ -38,7 +40,7 @@ print(engine.step([(engine.new_sequence(), [1, 2, 3])])[0].tobytes().hex())
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of weights of its own; the library stays where it is."""
+    """An empty cache of weights with the compiled library of the real one."""
     native_library()
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "native").symlink_to(build.cache_home() / "native")
@@ -47,7 +49,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def opened(bundle: Bundle) -> NativeWeights:
-    """As a new process opens them."""
+    """Open weights as a new process does."""
     weights._opened.clear()
     return open_weights(bundle, native_library())
 
@@ -62,7 +64,7 @@ def logits(bundle: Bundle) -> np.ndarray:
     return engine.step([(engine.new_sequence(), TOKENS)])[0]
 
 
-def test_it_is_written_once_and_then_only_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_weights_are_written_and_checked_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = compressed_bundle()
     first = content(opened(bundle))
     file = weights_file(bundle, native_library())
@@ -72,13 +74,58 @@ def test_it_is_written_once_and_then_only_mapped(cache: Path, monkeypatch: pytes
         raise AssertionError("read or written again")
 
     monkeypatch.setattr(weights, "_repacked", forbidden)
+    monkeypatch.setattr(weights, "ALWAYS_CHECKED_BYTES", 0)
     monkeypatch.setattr(weights.zlib, "crc32", forbidden)
     assert content(opened(bundle)) == first
 
 
+@pytest.mark.parametrize("is_large", [False, True])
+def test_damage_that_keeps_the_file_times_is_found(cache: Path, is_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In small files at every open, in large ones a week after the last check."""
+    bundle = compressed_bundle()
+    whole = content(opened(bundle))
+    file = weights_file(bundle, native_library())
+    before = file.stat()
+    damaged = whole[:-300] + bytes([whole[-300] ^ 1]) + whole[-299:]
+    with file.open("r+b") as opened_file:
+        opened_file.write(damaged)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    if is_large:
+        monkeypatch.setattr(weights, "ALWAYS_CHECKED_BYTES", 0)
+        assert content(opened(bundle)) == damaged, "not checked again yet"
+        monkeypatch.setattr(weights, "RECHECK_S", 0)
+    assert content(opened(bundle)) == whole
+
+
+def test_a_planted_file_is_not_used(cache: Path) -> None:
+    bundle = compressed_bundle()
+    whole = content(opened(bundle))
+    file = weights_file(bundle, native_library())
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    file.chmod(0o666)
+    assert content(opened(bundle)) == whole
+    assert file.stat().st_mode & 0o777 == 0o600, "written again"
+
+
+def test_a_changed_copy_is_not_served_from_the_cache_of_the_original(cache: Path, tmp_path: Path) -> None:
+    original = write_compressed(tmp_path / "a", seed=11)
+    held = opened(original)
+    shutil.copytree(original.path, tmp_path / "b")
+    file = tmp_path / "b" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(BundleTamperedError):
+            NativeEngine(Bundle(tmp_path / "b"))
+        with pytest.raises(BundleTamperedError):
+            TorchEngine.open(Bundle(tmp_path / "b"))
+    assert held is open_weights(original, native_library())
+
+
 @given(data=st.data())
-@settings(max_examples=60)
-def test_what_was_damaged_is_written_anew(data: st.DataObject) -> None:
+@settings(max_examples=40)
+def test_a_damaged_file_is_written_again(data: st.DataObject) -> None:
     bundle = compressed_bundle()
     whole = content(opened(bundle))
     file = weights_file(bundle, native_library())
@@ -102,7 +149,7 @@ def test_what_was_damaged_is_written_anew(data: st.DataObject) -> None:
     assert file.read_bytes() == whole
 
 
-def test_a_file_that_was_only_moved_is_checked_and_taken(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_moved_file_is_checked_and_used(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = compressed_bundle()
     first = content(opened(bundle))
     file = weights_file(bundle, native_library())
@@ -111,17 +158,17 @@ def test_a_file_that_was_only_moved_is_checked_and_taken(cache: Path, monkeypatc
     os.replace(copy, file)
     monkeypatch.setattr(weights, "_repacked", lambda *_: pytest.fail("written again"))
     assert content(opened(bundle)) == first
-    assert weights._is_noted(file)
+    assert weights._is_checked(file)
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_writable_cache_weights_are_repacked_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = logits(compressed_bundle())
     (tmp_path / "file").touch()
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "file" / "cache"))
     assert np.array_equal(logits(compressed_bundle()), expected)
 
 
-def test_in_a_cache_that_can_only_be_read_what_is_whole_is_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_file_in_a_read_only_cache_is_mapped(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = compressed_bundle()
     whole, expected = content(opened(bundle)), logits(bundle)
     file = weights_file(bundle, native_library())
@@ -130,7 +177,7 @@ def test_in_a_cache_that_can_only_be_read_what_is_whole_is_mapped(cache: Path, m
     with monkeypatch.context() as patched:
         patched.setattr(weights, "_repacked", lambda *_: pytest.fail("repacked again"))
         assert content(opened(bundle)) == whole
-        weights._note_beside(file).unlink()  # as where somebody else has put the file
+        weights._note_beside(file).unlink()  # as for a file that was copied there
         assert content(opened(bundle)) == whole
     damaged = whole[:-200] + bytes(200)
     file.write_bytes(damaged)
@@ -138,11 +185,11 @@ def test_in_a_cache_that_can_only_be_read_what_is_whole_is_mapped(cache: Path, m
     assert file.read_bytes() == damaged
 
 
-def cannot_be_written(place: Path, *_: object) -> NoReturn:
+def cannot_be_written(place: Path, *_: object, **__: object) -> NoReturn:
     raise PermissionError(errno.EROFS, "read-only file system", str(place))
 
 
-def test_a_note_that_cannot_be_written_changes_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_note_that_cannot_be_written_is_ignored(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = compressed_bundle()
     first = content(opened(bundle))
     note = weights._note_beside(weights_file(bundle, native_library()))
@@ -151,7 +198,7 @@ def test_a_note_that_cannot_be_written_changes_nothing(cache: Path, monkeypatch:
     assert content(opened(bundle)) == first
 
 
-def test_weights_that_are_not_those_that_were_signed_are_not_taken(
+def test_weights_that_differ_from_the_signed_ones_raise(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle = write_compressed(tmp_path / "b", seed=11)
@@ -168,10 +215,10 @@ def test_weights_that_are_not_those_that_were_signed_are_not_taken(
 
 
 @pytest.mark.parametrize("number", [2**36, 10**400], ids=["too much", "beyond counting"])
-def test_what_a_config_claims_takes_no_memory(
+def test_a_huge_claimed_size_allocates_no_memory(
     number: int, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Signed as it stands: someone made it on purpose."""
+    """The bundle is signed, so it was made on purpose."""
     monkeypatch.setattr(Bundle, "verify", lambda bundle: None)
     path = write_compressed(tmp_path / "b").path
     config = json.loads((path / "config.json").read_text())
@@ -184,7 +231,7 @@ def test_what_a_config_claims_takes_no_memory(
         monkeypatch.setattr(build, "folder_lock", cannot_be_written)
 
 
-def test_two_processes_at_once_agree_and_leave_one_file(cache: Path) -> None:
+def test_concurrent_processes_write_one_file(cache: Path) -> None:
     bundle = compressed_bundle()
     processes = [
         subprocess.Popen([sys.executable, "-c", ANSWER, str(bundle.path)], stdout=subprocess.PIPE, text=True)
@@ -196,7 +243,7 @@ def test_two_processes_at_once_agree_and_leave_one_file(cache: Path) -> None:
     assert [file.name for file in (cache / "weights").glob("*.bin")] == [weights_file(bundle, native_library()).name]
 
 
-def test_the_oldest_go_when_there_are_too_many(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_files_are_deleted(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weights, "MOST_FILES", 2)
     bundles = [write_compressed(tmp_path / str(seed), seed=seed) for seed in (1, 2, 3)]
     files = [weights_file(bundle, native_library()) for bundle in bundles]
@@ -213,7 +260,7 @@ def test_the_oldest_go_when_there_are_too_many(cache: Path, tmp_path: Path, monk
     assert [file.exists() for file in files] == [False, True, False]
 
 
-def test_who_has_a_removed_file_open_keeps_it(cache: Path) -> None:
+def test_a_mapped_file_stays_usable_after_deletion(cache: Path) -> None:
     found = opened(compressed_bundle())
     before = content(found)
     weights_file(compressed_bundle(), native_library()).unlink()

@@ -11,8 +11,8 @@ from typing import Any
 from openafm.adapters import package, store
 from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
 from openafm.core.errors import OpenAFMError
-from openafm.framework.backends.verified_files import verify_once
 from openafm.framework.errors import FoundationModelsError
+from openafm.runtime.engines.verified_files import verify_once
 
 
 class AssetError(FoundationModelsError):

@@ -9,7 +9,6 @@ from weakref import WeakValueDictionary
 from openafm.adapters.metadata import DRAFT_TOKEN_COUNT
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
-from openafm.framework.backends.verified_files import verify_once
 from openafm.framework.errors import UnsupportedGuideError
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.likelihood import Scorer
@@ -17,6 +16,7 @@ from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.speculation import Drafter, DraftMismatchError
 from openafm.runtime.engines.prefix_cache import PrefixCache, prefix_cache_bytes
 from openafm.runtime.engines.selection import open_engine
+from openafm.runtime.engines.verified_files import verify_once
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
 

@@ -21,12 +21,12 @@ from openafm.framework.backends.language_model import (
     SystemLanguageModelUnavailableReason,
 )
 from openafm.framework.backends.loaded_model import LoadedModel
-from openafm.framework.backends.verified_files import verify_once
 from openafm.framework.errors import AssetsUnavailableError, FoundationModelsError
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
 from openafm.framework.transcripts.prompt import Prompt, prompt_text
 from openafm.framework.transcripts.transcript import Transcript
+from openafm.runtime.engines.verified_files import verify_once
 from openafm.safety.blocklist import BlocklistConfig
 from openafm.safety.guardrail import Guardrail, SystemLanguageModelGuardrails
 from openafm.tokenizer.chat_template import opened

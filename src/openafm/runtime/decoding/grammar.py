@@ -1,11 +1,11 @@
-"""What may be generated: JSON of a schema, text, or text or tool calls. An invalid answer cannot be sampled.
+"""Constrained decoding: answers that are JSON of a schema, text, or tool calls. An invalid answer cannot be sampled.
 
-Stands on llguidance. Its errors never raise but put it in a state that allows anything or nothing; so each of its calls
-here is followed by a check, and what it will not enforce is refused.
+Based on llguidance. Its errors do not raise but set a state that allows anything or nothing, so every call is followed by a
+check. Constraints that it does not enforce are rejected.
 
-Where a grammar leaves only one text, its tokens are forced: the mask then allows the one token that encoding that text
-would give, though others would spell it too. So an answer is the same whether forced tokens are taken as drafts or sampled
-one by one, and it is tokenized as training data is.
+Where the grammar allows only one text, its tokens are forced: the mask allows the single token that the tokenizer would
+produce, although others spell the same text. Answers are therefore the same whether forced tokens are fed as drafts or
+sampled one by one, and they are tokenized like training data.
 
 Shapes: V vocabulary of the model.
 """
@@ -35,25 +35,25 @@ from openafm.tokenizer.template import BaseChatTemplate, CallsSyntax, Parts
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Every text that is UTF-8. Special tokens are no text.
+# Any UTF-8 text. Special tokens are not text.
 _TEXT = "(?s:.*)"
-# Escapes that a string may hold. Without `u` there are no control characters but these, and no halves of surrogate pairs.
+# Escapes in JSON strings. Without `u`, no other control characters and no unpaired surrogates can be written.
 _ESCAPES = 'nrtbf"\\'
 
 
 class GrammarError(OpenAFMError):
-    """The grammar engine gave up, as it does on schemas that grow too large while they are followed."""
+    """The grammar engine failed while decoding, such as on a schema whose state grows too large."""
 
 
 class IllegalTokenError(UsageError):
-    """A token that the grammar does not allow here, or a rollback beyond the start."""
+    """The grammar does not allow this token here, or a rollback exceeds the accepted tokens."""
 
 
 class GrammarCompiler:
-    """Makes grammars over one tokenizer. Keeps the last `cache_size` of them; safe to share between threads.
+    """Compiles grammars for one tokenizer and caches the latest `cache_size`. Safe to share between threads.
 
     Args:
-        template: says which token ends an answer and how tool calls are written.
+        template: defines the token that ends an answer and the syntax of tool calls.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: BaseChatTemplate | None = None, cache_size: int = 128) -> None:
@@ -68,26 +68,27 @@ class GrammarCompiler:
         self._lock = threading.Lock()
 
     def text(self) -> Grammar:
-        """Any text, as valid UTF-8 and free of special tokens; it may stop anywhere."""
+        """Return the grammar of any valid UTF-8 text without special tokens."""
         return self._compiled("text", None, lambda: f"start: /{_TEXT}/")
 
     def json_schema(self, schema: JsonSchema) -> Grammar:
-        """Compact JSON that fits `schema`, its properties in the order of `x-order`, then as declared.
+        """Return the grammar of compact JSON that conforms to `schema`, properties ordered by `x-order`, then as declared.
 
         Raises:
-            UnsupportedSchemaError: the schema says what cannot be enforced while decoding, or allows nothing.
+            UnsupportedSchemaError: the schema has constraints that cannot be enforced while decoding, or allows nothing.
         """
         return self._compiled("json", schema, lambda: _json_grammar(schema))
 
     def answer(
         self, schema: JsonSchema | None = None, calls_schema: JsonSchema | None = None, *, must_call: bool = False
     ) -> Grammar:
-        """What an answer may be: text, or JSON that fits `schema`; or, where tools may be called, calls that fit
-        `calls_schema`, written as the template has them; with `must_call` nothing else.
+        """Return the grammar of an answer: text or JSON of `schema`, or tool calls of `calls_schema`.
+
+        With `must_call`, only tool calls.
 
         Raises:
             UnsupportedSchemaError: as `json_schema`.
-            ChatTemplateError: the template has no place for tools.
+            ChatTemplateError: the template does not support tools.
         """
         if calls_schema is None:
             return self.text() if schema is None else self.json_schema(schema)
@@ -110,7 +111,7 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance asks for it: half the time and memory of its own reading of tokenizer.json."""
+    """Adapter of a tokenizer for llguidance; takes half the time and memory of letting it read tokenizer.json."""
 
     def __init__(self, tokenizer: Tokenizer, stop_token: int) -> None:
         names = {id: name.encode() for name, id in tokenizer.special_ids.items()}
@@ -124,7 +125,7 @@ class _Vocabulary:
 
 
 class Grammar:
-    """A compiled grammar; `matcher` starts an answer under it. `stop_token` ends every answer."""
+    """A compiled grammar. `matcher` starts an answer; `stop_token` ends every answer."""
 
     def __init__(self, tokenizer: LLTokenizer, source: str, stop_token: int) -> None:
         import llguidance
@@ -137,43 +138,43 @@ class Grammar:
         self._matcher, self._vocab_size, self.stop_token = matcher, tokenizer.vocab_size, stop_token
 
     def matcher(self) -> Matcher:
-        """A matcher at the start of an answer."""
+        """Return a matcher at the start of an answer."""
         return Matcher(self._matcher.deep_copy(), self._vocab_size, self.stop_token)
 
 
 class Matcher:
-    """How far one answer has come under its grammar, and what may follow.
+    """State of one answer under its grammar.
 
-    The stop token is not shown to llguidance, which does not take it back fully.
+    llguidance never receives the stop token, because it cannot fully roll it back.
     """
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, stop_token: int) -> None:
         self._matcher, self._vocab_size, self._stop = matcher, vocab_size, stop_token
         self._accepted: list[int] = []
-        self._bounds_V: NDArray[np.float32] | None = None  # inf for what may follow, else -inf; None: not computed
-        self._forced = [self._compute_forced()]  # what was forced at the start and after each accepted token
+        self._bounds_V: NDArray[np.float32] | None = None  # inf for allowed tokens, else -inf; None: not computed
+        self._forced = [self._compute_forced()]  # forced tokens at the start and after each accepted token
 
     @property
     def may_stop(self) -> bool:
-        """Whether the answer so far is whole, so that the stop token may come or has come."""
+        """True if the answer is complete: the stop token is allowed, or has been accepted."""
         return self._checked(self._matcher.is_accepting())
 
     @property
     def must_stop(self) -> bool:
-        """Whether nothing but the stop token can follow, or it has come."""
+        """True if only the stop token is allowed, or it has been accepted."""
         return self.has_stopped or self._checked(self._matcher.is_stopped())
 
     @property
     def has_stopped(self) -> bool:
-        """Whether the stop token has come; nothing may follow it."""
+        """True if the stop token has been accepted; no token is allowed after it."""
         return self._accepted[-1:] == [self._stop]
 
     def forced(self) -> tuple[int, ...]:
-        """The tokens that must follow now, the stop token included; empty where there is a choice."""
+        """Return the tokens that must follow, the stop token included; empty if there is a choice."""
         return self._forced[-1]
 
     def mask(self) -> NDArray[np.bool_]:
-        """Which tokens of the tokenizer may follow, [V]."""
+        """Return which tokens of the tokenizer are allowed, [V]."""
         if self._forced[-1] or self.has_stopped:
             mask_V = np.zeros(self._vocab_size, np.bool_)
             mask_V[list(self._forced[-1][:1])] = True
@@ -182,7 +183,7 @@ class Matcher:
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def prepare(self) -> None:
-        """Compute what `apply` needs now, while there is time for it. It raises what there is to raise."""
+        """Compute the mask that `apply` uses, such as during a step. Errors are raised by `apply`."""
         if self._bounds_V is not None or self._forced[-1] or self.has_stopped:
             return
         bits: bytes = self._matcher.compute_bitmask()
@@ -191,7 +192,7 @@ class Matcher:
             self._bounds_V = bounds.reshape(-1)[: self._vocab_size]
 
     def apply(self, logits_V: NDArray[np.float32]) -> None:
-        """Set the logits of all other tokens to -inf, in place; ids beyond the tokenizer's are never allowed."""
+        """Set the logits of tokens that are not allowed to -inf, in place, including ids beyond the tokenizer's."""
         self.prepare()
         if self._bounds_V is None:
             self._checked(None)
@@ -202,10 +203,10 @@ class Matcher:
         logits_V[self._vocab_size :] = -np.inf
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Move on by `tokens`, all or none of them.
+        """Accept `tokens`, all or none of them.
 
         Raises:
-            IllegalTokenError: one of them is not allowed where it stands.
+            IllegalTokenError: one of them is not allowed at its place.
         """
         for done, token in enumerate(tokens):
             forced = self._forced[-1]
@@ -219,20 +220,20 @@ class Matcher:
             self._forced.append(forced[1:] or self._compute_forced())
 
     def rollback(self, num_tokens: int) -> None:
-        """Take back the last `num_tokens` accepted.
+        """Undo the last `num_tokens` accepted tokens.
 
         Raises:
             IllegalTokenError: fewer have been accepted.
         """
         if not 0 <= num_tokens <= len(self._accepted):
-            raise IllegalTokenError(f"cannot take back {num_tokens} of {len(self._accepted)} accepted tokens")
+            raise IllegalTokenError(f"cannot roll back {num_tokens} of {len(self._accepted)} accepted tokens")
         if num_tokens:
             self._bounds_V = None
             self._checked(self._matcher.rollback(num_tokens - self.has_stopped))
             del self._accepted[-num_tokens:], self._forced[-num_tokens:]
 
     def fork(self) -> Matcher:
-        """A second matcher that has come as far; each goes its own way."""
+        """Return an independent copy."""
         fork = copy.copy(self)
         fork._matcher = self._matcher.deep_copy()
         fork._accepted, fork._forced = self._accepted.copy(), self._forced.copy()
@@ -252,19 +253,19 @@ class Matcher:
 
     def _checked(self, result: Any) -> Any:
         if self._matcher.is_error():
-            raise GrammarError(f"the grammar cannot be followed further: {_first_line(self._matcher.get_error())}")
+            raise GrammarError(f"the grammar engine failed: {_first_line(self._matcher.get_error())}")
         return result
 
 
 @functools.cache
 def _bounds_of_bytes() -> NDArray[np.float32]:
-    """Of the eight tokens that each byte of a mask stands for, [256, 8]: many times as fast as indexing with booleans."""
+    """Return the bounds of the eight tokens of each mask byte, [256, 8]; much faster than boolean indexing."""
     bits = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
     return np.where(bits, np.float32(np.inf), np.float32(-np.inf))
 
 
 def _json_grammar(schema: JsonSchema) -> str:
-    return json.dumps({"grammars": [{"json_schema": _with_options(schema)}]})  # read faster than `%json` in a text
+    return json.dumps({"grammars": [{"json_schema": _with_options(schema)}]})  # parsed faster than `%json` in a grammar
 
 
 def _calls_grammar(schema: JsonSchema | None, syntax: CallsSyntax, must_call: bool) -> str:
@@ -282,12 +283,12 @@ def _calls_grammar(schema: JsonSchema | None, syntax: CallsSyntax, must_call: bo
 
 
 def _sequence(parts: Parts) -> str:
-    """Special tokens and texts in order."""
+    """Return special tokens and texts in grammar syntax."""
     return " ".join(json.dumps(part) if isinstance(part, str) else f"<[{part}]>" for part in parts)
 
 
 def _text_beside(opening: Parts) -> str:
-    """Texts that cannot be taken for calls: all, where a special token opens those; else what begins otherwise."""
+    """Return a pattern of texts that are not calls: any text if a special token opens calls, else by the first character."""
     first = opening[0] if opening else "{"
     return _TEXT if isinstance(first, int) else f"(?s:([^{re.escape(first[0])}].*)?)"
 
@@ -305,6 +306,6 @@ def _with_options(schema: JsonSchema, item_separator: str = ",", key_separator: 
 
 
 def _first_line(message: str) -> str:
-    """The engine's reason, without the place in the grammar that we wrote around the schema."""
+    """Return the engine's message without the position in the grammar around the schema."""
     line = message.splitlines()[0] if message else "no reason given"
     return re.sub(r"^(at \d+\(\d+\): )?(failed to compile JSON schema: )?", "", line)

@@ -1,4 +1,4 @@
-"""Keys and values of running sequences, and the attention context that reads and extends them.
+"""KV caches of running sequences, and the attention context that reads and extends them.
 
 Shapes: H heads, K key/value heads, G = H / K query heads for each of them, C head dim, P capacity in positions, L keys,
 Q queries of a sequence, N tokens of all sequences in a step (as one row, B = 1 and S = N).
@@ -24,9 +24,9 @@ from openafm.models.masks import CausalMask, Mask
 from openafm.runtime.engines.base import Cache
 
 _FIRST_CAPACITY = 64
-# Many tokens at once that see no more keys than this read them in double precision: that takes two to three times as long.
+# Prefill chunks with at most this many keys attend in double precision, which takes two to three times as long.
 _FINE_KEYS = 1024
-_LEAST_SLACK = 64  # tokens; one verification of drafts takes at most half of it back
+_LEAST_SLACK = 64  # tokens; the rollback after a verification takes at most half of it
 
 
 class TorchCache(Cache):
@@ -46,11 +46,11 @@ class TorchCache(Cache):
 
     @property
     def num_bytes(self) -> int:
-        """Memory taken, with what is free for tokens to come."""
+        """Allocated bytes, including free capacity."""
         return sum(tensor.nbytes for stored in self.layers.values() for _, tensor in stored.named())
 
     def reserve(self, num_positions: int) -> None:
-        """Make room for `num_positions` in every layer."""
+        """Allocate capacity for `num_positions` in every layer."""
         for stored in self.layers.values():
             stored.reserve(self.length, num_positions)
 
@@ -84,21 +84,21 @@ class TorchCache(Cache):
 
 
 class LayerCache:
-    """What one layer keeps of one sequence: [K, P, C] of the positions from `start` on, one after the other in memory.
+    """Keys and values of one layer and sequence: [K, P, C] for the positions from `start` on, contiguous in memory.
 
-    Capacity doubles when it runs out. With a window it is bounded: at its end, what is still needed moves to the front of a
-    new buffer, so that attention reads it as it lies. Kept beyond the window is a quarter of it, at least `_LEAST_SLACK`: so
-    far a sequence is rolled back at no cost.
+    Capacity doubles when it is exhausted. With a window it is bounded: the visible positions then move to the front of a new
+    buffer. Beyond the window, a quarter of it and at least `_LEAST_SLACK` positions are kept, so that a sequence can be
+    rolled back that far without recomputation.
 
     Args:
-        empty_K0C: nothing yet, of the dtype and on the device where all is kept.
-        window: the widest of the layers that read here; None where one of them sees everything.
+        empty_K0C: an empty tensor of the dtype and device to use.
+        window: widest window of the layers that read here; None if one of them has no window.
     """
 
     def __init__(self, empty_K0C: Tensor, window: int | None, context_length: int) -> None:
         self.keys_KPC = self.values_KPC = empty_K0C
         self.start = 0
-        # Positions that a token sees before its own; that are kept; and that are kept and free before the next move.
+        # Positions that a token sees before its own; positions kept; capacity before the next move.
         self._num_seen = self._num_kept = self._most = context_length
         if window is not None:
             self._num_seen = window - 1
@@ -109,9 +109,9 @@ class LayerCache:
         return ("keys", self.keys_KPC), ("values", self.values_KPC)
 
     def reserve(self, length: int, stop: int) -> None:
-        """Make room up to position `stop`, where the first `length` positions count.
+        """Allocate capacity up to position `stop`; the first `length` positions are valid.
 
-        More tokens at once than a window holds take as much as they need, until there are more.
+        A chunk longer than the window takes as much as it needs.
         """
         capacity = self.keys_KPC.shape[1]
         if stop - self.start > capacity:
@@ -120,35 +120,35 @@ class LayerCache:
             self._move(first, length, max(doubled, stop - first))
 
     def write(self, start: int, k_KNC: Tensor, v_KNC: Tensor) -> None:
-        """Put keys and values at the positions from `start` on, for which there is room."""
+        """Store keys and values at the positions from `start` on, within the capacity."""
         places = slice(start - self.start, start - self.start + k_KNC.shape[1])
         self.keys_KPC[:, places] = k_KNC
         self.values_KPC[:, places] = v_KNC
 
     def read(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [K, L, C] of the positions from `start` to `stop`."""
+        """Return keys and values [K, L, C] of the positions from `start` to `stop`."""
         places = slice(start - self.start, stop - self.start)
         return self.keys_KPC[:, places], self.values_KPC[:, places]
 
     def can_go_on_from(self, length: int) -> bool:
-        """Whether everything is held that a token after the first `length` sees."""
+        """Return True if all positions that a token after the first `length` sees are stored."""
         return self.start <= max(0, length - self._num_seen)
 
     def copy(self, length: int) -> LayerCache:
-        """An independent copy of what is kept of the first `length` positions, with nothing free."""
+        """Return an independent copy of the first `length` positions without free capacity."""
         copied, first = copy.copy(self), min(self._first_kept(length), length)
         copied._move(first, length, length - first)
         return copied
 
     def load(self, keys: NDArray[Any], values: NDArray[Any], length: int) -> None:
-        """Take over, where nothing is held yet, what a copy of so many positions held.
+        """Load the arrays of a copy of `length` positions into an empty cache.
 
         Raises:
             ValueError: the arrays have another dtype or shape, or lack positions that the next token sees.
         """
         count = keys.shape[1] if keys.ndim == 3 else 0
         if not min(length, self._num_seen) <= count <= length:
-            raise ValueError(f"it holds {count} of {length} positions")
+            raise ValueError(f"{count} of {length} positions")
         self._move(0, 0, count)
         _load(keys, self.keys_KPC)
         _load(values, self.values_KPC)
@@ -158,14 +158,14 @@ class LayerCache:
         return max(self.start, length - self._num_kept)
 
     def _move(self, first: int, stop: int, capacity: int) -> None:
-        """The positions from `first` to `stop` to new memory for `capacity` of them."""
+        """Move the positions from `first` to `stop` to a new buffer for `capacity` positions."""
         keys_KLC, values_KLC = self.read(first, stop)
         keys_KPC, values_KPC = _with_room(keys_KLC, capacity), _with_room(values_KLC, capacity)
         self.keys_KPC, self.values_KPC, self.start = keys_KPC, values_KPC, first
 
 
 def widest_window(config: DecoderConfig, layer: int) -> int | None:
-    """How far back those look who read the keys and values of `layer`; None if one of them sees everything."""
+    """Return the widest window of the layers that read the keys and values of `layer`; None if one has no window."""
     windows = [
         reader.attention.window
         for index, reader in enumerate(config.layers)
@@ -175,10 +175,10 @@ def widest_window(config: DecoderConfig, layer: int) -> int | None:
 
 
 class CachedSequences(AttentionContext):
-    """Tokens of several sequences in one row: each sees its own past and nothing of the others.
+    """Tokens of several sequences in one row. Each attends to its own sequence only.
 
-    Linear layers run once over the row, attention runs sequence by sequence. Caches get the new keys and values behind their
-    `length`, which the caller moves on once the whole step has succeeded.
+    Linear layers run once over the row, attention once for each sequence. New keys and values are stored after a cache's
+    `length`, which the caller advances when the whole step has succeeded.
     """
 
     def __init__(self, caches: Sequence[TorchCache], counts: Sequence[int], device: torch.device) -> None:
@@ -220,18 +220,18 @@ class CachedSequences(AttentionContext):
 
 
 class _LastOfEach(CachedSequences):
-    """The last token of each sequence as the only queries, once all have been stored."""
+    """Queries of the last token of each sequence, once all keys and values have been stored."""
 
     def __init__(self, caches: Sequence[TorchCache], stops: list[int], positions_1D: Tensor) -> None:
         AttentionContext.__init__(self, positions_1D)
         self._caches, self._stops, self._counts = caches, stops, [1] * len(stops)
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
-        raise AssertionError(f"layer {layer} stores keys and values but was built to be skipped")
+        raise AssertionError(f"layer {layer} stores keys and values, so it cannot be skipped")
 
 
 def _attend(stored: LayerCache, q_BQHC: Tensor, stop: int, window: int | None) -> Tensor:
-    """Attention of the last queries of one sequence to its first `stop` positions. Returns o_BQHC."""
+    """Return o_BQHC, the attention of one sequence's last queries to its first `stop` positions."""
     num_queries = q_BQHC.shape[1]
     if num_queries <= FEW_TOKENS:
         first = stop - num_queries + 1
@@ -244,17 +244,17 @@ def _attend(stored: LayerCache, q_BQHC: Tensor, stop: int, window: int | None) -
 
 
 def _attend_one(stored: LayerCache, q_B1HC: Tensor, stop: int, window: int | None) -> Tensor:
-    """Attention of the query at position `stop - 1`. Returns o_B1HC."""
+    """Return o_B1HC, the attention of the query at position `stop - 1`."""
     start = 0 if window is None else max(0, stop - window)
     k_KLC, v_KLC = (x_KLC.to(q_B1HC.dtype) for x_KLC in stored.read(start, stop))
-    # One token sees everything, so the query heads of a key/value head may stand as queries beside each other: up to three
-    # times as fast as repeating keys and values for them.
+    # One token sees every key, so the query heads of a key/value head are passed as its queries: up to three times as fast
+    # as repeating keys and values.
     q_KGC = q_B1HC.reshape(len(k_KLC), -1, q_B1HC.shape[-1])
     return F.scaled_dot_product_attention(q_KGC[None], k_KLC[None], v_KLC[None]).view(q_B1HC.shape)
 
 
 def _with_room(held_KLC: Tensor, capacity: int) -> Tensor:
-    """A copy in the front of a buffer [K, P, C]."""
+    """Return a buffer [K, P, C] with a copy of the positions at its front."""
     num_heads, num_held, head_dim = held_KLC.shape
     buffer_KPC = held_KLC.new_empty((num_heads, capacity, head_dim))
     buffer_KPC[:, :num_held] = held_KLC
@@ -262,18 +262,18 @@ def _with_room(held_KLC: Tensor, capacity: int) -> Tensor:
 
 
 def _to_numpy(tensor: Tensor) -> NDArray[Any]:
-    """A copy; bfloat16, which numpy has not, as its bits."""
+    """Return a copy; bfloat16, which numpy lacks, as its bits."""
     tensor = tensor.cpu().contiguous()
     return (tensor.view(torch.uint16) if tensor.dtype is torch.bfloat16 else tensor).numpy()
 
 
 def _load(array: NDArray[Any], into: Tensor) -> None:
-    """The inverse of `_to_numpy`.
+    """Copy the result of `_to_numpy` into a tensor.
 
     Raises:
-        ValueError: another shape or dtype than what `into` takes.
+        ValueError: the array has another shape or dtype.
     """
     expected = _to_numpy(into)
     if array.shape != expected.shape or array.dtype != expected.dtype:
-        raise ValueError(f"it holds {array.dtype}{list(array.shape)} where {expected.dtype}{list(expected.shape)} belongs")
+        raise ValueError(f"{array.dtype}{list(array.shape)} instead of {expected.dtype}{list(expected.shape)}")
     into.copy_(torch.from_numpy(np.array(array)).view(into.dtype))

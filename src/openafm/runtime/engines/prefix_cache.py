@@ -1,8 +1,8 @@
-"""Keys and values of what prompts begin with, shared by all sequences of an engine: what many begin with is computed once.
+"""Prefix cache: keys and values of prompt beginnings, shared by all sequences of an engine and computed once.
 
-An entry is a fork that never steps, found by its tokens. A new sequence begins as a fork of as much of an entry as the two
-have in common. Openings, which many sessions share, and conversations, which grow long and are gone on with now and then,
-have half of the memory each: so no conversation drives out an opening.
+An entry is a fork that is never stepped, found by its tokens. A new sequence starts as a fork of the longest common prefix.
+Openings (instructions and tools, shared by many sessions) and conversations have half of the memory each, so that long
+conversations do not evict openings.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ Kind: TypeAlias = Literal["opening", "conversation"]
 
 LIMIT = "OPENAFM_PREFIX_CACHE_MB"
 DEFAULT_MB = 512  # at the size of on_device.base, openings of 14,000 tokens and as many of conversations
-LEAST_TOKENS = 16  # all prompts begin with some tokens of the template: no reason to keep or share memory
+LEAST_TOKENS = 16  # shorter prefixes are mostly template tokens
 _TOKEN_BYTES = 4
-_POLL_S = 0.05  # in which somebody who waits notices that he need not
+_POLL_S = 0.05  # interval in which a waiter checks for cancellation
 
 
 class PrefixCacheLimitError(UsageError):
-    """OPENAFM_PREFIX_CACHE_MB is no number of megabytes."""
+    """OPENAFM_PREFIX_CACHE_MB is not a number of megabytes."""
 
 
 class PrefixCache:
-    """Beginnings that an engine has computed, least recently used ones dropped first. Safe to share between threads.
+    """Computed prompt prefixes of an engine, evicted in least-recently-used order. Safe to share between threads.
 
     Args:
-        engine: whose sequences it takes and gives.
-        most_bytes: of all entries together; 0 keeps none. Memory that entries of one kind share counts once; what an opening
-            shares with a conversation counts for both, and what an entry shares with a running sequence counts as its own.
+        engine: the engine of the sequences.
+        most_bytes: limit for all entries; 0 disables the cache. Memory shared by entries of one kind counts once, by an
+            opening and a conversation twice; memory shared with a running sequence counts fully.
     """
 
     def __init__(self, engine: Engine, most_bytes: int) -> None:
@@ -56,19 +56,19 @@ class PrefixCache:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all entries, counted as the limit counts it."""
+        """Bytes of all entries, counted as for the limit."""
         with self._lock:
             return sum(store.num_bytes for store in self._stores.values())
 
     def may_keep(self, num_tokens: int) -> bool:
-        """Whether so many tokens are worth an entry."""
+        """Return True if a prefix of so many tokens may be stored."""
         return self._most_bytes > 0 and num_tokens >= LEAST_TOKENS
 
     @contextlib.contextmanager
     def alone(self, tokens: List[int], cancelled: Callable[[], bool]) -> Iterator[None]:
-        """For a block that computes these tokens and keeps them: who comes with the same meanwhile waits, then finds them.
+        """Run a block that computes and stores these tokens, after any other thread that does so for the same tokens.
 
-        Waiting ends, and the block runs, when `cancelled` says so.
+        The wait ends early, and the block runs, when `cancelled` returns True.
         """
         key, is_first = _key(tokens), False
         try:
@@ -86,7 +86,7 @@ class PrefixCache:
                     self._computed.notify_all()
 
     def begin(self, tokens: List[int]) -> Sequence:
-        """A new sequence that holds as many of the first of `tokens` as are known here, down to none."""
+        """Return a new sequence with the longest stored prefix of `tokens`, possibly empty."""
         key = _key(tokens)
         with self._lock:
             self._drop_old_weights()
@@ -95,27 +95,27 @@ class PrefixCache:
             if match.num_common < LEAST_TOKENS:
                 break
             forked = self._engine.fork(match.entry.sequence, match.num_common)
-            if forked.num_computed == match.num_common:  # a cache that forgets may not go on from the middle of an entry
+            if forked.num_computed == match.num_common:  # with windows, a cache may be unable to continue from there
                 with self._lock:
                     match.store.touch(match.entry)
                 return forked
         return self._engine.new_sequence()
 
     def keep(self, sequence: Sequence, length: int, kind: Kind) -> None:
-        """Remember the first `length` tokens of a sequence, as a fork of its own.
+        """Store a fork of the first `length` tokens of a sequence.
 
-        Not kept: what is known, in part or whole, as the beginning of another entry; few tokens; what does not fit.
+        Skipped: a prefix of another entry, few tokens, sequences with inserted embeddings, and what exceeds the limit.
         """
-        # A copy just to find that it does not fit could take the last memory of a device.
+        # Checked before the copy, which could exhaust the device's memory.
         if not self.may_keep(length) or sum(self._engine.memory(sequence).values()) > self._most_bytes:
             return
-        if sequence.inserted:  # found by its tokens alone, another image would be taken for this one
+        if sequence.inserted:  # entries are found by tokens, which do not identify an image
             return
         key = _key(sequence.tokens[:length])
         with self._lock:
             self._drop_old_weights()
             store = self._stores[kind]
-            if store.knows(key):
+            if store.has(key):
                 return
         forked = self._engine.fork(sequence, length)
         if forked.num_computed == length:
@@ -132,7 +132,7 @@ class PrefixCache:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Prefix:
-    """A sequence that never steps, its tokens as a key, and its memory: bytes by address."""
+    """A sequence that is never stepped, its tokens as key, and its memory in bytes by address."""
 
     key: bytes
     sequence: Sequence
@@ -145,7 +145,7 @@ class _Prefix:
 
 @dataclass(frozen=True, kw_only=True)
 class _PrefixMatch:
-    """An entry that has its first tokens in common with what was looked for."""
+    """An entry with a common prefix."""
 
     store: _PrefixStore
     entry: _Prefix
@@ -153,17 +153,17 @@ class _PrefixMatch:
 
 
 class _PrefixStore:
-    """The entries of one kind. None begins with all of another: the longer one serves for both."""
+    """The entries of one kind. No entry is a prefix of another."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._entries: dict[bytes, _Prefix] = {}  # the least recently used first
-        self._keys: list[bytes] = []  # sorted, so that those with most in common are neighbors
+        self._entries: dict[bytes, _Prefix] = {}  # least recently used first
+        self._keys: list[bytes] = []  # sorted: keys with long common prefixes are neighbors
         self._num_owners: Counter[int] = Counter()  # of every chunk of memory, by its address
         self.num_bytes = 0
 
     def nearest(self, key: bytes) -> list[_PrefixMatch]:
-        """The entries between which `key` would stand; none has more in common with it than one of them."""
+        """Return the sorted neighbors of `key`, one of which has the longest common prefix."""
         place = bisect_right(self._keys, key)
         return [
             _PrefixMatch(store=self, entry=self._entries[other], num_common=_num_common(key, other))
@@ -171,12 +171,12 @@ class _PrefixStore:
         ]
 
     def touch(self, entry: _Prefix) -> None:
-        """It was used just now."""
+        """Mark an entry as most recently used."""
         if self._entries.pop(entry.key, None) is not None:
             self._entries[entry.key] = entry
 
-    def knows(self, key: bytes) -> bool:
-        """Whether an entry begins with all of `key`; it is then used once more."""
+    def has(self, key: bytes) -> bool:
+        """Return True if `key` is a prefix of an entry, and mark that as most recently used."""
         place = bisect_left(self._keys, key)
         if place == len(self._keys) or not self._keys[place].startswith(key):
             return False
@@ -184,8 +184,8 @@ class _PrefixStore:
         return True
 
     def put(self, entry: _Prefix) -> None:
-        """Take an entry in, unless it is known meanwhile or takes more memory than there is; others make room for it."""
-        if sum(entry.memory.values()) > self._most_bytes or self.knows(entry.key):
+        """Add an entry and evict others, unless it is known by now or exceeds the limit."""
+        if sum(entry.memory.values()) > self._most_bytes or self.has(entry.key):
             return
         place = bisect_left(self._keys, entry.key)
         if place > 0 and entry.key.startswith(self._keys[place - 1]):
@@ -209,24 +209,26 @@ class _PrefixStore:
 
 
 def prefix_cache_bytes() -> int:
-    """OPENAFM_PREFIX_CACHE_MB in bytes, else the default.
+    """Return OPENAFM_PREFIX_CACHE_MB in bytes, or the default.
 
     Raises:
-        PrefixCacheLimitError: it is no number of megabytes.
+        PrefixCacheLimitError: the variable is not a number of megabytes.
     """
     chosen = os.environ.get(LIMIT, "")
     if chosen and not (chosen.isdecimal() and chosen.isascii()):
-        raise PrefixCacheLimitError(f"{LIMIT} is '{chosen}'; give a number of megabytes, 0 for none, or leave it out")
+        raise PrefixCacheLimitError(
+            f"{LIMIT} is '{chosen}'; set it to a number of megabytes, 0 to disable the cache, or unset it"
+        )
     return int(chosen or DEFAULT_MB) * 2**20
 
 
 def _key(tokens: List[int]) -> bytes:
-    """Tokens so that bytes compare as they do."""
+    """Return the tokens as bytes with the same order."""
     return np.asarray(tokens, ">u4").tobytes()
 
 
 def _num_common(some: bytes, others: bytes) -> int:
-    """How many tokens both begin with."""
+    """Return the length of the common prefix in tokens."""
     length = min(len(some), len(others)) // _TOKEN_BYTES
     different = np.flatnonzero(np.frombuffer(some, np.uint32)[:length] != np.frombuffer(others, np.uint32)[:length])
     return int(different[0]) if len(different) else length

@@ -1,44 +1,47 @@
-"""Which engine runs a bundle. Torch is imported when an engine of it is opened, and not before."""
+"""Selection of the engine for a bundle. Torch is imported only when its engine is opened."""
 
 from __future__ import annotations
 
 import os
 import sys
 from functools import cache
+from typing import Literal
 
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
+from openafm.models.accounting import kv_bytes
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.native.build import NativeBuildError
 from openafm.runtime.native.support import unsupported
 
 CHOICE = "OPENAFM_ENGINE"
+_TORCH_KV_BYTES = 4  # the torch engine keeps keys and values in fp32, whatever the bundle's numerics
 
 
 class EngineChoiceError(UsageError):
-    """OPENAFM_ENGINE names no engine, or one that cannot run this bundle."""
+    """OPENAFM_ENGINE is not the name of an engine, or names one that cannot run this bundle."""
 
 
 def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None) -> Engine:
-    """The engine for a bundle, computing in the bundle's numerics, with `adapter` or its own recovery adapter over it.
+    """Return an engine for a bundle in its numerics, with `adapter` or else the bundle's recovery adapter.
 
-    The native engine for compressed bundles that it supports, torch's for all others, and where the native one cannot be
-    compiled: then that is said on standard error, once. `OPENAFM_ENGINE=native` or `=torch` leaves no choice.
+    Compressed bundles that the native engine supports run on it, all others on torch. If the native runtime cannot be
+    compiled, torch is used and a message is printed to standard error once. `OPENAFM_ENGINE=native` or `=torch` forces one.
 
-    Engines of one bundle with different adapters share the bundle's weights in memory. What becomes of an adapter's folder
-    after this call is nothing to the engine.
+    Engines of one bundle share its weights in memory, whatever their adapters. The adapter is fully loaded; its folder may
+    be deleted.
 
     Raises:
-        EngineChoiceError: OPENAFM_ENGINE is neither, or `native` and the bundle is not for it.
+        EngineChoiceError: OPENAFM_ENGINE is not an engine, or is `native`, which does not support the bundle.
         NativeBuildError: OPENAFM_ENGINE is `native`, which cannot be compiled here.
         AdapterMismatchError: the adapter is for another base.
-        AdapterError: the adapter is damaged, or another one by now than was opened.
+        AdapterError: the adapter is damaged or has changed since it was opened.
         BundleError: the weights cannot be read or do not fit the config.
     """
     choice = os.environ.get(CHOICE, "")
     if choice not in ("", "native", "torch"):
-        raise EngineChoiceError(f"{CHOICE} is '{choice}'; set it to native or torch, or leave it out")
+        raise EngineChoiceError(f"{CHOICE} is '{choice}'; set it to native or torch, or unset it")
     if choice != "torch":
         reason = unsupported(bundle)
         if reason is None:
@@ -49,17 +52,33 @@ def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None) -> Engine
             except NativeBuildError as error:
                 if choice == "native":
                     raise
-                _tell(str(error))
+                _warn(str(error))
         elif choice == "native":
-            raise EngineChoiceError(f"the native engine cannot run {bundle.path}: {reason}; leave {CHOICE} out")
+            raise EngineChoiceError(f"the native engine cannot run {bundle.path}: {reason}; unset {CHOICE}")
     from openafm.runtime.engines.torch_engine import TorchEngine
 
     return TorchEngine.open(bundle, adapter)
 
 
+def engine_name(bundle: Bundle) -> Literal["native", "torch"]:
+    """Return the engine that `open_engine` selects where the native runtime can be compiled; opens nothing."""
+    is_native = os.environ.get(CHOICE, "") != "torch" and unsupported(bundle) is None
+    return "native" if is_native else "torch"
+
+
+def kv_bytes_per_token(bundle: Bundle, engine: Literal["native", "torch"]) -> int:
+    """Return the bytes of keys and values that an engine stores for each token of a sequence, before any window is full.
+
+    The native engine stores them as the bundle declares, the torch engine in fp32.
+    """
+    config = bundle.config
+    if engine == "native":
+        return kv_bytes(config, bundle.numerics.kv, num_tokens=1)
+    numbers = sum(layer.attention.kv_vectors * layer.attention.head_dim for layer in config.layers)
+    return config.num_tracks * numbers * _TORCH_KV_BYTES
+
+
 @cache
-def _tell(reason: str) -> None:
-    """Say once why the slower engine runs."""
-    print(
-        f"openafm: {reason}; torch computes instead, many times slower (see `openafm doctor`)", file=sys.stderr, flush=True
-    )
+def _warn(reason: str) -> None:
+    """Print once why the slower engine runs."""
+    print(f"openafm: {reason}; using torch, which is many times slower (see `openafm doctor`)", file=sys.stderr, flush=True)

@@ -1,9 +1,10 @@
-"""One copy of a bundle's weights in memory for all engines of it, whatever adapters they carry."""
+"""One copy of a bundle's weights in memory for all its engines, whatever their adapters."""
 
 from __future__ import annotations
 
 import copy
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterable
 from weakref import WeakValueDictionary
@@ -14,14 +15,16 @@ from openafm.bundle import Bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.exact import compute_exactly
 from openafm.models.decoder import Decoder
+from openafm.runtime.engines.verified_files import verify_once
 
 
 def base_decoder(bundle: Bundle, device: torch.device | None, prepare: Callable[[Decoder], None]) -> Decoder:
-    """The bundle's decoder without an adapter: the one that an engine in this process holds, else loaded and prepared.
+    """Return the bundle's decoder without an adapter: that of another engine of this process, else loaded and prepared.
 
     Raises:
         BundleError: the weights cannot be read or do not fit the config.
     """
+    verify_once(bundle)  # its claimed signature selects weights in memory
     key = (str(bundle.path.resolve()), bundle.signature, str(device))
     with _loading:
         base = _bases.get(key)
@@ -35,10 +38,17 @@ def base_decoder(bundle: Bundle, device: torch.device | None, prepare: Callable[
 
 
 def sharing(base: Decoder) -> Decoder:
-    """A decoder of its own modules, which can carry an adapter of its own, over the very tensors of another."""
+    """Return a decoder with its own modules, which can have its own adapter, and the tensors of `base`."""
     tensors: Iterable[torch.Tensor] = itertools.chain(base.parameters(), base.buffers())
     return copy.deepcopy(base, {id(tensor): tensor for tensor in tensors})
 
 
+def _reset_lock() -> None:
+    global _loading
+    _loading = threading.Lock()
+
+
 _loading = threading.Lock()
 _bases: WeakValueDictionary[tuple[str, str, str], Decoder] = WeakValueDictionary()  # by path, signature and device
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_lock)  # another thread may have held it

@@ -1,4 +1,4 @@
-"""Sequences as bytes: a magic line, the SHA-256 of what follows, a JSON header, then raw arrays. Never pickle.
+"""Sequence snapshots: a magic line, the SHA-256 of the rest, a JSON header and raw arrays. No pickle.
 
 OPENAFM-SEQUENCE-1\\n | 32 bytes SHA-256 | 4 bytes little-endian header length | header | arrays, one after the other
 """
@@ -24,16 +24,16 @@ _DTYPES = ("float32", "float16", "uint16", "int8", "uint8", "int32")
 
 
 class SnapshotCorruptedError(OpenAFMError):
-    """Bytes that are no whole snapshot."""
+    """The bytes are not a complete sequence snapshot."""
 
 
 class SnapshotMismatchError(OpenAFMError):
-    """A snapshot of another model, another kind of engine or another version of the format."""
+    """The snapshot is of another model, kind of engine or format version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSnapshot:
-    """`length` tokens and their keys and values by name, and the signature of the engine that computed them."""
+    """`length` tokens, their keys and values by name, and the signature of the engine that computed them."""
 
     signature: str
     length: int
@@ -41,12 +41,12 @@ class SequenceSnapshot:
 
 
 def write_snapshot(snapshot: SequenceSnapshot) -> bytes:
-    """The bytes that `read_snapshot` reads back."""
+    """Return the bytes that `read_snapshot` reads."""
     return b"".join(snapshot_parts(snapshot))
 
 
 def snapshot_parts(snapshot: SequenceSnapshot) -> list[bytes | memoryview]:
-    """`write_snapshot` in chunks that follow each other; those of arrays are not copied."""
+    """Return the parts of `write_snapshot` in order; arrays are not copied."""
     entries = [{"name": name, "dtype": str(array.dtype), "shape": array.shape} for name, array in snapshot.arrays.items()]
     header = json.dumps({"signature": snapshot.signature, "length": snapshot.length, "arrays": entries}).encode()
     parts: list[bytes | memoryview] = [struct.pack("<I", len(header)), header]
@@ -58,25 +58,23 @@ def snapshot_parts(snapshot: SequenceSnapshot) -> list[bytes | memoryview]:
 
 
 def read_snapshot(data: bytes | memoryview) -> SequenceSnapshot:
-    """Read what `write_snapshot` wrote; the arrays are read-only views of `data`.
+    """Return the snapshot that `write_snapshot` wrote; the arrays are read-only views of `data`.
 
     Raises:
-        SnapshotCorruptedError: the bytes are damaged, cut short or no snapshot.
+        SnapshotCorruptedError: the bytes are damaged, truncated or not a snapshot.
         SnapshotMismatchError: another version of the format.
     """
     if data[: len(_MAGIC)] != _MAGIC:
         if bytes(data[: len(_MAGIC)]).startswith(b"OPENAFM-SEQUENCE-"):
             raise SnapshotMismatchError("the snapshot was written by another version of openafm; prefill the tokens again")
-        raise SnapshotCorruptedError("these bytes are no snapshot of a sequence")
+        raise SnapshotCorruptedError("not a sequence snapshot: bad magic bytes")
     body = memoryview(data)[_START:]
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : _START]:
-        raise SnapshotCorruptedError("the snapshot is damaged or cut short; prefill the tokens again")
+        raise SnapshotCorruptedError("the snapshot is damaged or truncated; prefill the tokens again")
     try:
         return _read_body(body)
     except (KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
-        raise SnapshotCorruptedError(
-            f"the snapshot does not hold what it must ({error}); prefill the tokens again"
-        ) from error
+        raise SnapshotCorruptedError(f"the snapshot is invalid ({error}); prefill the tokens again") from error
 
 
 def _read_body(body: memoryview) -> SequenceSnapshot:

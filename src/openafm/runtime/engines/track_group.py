@@ -1,7 +1,7 @@
-"""The processes that share the tracks of a model at inference: those that torchrun has started.
+"""The process group that shares the tracks of a model at inference: the processes that torchrun started.
 
-Each runs the same program: the same calls of the engine in the same order, with the same tokens. What would differ by
-chance, the seed of an answer that was given none, is drawn alike in all of them.
+All processes run the same program: the same engine calls in the same order with the same tokens. Seeds of answers without
+one are drawn identically in all of them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _opened: list[ProcessGroup] = []
 
 
 def track_group(config: DecoderConfig) -> ProcessGroup | None:
-    """The processes to share the tracks of this model with, joined on first use; None if it is computed here alone.
+    """Return the process group for the tracks of this model, creating it on first use; None if this process has all tracks.
 
-    It is where the model has no tracks, where there is one process, and in the middle of a training run, whose processes do
-    not all do the same.
+    That is the case for a model without tracks, for one process, and during a training run, whose processes do not make the
+    same calls.
     """
     from torch import distributed
 
@@ -46,7 +46,7 @@ def track_group(config: DecoderConfig) -> ProcessGroup | None:
 
 
 def _leave() -> None:
-    """Let the group go while its threads can be ended: what is left of it to the very end aborts the process at times."""
+    """Destroy the group at exit. A group that still exists at interpreter shutdown sometimes aborts the process."""
     from torch import distributed
 
     _opened.clear()

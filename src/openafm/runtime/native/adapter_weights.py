@@ -1,4 +1,4 @@
-"""An adapter's weights, seen to fit a bundle before anything in C reads them. Imports no tensor library."""
+"""Checks of an adapter's weights before C code reads them. Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openafm.runtime.native.weights import matrices
 
 
 def check_shapes(weights: Mapping[str, NDArray[Any]], adapter: AdapterPackage, config: DecoderConfig) -> None:
-    """See that every weight stands beside a matrix of the decoder, in its shape, and that none lacks its other half.
+    """Check that the weights are an A and a B of the right shape for every adapted matrix, and nothing else.
 
     Raises:
         AdapterMismatchError: the message names the weight.
@@ -23,9 +23,9 @@ def check_shapes(weights: Mapping[str, NDArray[Any]], adapter: AdapterPackage, c
         if not adapter.config.targets or name.rpartition(".")[2] in adapter.config.targets:
             expected |= {f"{name}.lora.a": (rank, num_inputs), f"{name}.lora.b": (num_outputs, rank)}
     for name in sorted(expected.keys() | weights.keys()):
-        wanted = list(expected[name]) if name in expected else "nothing"
-        found = list(weights[name].shape) if name in weights else "nothing"
+        wanted = list(expected[name]) if name in expected else "no weight"
+        found = list(weights[name].shape) if name in weights else "no weight"
         if wanted != found:
             raise AdapterMismatchError(
-                f"adapter '{adapter.name}' is for another model: it has {found} for '{name}', this one takes {wanted}"
+                f"adapter '{adapter.name}' is for another model: it has {found} for '{name}', expected {wanted}"
             )

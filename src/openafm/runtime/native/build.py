@@ -1,19 +1,21 @@
-"""The shared library of the native runtime: compiled once for each source, compiler and kind of processor, and kept.
+"""Build of the native runtime's shared library, cached by sources, compiler and processor type.
 
-It comes with the installation where a compiler was there, else it is compiled at its first use, into the user's cache.
-Kernels for several instruction sets are in it, and the processor that runs it chooses: it may move to another machine.
-Imports nothing but the standard library and `core`: the installation runs it too.
+A wheel built with a compiler contains the library. Otherwise it is compiled on first use into the user's cache. It contains
+kernels for several instruction sets and selects them at run time, so it can be moved to another machine.
+Imports only the standard library and `core`, because setup.py runs it too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -30,7 +32,7 @@ from openafm.core.files import FolderInUseError, folder_lock
 
 SOURCE = Path(__file__).parent / "source"
 COMPILERS = ("c++", "g++", "clang++")
-# Operations are as they are written, but for kernels, whose sums may fuse products: then engines round to the same integers.
+# No contraction outside of kernels, so that all engines round activations to the same integers.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off", "-Wall", "-Wextra")
 _FUSING = "-ffp-contract=fast"
 _X86: dict[str, tuple[str, ...]] = {
@@ -46,24 +48,25 @@ _ARM: dict[str, tuple[str, ...]] = {
 }
 _SPECIAL = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 BUILT_IN = Path(__file__).parent / "libopenafm.so"
-MOST_KEPT = 8  # libraries in the cache; each version of the sources and each compiler has its own
-_SAID_AFTER_S, _POLL_S = 1.0, 0.05
+MOST_KEPT = 8  # libraries in the cache, one for each version of the sources and compiler
+_MESSAGE_DELAY_S, _POLL_S = 1.0, 0.05
+_BUILD_BYTES = 64 << 20  # free space that a build needs, amply
 
 
 class NativeBuildError(OpenAFMError):
-    """The native runtime cannot be compiled here: no compiler, or one that fails; the message names the log."""
+    """The native runtime cannot be compiled or loaded: no compiler, or an error in the named log."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Library:
-    """A compiled library, and where what the compiler said is kept."""
+    """A compiled library and the log of its compiler."""
 
     path: Path
     log: Path | None
 
 
 def cache_home() -> Path:
-    """Where compiled libraries and repacked weights are kept: safe to remove at any time."""
+    """Return the folder of compiled libraries and repacked weights. It may be deleted at any time."""
     if os.environ.get("OPENAFM_CACHE"):
         return Path(os.environ["OPENAFM_CACHE"])
     if sys.platform == "darwin":
@@ -72,12 +75,13 @@ def cache_home() -> Path:
 
 
 def built_library() -> Library:
-    """The library for this machine, compiled if it is not there yet. Processes that start at once compile it once.
+    """Return the library for this machine, compiling it if needed. Concurrent processes compile it once.
 
-    What lies in the cache and is not what was compiled, damaged or cut short, is compiled anew.
+    A damaged file in the cache is compiled again. If the cache cannot be used (not writable, full, or writable by other
+    users), the library is compiled for this process only.
 
     Raises:
-        NativeBuildError: it cannot be compiled.
+        NativeBuildError: the library cannot be compiled.
     """
     if is_whole(BUILT_IN) and _loads(BUILT_IN):
         return Library(path=BUILT_IN, log=None)
@@ -89,47 +93,49 @@ def built_library() -> Library:
             return found
         raise
     path = home / f"libopenafm-{source_digest()}-{_key(compiler)}.so"
-    if not is_whole(path):
-        with _telling():
+    if not _is_usable(path):
+        with _delayed_message():
             try:
+                private_folder(home)
                 with waiting_lock(home):
-                    if not is_whole(path):
+                    if not _is_usable(path):
+                        _check_space(home)
                         compile_library(path, compiler)
                         _remove_oldest(home)
             except OSError as error:
-                _tell(f"{home} cannot be written ({error.strerror}); what is compiled is for this process alone")
+                _print(f"{home} cannot be used ({error.strerror or error}); compiling for this process only")
                 return _for_this_process(compiler)
     return Library(path=path, log=path.with_suffix(".log"))
 
 
 def find_compiler() -> str:
-    """The C++ compiler: $CXX, which may hold options, else the first that is installed.
+    """Return the C++ compiler: $CXX, which may include options, else the first installed one.
 
     Raises:
-        NativeBuildError: there is none.
+        NativeBuildError: no compiler is installed, or CXX is invalid.
     """
     try:
         chosen = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:
-        raise NativeBuildError(f"CXX cannot be read as a command: {error}; mend or unset it") from error
+        raise NativeBuildError(f"CXX is not a valid command line: {error}; correct or unset it") from error
     if chosen:
         if shutil.which(chosen[0]) is None:
-            raise NativeBuildError(f"CXX names the compiler {chosen[0]}, which is not there; unset it or name another")
+            raise NativeBuildError(f"CXX names the compiler {chosen[0]}, which is not installed; unset it or name another")
         return shlex.join(chosen)
     for name in COMPILERS:
         if (found := shutil.which(name)) is not None:
             return found
-    raise NativeBuildError("no C++ compiler (c++, g++ or clang++); install one, or name it in CXX, for the native runtime")
+    raise NativeBuildError("no C++ compiler (c++, g++ or clang++) for the native runtime; install one or name it in CXX")
 
 
 def compile_library(path: Path, compiler: str) -> None:
-    """Compile into `path`, with what the compiler said beside it. `is_whole(path)` only once all of it stands.
+    """Compile into `path`, with the compiler's output beside it. `is_whole(path)` is true only after success.
 
-    Options that the compiler is named with come after our own: they have the last word.
+    Options in `compiler` follow the default ones and so override them.
 
     Raises:
         NativeBuildError: the compiler fails.
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     program, *options = shlex.split(compiler)
@@ -143,21 +149,26 @@ def compile_library(path: Path, compiler: str) -> None:
         ]
         library = Path(temporary) / path.name
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            said = list(pool.map(_run, steps))
-        if all(done.returncode == 0 for done in said):
-            said.append(_run([program, *options, "-shared", "-pthread", *objects, "-o", str(library)]))
+            results = list(pool.map(_run, steps))
+        if all(done.returncode == 0 for done in results):
+            results.append(_run([program, *options, "-shared", "-pthread", *objects, "-o", str(library)]))
         log = path.with_suffix(".log")
-        log.write_text("".join(f"$ {shlex.join(done.args)}\n{done.stdout}{done.stderr}" for done in said), encoding="utf-8")
-        if any(done.returncode for done in said):
+        log.write_text(
+            "".join(f"$ {shlex.join(done.args)}\n{done.stdout}{done.stderr}" for done in results), encoding="utf-8"
+        )
+        if any(done.returncode for done in results):
+            if any("No space left" in done.stderr for done in results):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
             raise NativeBuildError(f"{compiler} failed to compile the native runtime; see {log}")
         stamp = Path(temporary) / "stamp"
         stamp.write_text(_stamp(library), encoding="utf-8")
+        library.chmod(0o755)  # independent of the umask: a library that others may write is not loaded
         os.replace(library, path)
         os.replace(stamp, path.with_suffix(".stamp"))
 
 
 def is_whole(library: Path) -> bool:
-    """Whether this file is, byte for byte, what these sources were compiled to. What is not may crash a process."""
+    """Return True if the file is bit-identical to the compiled one. A damaged library may crash the process."""
     try:
         return library.with_suffix(".stamp").read_text(encoding="utf-8") == _stamp(library)
     except (OSError, UnicodeDecodeError):
@@ -166,7 +177,7 @@ def is_whole(library: Path) -> bool:
 
 @cache
 def source_digest() -> str:
-    """What changes with any of the sources."""
+    """Return a digest of sources and flags."""
     digest = hashlib.sha256(repr((FLAGS, _SPECIAL)).encode())
     for source in sorted(SOURCE.iterdir()):
         if source.suffix in (".h", ".cpp"):
@@ -186,7 +197,7 @@ def _key(compiler: str) -> str:
 
 
 def _loads(library: Path) -> bool:
-    """Whether this system can load it: one that was compiled elsewhere may ask for a newer system."""
+    """Return True if this system can load the library; one that was compiled elsewhere may need a newer libc."""
     try:
         ctypes.CDLL(str(library))
     except OSError:
@@ -195,15 +206,25 @@ def _loads(library: Path) -> bool:
 
 
 def _made_before(home: Path) -> Library | None:
-    """A library of these sources that an earlier compiler made."""
+    """Return a cached library of these sources by another compiler, if there is one."""
     for path in sorted(home.glob(f"libopenafm-{source_digest()}-*.so")):
-        if is_whole(path) and _loads(path):
+        if _is_usable(path) and _loads(path):
             return Library(path=path, log=path.with_suffix(".log"))
     return None
 
 
+def _is_usable(path: Path) -> bool:
+    """Return True if a library of the cache is complete and no other user can have written it."""
+    try:
+        check_private(path.parent)
+        check_private(path)
+    except OSError:
+        return False
+    return is_whole(path)
+
+
 def _remove_oldest(home: Path) -> None:
-    """Leave the newest, and nothing of those who were killed at it. Needs the folder's lock."""
+    """Delete all but the newest libraries, and leftovers of killed builds. Needs the folder's lock."""
     for dead in home.glob(".build-*"):
         shutil.rmtree(dead, ignore_errors=True)
     kept = sorted(home.glob("libopenafm-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
@@ -213,10 +234,10 @@ def _remove_oldest(home: Path) -> None:
 
 
 def _for_this_process(compiler: str) -> Library:
-    """Where the cache cannot be written: compiled for this process alone.
+    """Compile the library into a temporary folder of this process.
 
     Raises:
-        NativeBuildError: the compiler fails, or there is no place for temporary files either.
+        NativeBuildError: the compiler fails, or temporary files cannot be written either.
     """
     try:
         path = Path(_scratch().name) / "libopenafm.so"
@@ -224,7 +245,7 @@ def _for_this_process(compiler: str) -> Library:
             compile_library(path, compiler)
     except OSError as error:
         raise NativeBuildError(
-            f"there is no folder to compile the native runtime in ({error}); set OPENAFM_CACHE"
+            f"no folder to compile the native runtime in ({error}); set OPENAFM_CACHE to a writable one"
         ) from error
     return Library(path=path, log=path.with_suffix(".log"))
 
@@ -235,9 +256,9 @@ def _scratch() -> TemporaryDirectory[str]:
 
 
 @contextlib.contextmanager
-def _telling() -> Iterator[None]:
-    """Say why it takes so long, if it does."""
-    timer = threading.Timer(_SAID_AFTER_S, lambda: _tell("compiling the native runtime, once"))
+def _delayed_message() -> Iterator[None]:
+    """Print a message if the block takes longer than a second."""
+    timer = threading.Timer(_MESSAGE_DELAY_S, lambda: _print("compiling the native runtime, once"))
     timer.daemon = True
     timer.start()
     try:
@@ -246,13 +267,51 @@ def _telling() -> Iterator[None]:
         timer.cancel()
 
 
-def _tell(what: str) -> None:
-    print(f"openafm: {what}", file=sys.stderr, flush=True)
+def _print(message: str) -> None:
+    print(f"openafm: {message}", file=sys.stderr, flush=True)
+
+
+def private_folder(path: Path) -> None:
+    """Create a folder of the cache with mode 0700, or take the write permission of others from an existing one.
+
+    Raises:
+        OSError: the folder cannot be created, or belongs to another user.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = path.stat()
+    if sys.platform != "win32" and about.st_uid == os.geteuid() and stat.S_IMODE(about.st_mode) & 0o022:
+        path.chmod(0o700)
+    check_private(path)
+
+
+def check_private(path: Path) -> None:
+    """Check that a path of the cache can be written by this user and root only: its content is executed or computed with.
+
+    Raises:
+        OSError: the path does not exist, belongs to another user, or others may write it.
+    """
+    if sys.platform == "win32":
+        return
+    about = path.stat()
+    if about.st_uid not in (os.geteuid(), 0):
+        raise PermissionError(errno.EPERM, f"it belongs to user {about.st_uid}", str(path))
+    if stat.S_IMODE(about.st_mode) & 0o022:
+        raise PermissionError(errno.EPERM, "other users may write it; run chmod go-w", str(path))
+
+
+def _check_space(folder: Path) -> None:
+    """Check that a build fits on the disk: a compiler on a full disk fails with messages of its own.
+
+    Raises:
+        OSError: the disk is nearly full.
+    """
+    if shutil.disk_usage(folder).free < _BUILD_BYTES:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 @contextlib.contextmanager
 def waiting_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, once whoever else holds it has let it go."""
+    """Hold the folder's lock, waiting until it is free."""
     with contextlib.ExitStack() as stack:
         while True:
             try:

@@ -1,10 +1,11 @@
-"""The engine for compressed on-device models on a CPU: one C call for each step, and no torch in the process.
+"""Engine for compressed on-device models on a CPU: one C call for each step, without torch.
 
 Shapes: N tokens of all sequences in a step, V vocabulary.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import weakref
@@ -21,7 +22,7 @@ from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
 from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.base import Cache, Engine
-from openafm.runtime.native.library import VERSION, native_library
+from openafm.runtime.native.library import VERSION, kernel_names, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
 from openafm.runtime.native.weights import open_weights
 
@@ -29,20 +30,24 @@ MOST_THREADS = 256
 
 
 class ThreadsError(UsageError):
-    """OPENAFM_THREADS is no number of threads."""
+    """OPENAFM_THREADS is not a valid number of threads."""
+
+
+class KernelsError(UsageError):
+    """The kernel set is unknown, or the processor does not support it."""
 
 
 class NativeCache(Cache):
-    """Keys and values of one sequence in 8 bits, in pages that forks share until they write to them."""
+    """Keys and values of one sequence in 8 bits, in pages that forks share until one of them writes."""
 
     def __init__(self, model: NativeModel, handle: int) -> None:
         self.handle, self._model = handle, model
-        weakref.finalize(self, model.library.oa_cache_free, handle).atexit = False  # a thread may be computing then
+        weakref.finalize(self, model.library.oa_cache_free, handle).atexit = False  # the worker may be computing
 
     def copy(self, length: int) -> NativeCache:
         handle = self._model.library.oa_cache_fork(self.handle, length)
         if not handle:
-            raise OutOfMemoryError("no memory to fork a sequence; close others")
+            raise OutOfMemoryError("no memory to fork a sequence; close other sequences")
         copied = NativeCache(self._model, handle)
         copied.length = length
         return copied
@@ -62,9 +67,9 @@ class NativeCache(Cache):
         pages = np.ascontiguousarray(arrays["pages"])
         expected = self._model.library.oa_cache_bytes(self.handle, length)
         if pages.dtype != np.uint8 or pages.shape != (expected,):
-            raise ValueError(f"it holds {pages.dtype}{list(pages.shape)} where uint8[{expected}] belongs")
+            raise ValueError(f"{pages.dtype}{list(pages.shape)} instead of uint8[{expected}]")
         if self._model.library.oa_cache_load(self.handle, length, pages.ctypes.data):
-            raise OutOfMemoryError(f"no memory to restore a sequence of {length} tokens; close others")
+            raise OutOfMemoryError(f"no memory to restore a sequence of {length} tokens; close other sequences")
         self.length = length
 
 
@@ -72,14 +77,15 @@ class NativeEngine(Engine):
     """Runs a compressed bundle with the best kernels of this processor.
 
     Args:
-        num_threads: None for as many as there are processors, `OPENAFM_THREADS` where it is set.
-        kernels: one of `kernel_names`; None for the best.
+        num_threads: `OPENAFM_THREADS` if not given, else the number of available processors.
+        kernels: one of `kernel_names`; `OPENAFM_KERNELS` if not given, else the best.
 
     Raises:
         NativeBuildError: the native runtime cannot be compiled here.
-        ThreadsError: OPENAFM_THREADS is no number of threads.
+        ThreadsError: OPENAFM_THREADS is not a valid number of threads.
+        KernelsError: the processor does not support the kernel set.
         AdapterMismatchError: the adapter is for another base.
-        AdapterError: the adapter is damaged, or another one by now than was opened.
+        AdapterError: the adapter is damaged or has changed since it was opened.
         BundleError: the weights cannot be read or do not fit the config.
     """
 
@@ -104,12 +110,13 @@ class NativeEngine(Engine):
         )
         library = native_library()
         self.num_threads = chosen_threads() if num_threads is None else num_threads
-        self._model = NativeModel(library, bundle, open_weights(bundle, library), adapter, self.num_threads, kernels)
+        self.kernels = chosen_kernels(library) if kernels is None else kernels
+        self._model = NativeModel(library, bundle, open_weights(bundle, library), adapter, self.num_threads, self.kernels)
 
     def _new_cache(self) -> Cache:
         handle = self._model.library.oa_cache_new(self._model.handle)
         if not handle:
-            raise OutOfMemoryError("no memory for another sequence; close others")
+            raise OutOfMemoryError("no memory for another sequence; close other sequences")
         return NativeCache(self._model, handle)
 
     def forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
@@ -118,7 +125,7 @@ class NativeEngine(Engine):
 
 
 class _StepArguments:
-    """What one step in C reads and writes: as long as this lives, it may."""
+    """The arrays that one step in C reads and writes. Must live until the step ends."""
 
     def __init__(self, chunks: Sequence[TokenChunk], vocab_size: int) -> None:
         tokens = array("i")
@@ -137,33 +144,48 @@ class _StepArguments:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """What `oa_step` takes after the model."""
+        """Arguments of `oa_step` after the model."""
         addresses = (each.buffer_info()[0] for each in self._inputs)
         return (len(self._wanted), *addresses, self._logits_NV.ctypes.data)
 
     def outputs(self, failed: int) -> list[NDArray[np.float32]]:
-        """The logits [num_wanted, V] of each chunk.
+        """Return the logits [num_wanted, V] of each chunk.
 
         Raises:
-            OutOfMemoryError: it failed.
+            OutOfMemoryError: the step failed.
         """
         if failed:
             num_tokens = len(self._inputs[-1])
-            raise OutOfMemoryError(f"no memory for a step of {num_tokens} tokens; close sequences or give fewer at once")
+            raise OutOfMemoryError(
+                f"no memory for a step of {num_tokens} tokens; close sequences or feed fewer tokens at once"
+            )
         stops = accumulate(self._wanted)
         return [self._logits_NV[stop - wanted : stop] for stop, wanted in zip(stops, self._wanted, strict=True)]
 
 
 def chosen_threads() -> int:
-    """OPENAFM_THREADS, else as many as there are processors.
+    """Return OPENAFM_THREADS, else the number of available processors.
 
     Raises:
-        ThreadsError: it is no number of threads.
+        ThreadsError: the variable is not a number from 1 to 256.
     """
     chosen = os.environ.get("OPENAFM_THREADS", "")
     if not chosen:
         available = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
         return min(available, MOST_THREADS)
     if not chosen.isdecimal() or not 1 <= int(chosen) <= MOST_THREADS:
-        raise ThreadsError(f"OPENAFM_THREADS is '{chosen}'; give a number from 1 to {MOST_THREADS}, or leave it out")
+        raise ThreadsError(f"OPENAFM_THREADS is '{chosen}'; set it to a number from 1 to {MOST_THREADS}, or unset it")
     return int(chosen)
+
+
+def chosen_kernels(library: ctypes.CDLL) -> str:
+    """Return OPENAFM_KERNELS, else the best kernel set for this processor.
+
+    Raises:
+        KernelsError: the variable is not a kernel set that this processor supports.
+    """
+    supported = kernel_names(library)
+    chosen = os.environ.get("OPENAFM_KERNELS", "") or supported[0]
+    if chosen not in supported:
+        raise KernelsError(f"OPENAFM_KERNELS is '{chosen}'; this processor supports {', '.join(supported)}")
+    return chosen

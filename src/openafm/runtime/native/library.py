@@ -92,7 +92,7 @@ def open_library(path: Path) -> ctypes.CDLL:
     """Load a compiled library and declare its functions.
 
     Raises:
-        NativeBuildError: it cannot be loaded, or is of another version.
+        NativeBuildError: the library cannot be loaded or has another version.
     """
     try:
         library = ctypes.CDLL(str(path))
@@ -100,15 +100,17 @@ def open_library(path: Path) -> ctypes.CDLL:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:
-        raise NativeBuildError(f"{path} cannot be loaded ({error}); remove it, and it is compiled anew") from error
+        raise NativeBuildError(f"{path} cannot be loaded ({error}); delete it to compile it again") from error
     if library.oa_version() != VERSION:
-        raise NativeBuildError(f"{path} is version {library.oa_version()}, expected {VERSION}; remove it")
+        raise NativeBuildError(
+            f"{path} is version {library.oa_version()}, expected {VERSION}; delete it to compile it again"
+        )
     return library
 
 
 @cache
 def native_library() -> ctypes.CDLL:
-    """The library of this machine, compiled if need be.
+    """Return the library of this machine, compiling it if needed.
 
     Raises:
         NativeBuildError: it cannot be compiled or loaded.
@@ -117,7 +119,7 @@ def native_library() -> ctypes.CDLL:
 
 
 def kernel_names(library: ctypes.CDLL) -> list[str]:
-    """The instruction sets that this processor runs, best first."""
+    """Return the kernel sets that this processor supports, best first."""
     names: list[str] = []
     while (name := library.oa_kernels(len(names))) is not None:
         names.append(name.decode())

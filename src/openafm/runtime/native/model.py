@@ -1,4 +1,4 @@
-"""A bundle as the C runtime takes it: structs that point into mapped weights. Imports no tensor library."""
+"""The C model of a bundle: structs that point into mapped weights. Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _LINEARS = {
 
 
 class OutOfMemoryError(OpenAFMError):
-    """There is no memory for a sequence's keys and values. The step did nothing."""
+    """Memory for weights or for keys and values cannot be allocated. The call changed nothing."""
 
 
 class NativeModel:
-    """The C model, and the arrays that it points to."""
+    """A C model and the arrays that it points to."""
 
     def __init__(
         self,
@@ -86,14 +86,14 @@ class NativeModel:
         self.handle = library.oa_model_new(ctypes.byref(self._config), num_threads, name)
         if not self.handle:
             raise OutOfMemoryError(f"the native runtime cannot start with kernels {kernels or kernel_names(library)[0]}")
-        weakref.finalize(self, library.oa_model_free, self.handle).atexit = False  # a thread may be computing then
+        weakref.finalize(self, library.oa_model_free, self.handle).atexit = False  # the worker may be computing
 
     def _layer(self, config: DecoderConfig, index: int, shapes: Mapping[str, tuple[int, int]]) -> LayerStruct:
         attention = cast(AttentionConfig, config.layers[index].attention)
         prefix, keys_values = f"layers.{index}.", attention.keys_values
         layer = LayerStruct(source=keys_values.layer if isinstance(keys_values, SharedKeysValuesConfig) else index)
         for field, name in _LINEARS.items():
-            if prefix + name in shapes:  # a layer that shares keys and values has no products for them
+            if prefix + name in shapes:  # a layer that shares keys and values has no matrices for them
                 setattr(layer, field, self._matrix(prefix + name, *shapes[prefix + name]))
         layer.attention_norm = self._weights.address(f"{prefix}attention_norm.weight")
         layer.feed_forward_norm = self._weights.address(f"{prefix}feed_forward_norm.weight")
@@ -119,11 +119,11 @@ class NativeModel:
 
 
 def _adapter_weights(adapter: AdapterPackage, config: DecoderConfig) -> dict[str, NDArray[Any]]:
-    """An adapter's weights as the kernels read them: as small as in its folder, b [R, rank] as panels [R / 64, rank, 64]."""
+    """Return an adapter's weights in its precision, b [R, rank] in the kernels' panels [R / 64, rank, 64]."""
     weights: dict[str, NDArray[Any]] = {}
-    given = adapter.weights()
-    check_shapes(given, adapter, config)
-    for name, weight in given.items():
+    loaded = adapter.weights()
+    check_shapes(loaded, adapter, config)
+    for name, weight in loaded.items():
         weight = weight.astype(adapter.config.precision)
         if name.endswith(".lora.b"):
             num_outputs, rank = weight.shape

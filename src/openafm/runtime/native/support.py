@@ -1,4 +1,4 @@
-"""Which bundles the native runtime can run. Imports no tensor library."""
+"""Checks that the native runtime supports a bundle. Imports no tensor library."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from openafm.models.config import (
     TiedHeadConfig,
 )
 
-LARGEST_INPUT = 8192  # inputs of a matrix whose integer sums stay exact in fp32
+LARGEST_INPUT = 8192  # up to so many inputs, integer sums are exact in fp32
 LEVEL_ZEROS = {"int2_balanced": 1.5, "int2_unbalanced": 2.0}
 
 
 def unsupported(bundle: Bundle) -> str | None:
-    """Why the native runtime cannot run this bundle, or None if it can."""
+    """Return why the native runtime cannot run this bundle; None if it can."""
     numerics = bundle.numerics
     if numerics.weights not in LEVEL_ZEROS or numerics.activations != "int8_per_token":
         return f"its weights are {numerics.weights} with {numerics.activations} activations"
@@ -31,9 +31,9 @@ def unsupported(bundle: Bundle) -> str | None:
 def _unsupported_shape(config: DecoderConfig) -> str | None:
     attention, feed_forward = config.layers[0].attention, config.layers[0].feed_forward
     if config.tracks is not None or not isinstance(config.head, TiedHeadConfig):
-        return "it has parallel tracks or a head of its own"
+        return "it has parallel tracks or an untied head"
     if not isinstance(attention, AttentionConfig) or type(attention.position) is not RotaryConfig or attention.head_dim % 4:
-        return "its position embedding is no plain rotation"
+        return "its position embedding is not plain RoPE"
     if not isinstance(feed_forward, DenseFeedForwardConfig) or feed_forward.activation != "silu" or feed_forward.bias:
         return "its feed-forward is not dense with SiLU"
     if attention.window is not None or attention.input_bias or attention.output_bias:
@@ -45,5 +45,5 @@ def _unsupported_shape(config: DecoderConfig) -> str | None:
             return "its layers are not all alike"
     widths = (config.dim, feed_forward.hidden_dim, attention.num_heads * attention.head_dim)
     if any(width % 32 or width > LARGEST_INPUT for width in widths) or attention.head_dim > 1024:
-        return f"its widths {widths} are no multiples of 32 up to {LARGEST_INPUT}"
+        return f"its widths {widths} are not multiples of 32 up to {LARGEST_INPUT}"
     return None

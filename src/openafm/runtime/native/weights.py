@@ -1,10 +1,9 @@
-"""A compressed bundle's weights in the order of the kernels: one file, mapped, shared by all processes that read it.
+"""A compressed bundle's weights in the kernels' layout: one cached file, memory-mapped and shared by all processes.
 
-It is written once beside the user's other caches, from a bundle whose bytes are those of its signature, and is known by
-that. Behind the header, which says what must be where, stands a CRC-32 of all that follows. Reading 900 MB at every start
-to compare it would take as long as everything else: it is done for a file that is new here, and for one that was written
-to since (size, time or inode are not those that were noted beside it). What is not as it must be is written anew.
-Imports no tensor library.
+The file is written once from a verified bundle and is named by the bundle's signature. Its header lists the sections and a
+CRC-32 of the data. Checking 900 MB takes as long as the rest of a start, so large files are checked when they are new or
+changed (size, time or inode differ from the note beside the file) and once a week; files up to 64 MiB always. A file that
+fails a check is written again. Imports no tensor library.
 
 Shapes: R outputs, C inputs, V vocabulary, D model dim.
 """
@@ -15,8 +14,10 @@ import contextlib
 import ctypes
 import json
 import mmap
+import os
 import sys
 import threading
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -30,20 +31,22 @@ from numpy.typing import NDArray
 from openafm.bundle import Bundle, BundleError
 from openafm.core.files import OutOfSpaceError, atomic_file
 from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, OwnKeysValuesConfig
-from openafm.runtime.native.build import cache_home, waiting_lock
+from openafm.runtime.engines.verified_files import verify_once
+from openafm.runtime.native.build import cache_home, check_private, private_folder, waiting_lock
 
 FORMAT = "openafm.native_weights"
 ALIGNMENT = 64
 PANEL_ROWS, STEP_INPUTS, TILE_ROWS, GROUP = 64, 16, 16, 32
 TILE_GROUP_BYTES = 4 * 64 + 2 * 32
-MOST_FILES, MOST_BYTES = 16, 4 << 30  # kept in the cache, those in use last
+MOST_FILES, MOST_BYTES = 16, 4 << 30  # limits of the cache; the least recently used files are deleted
+ALWAYS_CHECKED_BYTES, RECHECK_S = 64 << 20, 7 * 86_400
 HUGE_PAGE = 2 << 20
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsSection:
-    """A part of the file: name, dtype and number of items."""
+    """A section of the file: name, dtype and number of items."""
 
     name: str
     dtype: str
@@ -61,12 +64,12 @@ class NativeWeights:
         self._data, self._offsets = data, dict(offsets)
 
     def address(self, name: str) -> int:
-        """Where a section lies in memory, as long as this object lives."""
+        """Return the address of a section in memory, valid while this object lives."""
         return int(self._data.ctypes.data) + self._offsets[name]
 
 
 def matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Every 2-bit matrix by its name in a bundle, with its outputs and inputs."""
+    """Return the numbers of outputs and inputs of every 2-bit matrix by its name in a bundle."""
     shapes: dict[str, tuple[int, int]] = {}
     for index, layer in enumerate(config.layers):
         attention, feed_forward = layer.attention, layer.feed_forward
@@ -85,7 +88,7 @@ def matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:
 
 
 def norms(config: DecoderConfig) -> Iterator[tuple[str, int]]:
-    """Every norm's weight by its name in a bundle, with its length."""
+    """Yield name and length of every norm's weight."""
     for index, layer in enumerate(config.layers):
         attention = layer.attention
         yield f"layers.{index}.attention_norm.weight", config.dim
@@ -98,7 +101,7 @@ def norms(config: DecoderConfig) -> Iterator[tuple[str, int]]:
 
 
 def sections(config: DecoderConfig) -> list[WeightsSection]:
-    """All of the file in its order: what is small, then the stream of a decoded token, read ahead across matrices."""
+    """Return the sections in file order: small ones first, then the matrices in the order of a decode step."""
     scales, codes = [], []
     for name, (num_outputs, num_inputs) in matrices(config).items():
         num_panels, num_steps = -(-num_outputs // PANEL_ROWS), -(-num_inputs // STEP_INPUTS)
@@ -113,11 +116,14 @@ def sections(config: DecoderConfig) -> list[WeightsSection]:
 
 
 def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
-    """The bundle's weights: those that another engine here has, else from the cache, else repacked and cached.
+    """Return the bundle's weights: those of another engine of this process, else from the cache, else repacked.
+
+    The bundle is verified in each case: a changed copy must not be served from the cache of the original.
 
     Raises:
-        BundleError: the weights cannot be read, do not fit the config or are not those that were signed.
+        BundleError: the weights cannot be read, do not fit the config or differ from the signed ones.
     """
+    verify_once(bundle)
     path = weights_file(bundle, library)
     with _opening:
         weights = _opened.get(path)
@@ -126,13 +132,20 @@ def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
     return weights
 
 
+def _reset_lock() -> None:
+    global _opening
+    _opening = threading.Lock()
+
+
 def weights_file(bundle: Bundle, library: ctypes.CDLL) -> Path:
-    """Where the bundle's repacked weights are kept, whether they are there or not."""
+    """Return the path of the bundle's repacked weights, which may not exist yet."""
     return cache_home() / "weights" / f"{bundle.signature}-{library.oa_version()}.bin"
 
 
 _opening = threading.Lock()
 _opened: WeakValueDictionary[Path, NativeWeights] = WeakValueDictionary()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_lock)  # another thread may have held it
 
 
 def _from_cache(path: Path, bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
@@ -140,20 +153,21 @@ def _from_cache(path: Path, bundle: Bundle, library: ctypes.CDLL) -> NativeWeigh
     weights = _mapped(path, header)
     if weights is None:
         try:
+            private_folder(path.parent)
             with waiting_lock(path.parent):
-                weights = _mapped(path, header)  # another process may have written it meanwhile
+                weights = _mapped(path, header)  # another process may have written it
                 if weights is None:
                     _write(path, header, bundle, library)
                     _remove_oldest(path)
                     weights = _mapped(path, header)
-        except (OSError, OutOfSpaceError):  # the cache cannot be written
+        except (OSError, OutOfSpaceError):  # the cache cannot be used
             weights = None
     return weights or _in_memory(header, bundle, library)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Header:
-    """What a file of these weights starts with, up to the checksum of what lies behind `body`; and where its parts lie."""
+    """The expected start of the file up to the checksum of the data after `body`, and the offsets of its sections."""
 
     text: bytes
     body: int
@@ -179,16 +193,18 @@ def _aligned(number: int) -> int:
 
 
 def _mapped(path: Path, header: _Header) -> NativeWeights | None:
-    """The file, if it is there and is what it must be."""
+    """Return the file's weights if it exists and passes its checks, else None."""
     try:
         if path.stat().st_size != header.num_bytes:
             return None
+        check_private(path.parent)
+        check_private(path)
         data = _map(path)
     except (OSError, ValueError):
         return None
     if len(data) != header.num_bytes or data[: len(header.text)].tobytes() != header.text:
         return None
-    if not _is_noted(path):
+    if header.num_bytes <= ALWAYS_CHECKED_BYTES or not _is_checked(path):
         if data[len(header.text) :][:_CHECKSUM_BYTES].tobytes() != _bytes_of(zlib.crc32(data[header.body :].data)):
             return None
         with contextlib.suppress(OSError):
@@ -197,11 +213,11 @@ def _mapped(path: Path, header: _Header) -> NativeWeights | None:
 
 
 def _map(path: Path) -> NDArray[np.uint8]:
-    """A file as memory, in huge pages where the system has them for files: streams run up to a fifth faster in those."""
+    """Map a file, in huge pages where the system supports them for files: reads are up to a fifth faster."""
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a system without
+        with contextlib.suppress(OSError):  # not supported
             mapped.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapped, np.uint8)
 
@@ -216,18 +232,19 @@ def _state(path: Path) -> str:
 
 
 def _note(path: Path) -> None:
-    """Note that the file is whole as it is now."""
-    with atomic_file(_note_beside(path), "w") as file:
-        file.write(_state(path))
+    """Record that the file passed its check now."""
+    with atomic_file(_note_beside(path), "w", permissions=0o600) as file:
+        file.write(f"{_state(path)} {int(time.time())}")
 
 
-def _is_noted(path: Path) -> bool:
-    """Whether the file is as it was when it was found whole. The note's own time is that of the last use."""
+def _is_checked(path: Path) -> bool:
+    """Return True if the file passed its check within a week and is unchanged. The note's time is that of the last use."""
     note = _note_beside(path)
     try:
-        if note.read_text(encoding="utf-8") != _state(path):
+        state, _, checked = note.read_text(encoding="utf-8").rpartition(" ")
+        if state != _state(path) or not 0 <= time.time() - int(checked) < RECHECK_S:
             return False
-    except (OSError, UnicodeDecodeError):
+    except (OSError, ValueError):
         return False
     with contextlib.suppress(OSError):
         note.touch()
@@ -238,18 +255,17 @@ def _write(path: Path, header: _Header, bundle: Bundle, library: ctypes.CDLL) ->
     """Write the file, one section in memory at a time.
 
     Raises:
-        BundleError: the weights cannot be read, do not fit the config or are not those that were signed.
+        BundleError: the weights cannot be read, do not fit the config or differ from the signed ones.
         OSError, OutOfSpaceError: the folder cannot be written.
     """
-    bundle.verify()
-    with atomic_file(path) as file:
+    with atomic_file(path, permissions=0o600) as file:
         waiting = bytearray(header.text.ljust(header.body, b"\0"))
         checksum = 0
         for packed in _repacked(bundle.config, _stored(bundle), library):
             for part in (packed.data, bytes(_aligned(len(packed)) - len(packed))):
                 checksum = zlib.crc32(part, checksum)
                 waiting += part
-            # Written by whole huge pages, so that a system with huge pages for files keeps it in them.
+            # Whole huge pages are written at once, so that a system with huge pages for files uses them.
             whole = len(waiting) // HUGE_PAGE * HUGE_PAGE
             file.write(waiting[:whole])
             del waiting[:whole]
@@ -264,8 +280,8 @@ def _bytes_of(checksum: int) -> bytes:
 
 
 def _remove_oldest(newest: Path) -> None:
-    """Leave the files in use last, within the limits. Who has an older one mapped keeps it. Needs the folder's lock."""
-    for dead in newest.parent.glob(".*.bin.*"):  # of writers that were killed
+    """Delete the least recently used files beyond the limits. Mapped files stay usable. Needs the folder's lock."""
+    for dead in newest.parent.glob(".*.bin.*"):  # of killed writers
         dead.unlink(missing_ok=True)
     files = sorted(newest.parent.glob("*.bin"), key=lambda path: (path == newest, _last_use(path)), reverse=True)
     total = 0
@@ -282,13 +298,12 @@ def _last_use(path: Path) -> float:
 
 
 def _in_memory(header: _Header, bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
-    """Where the cache cannot be written: repacked for this process alone.
+    """Return weights repacked in memory, for this process only.
 
     Raises:
-        BundleError: the weights cannot be read, do not fit the config or are not those that were signed.
+        BundleError: the weights cannot be read, do not fit the config or differ from the signed ones.
     """
-    bundle.verify()
-    stored = _stored(bundle)  # before there is memory for what a config claims
+    stored = _stored(bundle)  # checked before memory of the claimed size is allocated
     room = np.zeros(header.num_bytes + ALIGNMENT, np.uint8)
     data = room[-room.ctypes.data % ALIGNMENT :][: header.num_bytes]
     for offset, packed in zip(header.offsets.values(), _repacked(bundle.config, stored, library), strict=True):
@@ -299,7 +314,7 @@ def _in_memory(header: _Header, bundle: Bundle, library: ctypes.CDLL) -> NativeW
 def _repacked(
     config: DecoderConfig, stored: Mapping[str, NDArray[Any]], library: ctypes.CDLL
 ) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of all sections, in their order."""
+    """Yield the bytes of all sections in file order."""
     places = {section.name: section for section in sections(config)}
     for name, (num_outputs, _) in matrices(config).items():
         scales_R = np.zeros(places[f"{name}.scale"].num_items, np.float32)
@@ -320,10 +335,10 @@ def _repacked(
 
 
 def _stored(bundle: Bundle) -> dict[str, NDArray[Any]]:
-    """What is repacked, by its name in the bundle, seen to fit the config.
+    """Return the tensors to repack by name, after checking their shapes against the config.
 
     Raises:
-        BundleError: it cannot be read or does not fit.
+        BundleError: a tensor cannot be read or does not fit.
     """
     tensors, config = bundle.tensors(), bundle.config
     rows, num_groups = config.vocab_size, config.dim // GROUP

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -34,5 +35,12 @@ def _state(folder: Path) -> tuple[object, ...]:
     return tuple(entries)
 
 
+def _reset_lock() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
 _verified: set[tuple[object, ...]] = set()
 _lock = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_lock)  # another thread may have held it
