@@ -1,4 +1,4 @@
-"""The loader: every token once an epoch, targets inside documents, one global order, exact mixtures, no state."""
+"""The loader: every token once per epoch, targets inside documents, one global order, exact mixtures, no state."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def assert_equal(a: Batch, b: Batch) -> None:
     assert (a.documents, a.origins) == (b.documents, b.origins)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 150), min_size=1, max_size=40),
     row_tokens=st.integers(2, 70),

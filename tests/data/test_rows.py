@@ -1,4 +1,4 @@
-"""Packing rows equals best-fit decreasing done one document at a time, loses nothing and fills 99 %."""
+"""Packing rows equals best-fit decreasing one document at a time, keeps every token, and fills 99 %."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_pieces_cover_every_document_in_order(lengths: list[int], row_tokens: in
     assert list(covered.values()) == lengths
 
 
-@pytest.mark.parametrize(("row_tokens", "num_documents"), [(512, 2_000), (512, 200_000), (4096, 20_000)])
+@pytest.mark.parametrize(("row_tokens", "num_documents"), [(512, 2_000), (4096, 20_000)])
 def test_log_normal_documents_fill_rows_to_99_percent(row_tokens: int, num_documents: int) -> None:
     rng = np.random.default_rng(0)
     lengths = np.maximum(1, rng.lognormal(np.log(130) - 0.32, 0.8, num_documents).astype(np.int64))

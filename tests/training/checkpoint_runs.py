@@ -1,4 +1,4 @@
-"""Runs that some processes save and others resume, and checkpoints of many processes without a model."""
+"""Runs that some processes save and others resume, and checkpoints of several processes without a model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CheckpointJob:
         return replace(config, checkpoint=CheckpointConfig(keep=2))
 
     def losses(self, corpus: Path, processes: Processes) -> list[float]:
-        """Of the steps that were taken here."""
+        """Return the losses of the steps of this job."""
         config = self.config(corpus)
         parallelism = Parallelism(config.parallel, config.model, processes)
         loader = config.data.build(parallelism.data_rank, parallelism.data_world)
@@ -55,12 +55,12 @@ class CheckpointJob:
             while state.step < self.stop:
                 losses.append(trainer.update(loader.batch(state.step)).loss)
                 if state.step == self.save:
-                    writer.on_save(state.snapshot())  # and train on while it is written
+                    writer.on_save(state.snapshot())  # training continues while it is written
         return losses
 
 
 def carry_out(world: int, jobs: Sequence[CheckpointJob], corpus: Path, results: Path) -> list[list[float]]:
-    """The losses of jobs, one after another, by `world` processes."""
+    """Return the losses of jobs that `world` processes run one after another."""
 
     def work(processes: Processes) -> None:
         found = [job.losses(corpus, processes) for job in jobs]
@@ -75,7 +75,7 @@ def carry_out(world: int, jobs: Sequence[CheckpointJob], corpus: Path, results: 
 
 
 def parts_at(step: int, processes: Processes, side: int = 256) -> TrainingSnapshot:
-    """Tensors that hold the number of their step: two cut over the processes in two ways, and one that is alike in all."""
+    """Return tensors filled with the number of the step: two sharded along different dims, and a replicated one."""
     mesh = init_device_mesh("cpu", (processes.world,))
     shape = torch.Size((side, side))
     rows, columns = (
@@ -93,7 +93,7 @@ def parts_at(step: int, processes: Processes, side: int = 256) -> TrainingSnapsh
 
 
 def check_parts(folder: Path, notes: list[str]) -> int:
-    """That the newest whole checkpoint holds one step throughout; its number."""
+    """Check that the newest intact checkpoint holds a single step; return its number."""
     found = newest_intact(folder, notes.append)
     assert found is not None
     snapshot = found.read()

@@ -1,4 +1,4 @@
-"""Processes of a run, forked off the test: they exchange through gloo, and find each other by a file."""
+"""Processes of a run, forked from the test; they communicate through gloo and rendezvous by a file."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from openafm.training.distributed.processes import Processes
 
 
 def fork_together(num_processes: int, work: Callable[[Processes], object]) -> list[int]:
-    """Start `work` in each of `num_processes` and return their ids; they exit with 0 when it returns, else with 1."""
+    """Start `work` in `num_processes` processes and return their ids; they exit with 0 if it returns, else with 1."""
     meeting = Path(tempfile.mkdtemp()) / "meeting"
     return [_fork(rank, num_processes, meeting, work) for rank in range(num_processes)]
 
 
 def together(num_processes: int, work: Callable[[Processes], object]) -> None:
-    """Do `work` in each of `num_processes`, all of which must succeed."""
+    """Run `work` in `num_processes` processes, all of which must succeed."""
     codes = [exit_code(process) for process in fork_together(num_processes, work)]
     assert codes == [0] * num_processes
 

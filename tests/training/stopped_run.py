@@ -1,4 +1,4 @@
-"""A long run over the processes that the environment tells of, which prints where it stopped.
+"""A long run over the processes of the environment, which prints the step at which it stopped.
 
 python stopped_run.py CORPUS OUTPUT
 """

@@ -17,7 +17,7 @@ def test_warmup_is_linear_and_starts_above_zero() -> None:
     assert factors == pytest.approx([0.1 * n for n in range(1, 11)] + [1.0, 1.0])
 
 
-def test_cosine_is_half_way_in_the_middle_and_final_at_the_end() -> None:
+def test_cosine_is_halfway_in_the_middle_and_final_at_the_end() -> None:
     schedule = WarmupCosine(warmup_fraction=0.0, final=0.2)
     assert schedule.factor(49, 100) == pytest.approx(0.6)
     assert schedule.factor(99, 100) == pytest.approx(0.2)
@@ -29,7 +29,7 @@ def test_stable_then_linear_decay() -> None:
 
 
 @given(st.sampled_from(SCHEDULES), st.integers(1, 300))
-def test_every_factor_lies_in_the_unit_interval_and_only_falls_after_the_warmup(schedule: ScheduleConfig, n: int) -> None:
+def test_factors_lie_in_the_unit_interval_and_only_fall_after_the_warmup(schedule: ScheduleConfig, n: int) -> None:
     factors = [schedule.factor(step, n) for step in range(n)]
     assert all(0 <= factor <= 1 for factor in factors)
     after = factors[round(schedule.warmup_fraction * n) :]

@@ -1,4 +1,4 @@
-"""The state of a run: averages, snapshots, what decays."""
+"""The state of a run: averages, snapshots, weight decay."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tiny_state(optimizer: OptimizerConfig = OPTIMIZERS[0], ema: EMAConfig | None
 
 
 def step(state: TrainingState) -> None:
-    """A step along random gradients, which come from torch's own generator."""
+    """Do a step with random gradients from torch's generator."""
     for parameter in state.model.parameters():
         parameter.grad = torch.randn_like(parameter)
     for optimizer in state.optimizers:
@@ -40,7 +40,7 @@ def test_the_average_follows_its_formula() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda config: type(config).__name__)
-def test_a_restored_state_goes_on_to_the_bit(optimizer: OptimizerConfig) -> None:
+def test_a_restored_state_continues_bit_identically(optimizer: OptimizerConfig) -> None:
     torch.manual_seed(5)
     state = tiny_state(optimizer, EMAConfig())
     step(state)

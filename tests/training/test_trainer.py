@@ -1,4 +1,4 @@
-"""Steps: accumulation, clipping, precision, and stopping at what is not a number."""
+"""Optimizer steps: accumulation, clipping, precision, non-finite values."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from tiny_runs import tiny_run, write_corpus
 
 from openafm.data.loader import LoaderConfig
+from openafm.models.spans import EmbeddingSpan
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
@@ -36,8 +37,8 @@ def trainer_of(config: TrainerConfig) -> Trainer:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_accumulating_microbatches_is_the_update_of_the_whole_batch(corpus: LoaderConfig, rows: int) -> None:
-    # With a small epsilon AdamW blows up the last bits of gradients that are nearly 0.
+def test_accumulated_microbatches_give_the_update_of_the_whole_batch(corpus: LoaderConfig, rows: int) -> None:
+    # With a small epsilon AdamW amplifies rounding in gradients near 0.
     optimizer = AdamWConfig(learning_rate=3e-3, eps=1e-3)
     whole, cut = (trainer_of(tiny_run(corpus, microbatch_rows=n, optimizer=optimizer)) for n in (None, rows))
     for step in range(3):
@@ -49,14 +50,25 @@ def test_accumulating_microbatches_is_the_update_of_the_whole_batch(corpus: Load
     assert max((a - b).abs().max().item() for a, b in pairs) < 1e-6
 
 
-def test_microbatches_hold_every_row_and_document_once(corpus: LoaderConfig) -> None:
-    batch = corpus.build().batch(0)
-    pieces = batch.microbatches(3)
-    assert [len(piece.tokens_BS) for piece in pieces] == [3, 1]
-    np.testing.assert_array_equal(np.concatenate([piece.tokens_BS for piece in pieces]), batch.tokens_BS)
-    documents = [span._replace(row=span.row + 3 * i) for i, piece in enumerate(pieces) for span in piece.documents]
+def test_microbatches_have_every_row_document_and_field_once(corpus: LoaderConfig) -> None:
+    loaded = corpus.build().batch(0)
+    advantages_BS = np.arange(loaded.tokens_BS.size, dtype=np.float32).reshape(loaded.tokens_BS.shape)
+    images = tuple(EmbeddingSpan(row=row, start=2, stop=5, digest="ab") for row in (1, 3))
+    batch = replace(loaded, token_fields={"advantages": advantages_BS}, embedding_spans=images)
+    parts = batch.microbatches(3)
+    assert [part.num_rows for part in parts] == [3, 1]
+    np.testing.assert_array_equal(np.concatenate([part.tokens_BS for part in parts]), batch.tokens_BS)
+    np.testing.assert_array_equal(np.concatenate([part.token_fields["advantages"] for part in parts]), advantages_BS)
+    documents = [span._replace(row=span.row + 3 * i) for i, part in enumerate(parts) for span in part.documents]
     assert tuple(documents) == batch.documents
-    assert tuple(origin for piece in pieces for origin in piece.origins) == batch.origins
+    assert tuple(origin for part in parts for origin in part.origins) == batch.origins
+    assert [part.embedding_spans for part in parts] == [images[:1], (images[1]._replace(row=0),)]
+
+
+def test_ranks_with_fewer_rows_have_as_many_microbatches(corpus: LoaderConfig) -> None:
+    batch = corpus.build().batch(0)
+    assert [part.num_rows for part in batch.rows(0, 3).microbatches(2, max_rows=6)] == [2, 1, 0]
+    assert [part.num_rows for part in batch.microbatches(None, max_rows=9)] == [4]
 
 
 @pytest.mark.parametrize("clip", [None, 1e-3, 1e3])
@@ -87,7 +99,7 @@ def test_the_loss_falls(corpus: LoaderConfig, precision: PrecisionConfig) -> Non
     assert {p.dtype for p in trainer.state.model.parameters()} == {torch.float32}
 
 
-def test_a_loss_that_is_not_finite_stops_before_anything_changes(corpus: LoaderConfig) -> None:
+def test_a_non_finite_loss_raises_before_anything_changes(corpus: LoaderConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, microbatch_rows=1))
     trainer.update(trainer.source.batch(0))
     batch = trainer.source.batch(1)
@@ -104,7 +116,7 @@ def test_a_loss_that_is_not_finite_stops_before_anything_changes(corpus: LoaderC
         torch.testing.assert_close(parameter, before[name], rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_gradient_that_is_not_finite_stops_too(corpus: LoaderConfig) -> None:
+def test_a_non_finite_gradient_raises(corpus: LoaderConfig) -> None:
     trainer = trainer_of(tiny_run(corpus))
     trainer.state.model.norm.weight.register_hook(lambda gradient: gradient * torch.inf)
     with pytest.raises(NonFiniteError, match="gradient of step 0"):
@@ -113,9 +125,9 @@ def test_a_gradient_that_is_not_finite_stops_too(corpus: LoaderConfig) -> None:
 
 
 @pytest.mark.parametrize("optimizer", [AdamWConfig(), MuonConfig()], ids=lambda config: type(config).__name__)
-def test_a_step_with_nothing_to_learn_counts_and_changes_no_weight(corpus: LoaderConfig, optimizer: OptimizerConfig) -> None:
+def test_a_step_without_targets_counts_and_changes_no_weight(corpus: LoaderConfig, optimizer: OptimizerConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, microbatch_rows=1, optimizer=optimizer))
-    for step in range(2):  # with a fresh optimizer, and with one that has momentum
+    for step in range(2):  # with a new optimizer, and with one that has momentum
         batch = trainer.source.batch(2 * step)
         nothing = replace(batch, loss_mask_BS=np.zeros_like(batch.loss_mask_BS))
         before = {name: p.detach().clone() for name, p in trainer.state.model.named_parameters()}

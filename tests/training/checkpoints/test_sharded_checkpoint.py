@@ -142,7 +142,7 @@ def test_writers_killed_during_a_save_leave_the_last_checkpoint_intact(tmp_path:
         for step in range(newest + 1, newest + 1000):
             write_checkpoint(folder, config, parts_at(step, processes), DIGEST, processes)
 
-    for _ in range(6):
+    for _ in range(4):
         processes = fork_together(2, write_on)
         while not list(folder.glob(f"step-{newest + 2:08}")):
             time.sleep(0.002)
@@ -237,11 +237,11 @@ def test_a_full_disk_is_the_same_typed_error_in_every_process(tmp_path: Path) ->
     assert int(done.stdout.rsplit("step: ", 1)[1]) > 0
 
 
-def test_a_run_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path, corpus: Path) -> None:
-    """Its processes share out tracks; one of them is killed, and the other ends with it."""
+def test_a_repeatedly_killed_run_of_two_processes_ends_with_the_same_bytes(tmp_path: Path, corpus: Path) -> None:
+    """Its processes divide tracks; one of them is killed, and the other one ends with an error."""
     config = tiny_run(
         _loader(corpus),
-        num_steps=24,
+        num_steps=16,
         model=track_model(),
         ema=EMAConfig(decay=0.9),
         parallel=ParallelConfig(track=2),
@@ -249,7 +249,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path, c
     )
     choose = random.Random(11)
     output = tmp_path / "killed"
-    for step in (6, 14):
+    for step in (4, 10):
         processes = fork_together(2, lambda processes: train(config, output, processes=processes))
         while not any(line["step"] >= step for line in read_metrics(output)):
             time.sleep(0.002)
@@ -263,7 +263,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bytes(tmp_path: Path, c
     assert final_bytes(output) == final_bytes(tmp_path / "undisturbed")
     curves = [[(line["step"], line["loss"]) for line in read_metrics(run)] for run in (output, tmp_path / "undisturbed")]
     assert curves[0] == curves[1]
-    assert [step for step, _ in curves[0]] == list(range(1, 25))
+    assert [step for step, _ in curves[0]] == list(range(1, 17))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +306,7 @@ def cut_tensors(draw: st.DrawFn) -> tuple[torch.Tensor, list[tuple[tuple[int, in
     return torch.arange(prod(shape)).reshape(shape).to(dtype), draw(st.permutations(blocks))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cut=cut_tensors(), num_files=st.integers(1, 4))
 def test_a_tensor_in_any_grid_of_blocks_is_read_whole(
     tmp_path_factory: pytest.TempPathFactory, cut: tuple[torch.Tensor, list[tuple[tuple[int, int], ...]]], num_files: int

@@ -1,4 +1,4 @@
-"""Meshes that are refused, with the reason, and those that are not."""
+"""Meshes: allowed ones, and refused ones with the reason."""
 
 from __future__ import annotations
 

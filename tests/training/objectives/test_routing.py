@@ -23,7 +23,6 @@ from openafm.models.spans import Span
 from openafm.training.objectives.base import NextToken
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.routing import RoutingLosses, routing_losses
-from openafm.training.trainer import microbatches
 
 ROWS, ROW_TOKENS, VOCAB_SIZE, TRACKS, EXPERTS = 4, 12, 31, 2, 4
 CONFIG = RoutingLossConfig(balance_weight=0.5, z_weight=0.25)
@@ -128,7 +127,7 @@ def test_do_not_depend_on_microbatches(num_rows: int) -> None:
     routers = [p for name, p in decoder.named_parameters() if "router" in name]
     wanted = losses_of(decoder, whole)
     wanted_gradients = torch.autograd.grad(wanted.total, routers)
-    pieces = [losses_of(decoder, piece) for piece in microbatches(whole, num_rows) if piece.num_targets]
+    pieces = [losses_of(decoder, piece) for piece in whole.microbatches(num_rows) if piece.num_targets]
     total = torch.stack([piece.total for piece in pieces]).sum()
     torch.testing.assert_close(total, wanted.total)
     for found, gradient in zip(torch.autograd.grad(total, routers), wanted_gradients, strict=True):

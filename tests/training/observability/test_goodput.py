@@ -129,7 +129,7 @@ def test_a_wait_written_during_a_hang_is_replaced_by_the_next_step(tmp_path: Pat
 def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     evaluation = EvaluationConfig(data=write_corpus(tmp_path / "held_out", num_documents=30, seed=1), every_steps=40)
-    config = tiny_run(corpus, num_steps=400, evaluation=evaluation)
+    config = tiny_run(corpus, num_steps=150, evaluation=evaluation)
     config = replace(config, checkpoint=CheckpointConfig(every_steps=50, every_seconds=None))
     output, begun_s = tmp_path / "run", time.time()
     process = train_in_child(config, output)

@@ -1,4 +1,4 @@
-"""What a run reports: lines, their truncation, curves."""
+"""The log of a run: lines, truncation, curves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from openafm.training.observability.metrics import FILE, MetricsError, metrics_l
 from openafm.training.run import train
 
 
-def test_a_resumed_log_drops_what_lies_beyond_and_half_lines(tmp_path: Path) -> None:
+def test_a_resumed_log_drops_later_and_incomplete_lines(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 1.0 / step}) for step in (1, 2, 3, 4)]
     (tmp_path / FILE).write_text("\n".join(lines) + '\n{"step": 5, "lo')
     with metrics_log(tmp_path, 2, print) as log:
@@ -53,7 +53,7 @@ def test_a_full_disk_is_a_typed_error(tmp_path: Path) -> None:
         log.write(1, {"loss": 1.0})
 
 
-def test_a_run_reports_its_pace_and_tensorboard_the_same(tmp_path: Path) -> None:
+def test_a_run_logs_its_throughput_also_to_tensorboard(tmp_path: Path) -> None:
     train(tiny_run(write_corpus(tmp_path / "corpus"), num_steps=4), tmp_path / "run")
     lines = read_metrics(tmp_path / "run")
     for key in ("loss", "learning_rate", "gradient_norm", "tokens_per_second", "peak_memory_mb", "seconds"):
@@ -70,14 +70,16 @@ def test_a_run_reports_its_pace_and_tensorboard_the_same(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("line", ['{"step": 2, "lo', "3", '{"loss": 1.0}', "\0\0", "\udcff"])
-def test_a_broken_line_amid_the_log_is_a_typed_error(tmp_path: Path, line: str) -> None:
+def test_a_malformed_line_in_the_log_is_a_typed_error(tmp_path: Path, line: str) -> None:
     content = '{"step": 1}\n' + line + '\n{"step": 3}\n'
     (tmp_path / FILE).write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(MetricsError, match=rf"line 2 of .*{FILE}"):
         read_metrics(tmp_path)
 
 
-def test_where_the_system_does_not_tell_memory_is_not_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_not_reported_where_the_system_does_not_measure_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "resource", None)
     train(tiny_run(write_corpus(tmp_path / "corpus"), num_steps=1), tmp_path / "run")
     (line,) = read_metrics(tmp_path / "run")
@@ -88,7 +90,7 @@ def test_where_the_system_does_not_tell_memory_is_not_reported(tmp_path: Path, m
 
 
 def test_the_peak_of_an_accelerator_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On torch's meta device, which computes nothing: what is tested is that every product is waited for."""
+    """Every product is synchronized; torch's meta device computes nothing."""
     waits: list[int] = []
     monkeypatch.setattr("torch.accelerator.synchronize", lambda: waits.append(1))
     peak_flops_per_second(torch.bfloat16, "meta", seconds=0.001)
@@ -115,7 +117,7 @@ def test_a_terminal_curve_falls_from_its_labeled_high_to_its_low() -> None:
         terminal_curve([])
 
 
-def test_the_picture_is_drawn_and_its_absence_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plot_is_drawn_and_missing_parts_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / FILE).write_text('{"step": 1, "loss": 3.0}\n{"step": 2, "loss": 2.5, "held_out_loss": 2.6}\n')
     assert plot_losses(tmp_path).read_bytes().startswith(b"\x89PNG")
     with pytest.raises(CurveError, match="no logged losses"):

@@ -54,7 +54,7 @@ def test_the_report_s_devices_hold_the_server_model() -> None:
     assert "layouts that fit" in plan.why
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     size=st.sampled_from(["server.full", "server.nano", "on_device.base"]),
     slices=st.sampled_from([1, 2, 4]),
