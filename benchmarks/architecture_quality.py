@@ -1,21 +1,21 @@
-"""What sharing keys and values, tracks and experts do to quality, speed and cache: small models, several seeds.
+"""Effects of shared keys and values, tracks and experts on quality, speed and cache: small models, several seeds.
 
 Two comparisons, each at equal tokens, equal batches in equal order and equal hyperparameters:
 
-- `plain` and `kv_shared` (report 2.1): 8 layers that all have their own keys and values, beside 5 that have and 3 that
-  read the fifth's. Equal parameters, within 1 %: wider feed-forwards make up for the projections that are gone.
-- `dense`, `tracks` and `tracks_experts` (report 2.2): 8 layers of one stack with 3 local attentions to 1 global; the same
-  heads and feed-forwards shared out over 4 tracks that meet every 4 layers; and of these every second feed-forward made of
-  4 experts a track, 2 of them chosen. Equal active FLOPs, within 1 %; the parameters are not and are stated.
+- `plain` and `kv_shared` (report 2.1): 8 layers with their own keys and values; and 5 such layers and 3 that read those of
+  the fifth. Equal parameters within 1 %: wider feed-forwards replace the missing projections.
+- `dense`, `tracks` and `tracks_experts` (report 2.2): 8 layers in one stack with 3 local attentions per global one; the same
+  heads and feed-forwards divided over 4 tracks that combine every 4 layers; and the latter with 4 experts per track, 2 of
+  them chosen, in every second layer. Equal active FLOPs within 1 %; the parameters differ and are reported.
 
-All train side by side, an update of one after an update of the other, so that tokens per CPU-second compare. Three seeds
-decide weights and the order of the data. A full run affords 300 updates of 2,048 tokens, 614,400 tokens, for each of the 5
-models and 3 seeds, about 20 minutes on one thread: 0.7 to 1 million parameters in their first tokens. It shows what
-costs quality at that scale and proves nothing about a larger one.
+All models train in turns, one update each, so that tokens per CPU-second compare. Three seeds determine weights and data
+order. A full run has 300 updates of 2,048 tokens, 614,400 tokens, for each of 5 models and 3 seeds, about 20 minutes on
+one thread: 0.7 to 1 million parameters in an early stage of training. It shows costs in quality at that scale, not at
+larger ones.
 
 The data is the built-in corpus in English; the loss is that of its held-out split, which shares no sentence frame, name,
-place or title with what was trained on. `--data FOLDER` takes text instead (.txt, .md, .jsonl) and holds out a twentieth of
-its documents. Differences are of seed by seed pairs: mean, and half the range as spread.
+place or title with the training split. `--data FOLDER` uses text instead (.txt, .md, .jsonl) and holds out a twentieth of
+its documents. Differences are of pairs with the same seed: mean, and half the range as spread.
 
     python benchmarks/architecture_quality.py [--quick] [--json] [--data FOLDER] [--out FILE.png]
 
@@ -155,7 +155,7 @@ def plain() -> DecoderConfig:
 
 
 def kv_shared() -> DecoderConfig:
-    """5 layers of 8 with keys and values; feed-forwards of the width at which it has as many parameters as `plain`."""
+    """5 of 8 layers with keys and values; feed-forwards of the width for as many parameters as `plain`."""
 
     def shape(hidden_dim: int) -> DecoderConfig:
         return shared_kv_decoder(
@@ -175,7 +175,7 @@ def kv_shared() -> DecoderConfig:
 
 
 def stack() -> DecoderConfig:
-    """One stack with the attention of the server model: 3 local, then 1 global without positions."""
+    """A single stack with the attention of the server model: 3 local, then 1 global without positions."""
     return decoder(NUM_HEADS, [DenseFeedForwardConfig(hidden_dim=HIDDEN_DIM)], tracks=None)
 
 
@@ -194,7 +194,7 @@ def tracks_experts() -> DecoderConfig:
 
 
 def decoder(num_heads: int, feed_forwards: list[FeedForwardConfig], tracks: TracksConfig | None) -> DecoderConfig:
-    """Feed-forwards take turns; the heads are those of a track."""
+    """Return layers with alternating feed-forwards and the heads of a track."""
 
     def layer(index: int) -> LayerConfig:
         is_global = index % 4 == 3
@@ -212,19 +212,19 @@ def decoder(num_heads: int, feed_forwards: list[FeedForwardConfig], tracks: Trac
 
 
 def check_equal(models: Mapping[str, DecoderConfig]) -> None:
-    """What the comparisons hold equal is equal."""
+    """Check that the compared models are equal in the stated quantities."""
     assert abs(num_parameters(models["kv_shared"]) / num_parameters(models["plain"]) - 1) < TOLERANCE
     for name in ("tracks", "tracks_experts"):
         assert abs(flops_per_token(models[name]) / flops_per_token(models["dense"]) - 1) < TOLERANCE, name
 
 
 def flops_per_token(config: DecoderConfig) -> float:
-    """Forward and backward, of full rows."""
+    """Return the operations of forward and backward passes over full rows."""
     return training_flops(config, [ROW_TOKENS], ROW_TOKENS) / ROW_TOKENS
 
 
 def pack(folder: Path, data: Path | None, size: Size) -> tuple[LoaderConfig, LoaderConfig]:
-    """Token shards to train on, and those held out."""
+    """Return the training and the held-out token shards."""
     if data is None:
         examples = chain.from_iterable(texts_of(ChatDocument(conversation=c)) for c in generate(ENGLISH, size.examples))
         tokenizer = train_tokenizer(TokenizerConfig(vocab_size=VOCAB_SIZE), examples)
@@ -246,7 +246,7 @@ def loader_config(folder: Path) -> LoaderConfig:
 def train_side_by_side(
     models: Mapping[str, DecoderConfig], data: LoaderConfig, held_out: LoaderConfig, seed: int, size: Size
 ) -> dict[str, Run]:
-    """One seed of every model; the same batches for all, an update of each in turn."""
+    """Train every model with one seed on the same batches, one update each in turn."""
     data = replace(data, seed=seed)
     loader, tests = data.build(), held_out.build()
     runs = {name: new_run(model, data, loader, seed, size) for name, model in models.items()}
@@ -278,7 +278,7 @@ def new_run(model: DecoderConfig, data: LoaderConfig, loader: Loader, seed: int,
 
 @torch.no_grad()
 def held_out_loss(trainer: Trainer, tests: Loader, num_batches: int) -> float:
-    """Mean cross entropy of the next token, in nats, without the losses of routing."""
+    """Return the mean cross entropy of the next token, in nats, without routing losses."""
     total, count = 0.0, 0
     for step in range(num_batches):
         losses = trainer.objective(trainer.state.model, tests.batch(step))
@@ -338,7 +338,7 @@ def describe(size: Size, data: Path | None, loader: LoaderConfig) -> dict[str, o
 
 
 def draw(results: Results, path: Path) -> None:
-    """Held-out loss over tokens: the mean of the seeds, and their range."""
+    """Plot the held-out loss over tokens: mean and range over seeds."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

@@ -1,9 +1,9 @@
-"""Collectives of a forward pass: track parallelism against tensor parallelism of the same depth (report 2.2).
+"""Collectives of a forward pass: track parallelism and tensor parallelism at the same depth (report 2.2).
 
-Both run over two processes (gloo) and are counted by torch's CommDebugMode, layers only: neither embedding nor head. The
-peer is a plain decoder under torch's own tensor parallelism, DTensors with ColwiseParallel and RowwiseParallel over the
-attention and the feed-forward of each layer: it sums over the processes after both, 2L times for L layers. Track parallelism
-sums once for each block of D layers, L / D times. Each model is checked against itself in one process first.
+Both run over two processes (gloo), and torch's CommDebugMode counts the collectives of the layers, without embedding and
+head. The reference is a plain decoder under torch's tensor parallelism, DTensors with ColwiseParallel and RowwiseParallel
+over the attention and the feed-forward of each layer: it reduces after both, 2L times for L layers. Track parallelism
+reduces once for each block of D layers, L / D times. Each model is first compared with itself in one process.
 
     python benchmarks/collectives.py [--quick] [--json]
 
@@ -41,13 +41,13 @@ from openafm.models.track_parallel import share_tracks
 NUM_PROCESSES, SEED = 2, 0
 DIM, NUM_HEADS, HEAD_DIM, HIDDEN_DIM = 64, 4, 16, 128
 ROWS, ROW_TOKENS = 2, 32
-SHAPES = [(48, 4), (48, 2), (48, 8), (8, 4)]  # layers, layers of a block; those of server.full first
+SHAPES = [(48, 4), (48, 2), (48, 8), (8, 4)]  # layers, layers of a block; first those of server.full
 TOLERANCE = 1e-5
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "collectives.json"
 
 
 class PlainLayer(nn.Module):
-    """A pre-norm layer of attention and SwiGLU out of torch's own modules, as tensor parallelism is written for."""
+    """A pre-norm layer of attention and SwiGLU of torch's modules, which tensor parallelism supports."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,12 +68,12 @@ class PlainLayer(nn.Module):
 
 
 def tensor_parallel(num_layers: int, mesh: DeviceMesh) -> dict[str, int]:
-    """All-reduces of the plain layers under tensor parallelism, forward and backward."""
+    """Count the all-reduces of the plain layers under tensor parallelism, forward and backward."""
     torch.manual_seed(SEED)
     layers = nn.Sequential(*(PlainLayer() for _ in range(num_layers)))
     x_BSD = torch.randn(ROWS, ROW_TOKENS, DIM, requires_grad=True)
     expected_BSD = layers(x_BSD).detach()
-    # What several projections read becomes a DTensor once, so that the backward pass sums their gradients in one call.
+    # The input of several projections becomes a DTensor once, so that the backward pass sums their gradients in one call.
     read_by_several = PrepareModuleOutput(
         output_layouts=Replicate(), desired_output_layouts=Replicate(), use_local_output=False
     )
@@ -89,7 +89,7 @@ def tensor_parallel(num_layers: int, mesh: DeviceMesh) -> dict[str, int]:
 
 
 def track_parallel(num_layers: int, block_depth: int, mesh: DeviceMesh) -> dict[str, int]:
-    """All-reduces of the layers of a decoder with tracks, experts in every second layer, under track parallelism."""
+    """Count the all-reduces of the layers of a decoder with tracks, and experts in every second layer."""
     config = parallel_track_decoder(
         vocab_size=128,
         dim=DIM,
@@ -114,13 +114,13 @@ def track_parallel(num_layers: int, block_depth: int, mesh: DeviceMesh) -> dict[
 
 
 class LayersOf(nn.Module):
-    """The layers of a decoder without embedding, last norm and head."""
+    """Return the layers of a decoder, without embedding, final norm and head."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
         for module in decoder.modules():
-            if isinstance(module, KeysValues):  # CommDebugMode loses its way in modules that are called twice
+            if isinstance(module, KeysValues):  # CommDebugMode fails in modules that are called twice
                 del module.slot
                 module.slot = _same
 
@@ -136,7 +136,7 @@ def _same(x: Tensor) -> Tensor:
 
 
 def count(layers: nn.Module, x_BSD: Tensor, expected_BSD: Tensor) -> dict[str, int]:
-    """All-reduces of both passes; the result must be that of one process."""
+    """Count the all-reduces of both passes; the result must equal that of one process."""
     with CommDebugMode() as of_forward:
         output_BSD = layers(x_BSD)
     gap = (output_BSD - expected_BSD).abs().max().item()
@@ -176,7 +176,7 @@ def work(rank: int, port: int, shapes: list[tuple[int, int]], results: Any) -> N
 
 
 def counted(shapes: list[tuple[int, int]]) -> list[dict[str, Any]]:
-    """The counts of each shape, from processes started for them."""
+    """Return the counts of each shape, from new processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

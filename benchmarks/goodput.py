@@ -1,16 +1,16 @@
-"""Goodput under failures: `server.nano` trained by two processes, one of which is killed every two minutes on average.
+"""Goodput under failures: two processes train `server.nano`, and one of them is killed every two minutes on average.
 
-Two runs of the same steps, seed and data, of two processes with one thread each (track parallel, two tracks a process):
-one is left alone, in the other SIGKILL falls on a process at random, at moments of a Poisson process with a mean of 120 s on
-the wall clock, whatever it does then, starting included. Both are `openafm train --processes 2 --restarts 999`; with
-`--torchrun` it is torchrun that starts the processes, from nothing each time. A short trial before them measures a step and
-a checkpoint; checkpoints come at Young and Daly's optimum for that cost, sqrt(2 cost MTBF).
+Two runs have the same steps, seed and data, with two processes of one thread each (track parallel, two tracks per process).
+One run is undisturbed. In the other a random process gets SIGKILL at the times of a Poisson process with a mean of 120 s of
+wall time, at any point, start-up included. Both are `openafm train --processes 2 --restarts 999`; with `--torchrun` torchrun
+starts the processes, without preloaded libraries. A short trial first measures a step and a checkpoint. Checkpoints follow
+Young and Daly's optimum for that cost, sqrt(2 cost MTBF).
 
-`goodput` is the ledger's: seconds of steps that were done for the first time over the wall time since the run's first start;
-`goodput_of_command` takes the whole life of the command instead, with packing the corpus and writing the bundle.
-`young_daly_goodput` is what Daly's model of an exponential time to failure gives for the costs of a checkpoint and a restart
-that were measured. `bit_equal`: every loss in the log and the signature of the trained bundle are those of the run that was
-left alone. The processes are found in /proc: it runs on Linux.
+`goodput` is that of `goodput.jsonl`: seconds of steps done for the first time over the wall time since the run's first
+start. `goodput_of_command` is relative to the whole command, which also packs the corpus and writes the bundle.
+`young_daly_goodput` is the prediction of Daly's model of an exponential time to failure for the measured costs of a
+checkpoint and a restart. `bit_equal`: every logged loss and the signature of the trained bundle equal those of the
+undisturbed run. The processes are found in /proc, on Linux only.
 
     python benchmarks/goodput.py [--quick] [--json] [--torchrun] [--out FOLDER]
 
@@ -42,12 +42,12 @@ from openafm.training.observability.metrics import read_metrics
 
 REPORTS = Path(__file__).parents[1] / "docs" / "benchmarks"
 RANKS = 2
-SEED = 19  # the first whose eight first intervals have the mean that they are drawn with, to 4 %
+SEED = 19  # the first seed whose first eight intervals have the nominal mean within 4 %
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """What is trained, for how long when nothing fails, the mean seconds between two kills, and how many at most."""
+    """The steps of a run, the mean seconds between two kills, and the maximum number of kills."""
 
     model: str
     row_tokens: int
@@ -63,7 +63,7 @@ QUICK = Size(model="micro", row_tokens=64, trial_steps=24, seconds=10.0, mtbf_s=
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What a command left: its own JSON, how long it lived, and where the ledger says that the time went."""
+    """The result of a command: its JSON, its duration, and its goodput."""
 
     folder: Path
     result: dict[str, Any]
@@ -78,14 +78,14 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """`openafm train` in a folder of its own, on a corpus made here."""
+    """Runs of `openafm train` in a folder, on a generated corpus."""
 
     size: Size
     place: Path
     torchrun: bool
 
     def run(self, name: str, num_steps: int, checkpoints: str, kill_seed: int | None = None) -> Run:
-        """Carry it out to the end; with a seed, under fire."""
+        """Run it to the end; with a seed, kill processes meanwhile."""
         folder, start_s = self.place / name, time.perf_counter()
         with (
             (self.place / f"{name}.log").open("w") as log,
@@ -130,14 +130,14 @@ class Command:
         return {**os.environ, "OMP_NUM_THREADS": "1", "OPENAFM_HOME": str(self.place / "home")}
 
     def _fire(self, main: subprocess.Popen[bytes], chance: random.Random) -> int:
-        """Kill ranks until the run has ended; the clock starts with its first step. Returns how many were killed."""
-        kills, ledger = 0, self.place / "disturbed" / FILE
-        while main.poll() is None and not any(account.step for account in read_process_times(ledger)):
+        """Kill ranks until the run has ended, starting with its first step; return the number of kills."""
+        kills, times_file = 0, self.place / "disturbed" / FILE
+        while main.poll() is None and not any(times.step for times in read_process_times(times_file)):
             time.sleep(0.05)
         next_s = time.monotonic() + chance.expovariate(1 / self.size.mtbf_s)
         while main.poll() is None and kills < self.size.most_kills:
             ranks = self._ranks(main.pid)
-            if time.monotonic() < next_s or not ranks or any(account.ended for account in read_process_times(ledger)):
+            if time.monotonic() < next_s or not ranks or any(times.ended for times in read_process_times(times_file)):
                 time.sleep(0.05)
                 continue
             with _gone_is_fine():
@@ -147,7 +147,7 @@ class Command:
         return kills
 
     def _ranks(self, main: int) -> list[int]:
-        """The processes that train: children of torchrun, or of the process in which the libraries stand ready."""
+        """Return the workers: children of torchrun, or of the fork server."""
         children = _children(main)
         return children if self.torchrun else [rank for child in children for rank in _children(child)]
 
@@ -179,7 +179,7 @@ def main() -> None:
 
 
 def compare(command: Command) -> dict[str, float | int | bool]:
-    """A trial, a run under fire and one left alone."""
+    """A trial, a disturbed run and an undisturbed one."""
     size = command.size
     every = size.trial_steps // 6
     step_s, checkpoint_s = costs(command.run("trial", size.trial_steps, f"every_steps={every}"), every)
@@ -209,7 +209,7 @@ def compare(command: Command) -> dict[str, float | int | bool]:
 
 
 def costs(trial: Run, every: int) -> tuple[float, float]:
-    """Seconds of a step, and those that a checkpoint adds to the run: its stall, and what its writing slows the steps after.
+    """Return the seconds of a step, and those of a checkpoint: its stall, and the slowdown of the following steps.
 
     The first steps of a process are left out, and the last checkpoint, which the run waits for.
     """
@@ -223,13 +223,13 @@ def costs(trial: Run, every: int) -> tuple[float, float]:
 
 
 def daly_goodput(mtbf_s: float, interval_s: float, checkpoint_s: float, restart_s: float) -> float:
-    """The share of useful time in Daly's model (doi 10.1016/j.future.2004.11.016), equation 20."""
+    """Return the share of useful time in Daly's model (doi 10.1016/j.future.2004.11.016), equation 20."""
     wall_s = mtbf_s * math.exp(restart_s / mtbf_s) * math.expm1((interval_s + checkpoint_s) / mtbf_s)
     return interval_s / wall_s
 
 
 def write_text(folder: Path) -> None:
-    """A corpus of words in no order: what is learned does not matter here."""
+    """Write a corpus of words in random order."""
     chance = random.Random(0)
     words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=chance.randint(2, 9))) for _ in range(3000)]
     folder.mkdir()
@@ -246,7 +246,7 @@ def setting(size: Size, torchrun: bool) -> str:
 
 
 def plot(figures: dict[str, float | int | bool], path: Path) -> None:
-    """Where the wall time of the disturbed run went."""
+    """Plot the wall time of the disturbed run by cause."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -277,7 +277,7 @@ def _children(process: int) -> list[int]:
 
 @contextmanager
 def _gone_is_fine() -> Iterator[None]:
-    """For a process that has ended by itself in the meantime."""
+    """Ignore a process that has already ended."""
     try:
         yield
     except ProcessLookupError:

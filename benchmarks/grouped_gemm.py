@@ -1,14 +1,14 @@
-"""Experts as grouped products beside a loop over experts: forward and backward, as a ratio of CPU time.
+"""Experts as grouped products and as a loop over experts: forward and backward, ratio of CPU times.
 
-Both sides get the same tokens, weights and routing and return the same sum; a token passes 2 of 16 experts (256 ->
-512 -> 256, gated). Ours is `Experts.forward` as a model calls it, router, sorting and weighted sum included. The loop, same
-router, takes the tokens of one expert after the other (index_select), passes them through that expert's slice of the weights
-and adds them to the result (index_add): the plain way to write it. The gradient of every slice is as large as all weights;
-so a second loop takes the weights apart once (unbind), which leaves the products themselves. A CPU computes groups one by
-one too, and there the two are near each other.
+Both get the same tokens, weights and routing and return the same sum; a token uses 2 of 16 experts (256 -> 512 -> 256,
+gated). Ours is `Experts.forward` as a model calls it, with router, sorting and weighted sum. The loop, with the same
+router, takes the tokens of one expert after another (index_select), computes them with that expert's slice of the weights
+and adds them to the result (index_add). The gradient of every slice is as large as all weights; so a second loop splits
+the weights once (unbind), which isolates the products. A CPU computes groups one by one as well, and there the two are
+close.
 
-The sides alternate on one thread; each ratio is the median over rounds. `ratio` is in fp32 against the plain loop at 2,048
-tokens, an update of the recipes here; figures by precision and number of tokens follow.
+They alternate on one thread; each ratio is the median over rounds. `ratio` is in fp32 relative to the plain loop at 2,048
+tokens, an update of the recipes; figures by precision and number of tokens follow.
 
     python benchmarks/grouped_gemm.py [--quick] [--json]
 
@@ -100,13 +100,13 @@ def compare(module: Experts, x_BSD: Tensor, num_rounds: int) -> dict[str, float]
 
 
 def looped(module: Experts, x_BSD: Tensor) -> Tensor:
-    """The same experts one after the other, each a slice of the weights."""
+    """Compute the same experts one by one, each with a slice of the weights."""
     gate, up, down = (weight.to(x_BSD.dtype) for weight in (module.gate, module.up, module.down))
     return sum_over_experts(module, x_BSD, ((gate[expert], up[expert], down[expert]) for expert in range(NUM_EXPERTS)))
 
 
 def unbound_loop(module: Experts, x_BSD: Tensor) -> Tensor:
-    """The same with the weights taken apart once."""
+    """The same with the weights split once."""
     weights = (weight.to(x_BSD.dtype).unbind() for weight in (module.gate, module.up, module.down))
     return sum_over_experts(module, x_BSD, zip(*weights, strict=True))
 
@@ -125,7 +125,7 @@ def sum_over_experts(module: Experts, x_BSD: Tensor, experts: Iterable[tuple[Ten
 
 
 def check_equal(sides: dict[str, Side], x_BSD: Tensor, tensors: list[Tensor]) -> float:
-    """The largest difference of outputs and gradients from ours, by the size of each. It warms up all sides as well."""
+    """Return the largest relative difference of outputs and gradients from ours. It also warms up all variants."""
     results = []
     for side in sides.values():
         y_BSD = side(x_BSD)

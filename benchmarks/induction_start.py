@@ -1,4 +1,4 @@
-"""What the head start for copying is worth: the loss on repeated random tokens with and without it, all else equal.
+"""The benefit of the induction start: the loss on repeated random tokens with and without it, all else equal.
 
     python benchmarks/induction_start.py [--quick] [--json]
 
@@ -32,7 +32,7 @@ REPORT = Path(__file__).parent.parent / "docs" / "benchmarks" / "induction_start
 
 
 def losses(start: StartConfig, num_steps: int, seed: int) -> dict[str, float]:
-    """The loss at every tenth of a run of the micro model on copies only."""
+    """Return the loss at every tenth of a run of the micro model on copies only."""
     run = build_run("on_device.pretrain", "micro")
     corpus = next(corpus for corpus in run.corpora if isinstance(corpus, CopiesCorpusConfig))
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +52,7 @@ def losses(start: StartConfig, num_steps: int, seed: int) -> dict[str, float]:
 
 
 def _tokenizer_of(vocab_size: int) -> Tokenizer:
-    """A vocabulary of the right size; copies are of random tokens, so its texts do not matter."""
+    """Return a tokenizer of the given size; copies are of random tokens, so its texts do not matter."""
     characters = [chr(code) for code in range(0x21, 0x7F)]
     pairs = [(a, b) for a in characters for b in characters]
     return Tokenizer(pairs[: vocab_size - 320])

@@ -1,15 +1,15 @@
-"""Does attention without positions in the global layers find needles beyond the trained length (report 2.2)?
+"""Retrieval beyond the trained length, with and without positions in the global layers (report 2.2).
 
-Three decoders of the same size learn from the same documents in the same order: to find needles in text of one length,
-beside copies, by which looking back is learned. They differ in attention only:
+Three decoders of the same size train on the same documents in the same order: finding needles in text of one length, and
+copying, which trains the retrieval. They differ in attention only:
 
   local_nope   3 local layers with rotation : 1 global layer without positions, the server model's
   local_rope   the same, the global layer with rotation
   rope         every layer global, with rotation
 
-Then each looks for needles in held-out text of once, twice and four times that length. A needle counts as found when every
-token of it that is to be told comes first; by chance that never happens. Where an arm has not learned to find them at the
-trained length, its figures beyond it say nothing: `learned` tells.
+Each is then evaluated on held-out text of once, twice and four times that length. A needle is found if each of its tokens is
+the most likely one; by chance that never happens. The figures beyond the trained length of an arm that has not learned the
+task at that length mean nothing: see `learned`.
 
     python benchmarks/length_generalization.py [--quick] [--json] [--out FILE.png]
 
@@ -58,15 +58,15 @@ from openafm.training.schedules import WarmupStableDecay
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "length_generalization.json"
 ARMS = ("local_nope", "local_rope", "rope")
 TRAINED_TOKENS, FACTORS = 256, (1, 2, 4)
-LEARNED = 0.9  # found at the trained length
+LEARNED = 0.9  # accuracy at the trained length
 VOCAB, DIM, NUM_LAYERS, NUM_HEADS, WINDOW = 512, 64, 4, 2, 16
-COPIED = (8, 12, 16)  # tokens of what is copied: mostly from beyond the window, so that a global layer has to
+COPIED = (8, 12, 16)  # tokens of a copy: mostly beyond the window, so that a global layer must learn it
 NUM_NEEDLES, NEEDLE_TOKENS, ROWS_PER_STEP, COPIES_SHARE = 8, 4, 8, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """How much: seeds, steps of a run, documents to learn from, and held-out ones of each length."""
+    """The extent: seeds, steps of a run, training documents, and held-out documents of each length."""
 
     seeds: int
     steps: int
@@ -79,7 +79,7 @@ QUICK = Work(seeds=1, steps=4, documents=40, held_out=2)
 
 
 def decoder(arm: str) -> DecoderConfig:
-    """Four layers, three of them local but in the arm where none is."""
+    """Return four layers, three of them local unless the arm has none."""
 
     def layer(index: int) -> LayerConfig:
         is_global = index % 4 == 3
@@ -124,7 +124,7 @@ def loader(folder: Path, row_tokens: int, rows: int, seed: int = 0, **weights: f
 
 
 def trained(arm: str, folder: Path, work: Work, seed: int) -> Decoder:
-    """One arm, from its start to the end of its steps, on what stands in `folder`."""
+    """Train one arm on the data in `folder`."""
     weights = {"needles": 1 - COPIES_SHARE, "copies": COPIES_SHARE}
     config = TrainerConfig(
         model=decoder(arm),
@@ -143,7 +143,7 @@ def trained(arm: str, folder: Path, work: Work, seed: int) -> Decoder:
 
 @torch.no_grad()
 def found(model: Decoder, config: LoaderConfig, num_documents: int) -> float:
-    """The share of needles of which every token to be told is the most likely one, those before it given."""
+    """Return the share of needles whose tokens are all predicted correctly, given the tokens before each."""
     source, hits, count = config.build(), 0, 0
     for step in range(num_documents):
         batch = source.batch(step)
@@ -157,7 +157,7 @@ def found(model: Decoder, config: LoaderConfig, num_documents: int) -> float:
 
 
 def one_seed(tokenizer: Tokenizer, work: Work, seed: int) -> dict[str, dict[str, float]]:
-    """The share of needles found by each arm at each length; data and order of rows are the same for all arms."""
+    """Return the share of needles that each arm finds at each length; all arms have the same rows in the same order."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         pack_needles(needles(TRAINED_TOKENS, "train", seed), work.documents, folder / "needles", tokenizer)
@@ -176,7 +176,7 @@ def one_seed(tokenizer: Tokenizer, work: Work, seed: int) -> dict[str, dict[str,
 
 
 def figures(work: Work) -> dict[str, Any]:
-    """Means over the seeds by arm and length, each seed's own, and whether every seed has learned to find at all."""
+    """Return means over seeds by arm and length, the values of each seed, and whether every seed has learned the task."""
     tokenizer = small_tokenizer()
     seeds = [one_seed(tokenizer, work, seed) for seed in range(work.seeds)]
     lengths = [f"{factor}x" for factor in FACTORS]
@@ -190,7 +190,7 @@ def figures(work: Work) -> dict[str, Any]:
 
 
 def plot(report: dict[str, Any], out: Path) -> None:
-    """Accuracy over length, a line for each arm and a point for each seed."""
+    """Plot accuracy over length, a line per arm and a point per seed."""
     from matplotlib.figure import Figure
 
     drawn = Figure(figsize=(6, 4), layout="constrained")

@@ -1,20 +1,19 @@
-"""What `openafm plan` says that a training step needs in memory, against what real steps take.
+"""Memory of training steps: the plan of `openafm plan` compared with real steps.
 
-Each case is a process of its own on one thread. It trains the model for a few steps, throws everything away and gives free
-memory back: libraries have then compiled and cached their kernels, which is their memory and not the model's
-(`libraries_mib`, beyond the imports). From there it builds the same run again and trains the same steps; measured is the
-highest resident memory above that base. Predicted is `Plan.memory.peak`, from arithmetic on the config, and one number that
-was taken from these very cases, their median: the share of what comes and goes in a step that the system's allocator keeps,
-in pieces too small for what comes next (`Chip.allocator_share`).
+Each case is a process of its own with one thread. It trains the model for a few steps, discards everything and returns free
+memory, so that libraries have compiled and cached their kernels, whose memory does not belong to the model (`libraries_mib`,
+beyond the imports). Then it builds the same run again and trains the same steps. Measured is the peak resident memory above
+that base. Predicted is `Plan.memory.peak`, arithmetic on the config with one number fitted to these cases, their median: the
+share of the memory that a step allocates and frees that the system's allocator keeps (`Chip.allocator_share`).
 
-Every case is measured twice. `relative_error` is against the process as it is. `relative_error_held` is of the arithmetic
-alone, against the same steps under an allocator that hands freed blocks of 1 MiB and more back at once
-(MALLOC_MMAP_THRESHOLD_): what is really held, at the price of page faults. `kept` is the share that the allocator kept.
+Every case is measured twice. `relative_error` is relative to the process as it is. `relative_error_held` compares the
+arithmetic alone with the same steps under an allocator that returns freed blocks of 1 MiB and more at once
+(MALLOC_MMAP_THRESHOLD_), at the price of page faults. `kept` is the share that the allocator kept.
 
     python benchmarks/memory_plan.py [--quick] [--json]
 
 A full run writes docs/benchmarks/memory_plan.json. `--quick` runs the same code on one small case and claims nothing. Linux
-only: the highest resident memory is set back through /proc.
+only: the peak resident memory is reset through /proc.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
-# As `openafm train` has it.
+# As in `openafm train`.
 os.environ["LRU_CACHE_CAPACITY"] = os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "64"
 
 import numpy as np
@@ -62,7 +61,7 @@ STEPS, SEED, MIB = 3, 0, 1 << 20
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: rows of a step, full of documents; `average` keeps a moving average of the weights."""
+    """A run: rows of a step, full of documents; `average` keeps a moving average of the weights."""
 
     size: str
     rows: int
@@ -128,7 +127,7 @@ def main() -> None:
 
 
 def compare(case: Case) -> dict[str, object]:
-    """One case: predicted and measured, in MiB."""
+    """Return the predicted and measured memory of a case, in MiB."""
     measured, held = in_child(case, {}), in_child(case, {"MALLOC_MMAP_THRESHOLD_": str(MIB)})
     memory = predict(case)
     without_allocator = memory.peak - memory.allocator
@@ -151,7 +150,7 @@ def relative_error(predicted: int, measured: int) -> float:
 
 
 def in_child(case: Case, environment: dict[str, str]) -> dict[str, int]:
-    """What `measure` says in a process of its own."""
+    """Run `measure` in a process of its own."""
     done = subprocess.run(
         [sys.executable, __file__, "--child", json.dumps(asdict(case))],
         capture_output=True,
@@ -180,10 +179,10 @@ def predict(case: Case) -> Memory:
 
 
 def measure(case: Case) -> dict[str, int]:
-    """In this process: bytes above the base, and what libraries keep beyond the imports."""
+    """Return the peak bytes above the base in this process, and those that libraries keep beyond the imports."""
     import torch
 
-    import openafm.training.run  # noqa: F401 (what a run imports is part of the base)
+    import openafm.training.run  # noqa: F401 (the imports of a run are part of the base)
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -192,7 +191,7 @@ def measure(case: Case) -> dict[str, int]:
         train(config)
         give_back()
         base = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # sets the highest back to the present
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
         train(config)
         return {"peak": resident("VmHWM") - base, "libraries": base - imports}
 
@@ -226,13 +225,13 @@ def train(config: TrainerConfig) -> None:
 
 
 def give_back() -> None:
-    """Let the allocator return what nothing holds."""
+    """Make the allocator return free memory."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def resident(key: str) -> int:
-    """Bytes of this process: VmRSS now, VmHWM at most."""
+    """Return bytes of this process: VmRSS is current, VmHWM the peak."""
     lines: Sequence[str] = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     (line,) = [line for line in lines if line.startswith(key + ":")]
     return int(line.split()[1]) << 10

@@ -1,14 +1,14 @@
-"""Training speed of `server.nano` beside a transformers Qwen3Moe of equal active FLOPs: tokens per CPU-second.
+"""Training speed of `server.nano` and of a transformers Qwen3Moe with equal active FLOPs: tokens per CPU-second.
 
-Both sides train on the same tokens in every update (4 full rows of 512), in the same precision, with fused AdamW and
-clipping, uncompiled, on one thread, the vocabulary is the same and both add the balance loss of their routers. They
-alternate in one run; each ratio is the median over rounds. Ours is the trainer's whole `update`; the peer's is a bare loop
-around its model, so that nothing but the model counts against it.
+Both train on the same tokens in every update (4 full rows of 512), in the same precision, with fused AdamW and clipping,
+uncompiled, on one thread, with the same vocabulary, and both add the balance loss of their routers. They alternate in one
+run; each ratio is the median over rounds. Ours is the trainer's whole `update`; the reference is a bare loop around its
+model.
 
-The peer is one stack of layers of the same width and depth, with the heads and the experts (16, of which a token passes 8)
-that the four tracks have together. It comes in two kinds, whose feed-forwards make up for what attention costs: `full`
-attends to all that precedes (Qwen3Moe as it is used), `windowed` in all layers to the window of our local ones. Both take
-the faster of transformers' implementations of experts, found by measurement. `ratio` is against the faster kind.
+The reference is a single stack of layers of the same width and depth, with the heads and the experts (16, of which a token
+uses 8) of the four tracks together. It has two variants, whose feed-forwards balance the cost of attention: `full` attends
+to all earlier positions (the usual Qwen3Moe), `windowed` in all layers to the window of our local layers. Both use the
+faster of transformers' implementations of experts, found by measurement. `ratio` is relative to the faster variant.
 
     python benchmarks/moe_training.py [--quick] [--json]
 
@@ -49,7 +49,7 @@ from openafm.training.schedules import Constant
 from openafm.training.trainer import Trainer
 
 ROWS, ROW_TOKENS = 4, 512
-EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "eager")  # the third gathers weights for each token, gigabytes here
+EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "eager")  # the third gathers weights per token, gigabytes here
 TOLERANCE = 0.01
 PRECISIONS: dict[str, PrecisionConfig] = {"fp32": Float32Config(), "bf16": BFloat16Config()}
 OPTIMIZER = AdamWConfig(learning_rate=3e-4, weight_decay=0.0)
@@ -93,7 +93,7 @@ def main() -> None:
 def compare_all(
     ours: DecoderConfig, peers: dict[str, DecoderConfig], loader: Loader, size: Size
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Figures, and which implementation of experts each peer took."""
+    """Return the figures, and the implementation of experts of each reference."""
     figures: dict[str, float] = {}
     implementations: dict[str, str] = {}
     for precision in PRECISIONS:
@@ -112,7 +112,7 @@ def compare_all(
 
 
 def alternate(ours: Update, peer: Update, size: Size) -> list[tuple[float, float]]:
-    """CPU seconds of both sides by round; who goes first alternates too. The first updates warm up."""
+    """Return CPU seconds of both by round; the order alternates too. The first updates warm up."""
     ours()
     peer()
     seconds = []
@@ -144,7 +144,7 @@ def our_update(model: DecoderConfig, precision: str, loader: Loader) -> Update:
 
 
 def fastest_peer(shape: DecoderConfig, precision: str, loader: Loader) -> tuple[Update, str]:
-    """The peer with each implementation of experts: the one with the fastest of three updates, after one to warm up."""
+    """Return the reference with the implementation of experts that has the fastest of three updates, after a warm-up."""
     sides = {name: peer_update(shape, precision, name, loader) for name in EXPERTS_IMPLEMENTATIONS}
     for update in sides.values():
         update()
@@ -184,7 +184,7 @@ def peer_update(shape: DecoderConfig, precision: str, experts_implementation: st
 
 
 def full_rows(folder: Path, vocab_size: int) -> Loader:
-    """Random documents as long as a row: the last token of each has no next."""
+    """Return random documents of the length of a row; the last token of each has no target."""
     generator = np.random.default_rng(0)
     with write_shards(folder, tokenizer_digest="benchmark", vocab_size=vocab_size) as writer:
         for _ in range(200):
@@ -194,7 +194,7 @@ def full_rows(folder: Path, vocab_size: int) -> Loader:
 
 
 def peer_shape(ours: DecoderConfig, window: int | None) -> DecoderConfig:
-    """The peer as a config of ours, to count with: feed-forwards as wide as makes an update's operations equal."""
+    """Return the reference as our config, for counting, with feed-forwards of the width for equal operations per update."""
     local, (_, experts) = ours.layers[0].attention, feed_forwards(ours)
     num_heads = ours.kv_heads(0)
     attention = AttentionConfig(
@@ -247,7 +247,7 @@ def peer_config(shape: DecoderConfig) -> transformers.Qwen3MoeConfig:
 
 
 def feed_forwards(config: DecoderConfig) -> tuple[DenseFeedForwardConfig, ExpertsConfig]:
-    """The two kinds that take turns."""
+    """The two kinds of layers, in turns."""
     dense, experts = (layer.feed_forward for layer in config.layers[:2])
     assert isinstance(dense, DenseFeedForwardConfig)
     assert isinstance(experts, ExpertsConfig)
@@ -257,7 +257,7 @@ def feed_forwards(config: DecoderConfig) -> tuple[DenseFeedForwardConfig, Expert
 def describe(
     ours: DecoderConfig, peers: dict[str, DecoderConfig], implementations: dict[str, str], size: Size
 ) -> dict[str, object]:
-    """What a reader needs to judge the figures."""
+    """Return the setting of the figures."""
     shapes = {"ours": ours} | peers
     return {
         "claims": "nothing, a smoke run" if size is QUICK else "the figures of this machine",

@@ -1,9 +1,10 @@
-"""Training speed beside transformers.Trainer: real tokens per CPU-second at equal work, in one alternating run.
+"""Training speed and that of transformers.Trainer: real tokens per CPU-second at equal work, in one alternating run.
 
-Both sides train the same model (a Qwen3 shape, the same initial weights) on the same documents in every optimizer update, in
-the same precision, with fused AdamW, uncompiled, on one thread. Ours packs the documents of an update into 4 rows of 512;
-the peer takes them in 2 batches of about 8 (its default batch size), pads each to its longest document and accumulates. The
-losses of both are compared: they do the same work. Further figures give the peer's other ways to take the same documents.
+Both train the same model (a Qwen3 shape, the same initial weights) on the same documents in every optimizer update, in the
+same precision, with fused AdamW, uncompiled, on one thread. Ours packs the documents of an update into 4 rows of 512. The
+reference splits them into 2 batches of about 8 (its default batch size), pads each to its longest document and
+accumulates. The losses of both are compared to check that they do the same work. Further figures are for other batches of
+the reference.
 
     python benchmarks/training_throughput.py [--quick] [--json]
 
@@ -76,7 +77,7 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A corpus, and in how many batches the peer takes the documents of an update, perhaps sorted by length."""
+    """A corpus, and the batches of the reference: their number per update, and whether documents are sorted by length."""
 
     name: str
     corpus: str
@@ -86,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much is measured: `rounds` alternations of `updates` timed updates, and on how large a model."""
+    """The extent: `rounds` alternations of `updates` timed updates, and the size of the model."""
 
     rounds: int
     updates: int
@@ -135,7 +136,7 @@ def main() -> None:
 
 
 def compare(case: Case, precision: str, loader: Loader, size: Size) -> dict[str, float]:
-    """Alternate the two sides; each round starts both from the same weights, on the next documents."""
+    """Alternate the two; each round starts both from the same weights, on the next documents."""
     ratios, ours_rates, peer_rates, gaps = [], [], [], []
     initial = peer_model(size).state_dict()
     for round_index in range(size.rounds):
@@ -220,9 +221,9 @@ def run_peer(size: Size, weights: dict[str, Tensor], precision: str, batches: Se
 
 
 def peer_items(batch: Batch, case: Case) -> list[list[list[int]]]:
-    """The documents of one update in as many batches as the peer takes them."""
+    """Return the documents of an update in the batches of the reference."""
     documents = [batch.tokens_BS[span.row, span.start : span.stop].tolist() for span in batch.documents]
-    random.Random(0).shuffle(documents)  # ours come row by row, the longest of each first
+    random.Random(0).shuffle(documents)  # ours are ordered by row, the longest of each first
     if case.by_length:
         documents.sort(key=len)
     cuts = [len(documents) * i // case.peer_batches for i in range(case.peer_batches + 1)]
@@ -230,7 +231,7 @@ def peer_items(batch: Batch, case: Case) -> list[list[list[int]]]:
 
 
 def pad(items: list[list[list[int]]]) -> dict[str, Tensor]:
-    """Pad to the longest document of the batch, as transformers' own collators do."""
+    """Pad to the longest document of the batch, as the collators of transformers do."""
     (documents,) = items
     longest = max(map(len, documents))
     padded = [document + [0] * (longest - len(document)) for document in documents]
@@ -255,7 +256,7 @@ def write_corpus(folder: Path, lengths: Sequence[int], vocab_size: int) -> Loade
 
 
 def describe(loader: Loader, size: Size) -> dict[str, Any]:
-    """What a reader needs to judge the figures."""
+    """Return the setting of the figures."""
     source = loader.sources[0]
     return {
         "headline": "variable_length_ratio and full_rows_ratio, in fp32; figures in bf16 end in _bf16",
@@ -314,7 +315,7 @@ def peer_model(size: Size) -> transformers.Qwen3ForCausalLM:
 
 
 def our_weights(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The peer's weights under our names; the head is tied."""
+    """Return the weights of the reference under our names; the head is tied."""
     return {
         name: tensor for theirs, tensor in weights.items() if (name := decoder_name(theirs)) not in (None, "output.weight")
     }

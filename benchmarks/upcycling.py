@@ -1,25 +1,25 @@
-"""What sparse upcycling and distilling the last tenth bring, and what each costs (report 4.3).
+"""Benefits and costs of sparse upcycling and of distilling the last tenth of a run (report 4.3).
 
-A dense decoder is trained on the built-in corpus for 90 % of its tokens. From there on it goes on to the end in three ways,
+A dense decoder trains on the built-in corpus for 90 % of its tokens. From there the run continues to its end in three ways,
 with the same rows, optimizer state and schedule:
 
-    dense                 the same training to its end
-    from_upcycled         cached logits of a teacher upcycled from the dense model at 90 %, trained on for 1/14 of the tokens
-    from_scratch_teacher  cached logits of a teacher of the same size, trained from nothing on as many tokens as `dense`
+    dense                 the same training
+    from_upcycled         cached logits of a teacher, the dense model at 90 % upcycled and trained on 1/14 of the tokens
+    from_scratch_teacher  cached logits of a teacher of the same size, trained from scratch on as many tokens as `dense`
 
-The learning rate falls in the last tenth, for the upcycled teacher in its fourteenth.
+The learning rate decays in the last tenth, for the upcycled teacher over its fourteenth.
 
 Losses are next-token cross entropy on held-out examples, means over seeds of weights and data order, with the standard
-deviation over seeds; `minus_dense` is the mean of the differences seed by seed. Costs are floating-point operations by
-arithmetic: `teacher` is the training of the teacher, `logits` its pass over the student's data, `total` all that has to be
-computed for the arm.
+deviation over seeds; `minus_dense` is the mean of the differences per seed. Costs are floating-point operations by
+arithmetic: `teacher` is the training of the teacher, `logits` its pass over the student's data, `total` all computation of
+the arm.
 
-`teacher_cost_saving` is 1 - cost of training the upcycled teacher / that of the one from scratch; the report says 0.9.
+`teacher_cost_saving` is 1 - cost of training the upcycled teacher / that of the one from scratch; the report states 0.9.
 `step0_max_abs_diff` is the largest difference of logits between the dense and the upcycled model before its first step.
 
-What it affords: a model of 1.0 M weights (teachers of 16 experts: 5.9 M), 0.41 M tokens for `dense`, 3 seeds; that is 0.4
-tokens for each weight, where the report's model saw 4,500. A full run takes about 11 minutes on one thread and writes
-docs/benchmarks/upcycling.json. `--quick` runs the same with a few steps and two seeds; it claims nothing.
+Scale: a model of 1.0 M weights (teachers of 16 experts: 5.9 M), 0.41 M tokens for `dense`, 3 seeds. That is 0.4 tokens per
+weight; the report's model had 4,500. A full run takes about 11 minutes on one thread and writes
+docs/benchmarks/upcycling.json. `--quick` runs the same code with a few steps and two seeds and claims nothing.
 
     python benchmarks/upcycling.py [--quick] [--json]
 """
@@ -78,8 +78,8 @@ MODEL = shared_kv_decoder(
 )
 UPCYCLING = UpcyclingConfig(num_experts=16)
 TEACHER = upcycled_config(MODEL, UPCYCLING)
-LAST, EXTRA = 1 / 10, 1 / 14  # shares of the dense model's tokens: the student's second time, the upcycled teacher's
-# A fresh optimizer needs a warm-up; from the end of it the learning rate falls, as it does for the student.
+LAST, EXTRA = 1 / 10, 1 / 14  # shares of the dense model's tokens: of the student's last part, of the upcycled teacher
+# A new optimizer needs a warm-up; after it the learning rate decays, as that of the student.
 UPCYCLED: dict[str, Any] = {"schedule": WarmupStableDecay(warmup_fraction=0.1, decay_fraction=0.9)}
 ARMS = ("dense", "from_upcycled", "from_scratch_teacher")
 TEACHERS = ("upcycled_teacher", "scratch_teacher")
@@ -101,7 +101,7 @@ QUICK = Size(steps=20, seeds=2, examples=1_000, held_out_batches=4)
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """What all runs of the benchmark share."""
+    """The data and model of all runs of the benchmark."""
 
     tokenizer: Tokenizer
     train: LoaderConfig
@@ -110,7 +110,7 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Seed:
-    """What one seed gives: held-out losses and floating-point operations by name, and the difference at step 0."""
+    """The results of a seed: held-out losses and floating-point operations by name, and the difference at step 0."""
 
     losses: dict[str, float]
     flops: dict[str, int]
@@ -160,7 +160,7 @@ def measured(size: Size, seed: int, data: Corpus, folder: Path) -> Seed:
     snapshot, flops["trunk"] = trunk.state.snapshot(), training_cost(whole, size.steps - num_last)
 
     def finished(name: str, objective: ObjectiveConfig) -> None:
-        """The last tenth, from where the trunk has come to."""
+        """Train the last tenth, from the state of the trunk."""
         config = replace(whole, objective=objective)
         trainer = Trainer(config, fresh_state(config, "cpu"), last.data.build())
         trainer.state.restore(snapshot)
@@ -170,7 +170,7 @@ def measured(size: Size, seed: int, data: Corpus, folder: Path) -> Seed:
         flops[name] = training_cost(last)
 
     begun = kept(trunk.state.model, "trunk")
-    unseen = replace(data.train, seed=1_000 + seed)  # other rows than those it is to teach
+    unseen = replace(data.train, seed=1_000 + seed)  # other rows than the student's
     further = run_config(TEACHER, unseen, round(EXTRA * size.steps), seed)
     further = replace(further, from_bundle=str(begun.path), upcycle=UPCYCLING, **UPCYCLED)
     kept(trained("upcycled_teacher", further), "upcycled_teacher")
@@ -218,7 +218,7 @@ def step0_difference(dense: Decoder, data: LoaderConfig) -> float:
 
 
 def training_cost(config: TrainerConfig, num_steps: int | None = None) -> int:
-    """Floating-point operations of the forward and backward passes of a run's first steps, a teacher's aside."""
+    """Return the floating-point operations of a run's first steps, forward and backward, without a teacher's."""
     assert isinstance(config.budget, StepBudget)
     loader = config.data.build()
     batches = (loader.batch(step) for step in range(num_steps or config.budget.num_steps))
@@ -246,7 +246,7 @@ def figures(results: list[Seed]) -> dict[str, Any]:
 
 
 def costs(arm: str, flops: dict[str, float]) -> dict[str, float]:
-    """Teacher, logits and total, in 10^12 operations."""
+    """Return the costs of teacher, logits and total, in 10^12 operations."""
     teacher = {"from_upcycled": "upcycled_teacher", "from_scratch_teacher": "scratch_teacher"}.get(arm)
     training = 0.0 if teacher is None else flops[teacher]
     logits = 0.0 if teacher is None else flops[f"{teacher}_logits"]

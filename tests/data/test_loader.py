@@ -151,7 +151,7 @@ def test_mixture_is_exact_in_every_step_and_reaches_every_rank(tmp_path: Path) -
 
 
 def languages(path: Path, **changes: float) -> LanguagesConfig:
-    """640 tokens tagged de, from 1; 10 tagged da, from 50,000; documents of the two stand in turn."""
+    """640 tokens tagged de, from 1; 10 tagged da, from 50,000; documents of the two alternate."""
     with write_shards(path, tokenizer_digest="d", vocab_size=VOCAB, tokens_per_shard=100) as writer:
         for start in range(1, 641, 64):
             writer.add(np.arange(start, start + 64), language="de")

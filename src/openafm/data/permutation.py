@@ -1,8 +1,8 @@
-"""A keyed permutation of 0..size-1 that is computed per index and never materialized.
+"""A keyed permutation of 0..size-1 that is computed per index and never stored.
 
-A balanced Feistel network permutes the smallest even number of bits that holds the size; values that fall outside are walked
-along their cycle until they come back inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
-Integer arithmetic only, so the order is the same on every machine and numpy version.
+A balanced Feistel network permutes the smallest even number of bits that holds the size; it is applied again to values
+outside of the range until they lie inside (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). It uses
+integer arithmetic only, so the order is the same on every machine and numpy version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MULTIPLIERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1B54A32D192ED03))
 
 
 class Permutation:
-    """A bijection of `range(size)`, another one for each key; calling it with an array of indices permutes each index."""
+    """A bijection of `range(size)` for each key. Calling it with an array permutes each index."""
 
     def __init__(self, size: int, *key: int | str) -> None:
         if not 0 < size <= 1 << 62:
@@ -29,10 +29,10 @@ class Permutation:
         self._half_bits = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
 
     def __call__(self, indices: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Permute each index; the result has the shape of `indices`.
+        """Return the permuted indices, in the shape of `indices`.
 
         Raises:
-            IndexError: an index outside 0..size-1.
+            IndexError: an index lies outside 0..size-1.
         """
         positions = np.asarray(indices, dtype=np.int64)
         if positions.size and (positions.min() < 0 or positions.max() >= self.size):
@@ -51,7 +51,7 @@ class Permutation:
 
 
 def _mix(values: npt.NDArray[np.uint64], round_key: np.uint64) -> npt.NDArray[np.uint64]:
-    mixed = (values ^ round_key) * _MULTIPLIERS[0]  # arrays of uint64 wrap silently, which is what a hash wants
+    mixed = (values ^ round_key) * _MULTIPLIERS[0]  # arrays of uint64 wrap around without a warning
     mixed ^= mixed >> np.uint64(32)
     mixed *= _MULTIPLIERS[1]
     return mixed ^ (mixed >> np.uint64(29))

@@ -1,7 +1,7 @@
-"""Packing documents into rows of equal length: best fit, longest first, on lengths alone.
+"""Packing documents into rows of equal length by best-fit decreasing, on lengths alone.
 
-Rows with the same space left are interchangeable, so documents of one length are placed in runs instead of one by one: the
-result is exactly best-fit decreasing (Johnson, 1973), at a cost that grows with the number of distinct lengths.
+Rows with the same remaining space are interchangeable, so documents of one length are placed in runs. The result equals
+best-fit decreasing (Johnson, 1973), at a cost that grows with the number of distinct lengths.
 
 Shape suffixes: D documents, P pieces, R rows.
 """
@@ -19,7 +19,7 @@ Int64Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentPieces:
-    """Documents cut into pieces of at most a row: its document, where it starts in it and how long it is, for each piece."""
+    """Documents split into pieces of at most a row: the document of each piece, its start in it, and its length."""
 
     document_P: Int64Array
     start_P: Int64Array
@@ -38,12 +38,12 @@ class PackedRows:
         return len(self.row_starts_R1) - 1
 
     def pieces(self, row: int) -> Int64Array:
-        """The indices of the pieces of a row, longest first."""
+        """Return the indices of the pieces of a row, longest first."""
         return self.order_P[self.row_starts_R1[row] : self.row_starts_R1[row + 1]]
 
 
 def split_documents(lengths_D: Int64Array, row_tokens: int) -> DocumentPieces:
-    """Cut every document into pieces of `row_tokens`, the last one being shorter where it does not divide."""
+    """Split every document into pieces of `row_tokens`; the last one may be shorter."""
     num_pieces_D = -(-lengths_D // row_tokens)
     document_P = np.repeat(np.arange(len(lengths_D)), num_pieces_D)
     first_piece_D = np.cumsum(num_pieces_D) - num_pieces_D
@@ -54,10 +54,10 @@ def split_documents(lengths_D: Int64Array, row_tokens: int) -> DocumentPieces:
 
 
 def pack_rows(length_P: Int64Array, row_tokens: int, tie_order_P: Int64Array) -> PackedRows:
-    """Pack pieces of the given lengths (1..row_tokens) into as few rows as best-fit decreasing needs.
+    """Pack pieces of the given lengths (1..row_tokens) into rows by best-fit decreasing.
 
-    `tie_order_P` is a permutation of the pieces: those of equal length are taken in this order, so that neighbors of the
-    corpus do not end up in one row.
+    `tie_order_P` is a permutation of the pieces, the order of those of equal length, so that neighbors in the corpus get
+    different rows.
     """
     by_length_P = tie_order_P[np.argsort(-length_P[tie_order_P], kind="stable")]
     lengths, counts = np.unique(length_P, return_counts=True)
@@ -74,7 +74,7 @@ def pack_rows(length_P: Int64Array, row_tokens: int, tie_order_P: Int64Array) ->
 
 
 class _RowSpaces:
-    """Open rows, by the space left in them."""
+    """Open rows by their remaining space."""
 
     def __init__(self, row_tokens: int) -> None:
         self.num_rows = 0
@@ -83,11 +83,11 @@ class _RowSpaces:
         self._spaces: list[int] = []  # the keys of `_rows`, sorted
 
     def place(self, length: int, count: int) -> list[int]:
-        """The row of each of `count` documents of one length, each in the fullest row that still takes it."""
+        """Return the rows of `count` documents of one length, each placed in the fullest row with enough space."""
         placed: list[int] = []
         while len(placed) < count:
             space = self._tightest(length)
-            per_row = space // length  # a row that took one is now the tightest for the next
+            per_row = space // length  # a row that got one is now the tightest for the next
             num_full, rest = divmod(count - len(placed), per_row)
             rows = self._take(space, num_full + (rest > 0))
             full, partial = rows[:num_full], rows[num_full:]

@@ -1,1 +1,1 @@
-"""One trainer, many objectives (report 4.3): configs free of torch, steps, checkpoints, metrics. `run.train` is the door."""
+"""One trainer, many objectives (report 4.3): configs without torch, steps, checkpoints, metrics. Entry: `run.train`."""

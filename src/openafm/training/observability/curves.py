@@ -1,4 +1,4 @@
-"""The curves of a run: its loss, as a picture and in a terminal, and how its experts were loaded. Imports no tensor library.
+"""Plots of a run: its loss, as an image and in a terminal, and the loads of its experts. Imports no tensor library.
 
 Shapes: L lines of the log, X experts of all tracks of a layer.
 """
@@ -24,11 +24,11 @@ _DOT_BITS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  
 
 
 class CurveError(OpenAFMError):
-    """There is nothing to draw, or nothing to draw with."""
+    """There is no data to plot, or matplotlib is not installed."""
 
 
 def plot_losses(run_folder: Path) -> Path:
-    """Draw training and held-out loss over steps into `loss.png` of a run's folder.
+    """Plot training and held-out loss over steps into `loss.png` of a run's folder.
 
     Raises:
         CurveError: the run has logged nothing, or matplotlib is not installed.
@@ -52,7 +52,7 @@ def plot_losses(run_folder: Path) -> Path:
 
 
 def plot_experts(run_folder: Path) -> Path:
-    """Draw how many tokens each expert got over the run into `experts.png`: a map for each layer, 1 is an even load.
+    """Plot the load of each expert over the run into `experts.png`: a map for each layer, 1 is an even load.
 
     Raises:
         CurveError: the model has no experts, the run has logged nothing, or matplotlib is not installed.
@@ -60,7 +60,7 @@ def plot_experts(run_folder: Path) -> Path:
     figure_class = _figure_class()
     lines = [line for line in read_metrics(run_folder) if "expert_tokens" in line]
     if not lines:
-        raise CurveError(f"{run_folder} has no logged tokens of experts; only models with experts have any")
+        raise CurveError(f"{run_folder} has no logged expert loads; only models with experts have them")
     layers = list(lines[0]["expert_tokens"])
     figure = figure_class(figsize=(7, 1 + 1.6 * len(layers)), layout="constrained")
     for layer, axes in zip(layers, figure.subplots(len(layers), 1, sharex=True, squeeze=False)[:, 0], strict=True):
@@ -79,7 +79,7 @@ def plot_experts(run_folder: Path) -> Path:
 
 
 def _loads(tokens_TE: Sequence[Sequence[int]]) -> np.ndarray:
-    """Counts by what an even load would be in their track, one track after the other [X]."""
+    """Return the loads of the experts, one track after another [X]; 1 is an even load in the track."""
     counts_TE = np.asarray(tokens_TE, dtype=np.float64)
     loads_TE: np.ndarray = counts_TE / np.maximum(counts_TE.mean(axis=1, keepdims=True), 1e-12)
     return loads_TE.ravel()
@@ -87,14 +87,14 @@ def _loads(tokens_TE: Sequence[Sequence[int]]) -> np.ndarray:
 
 def _figure_class() -> type[Figure]:
     if importlib.util.find_spec("matplotlib") is None:
-        raise CurveError("drawing a curve needs matplotlib; install openafm[plots]")
+        raise CurveError("plots need matplotlib; install openafm[plots]")
     from matplotlib.figure import Figure
 
     return Figure
 
 
 def draw(run_folder: Path) -> tuple[Path, ...]:
-    """The pictures that can be drawn of a run: none without matplotlib, its loss, and its experts where it has any."""
+    """Draw and return the plots of a run: its loss and its experts, if it has any; none without matplotlib."""
     pictures = []
     for plot in (plot_losses, plot_experts):
         with contextlib.suppress(CurveError):
@@ -103,13 +103,13 @@ def draw(run_folder: Path) -> tuple[Path, ...]:
 
 
 def terminal_curve(losses: Sequence[float], width: int = 60, height: int = 10) -> str:
-    """The losses as `height` (at least 2) lines of braille dots `width` characters wide, labeled with high and low.
+    """Return the losses as `height` (at least 2) lines of braille dots `width` characters wide, labeled with high and low.
 
     Raises:
         CurveError: there are no losses.
     """
     if not losses:
-        raise CurveError("no losses to draw yet")
+        raise CurveError("there are no losses to plot")
     columns = np.array([part.mean() for part in np.array_split(np.asarray(losses), min(len(losses), 2 * width))])
     columns = np.interp(np.linspace(0, len(columns) - 1, 2 * width), np.arange(len(columns)), columns)
     low, high = columns.min(), columns.max()

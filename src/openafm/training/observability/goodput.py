@@ -55,7 +55,7 @@ class Goodput:
         return self.productive / self.wall if self.wall else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: seconds, and `goodput` itself."""
+        """Return seconds and `goodput` for JSON."""
         lost = {cause: round(seconds, 3) for cause, seconds in self.lost.items()}
         return {
             "goodput": round(self.share, 6),
@@ -66,11 +66,11 @@ class Goodput:
         }
 
     def scalars(self) -> dict[str, float]:
-        """For the log: the share, and the seconds lost to each cause so far."""
+        """Return the share and the seconds lost to each cause, for the log."""
         return {"goodput": self.share, **{f"lost_seconds/{cause}": seconds for cause, seconds in self.lost.items()}}
 
     def __str__(self) -> str:
-        """As in `goodput 93.1 % of 1,203 s in 9 starts; lost: start 3.8 %, rework 2.1 %`."""
+        """Return a line as in `goodput 93.1 % of 1,203 s in 9 starts; lost: start 3.8 %, rework 2.1 %`."""
         shares = {cause: seconds / self.wall for cause, seconds in self.lost.items() if seconds}
         parts = [f"{cause} {100 * share:.1f} %" for cause, share in sorted(shares.items(), key=lambda item: -item[1])]
         starts = f"{self.starts} start{'s' * (self.starts != 1)}"
