@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from enum import IntEnum
 
-from openafm.core.errors import OpenAFMError
+from openafm.core.errors import OpenAFMError, UsageError
 
 
 class FoundationModelsError(OpenAFMError):
@@ -32,6 +32,8 @@ class GenerationErrorCode(IntEnum):
 
 class InvalidGenerationSchemaError(FoundationModelsError):
     """A type or schema is invalid: an unknown type, an empty choice, an infinite recursion."""
+
+    exit_code = UsageError.exit_code
 
 
 class GenerationError(FoundationModelsError):
@@ -75,6 +77,8 @@ class GuardrailViolationError(GenerationError):
 
 class UnsupportedGuideError(GenerationError):
     """A guide does not fit its type, contradicts another guide, or cannot be enforced while decoding."""
+
+    exit_code = UsageError.exit_code
 
 
 class UnsupportedLanguageOrLocaleError(GenerationError):

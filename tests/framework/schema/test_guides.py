@@ -36,6 +36,15 @@ def test_guides_reject_values_of_the_wrong_kind(arguments: dict[str, Any], text:
         fm.guide(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("keyword", "hint"),
+    [("pattern", "use regex="), ("ge", "use minimum="), ("maximun", "use maximum="), ("zzz", "known: description, anyOf")],
+)
+def test_unknown_keywords_name_the_right_one(keyword: str, hint: str) -> None:
+    with pytest.raises(TypeError, match=f"guide\\(\\) has no keyword '{keyword}'; {hint}"):
+        fm.guide(**{keyword: 1})
+
+
 def test_guides_from_class_methods() -> None:
     assert fm.GenerationGuide.anyOf(["a"]) == fm.GenerationGuide(fm.GuideType.anyOf, ["a"])
     assert fm.GenerationGuide.range((1, 10)).value == (1, 10)

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tiny_tokenizer import TOKENIZER, accepts
 
 from openafm.runtime.decoding.grammar import GrammarCompiler
-from openafm.runtime.decoding.schema_rewrite import UnsupportedSchemaError, enforceable_schema
+from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
+from openafm.runtime.decoding.schema_rewrite import enforceable_schema
 
 DATE = {"type": "string", "format": "date"}
 COMPILER = GrammarCompiler(TOKENIZER)

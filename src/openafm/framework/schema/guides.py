@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, ParamSpec
 
 _METADATA_KEY = "openafm.guide"
 
@@ -134,6 +137,49 @@ class GenerationGuide:
         return hash((self.guide_type, repr(self.value)))
 
 
+ParametersT = ParamSpec("ParametersT")
+_HINTS = {
+    "pattern": "regex",
+    "ge": "minimum",
+    "min": "minimum",
+    "gt": "exclusive_minimum",
+    "exclusiveMinimum": "exclusive_minimum",
+    "le": "maximum",
+    "max": "maximum",
+    "lt": "exclusive_maximum",
+    "exclusiveMaximum": "exclusive_maximum",
+    "enum": "anyOf",
+    "any_of": "anyOf",
+    "choices": "anyOf",
+    "options": "anyOf",
+    "const": "constant",
+    "length": "count",
+    "items": "element",
+    "minItems": "min_items",
+    "maxItems": "max_items",
+    "minLength": "min_length",
+    "maxLength": "max_length",
+}
+
+
+def _with_hints(function: Callable[ParametersT, Any]) -> Callable[ParametersT, Any]:
+    """Return the function with an error for unknown keywords that names the right one."""
+    known = inspect.signature(function).parameters
+
+    @functools.wraps(function)
+    def hinting(*arguments: ParametersT.args, **keywords: ParametersT.kwargs) -> Any:
+        for name in keywords:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = _HINTS.get(name) or (near[0] if near else None)
+                way_out = f"use {hint}=" if hint else f"known: {', '.join(known)}"
+                raise TypeError(f"guide() has no keyword '{name}'; {way_out}")
+        return function(*arguments, **keywords)
+
+    return hinting
+
+
+@_with_hints
 def guide(
     description: str | None = None,
     *,

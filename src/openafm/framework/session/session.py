@@ -14,6 +14,7 @@ from openafm.framework.backends.system_model import SystemLanguageModel
 from openafm.framework.daemon import in_daemon_thread
 from openafm.framework.errors import FoundationModelsError, SchemaFormatError, UnserializableSchemaError
 from openafm.framework.options import GenerationOptions
+from openafm.framework.schema.closing import closed_schema
 from openafm.framework.schema.partial_json import is_deeper
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.session.formats import JsonFormat, ResponseFormat, Snapshot, TextFormat, TypedFormat
@@ -231,7 +232,8 @@ class LanguageModelSession:
             prompt: text, attachments and values of the user.
             generating: the type of the response.
             schema: alternatively a generation schema; the response is then `GeneratedContent`.
-            json_schema: alternatively a JSON Schema, as a dictionary or as text.
+            json_schema: alternatively a JSON Schema, as a dictionary or as text. Its objects are closed unless
+                `additionalProperties` opens them.
             options: sampling, temperature, token limit, tool calling mode.
             include_schema_in_prompt: True adds the schema to the prompt; the schema is enforced in either case.
 
@@ -412,4 +414,4 @@ def _read_schema(json_schema: JsonSchema | str) -> JsonSchema:
         raise SchemaFormatError(f"incorrect schema format: a JSON Schema is an object, got {schema!r}")
     if is_deeper(schema, _DEEPEST_SCHEMA):
         raise SchemaFormatError(f"incorrect schema format: nested deeper than {_DEEPEST_SCHEMA} levels")
-    return schema
+    return closed_schema(schema)

@@ -25,6 +25,7 @@ from openafm.framework.errors import (
     InvalidGenerationSchemaError,
     UnsupportedGuideError,
 )
+from openafm.framework.schema.closing import closed_schema
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.schema.validation import Validator
@@ -321,10 +322,11 @@ class _GivenSchema(GenerationSchema):
 
 
 def _checked_schema(name: str, schema: JsonSchema) -> JsonSchema:
-    """Return the checked schema of a tool's arguments. `additionalProperties` is false by default."""
+    """Return the checked schema of a tool's arguments, with closed objects."""
     schema = {key: value for key, value in schema.items() if key != "$schema"}
-    schema.setdefault("additionalProperties", False)
     try:
+        schema = closed_schema(schema)
+        schema.setdefault("additionalProperties", False)
         if len(compact_json(schema)) > _MAX_SCHEMA_CHARACTERS:
             raise SchemaTextError(f"the schema has more than {_MAX_SCHEMA_CHARACTERS:,} characters")
         if schema.get("type") != "object":
