@@ -75,3 +75,11 @@ def test_text_around_an_image_keeps_the_layout_around_the_field(tokenizer: Token
     encoded = template.encode_turn(tokenizer, UserTurn(content=(CAT, TextPart(text="a cat"))))
     assert tokenizer.decode(encoded.tokens) == "Q: a cat?"
     assert tokenizer.decode(encoded.tokens[: encoded.images[0].start]) == "Q: "
+
+
+def test_fewest_tokens_of_turns_is_a_lower_bound(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate()
+    turns = (UserTurn(text="Dinner with Ada " * 50), AssistantTurn(text="Yes."), PROMPT)
+    fewest = template.fewest_tokens(tokenizer, turns)
+    assert fewest <= len(template.encode(tokenizer, turns))
+    assert fewest >= 5 + tokenizer.fewest_tokens(turns[0].text)

@@ -170,6 +170,9 @@ class ImportedTemplate(BaseChatTemplate):
         except (ValueError, RecursionError, ConfigError) as error:
             raise ChatTemplateError(f"not an imported chat template: {error}") from error
 
+    def _counted(self, text: str) -> str:
+        return text.strip()  # fields may trim white space
+
     def _instructions(self, tokenizer: Tokenizer, turn: Instructions) -> Parts:
         if not turn.tools:
             return self._fill(tokenizer, self.instructions if turn.text else self.start, text=turn.text)

@@ -24,6 +24,7 @@ from openafm.tokenizer.conversation import (
     ToolDefinition,
     ToolTurn,
     Turn,
+    UserTurn,
 )
 
 # Special tokens by id and texts, in order: a turn before its texts are encoded.
@@ -124,6 +125,16 @@ class BaseChatTemplate(Config, ABC):
     def encode_conversation(self, tokenizer: Tokenizer, conversation: Conversation) -> EncodedText:
         """Encode a whole conversation: the content of a session at its end, and a document of training data."""
         return self.encode(tokenizer, opened(conversation.turns))
+
+    def fewest_tokens(self, tokenizer: Tokenizer, turns: Iterable[Turn]) -> int:
+        """Return a lower bound of the tokens of `turns`, without encoding them; callers reject oversized texts with it."""
+        turns = tuple(turns)
+        num_image_tokens = sum(image.num_tokens for turn in turns if isinstance(turn, UserTurn) for image in turn.images)
+        return num_image_tokens + sum(tokenizer.fewest_tokens(self._counted(turn.text)) for turn in turns)
+
+    def _counted(self, text: str) -> str:
+        """The part of a text that is certainly encoded."""
+        return text
 
     @abstractmethod
     def encode_tool(self, tokenizer: Tokenizer, tool: ToolDefinition) -> list[int]:

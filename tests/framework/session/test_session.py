@@ -22,6 +22,7 @@ import openafm as fm
 from openafm.runtime.decoding.generation import generate
 from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.runtime.engines.snapshot import read_snapshot
+from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import opened
 
 SHORT = fm.GenerationOptions(maximum_response_tokens=12)
@@ -355,6 +356,21 @@ def test_a_deleted_session_frees_its_cache(model: fm.SystemLanguageModel) -> Non
     del session
     gc.collect()
     assert sequence() is None
+
+
+def test_a_prompt_far_beyond_the_window_is_rejected_before_it_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Encoding five million tokens takes half a minute and gigabytes."""
+    model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "small", seed=1, context_length=64).path)
+    session = fm.LanguageModelSession("Be brief.", model)
+    session.prewarm()
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text: encoded.append(len(text)) or encode(self, text[:100]))
+    with pytest.raises(fm.ExceededContextWindowSizeError):
+        session.respond_blocking("x" * 1_000_000)
+    assert max(encoded, default=0) < 1000
 
 
 def test_the_context_window_is_an_error_with_both_counts(tmp_path: Path) -> None:

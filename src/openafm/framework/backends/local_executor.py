@@ -84,9 +84,12 @@ class LocalExecutor(LanguageModelExecutor):
 
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
         model = self._model
+        num_old = self._sequence.length - len(self._prewarmed) + len(self._pending)
+        # Encoding takes seconds where texts are thousands of times too long for the window.
+        check_fits(model.engine, num_old + model.template.fewest_tokens(model.tokenizer, request.turns))
         new = model.template.encode(model.tokenizer, request.turns).tokens
         new = [*new, *model.template.generation_prompt(model.tokenizer)]
-        check_fits(model.engine, self._sequence.length - len(self._prewarmed) + len(self._pending) + len(new) + 1)
+        check_fits(model.engine, num_old + len(new) + 1)
         grammar = model.grammar(request.schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
         started = time.perf_counter()
         num_opening = self._prefill_opening(request.cancelled)
