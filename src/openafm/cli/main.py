@@ -22,6 +22,7 @@ from openafm.cli import (
     data,
     doctor,
     evaluate,
+    export,
     import_,
     plan,
     quickstart,
@@ -76,6 +77,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(apple_sdk.app, name="apple-sdk")
 app.add_typer(import_.app, name="import")
+app.add_typer(export.app, name="export")
 app.command()(bundles.inspect)
 app.command()(bundles.use)
 app.command()(bundles.remove)

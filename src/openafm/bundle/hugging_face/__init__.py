@@ -1,6 +1,14 @@
-"""Import of open weights: a local Hugging Face folder (Llama, Qwen2, Qwen3, SmolLM3) becomes a bundle."""
+"""Import and export of local Hugging Face folders (Llama, Qwen2, Qwen3, SmolLM3)."""
 
 from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
+from openafm.bundle.hugging_face.exporter import ExportReport, export_hugging_face
 from openafm.bundle.hugging_face.importer import ImportReport, import_hugging_face
 
-__all__ = ["HuggingFaceError", "ImportReport", "UnsupportedTemplateError", "import_hugging_face"]
+__all__ = [
+    "ExportReport",
+    "HuggingFaceError",
+    "ImportReport",
+    "UnsupportedTemplateError",
+    "export_hugging_face",
+    "import_hugging_face",
+]

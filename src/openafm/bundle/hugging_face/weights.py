@@ -45,6 +45,18 @@ def decoder_name(theirs: str) -> str | None:
     return f"layers.{found[1]}.{_IN_LAYERS[found[2]]}.{found[3]}"
 
 
+def checkpoint_name(name: str) -> str | None:
+    """Return the name in a checkpoint of a weight of the decoder's state dict: the inverse of `decoder_name`."""
+    outside = {ours: theirs for theirs, ours in _OUTSIDE_LAYERS.items()}
+    if name in outside:
+        return outside[name]
+    found = re.fullmatch(r"layers\.(\d+)\.(.+)\.(weight|bias)", name)
+    inside = {ours: theirs for theirs, ours in _IN_LAYERS.items()}
+    if found is None or found[2] not in inside:
+        return None
+    return f"model.layers.{found[1]}.{inside[found[2]]}.{found[3]}"
+
+
 def read_weights(folder: Path, config: DecoderConfig) -> list[MappedTensor]:
     """Return every weight of the decoder, mapped from the checkpoint's files.
 
