@@ -124,9 +124,11 @@ def _with_halves(config: DecoderConfig) -> DecoderConfig:
 
 def _values(family: str, config: DecoderConfig) -> dict[str, Any] | None:
     """The settings of a family for this decoder, from its first layers; the caller compares the rest."""
-    attentions = [layer.attention for layer in config.layers]
+    attentions = [layer.attention for layer in config.layers if isinstance(layer.attention, AttentionConfig)]
+    if len(attentions) < len(config.layers):
+        return None
     first, feed_forward = attentions[0], config.layers[0].feed_forward
-    if not isinstance(first, AttentionConfig) or not isinstance(first.keys_values, OwnKeysValuesConfig):
+    if not isinstance(first.keys_values, OwnKeysValuesConfig):
         return None
     if not isinstance(feed_forward, DenseFeedForwardConfig) or config.tracks is not None:
         return None
