@@ -28,7 +28,7 @@ _NO_INSTRUCTIONS_SHARE, _PLAIN_ANSWER_SHARE, _WRAPPED_SHARE = 0.2, 0.5, 0.15
 _NUM_TOOLS = ((1, 2, 3, 4, 5, 6, 8), (3, 4, 5, 5, 4, 2, 1))
 _STYLES = ("snake", "snake", "snake", "camel", "pascal", "kebab")
 _TITLES = ("{}", "{}Parameters", "{}Arguments", "Parameters", "Arguments", "Input")
-_NEIGHBOR_SHARE = 0.5
+_NEIGHBOR_SHARE, _IMPERATIVE_SHARE = 0.5, 0.4
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,17 @@ def _define(rng: random.Random, tool: ToolFrames, style: str) -> DefinedTool:
             schema["description"] = field.description
         properties.append(SchemaProperty(field.name, schema, "omitted" if field.is_optional else "never"))
     title = rng.choice(_TITLES).format(styled(tool.name, "pascal"))
-    definition = ToolDefinition(name=name, description=tool.description, parameters=object_schema(title, properties))
+    description = _imperative(tool.description) if rng.random() < _IMPERATIVE_SHARE else tool.description
+    definition = ToolDefinition(name=name, description=description, parameters=object_schema(title, properties))
     return DefinedTool(tool, definition)
+
+
+def _imperative(description: str) -> str:
+    """`Starts a timer.` as `Start a timer.`; a description in another form stays as it is."""
+    verb, space, rest = description.partition(" ")
+    if not verb.isascii() or not verb.endswith("s"):
+        return description
+    return verb.removesuffix("es" if verb.endswith(("ches", "shes", "sses")) else "s") + space + rest
 
 
 def _assistant_calls(calls: Sequence[tuple[DefinedTool, dict[str, Any]]]) -> AssistantTurn:
