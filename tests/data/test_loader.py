@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import threading
 from collections import Counter
@@ -13,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openafm.core.config import ConfigError, from_dict, to_dict
-from openafm.core.errors import UsageError
+from openafm.core.errors import OpenAFMError, UsageError
 from openafm.data.batch import Batch
 from openafm.data.loader import LanguagesConfig, Loader, LoaderConfig, LoaderRankError, SourceConfig, prefetch
 from openafm.data.shard_writer import write_shards
@@ -291,12 +292,39 @@ def test_ranks_share_the_verification(tmp_path: Path) -> None:
     content = bytearray(damaged.read_bytes())
     content[-1] ^= 1
     damaged.write_bytes(content)
-    loader, failures = config.build(verify=False), []
+    failures = []
     for share in range(3):
         try:
-            loader.verify(share, 3)
+            config.verify(share, 3)
         except ShardDigestError:
             failures.append(share)
     assert len(failures) == 1
     with pytest.raises(ShardDigestError):
         config.build()
+
+
+def test_mutated_shards_are_typed_errors_and_never_other_tokens(tmp_path: Path) -> None:
+    config = one_source(make_corpus(tmp_path / "corpus", LOG_NORMAL[:40]))
+    wanted = [config.build().batch(step) for step in range(2)]
+    choose, files = random.Random(3), sorted((tmp_path / "corpus").iterdir())
+    for round_ in range(200):
+        file = choose.choice(files)
+        content = bytearray(before := file.read_bytes())
+        position = choose.randrange(min(len(content), 300))
+        match choose.randrange(3):
+            case 0:
+                content[position] ^= 1 << choose.randrange(8)
+            case 1:
+                del content[position:]
+            case _:
+                content[position:position] = choose.choice([b"[" * 9999, b"\xff", b"0", b"null", b'"', b"-"])
+        file.write_bytes(content)
+        is_verified = round_ % 2 == 0
+        try:
+            found = [config.build(verify=is_verified).batch(step) for step in range(2)]
+        except OpenAFMError:
+            pass
+        else:
+            for batch, expected in zip(found, wanted, strict=True):
+                assert not is_verified or np.array_equal(batch.tokens_BS, expected.tokens_BS)
+        file.write_bytes(before)

@@ -84,6 +84,15 @@ class LoaderConfig(Config):
         self.require(self.rows_per_step > 0, f"rows_per_step must be at least 1, got {self.rows_per_step}")
         self.require(self.row_tokens > 1, f"row_tokens must be at least 2, got {self.row_tokens}")
 
+    def verify(self, share: int = 0, num_shares: int = 1) -> None:
+        """Compare the files of all sources with their digests, or one of `num_shares` equal shares of them.
+
+        Raises:
+            ShardError: a file is not what was written.
+        """
+        for source in self.sources:
+            verify_shards(Path(source.path), None, share, num_shares)
+
     def build(self, rank: int = 0, world: int = 1, *, tokenizer_digest: str | None = None, verify: bool = True) -> Loader:
         """Open the sources; see `Loader`."""
         return Loader(self, rank, world, tokenizer_digest=tokenizer_digest, verify=verify)
@@ -134,15 +143,6 @@ class Loader:
         parts = [dump(replace(self.config, sources=without_paths))]
         parts += [shards.manifest.digest for shards in self._shards]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-    def verify(self, share: int = 0, num_shares: int = 1) -> None:
-        """Compare the files of all sources with their digests, or one of `num_shares` equal shares of them.
-
-        Raises:
-            ShardError: a file is not what was written.
-        """
-        for shards in self._shards:
-            verify_shards(shards.path, shards.manifest, share, num_shares)
 
     @property
     def max_rows(self) -> int:

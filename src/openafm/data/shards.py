@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tokenize
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -240,7 +241,7 @@ def load_array(path: Path, file: FileRecord) -> npt.NDArray[Any]:
     try:
         # A view as a plain array: slicing a memmap costs several times more.
         return np.asarray(np.load(path / file.name, mmap_mode="r", allow_pickle=False))
-    except (OSError, EOFError, ValueError) as error:
+    except (OSError, EOFError, ValueError, SyntaxError, tokenize.TokenError) as error:  # numpy parses headers as Python
         raise TruncatedShardError(f"{path / file.name} is not a whole array file: {error}") from error
 
 
@@ -257,7 +258,10 @@ def _check_size(path: Path, file: FileRecord) -> None:
 
 
 def _load_offsets(path: Path, shard: ShardRecord) -> Int64Array:
-    offsets = np.array(load_array(path, shard.offsets), dtype=np.int64)
-    if len(offsets) != shard.num_documents + 1 or offsets[0] != 0 or offsets[-1] != shard.num_tokens:
+    stored = load_array(path, shard.offsets)
+    if stored.dtype != np.int64 or stored.shape != (shard.num_documents + 1,):
+        raise ShardDigestError(f"{path / shard.offsets.name} does not fit the counts in {path / MANIFEST}")
+    offsets: Int64Array = np.array(stored)
+    if offsets[0] != 0 or offsets[-1] != shard.num_tokens or np.any(np.diff(offsets) < 0):
         raise ShardDigestError(f"{path / shard.offsets.name} does not fit the counts in {path / MANIFEST}")
     return offsets

@@ -26,8 +26,9 @@ class Evaluator:
     def __init__(self, config: EvaluationConfig, objective: Objective, parallelism: Parallelism) -> None:
         self.every_steps = config.every_steps
         self._objective = objective
-        loader = config.data.build(parallelism.data_rank, parallelism.data_world, verify=False)
-        loader.verify(*machine_share())
+        rank, world = parallelism.data_rank, parallelism.data_world
+        parallelism.processes.run_on_all(lambda: config.data.verify(*machine_share()))
+        loader = parallelism.processes.run_on_all(lambda: config.data.build(rank, world, verify=False))
         batches = [loader.batch(step) for step in range(config.num_batches)]
         self._by_source = {source.name: [_rows_of(batch, source.name) for batch in batches] for source in loader.sources}
 

@@ -22,7 +22,6 @@ from openafm.core.config import dump
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.core.progress import Progress, progress
-from openafm.data.loader import Loader
 from openafm.data.shards import read_manifest
 from openafm.models.decoder import Decoder
 from openafm.training.checkpoints.checkpoint import Checkpoint
@@ -110,8 +109,8 @@ def train(
         watching = opened.enter_context(
             watchdog(config.watchdog, output / f"hang-{ranks.rank}.txt", lambda: recorder.write_waiting("hang"))
         )
+        ranks.run_on_all(lambda: config.data.verify(*machine_share()))  # each machine reads every file once
         loader = ranks.run_on_all(lambda: config.data.build(parallelism.data_rank, parallelism.data_world, verify=False))
-        ranks.run_on_all(lambda: _verify(loader))
         found = newest_checkpoint(checkpoints, config, loader.digest, note, ranks)
         if found is None:
             state = ranks.run_on_all(lambda: fresh_state(config, device, parallelism))
@@ -122,7 +121,7 @@ def train(
                 note(line)
             note(f"resuming at step {state.step:,} of {state.num_steps:,} in {output}")
         trainer = ranks.run_on_all(lambda: Trainer(config, state, loader))
-        evaluator = ranks.run_on_all(lambda: _evaluator(trainer, parallelism))
+        evaluator = _evaluator(trainer, parallelism)
         if found is None and isinstance(config.budget, TimeBudget):
             state.num_steps = _steps_that_fit(trainer, config.budget, start_s)
             write_checkpoint(checkpoints, config, state.snapshot(), loader.digest, ranks)
@@ -144,11 +143,6 @@ def train(
 def _check(config: TrainerConfig) -> None:
     _check_vocabularies(config)
     config.objective.check(config)
-
-
-def _verify(loader: Loader) -> None:
-    """Verify the data once per machine: its processes share the files, and `run_on_all` passes an error on."""
-    loader.verify(*machine_share())
 
 
 def _lock_folder(output: Path, opened: ExitStack) -> None:
