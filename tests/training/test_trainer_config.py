@@ -20,10 +20,8 @@ from openafm.training.config import (
     StepBudget,
     TimeBudget,
     TrainerConfig,
-    first_difference,
-    resume_difference,
-    resume_notes,
 )
+from openafm.training.resuming import first_difference, resume_difference, resume_notes
 from openafm.training.schedules import WarmupStableDecay
 
 LOADER = LoaderConfig(sources=(SourceConfig(name="a", path="a"),), rows_per_step=2, row_tokens=32)

@@ -34,7 +34,8 @@ from openafm.recipes.own_data import write_data
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
-from openafm.training.config import TrainerConfig, first_difference, resume_difference
+from openafm.training.config import TrainerConfig
+from openafm.training.resuming import first_difference, resume_difference
 
 if TYPE_CHECKING:
     from openafm.models.decoder import Decoder

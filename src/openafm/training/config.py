@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from openafm.adapters.config import LoRAConfig, ZeroStart
 from openafm.compression.config import QATConfig
-from openafm.core.config import Config, to_dict
+from openafm.core.config import Config
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
@@ -114,8 +114,7 @@ class StartConfig(Config, ABC):
 class PlainStart(StartConfig):
     """Keep the weights as initialized."""
 
-    def apply(self, model: Decoder, seed: int) -> None:
-        """Change nothing."""
+    def apply(self, model: Decoder, seed: int) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,13 +360,10 @@ class TrainerConfig(Config):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.require(
-            self.microbatch_rows is None or self.microbatch_rows > 0,
-            f"microbatch_rows must be at least 1, got {self.microbatch_rows}",
-        )
-        self.require(
-            self.num_threads is None or self.num_threads > 0, f"num_threads must be at least 1, got {self.num_threads}"
-        )
+        rows = self.microbatch_rows
+        self.require(rows is None or rows > 0, f"microbatch_rows must be at least 1, got {rows}")
+        threads = self.num_threads
+        self.require(threads is None or threads > 0, f"num_threads must be at least 1, got {threads}")
         self.require(self.log_every > 0, f"log_every must be at least 1, got {self.log_every}")
         self.require(
             self.data.row_tokens <= self.model.context_length,
@@ -403,67 +399,3 @@ class TrainerConfig(Config):
             "adapter.start must be ZeroStart: training starts from zero or from the bundle's adapter, and only compression "
             "starts adapters from singular vectors",
         )
-
-
-def resume_difference(found: TrainerConfig, config: TrainerConfig) -> str | None:
-    """Return the first difference that keeps a run with the config `found` from resuming with `config`, or None.
-
-    A run may resume with another number of steps, which `resume_notes` reports.
-    """
-    moved = [path for key, paths in config.IDENTIFIED.items() if _identity(config, key) is not None for path in paths]
-    ignored = (*config.NEUTRAL, *config.ROUNDING, *config.LOCATIONS, *moved, "budget")
-    return first_difference(found, config, ignored)
-
-
-def _identity(config: TrainerConfig, key: str) -> str | None:
-    owner, _, name = key.rpartition(".")
-    identity: str | None = getattr(getattr(config, owner) if owner else config, name, None)
-    return identity
-
-
-def resume_notes(found: TrainerConfig, config: TrainerConfig, num_steps: int) -> list[str]:
-    """Return the consequences of resuming a run of `num_steps` steps with a changed config, one line each."""
-    notes = []
-    for key in config.ROUNDING:
-        before, now = getattr(found, key), getattr(config, key)
-        if before != now:
-            notes.append(f"{key} was {_brief(before)} and is now {_brief(now)}: results differ by rounding from here on")
-    if isinstance(config.budget, TimeBudget):
-        if found.budget != config.budget:
-            notes.append(f"a time budget sets the number of steps when a run starts: it stays {num_steps:,}")
-    elif isinstance(config.budget, StepBudget) and config.budget.num_steps != num_steps:
-        notes.append(
-            f"the run had {num_steps:,} steps and now has {config.budget.num_steps:,}: the schedule continues as in a run "
-            "of that length, so results differ from such a run from the start"
-        )
-    return notes
-
-
-def first_difference(found: Config, expected: Config, ignored: Sequence[str] = ()) -> str | None:
-    """Return the first dotted key at which two configs differ, as in `optimizer.eps is 1e-08, not 1e-06`.
-
-    `ignored` are dotted keys to skip, with `*` for every item of a list. Returns None if there is no difference.
-    """
-    return _first_difference("", "", to_dict(found), to_dict(expected), frozenset(ignored))
-
-
-def _first_difference(path: str, pattern: str, found: Any, expected: Any, ignored: frozenset[str]) -> str | None:
-    if pattern.lstrip(".") in ignored:
-        return None
-    if isinstance(found, list) and isinstance(expected, list):
-        if len(found) != len(expected):
-            return f"{path.lstrip('.')} has {len(found)} items, not {len(expected)}"
-        found, expected = ({f"[{i}]": item for i, item in enumerate(items)} for items in (found, expected))
-    if not (isinstance(found, dict) and isinstance(expected, dict)):
-        return None if found == expected else f"{path.lstrip('.')} is {_brief(found)}, not {_brief(expected)}"
-    for key in found | expected:
-        below, below_pattern = (path + key, f"{pattern}.*") if key.startswith("[") else (f"{path}.{key}", f"{pattern}.{key}")
-        difference = _first_difference(below, below_pattern, found.get(key, "absent"), expected.get(key, "absent"), ignored)
-        if difference is not None:
-            return difference
-    return None
-
-
-def _brief(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."

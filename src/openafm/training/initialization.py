@@ -15,9 +15,10 @@ from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.training.checkpoints.checkpoint import Checkpoint
 from openafm.training.checkpoints.record import AnotherRunError
-from openafm.training.config import StepBudget, TrainerConfig, first_difference
+from openafm.training.config import StepBudget, TrainerConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
+from openafm.training.resuming import first_difference
 from openafm.training.state import PreparedModel, TrainingState
 
 

@@ -28,7 +28,7 @@ from openafm.training.checkpoints.checkpoint import Checkpoint
 from openafm.training.checkpoints.folder import intact_checkpoint, newest_checkpoint, quarantine_newer, remove_incomplete
 from openafm.training.checkpoints.record import CheckpointRecord
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
-from openafm.training.config import TimeBudget, TrainerConfig, resume_notes
+from openafm.training.config import TimeBudget, TrainerConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, machine_share, open_processes
 from openafm.training.distributed.watchdog import watchdog
@@ -40,6 +40,7 @@ from openafm.training.observability.meter import RunMeter
 from openafm.training.observability.metrics import MetricsLog, metrics_log, read_metrics
 from openafm.training.observability.reporting import MetricsReporter, ProgressReporter
 from openafm.training.observers import Observer
+from openafm.training.resuming import resume_notes
 from openafm.training.signals import stop_on_signals
 from openafm.training.state import TrainingState
 from openafm.training.trainer import Trainer

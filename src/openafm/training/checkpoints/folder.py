@@ -15,8 +15,9 @@ from openafm.training.checkpoints.record import (
     DamagedCheckpointError,
     is_checkpoint_file,
 )
-from openafm.training.config import TrainerConfig, resume_difference
+from openafm.training.config import TrainerConfig
 from openafm.training.distributed.processes import Processes
+from openafm.training.resuming import resume_difference
 
 _NAME = re.compile(r"step-\d{8,}")
 _TEMPORARY_NAME = re.compile(r"\.step-\d{8,}\.[0-9a-f]+")

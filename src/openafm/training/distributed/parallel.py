@@ -38,10 +38,6 @@ if TYPE_CHECKING:
 BUCKET_BYTES = 64 << 20  # of gradients per all-reduce
 
 
-class UnknownParameterError(UsageError):
-    """No parameter of the divided model has this name."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ParameterLayout:
     """The part of a parameter in a process: its tracks or all, its experts or all, a shard along `shard_dim` or all."""
@@ -231,12 +227,12 @@ class Parallelism:
         Weights, moments of the optimizer and averages have the same layout.
 
         Raises:
-            UnknownParameterError: no parameter has this name.
+            UsageError: no parameter has this name.
         """
         from torch.distributed.tensor import DTensor
 
         if self._host_mesh is None or name not in self._layouts:
-            raise UnknownParameterError(f"the divided model has no parameter '{name}'")
+            raise UsageError(f"the divided model has no parameter '{name}'")
         return DTensor.from_local(local_tensor, self._host_mesh, self.placements(name, local_tensor.ndim), run_check=False)
 
     def local(self, tensor: Tensor) -> Tensor:

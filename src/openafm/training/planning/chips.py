@@ -15,8 +15,8 @@ GIB = 1 << 30
 GB = 10**9
 
 
-class UnknownChipError(UsageError):
-    """The chip is unknown, or has no rate in the precision."""
+class PlanError(UsageError):
+    """No plan is possible: an unknown chip or rate, or too little memory on a device; the message names what would fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +72,8 @@ def named_chip(name: str) -> Chip:
     """Return the chip of this name.
 
     Raises:
-        UnknownChipError: there is none.
+        PlanError: there is none.
     """
     if name not in CHIPS:
-        raise UnknownChipError(f"unknown chip '{name}'{nearest(name, list(CHIPS))}; or set its memory and rates one by one")
+        raise PlanError(f"unknown chip '{name}'{nearest(name, list(CHIPS))}; or set its memory and rates one by one")
     return CHIPS[name]

@@ -10,17 +10,13 @@ from openafm.core.errors import UsageError
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.training.distributed.config import MeshError, MeshShape, ParallelConfig
-from openafm.training.planning.chips import GIB, Chip, UnknownChipError
+from openafm.training.planning.chips import GIB, Chip, PlanError
 from openafm.training.planning.plan import Plan, Workload
 
 MAX_DEVICES = 1 << 20  # in the search for a layout that fits
 
 
-class DoesNotFitError(UsageError):
-    """The run needs more memory than a device has; the message names the difference and a layout that fits."""
-
-
-class RowsNotDivisibleError(UsageError):
+class RowsNotDivisibleError(PlanError):
     """The rows of a step do not divide over the data ranks."""
 
 
@@ -43,13 +39,12 @@ def make_plan(
     """Return the plan of a layout, or of the best one if axes are open: the shortest step without overlap.
 
     Raises:
-        DoesNotFitError: the run needs more memory than a device has.
+        PlanError: the run needs more memory than a device has, or the chip has no rate for the precision.
         MeshError: the axes do not fill the devices, do not divide the model, or one other than `replicate` crosses slices.
         RowsNotDivisibleError: the data ranks cannot share the rows of a step.
-        UnknownChipError: the chip has no rate for the precision.
     """
     if workload.precision not in chip.flops:
-        raise UnknownChipError(f"{chip.name} has no known rate in {workload.precision}; set it with --peak-flops")
+        raise PlanError(f"{chip.name} has no known rate in {workload.precision}; set it with --peak-flops")
     if workload.row_tokens > model.context_length:
         raise UsageError(f"rows of {workload.row_tokens} tokens do not fit the model's context of {model.context_length}")
     if num_devices < 1 or slices < 1:
@@ -58,7 +53,7 @@ def make_plan(
         shape = _shape(model, num_devices, slices, axes)
         plan = _largest_microbatch(_laid_out(model, chip, shape, workload))
         if not plan.fits:
-            raise DoesNotFitError(_excess(plan) + _smallest_fit(model, num_devices, chip, workload, slices))
+            raise PlanError(_excess(plan) + _smallest_fit(model, num_devices, chip, workload, slices))
         return plan
     layouts = list(_layouts(model, num_devices, chip, workload, axes, slices))
     if not layouts:
@@ -66,7 +61,7 @@ def make_plan(
     fitting = [plan for plan in layouts if plan.fits]
     if not fitting:
         least = min(layouts, key=lambda plan: plan.memory.peak)
-        raise DoesNotFitError(_excess(least) + _smallest_fit(model, num_devices, chip, workload, slices))
+        raise PlanError(_excess(least) + _smallest_fit(model, num_devices, chip, workload, slices))
     best = min(fitting, key=lambda plan: (plan.serial_seconds, _inner(plan.shape)))
     return replace(best, why=_why(best, fitting, len(layouts)))
 
