@@ -1,4 +1,4 @@
-// The C interface of the native runtime: what Python sees of it through ctypes, and nothing else is exported.
+// The C interface of the native runtime, used by Python through ctypes. Nothing else is exported.
 //
 // Shapes in comments: N rows (tokens of all sequences in a step), D model dim, H heads, K key/value heads, C head dim,
 // V vocabulary, R outputs and I inputs of a matrix.
@@ -8,14 +8,14 @@
 
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Grows with every change of a struct, a function or the layout of weights.
+// Increases with every incompatible change of a struct, a function or the layout of weights.
 #define OA_VERSION 5
 
 extern "C" {
 
 // A 2-bit matrix in panels of 64 rows (kernels.h), with one scale for each row; rows and scales are padded to whole panels.
-// An adapter may stand beside it, in numbers of `lora_bits` (16 or 32): a [rank, I], and b in panels [R / 64][rank][64], padded
-// with zeros. `rank` is 0 where there is none.
+// An adapter, if any, has numbers of `lora_bits` (16 or 32): a [rank, I], and b in panels [R / 64][rank][64], padded with
+// zeros. `rank` is 0 without an adapter.
 typedef struct {
     const uint8_t *codes;
     const float *scales;
@@ -24,7 +24,7 @@ typedef struct {
     float lora_scale;
 } OaMatrix;
 
-// One layer. `source` is the layer whose keys and values it reads, its own index where it has some.
+// One layer. `source` is the layer whose keys and values it reads: its own index if it stores some.
 typedef struct {
     OaMatrix query, key, value, output, gate, up, down;
     const float *attention_norm, *feed_forward_norm, *query_norm, *key_norm;
@@ -35,7 +35,7 @@ typedef struct {
     int32_t vocab_size, dim, num_layers, num_heads, num_kv_heads, head_dim, hidden_dim, num_prefill_layers;
     float norm_eps, qk_norm_eps;
     int32_t norm_before_position;
-    int32_t interleaved;      // pairs of channels that rotate together: (0, 1), ... or (0, C / 2), ...
+    int32_t interleaved;      // RoPE pairs are (0, 1), ...; otherwise (0, C / 2), ...
     float level_zero;         // a code's level is code - level_zero
     const float *frequencies; // radians per position of each pair, [C / 2]
     const float *final_norm;
@@ -48,47 +48,48 @@ typedef struct OaCache OaCache;
 
 OA_EXPORT int32_t oa_version(void);
 
-// The name of the best kernels that this processor runs, and of the i-th that it runs, best first; null after the last.
+// The name of the i-th kernel set that this processor supports, best first; null after the last.
 OA_EXPORT const char *oa_kernels(int32_t i);
 
-// `kernels` by name, null for the best. Keeps the pointers of the config, which must outlive the model. Null: no memory.
+// `kernels` by name; null for the best. Stores the pointers of the config, which must outlive the model. Returns null if
+// memory is exhausted or the kernel set is not supported.
 OA_EXPORT OaModel *oa_model_new(const OaConfig *config, int32_t num_threads, const char *kernels);
 OA_EXPORT void oa_model_free(OaModel *model);
 
-// Keys and values of one sequence, in pages that forks share until they write to them.
+// Keys and values of one sequence, in pages that forks share until one of them writes.
 OA_EXPORT OaCache *oa_cache_new(const OaModel *model);
 OA_EXPORT OaCache *oa_cache_fork(OaCache *cache, int64_t length);
 OA_EXPORT void oa_cache_free(OaCache *cache);
 
-// Bytes of the first `length` tokens, and copies of them out of and into a cache, in an order of their own.
+// The size of the first `length` tokens, and copies of them out of and into a cache, in an internal layout.
 OA_EXPORT int64_t oa_cache_bytes(const OaCache *cache, int64_t length);
 OA_EXPORT void oa_cache_save(const OaCache *cache, int64_t length, uint8_t *bytes);
 OA_EXPORT int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *bytes);
 
-// How many pages it stands on, and their addresses unless `addresses` is null; forks that share a page name the same.
+// Returns the number of pages and writes their addresses unless `addresses` is null. Forks share addresses of shared pages.
 OA_EXPORT int64_t oa_cache_pages(const OaCache *cache, uint64_t *addresses);
 
-// Compute counts[i] tokens of sequence i, from position starts[i] on; `tokens` holds them one sequence after the other.
-// Logits after the last wanted[i] of them, [rows, V], one sequence after the other. Returns 0, or 1: no memory. One call at
-// a time; beside it, caches that take no part may be forked, freed, saved and loaded, whatever pages they share.
+// Computes counts[i] tokens of sequence i from position starts[i] on; `tokens` holds those of all sequences in order.
+// Writes the logits after the last wanted[i] tokens of each, [rows, V]. Returns 0, or 1 if memory is exhausted. One call at a
+// time. Meanwhile other caches may be forked, freed, saved and loaded, whatever pages they share.
 OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts,
                           const int32_t *counts, const int32_t *wanted, const int32_t *tokens, float *logits);
 
-// A stored 2-bit matrix (four codes a byte) as panels, and a stored 4-bit embedding as tiles; see kernels.h.
+// Converts a stored 2-bit matrix (four codes a byte) to panels, and a stored 4-bit embedding to tiles; see kernels.h.
 OA_EXPORT void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_t num_inputs, uint8_t *panels);
 OA_EXPORT void oa_pack_tiles(const uint8_t *stored, const uint16_t *scales, const uint16_t *minima, int32_t vocab_size,
                              int32_t dim, uint8_t *tiles);
 
 // Single kernels, for tests and measurements, with the kernels and threads of a model (probe.cpp).
-// A product: y [N, R] of x [N, I], which is rounded to 8 bits first. Logits y [N, V] of x [N, D], likewise.
+// Products y [N, R] of x [N, I], and logits y [N, V] of x [N, D]; x is rounded to 8 bits first.
 OA_EXPORT void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y);
 OA_EXPORT void oa_head(OaModel *model, const uint8_t *tiles, int32_t vocab_size, int32_t dim, const float *x, int32_t num_rows,
                        float *y);
-// x [n] to 8 bits, padded to a multiple of 64; the scale, and the sum of the integers.
+// Rounds x [n] to 8 bits, padded to a multiple of 64, and returns the scale and the sum of the integers.
 OA_EXPORT void oa_round(OaModel *model, const float *x, int32_t n, int8_t *integers, float *scale, int32_t *sum);
 OA_EXPORT void oa_norm(OaModel *model, const float *x, const float *weight, int32_t n, float eps, float *y);
 OA_EXPORT void oa_swiglu(OaModel *model, float *gate, const float *up, int32_t n);
-// Queries [N, C], already scaled, over all of the keys and values [L, C]; y [N, C]. Returns 0, or 1: no memory.
+// Attention y [N, C] of queries [N, C] to all keys and values [L, C]. Returns 0, or 1 if memory is exhausted.
 OA_EXPORT int32_t oa_attend(OaModel *model, const float *queries, int32_t num_queries, int32_t head_dim, const float *keys,
                             const float *values, int32_t num_keys, float *y);
 

@@ -1,9 +1,9 @@
-// Attention in integers, for AVX-512 with VNNI and head dims that are multiples of 64 up to 256; the generic one for others.
+// Integer attention for AVX-512 with VNNI and head dims that are multiples of 64 up to 256; other head dims use the generic one.
 //
-// A query is rounded to 31 bits and split in four digits, so that a score is a sum of products of bytes; so are the weights of
-// the values in a page, to 32 bits. What lies between is of double precision: the outcome is that of exact numbers, rounded
-// once. Behind FINE_KEYS keys two digits are taken: what that adds is a hundredth of what keys and values of 8 bits already
-// are off by, and a long context costs half.
+// A query is rounded to 31 bits and split into four digits, so that a score is a sum of products of bytes; likewise the weights
+// of the values in a page, to 32 bits. The softmax is computed in double precision, so the output is the exact one, rounded
+// once. With more than FINE_KEYS keys two digits are used: this halves the cost of long contexts and adds a hundredth of the
+// error of 8-bit keys and values. Choices may then differ from those of other kernel sets (docs/native-runtime.md).
 #pragma once
 #include <immintrin.h>
 
@@ -23,12 +23,12 @@ inline __m512i broadcast(const void *four) {
 struct PreparedQuery {
     double scale;
     int32_t num_digits;
-    int32_t sums[4];  // of each digit, the highest first
+    int32_t sums[4];  // of each digit, high digits first
     int32_t padding[9];
-    // int8_t digits[4][C] follow
+    // followed by int8_t digits[4][C]
 };
 
-// Half of 16 numbers in double precision, and two halves put together.
+// Converts half of 16 numbers to double precision, and two halves back.
 inline __m512d wide(__m512i integers, int half) {
     return _mm512_cvtepi32_pd(half ? _mm512_extracti64x4_epi64(integers, 1) : _mm512_castsi512_si256(integers));
 }
@@ -41,7 +41,7 @@ inline __m512i joined(__m256i low, __m256i high) {
     return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
 }
 
-// Which of 16 numbers from `first` on are among the first `count`.
+// The mask of those of 16 numbers from `first` on that are below `count`.
 inline __mmask16 first_of(int count, int first) {
     return count >= first + 16 ? 0xffff : count <= first ? 0 : (__mmask16)((1u << (count - first)) - 1);
 }
@@ -76,7 +76,7 @@ void prepare(const float *query, int head_dim, int64_t num_keys, uint8_t *prepar
         prepare_digits(query, head_dim, num_keys <= FINE_KEYS ? 4 : 2, (PreparedQuery *)prepared);
 }
 
-// How precisely scores and weights of a page are computed: of 16 keys there are two vectors in double precision, or one in single.
+// Precision of the scores and weights of a page: 16 keys are two vectors in double precision or one in single precision.
 struct Fine {
     typedef double Number;
     typedef __m512d Vector;
@@ -106,13 +106,13 @@ inline double highest_of(__m512 x) { return (double)_mm512_reduce_max_ps(x); }
 inline double sum_of(__m512d x) { return _mm512_reduce_add_pd(x); }
 inline double sum_of(__m512 x) { return (double)_mm512_reduce_add_ps(x); }
 
-// 16 numbers times another.
+// Multiplies 16 numbers by a factor.
 inline void put(double *to, __m512 x, double factor) {
     for (int half = 0; half < 2; half++) _mm512_store_pd(to + half * 8, wide(x, half) * all(factor));
 }
 inline void put(float *to, __m512 x, double factor) { _mm512_store_ps(to, x * all((float)factor)); }
 
-// exp2_of, of vectors.
+// exp2_of for vectors.
 inline __m512d exp2_of(__m512d x) {
     const __m512d n = _mm512_roundscale_pd(x, 8), r = x - n;
     __m512d p = all(EXP2[7]);
@@ -129,7 +129,7 @@ inline __m512 exp2_of(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// The i-th vector of sums of products with each digit, added up.
+// Combines the i-th vectors of sums of all digits.
 inline __m512d total(const Fine &, const __m512i (*sums)[4], int i) {
     const __m512i high = _mm512_add_epi32(_mm512_slli_epi32(sums[0][i / 2], 8), sums[1][i / 2]);
     const __m512i low = _mm512_add_epi32(_mm512_slli_epi32(sums[2][i / 2], 8), sums[3][i / 2]);
@@ -140,14 +140,14 @@ inline __m512 total(const Coarse &, const __m512i (*sums)[4], int i) {
     return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(sums[0][i], 8), sums[1][i]));
 }
 
-// 16 weights, of the v-th 16 keys, as integers.
+// The weights of the v-th 16 keys as integers.
 inline __m512i integers(const Fine &, const __m512d *weights, int v) {
     return joined(_mm512_cvtpd_epu32(weights[2 * v]), _mm512_cvtpd_epu32(weights[2 * v + 1]));
 }
 
 inline __m512i integers(const Coarse &, const __m512 *weights, int v) { return _mm512_cvtps_epu32(weights[v]); }
 
-// The scales of a page's keys, and those of its values in units that make a weight of 1 the largest integer.
+// Loads the scales of a page's keys and values; the latter in units that make a weight of 1 the largest integer.
 template <class Kind>
 struct PageScales {
     alignas(64) typename Kind::Number keys[PAGE], values[PAGE];
@@ -165,7 +165,7 @@ struct PageScales {
     }
 };
 
-// Scores of a query with the keys of a page, to base 2.
+// Scores of a query with the keys of a page, in base 2.
 template <class Kind>
 inline void score(const uint8_t *prepared, int head_dim, const uint8_t *keys, const typename Kind::Number *key_scales,
                   typename Kind::Vector *scores) {
@@ -192,15 +192,15 @@ inline void score(const uint8_t *prepared, int head_dim, const uint8_t *keys, co
     for (int i = 0; i < Kind::VECTORS; i++) scores[i] = total(Kind(), sums, i) * scale * at(key_scales + i * Kind::LANES_OF_KEYS);
 }
 
-// Digits of the weights of a page's values, as shares of the largest in the page: that is worth `grown` times the largest of
-// all pages so far, and what came before shrinks by `shrink`.
+// Digits of the weights of a page's values relative to the page's maximum. `grown` is the page's maximum relative to that of
+// all pages so far; earlier sums are multiplied by `shrink`.
 template <class Kind>
 struct Weights {
     alignas(64) uint8_t digits[Kind::DIGITS][PAGE];
     double shrink, grown;
 };
 
-// Scores of a page to the weights of its values; `top` and `sum` as they are with this page.
+// Converts the scores of a page to weights of its values, and updates `top` and `sum`.
 template <class Kind>
 inline void soften(typename Kind::Vector *scores, const typename Kind::Number *value_scales, int num_keys, double *top,
                    double *sum, Weights<Kind> &weights) {
@@ -240,7 +240,7 @@ inline __m512d half_of(const Coarse &, const __m512i (*sums)[4], int i) {
     return wide(_mm512_add_epi32(_mm512_slli_epi32(sums[0][i / 2], 8), sums[1][i / 2]), i % 2);
 }
 
-// 64 channels of the values of a page, weighted for N queries: out = out * shrink + unit * grown * sum.
+// Weighted sum of 64 channels of a page's values for N queries: out = out * shrink + unit * grown * sum.
 template <int N, class Kind>
 inline void weigh(const Weights<Kind> *weights, double unit, const int8_t *values, int head_dim, int num_keys,
                   double *const *out) {

@@ -9,14 +9,14 @@
 
 namespace {
 
-// So that no vector of a page lies across two lines of the processor's caches.
+// Cache lines, so that no vector crosses one.
 const std::align_val_t PAGE_ALIGNMENT{64};
 
 void release(Page *page) {
     if (page->num_owners.fetch_sub(1) == 1) delete page;
 }
 
-// Symmetric 8 bits with a scale in fp16, as the bundle's numerics have it.
+// Symmetric 8 bits with an fp16 scale (numerics int8_per_token_head).
 void round_to_8_bits(const float *x, int n, int8_t *integers, uint16_t *scale) {
     const float exact = largest_of(x, n) / 127.0f;
     *scale = float_to_half(exact < 0x1p-24f ? 0x1p-24f : exact > 65504.0f ? 65504.0f : exact);

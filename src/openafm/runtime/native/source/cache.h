@@ -1,5 +1,5 @@
-// Keys and values of one sequence in pages of PAGE tokens, each with all layers and heads. Forks share pages; a page that is
-// shared is copied when one of them writes to it.
+// Keys and values of one sequence in pages of PAGE tokens, each with all layers and heads. Forks share pages; a shared page is
+// copied before a write.
 #pragma once
 #include <stdint.h>
 
@@ -9,7 +9,7 @@
 #include "kernels.h"
 
 struct PageShape {
-    int num_layers, num_kv_heads, head_dim;  // layers that keep keys and values of their own
+    int num_layers, num_kv_heads, head_dim;  // layers that store keys and values
 
     size_t head_bytes() const { return (size_t)PAGE * (2 * head_dim + 2 * sizeof(uint16_t)); }
     size_t bytes() const { return head_bytes() * num_kv_heads * num_layers; }
@@ -29,13 +29,13 @@ struct OaCache {
     OaCache(const OaCache &) = delete;
     ~OaCache();
 
-    // Make positions [start, stop) writable by this cache alone. Throws std::bad_alloc.
+    // Makes positions [start, stop) writable without affecting other caches. Throws std::bad_alloc.
     void prepare(int64_t start, int64_t stop);
 
-    // The keys and values of one layer and head in a page, for reading.
+    // Returns the keys and values of one layer and head in a page, for reading.
     KeysValuesPage at(int64_t page, int layer, int head) const;
 
-    // Keep a key and a value, rounded to 8 bits with a scale each.
+    // Stores a key and a value, rounded to 8 bits with one scale each.
     void store(int64_t position, int layer, int head, const float *key, const float *value);
 
     const PageShape shape;

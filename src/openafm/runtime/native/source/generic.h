@@ -1,5 +1,5 @@
-// Kernels written once for every instruction set: kernels_*.cpp include this under their own compiler flags, so that loops
-// become that set's vectors. Everything is in an anonymous namespace: no two of these may be taken for one another.
+// Kernels that compilers vectorize: kernels_*.cpp include this with the flags of their instruction set. The anonymous namespace
+// keeps the linker from merging the versions.
 #pragma once
 #if defined(__F16C__)
 #include <immintrin.h>
@@ -13,14 +13,14 @@
 namespace {
 
 constexpr double LOG2_OF_E = 1.44269504088896341;
-// What products of a query with keys are worth as scores to base 2.
+// The factor from a product of query and key to a score in base 2.
 inline double score_unit(int head_dim) { return LOG2_OF_E / sqrt((double)head_dim); }
 
-// The polynomial nearest to 2^r from -1/2 to 1/2.
+// Minimax polynomial of 2^r for r in -1/2..1/2.
 constexpr double EXP2[] = {0x1.ffffffffabbd0p-1, 0x1.62e42ff116289p-1,  0x1.ebfbe0a4be81bp-3,  0x1.c6b08aaf2eee4p-5,
                            0x1.3b29dc40d6fbep-7, 0x1.5d8a70884c0fdp-10, 0x1.446a1fda1858cp-13, 0x1.fe1783e109957p-17};
 
-// 2^x of what is from -1000 to 1000, to 4 parts in 10^11: rounded to fp32, it is the exact number's but for one in a thousand.
+// 2^x for x in -1000..1000 with a relative error of 4e-11: after rounding to fp32, all but one in a thousand are exact.
 inline double exp2_of(double x) {
     const double shifted = x + 0x1.8p52, r = x - (shifted - 0x1.8p52);  // the nearest integer in the lowest bits
     double p = EXP2[7];
@@ -43,7 +43,7 @@ void round_row(const float *x, int n, int8_t *integers, float *scale, int32_t *s
     *sum = total;
 }
 
-// y = (x * factor) * weight with the factor to the nearest.
+// y = (x * factor) * weight, with a correctly rounded factor.
 void rms_norm(const float *x, const float *weight, int n, float eps, float *y) {
     double parts[LANES] = {};
     int i = 0;
@@ -68,7 +68,7 @@ void prepare_query(const float *query, int head_dim, int64_t, uint8_t *prepared)
     memcpy(prepared, query, head_dim * sizeof(float));
 }
 
-// By what sums shrink when the highest score, to base 2, rises.
+// The factor for partial sums when the maximum score (base 2) changes by `difference`.
 inline double shrink_of(double difference) {
     return exp2_of(difference < -1000.0 ? -1000.0 : difference > 0 ? 0 : difference);
 }
@@ -99,7 +99,7 @@ inline double soften(double *scores, const float *value_scales, int num_keys, do
     return shrink;
 }
 
-// The scales of a page's keys or values; those behind the first `num_keys` are of no key.
+// Widens the scales of a page's keys or values.
 inline void widen_scales(const uint16_t *halves, float *scales) {
     for (int l = 0; l < PAGE; l++) scales[l] = half_to_float(halves[l]);
 }
@@ -112,7 +112,7 @@ enum { NUMBERS = 4 };
 typedef float Floats __attribute__((vector_size(4 * NUMBERS)));
 typedef double Doubles __attribute__((vector_size(8 * NUMBERS)));
 
-// Numbers of an adapter's a and b, in half or single precision.
+// Loads numbers of an adapter's a or b in half or single precision.
 inline void load(const float *singles, Doubles &numbers) {
     Floats x;
     memcpy(&x, singles, sizeof x);
@@ -129,14 +129,14 @@ inline void load(const uint16_t *halves, Doubles &numbers) {
 #endif
 }
 
-// How many rows of activations, and of a, are taken together: as many sums as there are registers for.
+// Rows of activations, and of a, that are processed together: limited by the registers for sums.
 #if defined(__AVX512F__)
 enum { ADAPTER_ROWS = 4 };
 #else
 enum { ADAPTER_ROWS = 2 };
 #endif
 
-// Sums of N rows of activations with K rows of a [rank, I], in low [N, rank].
+// Products of N rows of activations with K rows of a [rank, I], into low [N, rank].
 template <int N, int K, class Number>
 inline void adapter_sums(const Number *a, const float *x, int num_inputs, int rank, double *low) {
     Doubles sums[N][K] = {};
@@ -234,7 +234,7 @@ void adapter_out(const OaMatrix &matrix, const double *low, int num_rows, int pa
         adapter_adds(matrix, (const float *)matrix.lora_b, low, num_rows, panel, y);
 }
 
-// One page for one query after the other; scores first, then the weighted values.
+// Processes one page for each query: scores first, then the weighted values.
 void attend_page(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys, double *state) {
     float key_scales[PAGE], value_scales[PAGE];
     widen_scales(page.key_scales, key_scales);

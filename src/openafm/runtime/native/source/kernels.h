@@ -1,8 +1,8 @@
-// The kernels that depend on the processor, as a table: one per instruction set, filled in kernels_*.cpp.
+// The table of kernels that depend on the processor: one for each instruction set, in kernels_*.cpp.
 //
-// Weights of 2 bits lie in panels of 64 rows: for every 16 inputs, four vectors of 64 bytes, one for 16 rows each. Lane r of
+// 2-bit weights are stored in panels of 64 rows: for every 16 inputs, four vectors of 64 bytes for 16 rows each. Lane r of
 // a vector holds the 16 codes of row r in four bytes; bits 2p and 2p + 1 of byte b are the code of input 4p + b.
-// The 4-bit embedding lies in tiles of 16 rows: for every 32 inputs four vectors of 64 bytes, whose lane r holds eight codes
+// The 4-bit embedding is stored in tiles of 16 rows: for every 32 inputs four vectors of 64 bytes, whose lane r holds 8 codes
 // of row r (low half of byte b: input b, high half: input 4 + b), then 16 scales and 16 minima in fp16.
 #pragma once
 #include <stdint.h>
@@ -30,7 +30,7 @@ struct Rounded {
 };
 
 // Keys of one page and head, [C / 4][PAGE][4] as unsigned with 128 added, values [PAGE / 4][C][4] signed; one scale a token.
-// All lie behind each other, and so they do in the `next` page, if there is one, which will be wanted soon.
+// These are contiguous. `next` is the address of the next page, for prefetching; null after the last.
 struct KeysValuesPage {
     const uint8_t *keys;
     const int8_t *values;
@@ -45,21 +45,21 @@ struct Kernels {
     void (*low_bit)(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t y_stride);
     // Logits of tiles [first, last) for all rows.
     void (*head)(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab_size, float *y, int64_t y_stride);
-    // One row to 8 bits; `n` and what lies behind it up to a multiple of 64 is written.
+    // Rounds one row to 8 bits; pads it with zeros to a multiple of 64.
     void (*round)(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums);
     void (*rms_norm)(const float *x, const float *weight, int n, float eps, float *y);
     // gate = silu(gate) * up.
     void (*swiglu)(float *gate, const float *up, int n);
-    // A query [C] that sees `num_keys` keys in all, as `attend` wants it: prepared_bytes(C), aligned to 64.
+    // Converts a query [C] that sees `num_keys` keys to the input of `attend`: prepared_bytes(C), aligned to 64.
     void (*prepare)(const float *query, int head_dim, int64_t num_keys, uint8_t *prepared);
-    // Online softmax of q k / sqrt(C) for prepared queries, one after the other, over the first `num_keys` keys of a page.
-    // `state` holds for each query its maximum (to base 2), its sum, and C partial outputs, in double precision: the outcome
-    // is that of exact numbers, rounded once. What a query gets does not depend on those beside it.
+    // Online softmax of q k / sqrt(C) for prepared queries over the first `num_keys` keys of a page. `state` holds for each
+    // query its maximum (base 2), its sum and C partial outputs in double precision, so that the output is the exact one,
+    // rounded once. The result of a query does not depend on the others.
     void (*attend)(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, int num_keys,
                    double *state);
-    // Sums of rows x [N, I] with rows [first, last) of an adapter's a, in low [N, rank].
+    // Products of rows x [N, I] with rows [first, last) of an adapter's a, into low [N, rank].
     void (*adapter_in)(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, double *low);
-    // y [N, R] += what an adapter adds to a panel of outputs, of its sums low [N, rank].
+    // Adds an adapter's output for one panel, from its sums low [N, rank], to y [N, R].
     void (*adapter_out)(const OaMatrix &matrix, const double *low, int num_rows, int panel, float *y);
 };
 

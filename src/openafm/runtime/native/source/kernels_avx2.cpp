@@ -1,7 +1,7 @@
-// AVX2: products of bytes in pairs, whose sums of 16 bits must not overflow.
+// AVX2: products of bytes in pairs, whose 16-bit sums must not overflow.
 //
-// Of the four codes in a byte two are taken out by a mask alone and two after one shift: worth 1 or 4 times the code, so that
-// what a byte of activations gives stays below 4 * 3 * 128. Sums of a few steps are kept in 16 bits and then widened.
+// Two of the four codes in a byte are extracted with a mask and two after one shift; they are 1 or 4 times the code, so a
+// product with a byte of activations stays below 4 * 3 * 128. Sums of a few steps are kept in 16 bits and then widened.
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <cpuid.h>
 #include <immintrin.h>
@@ -14,12 +14,12 @@ enum {
     WIDE_STEPS = 4,       // steps of a panel whose sums fit 16 bits: 4 * 2 * 2 * (4 * 3) * 128 < 2^15
     WIDE_QUADS = 32,      // unpacked quads of inputs whose sums fit: 32 * 2 * 3 * 128 < 2^15
     ROWS_BESIDE = 6,      // rows of activations whose sums fit the registers
-    MANY_ROWS = 20 * ROWS_BESIDE,  // rows whose sums stay in the second cache
-    KEYS_BESIDE = 16,     // keys, and channels of values, that are widened at once
-    QUERIES_BESIDE = 16,  // queries for which they are
+    MANY_ROWS = 20 * ROWS_BESIDE,  // rows whose sums stay in the L2 cache
+    KEYS_BESIDE = 16,     // keys, or channels of values, widened at once
+    QUERIES_BESIDE = 16,  // queries that use them
 };
 
-// Asked of the processor: not every compiler's __builtin_cpu_supports knows the name.
+// Queries the processor, because not every compiler's __builtin_cpu_supports has this feature.
 bool has_half_precision() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
@@ -37,10 +37,10 @@ inline __m256i broadcast(const int8_t *four) {
     return _mm256_set1_epi32(word);
 }
 
-// Sums of 16 bits in pairs to 32 bits.
+// Adds pairs of 16-bit sums to 32 bits.
 inline __m256i widened(__m256i sums) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(1)); }
 
-// Those of 8 numbers that exist.
+// Stores the first `count` of 8 numbers.
 inline void store_some(__m256 numbers, int count, float *y) {
     if (count >= 8) return _mm256_storeu_ps(y, numbers);
     alignas(32) float all[8];
@@ -48,13 +48,13 @@ inline void store_some(__m256 numbers, int count, float *y) {
     for (int i = 0; i < count; i++) y[i] = all[i];
 }
 
-// Scale 8 sums and store those rows that exist.
+// Scales 8 sums and stores the rows that exist.
 inline void store(__m256i sums, float zero, int32_t x_sum, float x_scale, const float *scales, int rows, float *y) {
     const __m256 exact = _mm256_sub_ps(_mm256_cvtepi32_ps(sums), _mm256_set1_ps(zero * (float)x_sum));
     store_some(_mm256_mul_ps(exact, _mm256_mul_ps(_mm256_set1_ps(x_scale), _mm256_loadu_ps(scales))), rows, y);
 }
 
-// Some steps of OCTETS times 8 rows of a panel, from the `first` on, with N rows of activations.
+// Some steps of OCTETS times 8 rows of a panel from `first` on, times N rows of activations.
 template <int N, int OCTETS>
 inline void stream_steps(const uint8_t *codes, int count, const int8_t *const *a, int first, __m256i (*totals)[8]) {
     const __m256i mask0 = _mm256_set1_epi8(3), mask1 = _mm256_set1_epi8(12);
@@ -88,7 +88,7 @@ inline void stream_steps(const uint8_t *codes, int count, const int8_t *const *a
         }
 }
 
-// A panel with N rows of activations, from `row` on: the weights are read once, in order.
+// A panel times N rows of activations from `row` on: the weights are read once, in order.
 template <int N>
 void stream(const OaMatrix &matrix, float zero, const Rounded &x, int row, int panel, float *y, int64_t stride) {
     enum { OCTETS = N == 1 ? 2 : 1 };
@@ -115,7 +115,7 @@ void stream(const OaMatrix &matrix, float zero, const Rounded &x, int row, int p
         }
 }
 
-// Some quads of an unpacked tile of 16 rows by N rows of activations.
+// Some quads of an unpacked tile of 16 rows times N rows of activations.
 template <int N>
 void multiply(const uint8_t *tile, const int8_t *a, int64_t stride, int num_quads, __m256i (*sums)[2]) {
     __m256i acc[N][2];
@@ -139,7 +139,7 @@ typedef void (*Multiply)(const uint8_t *, const int8_t *, int64_t, int, __m256i 
 const Multiply multiply_rows[ROWS_BESIDE + 1] = {0,           multiply<1>, multiply<2>, multiply<3>,
                                                  multiply<4>, multiply<5>, multiply<6>};
 
-// Some steps of a panel as bytes 0 to 3: tile after tile, four inputs of 16 rows after the other.
+// Unpacks some steps of a panel to bytes 0 to 3, by tiles and by four inputs of 16 rows.
 inline void unpack(const uint8_t *codes, int num_steps, uint8_t (*tiles)[WIDE_QUADS * 64]) {
     const __m256i mask = _mm256_set1_epi8(3);
     for (int step = 0; step < num_steps; step++)
@@ -152,7 +152,7 @@ inline void unpack(const uint8_t *codes, int num_steps, uint8_t (*tiles)[WIDE_QU
         }
 }
 
-// Many rows, from `first_row` on, by a panel: weights are read and unpacked once, a stretch at a time.
+// Many rows from `first_row` on, times a panel: weights are read and unpacked once, one stretch at a time.
 void multiply_panel(const OaMatrix &matrix, float zero, const Rounded &x, int panel, int first_row, int num_rows, float *y,
                     int64_t stride) {
     const int num_steps = (matrix.num_inputs + 15) / 16;
@@ -189,7 +189,7 @@ void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, in
     }
 }
 
-// N rows of activations by half a tile of the embedding. The sums of a group just fit: 8 * 2 * 15 * 128 < 2^15.
+// N rows of activations times half a tile of the embedding. The sums of a group fit 16 bits: 8 * 2 * 15 * 128 < 2^15.
 template <int N>
 inline void head_half(const uint8_t *tile, int half, const Rounded &x, int row, int rows, float *y, int64_t stride) {
     const __m256i mask = _mm256_set1_epi8(15);
@@ -234,7 +234,7 @@ void head(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab
         }
 }
 
-// Numbers of 32 bits are split in two digits of 16, whose products with bytes of up to 512 channels add up in 32 bits.
+// Attention: 32-bit numbers are split into two 16-bit digits, whose products with bytes of up to 512 channels fit 32 bits.
 enum { DIGIT_BITS = 16, LARGEST_NUMBER = 32767 << DIGIT_BITS, LARGEST_DIGITS_DIM = 512 };
 
 inline void split(const double *numbers, double factor, int count, int16_t *high, int16_t *low) {
@@ -260,7 +260,7 @@ inline bool takes_digits(int head_dim) { return head_dim % KEYS_BESIDE == 0 && h
 struct PreparedQuery {
     double scale;
     int32_t padding[14];
-    // int16_t digits[2][C] follow, the higher ones first
+    // followed by int16_t digits[2][C], high digits first
 };
 
 void prepare(const float *query, int head_dim, int64_t num_keys, uint8_t *prepared) {
@@ -274,10 +274,10 @@ void prepare(const float *query, int head_dim, int64_t num_keys, uint8_t *prepar
     split(wide, inverse, head_dim, high, low);
 }
 
-// A half whose number need not be a constant of the language.
+// Extracts a half whose index is not a constant expression.
 inline __m128i half_of(__m256i x, int half) { return half ? _mm256_extracti128_si256(x, 1) : _mm256_castsi256_si128(x); }
 
-// Sums over quads of four numbers, in two digits, by 16 columns of widened bytes [quad][16][4].
+// Products of quads of four numbers, in two digits, with 16 columns of widened bytes [quad][16][4].
 inline void multiply_quads(const int16_t *high, const int16_t *low, const int16_t *columns, int num_quads, double *y) {
     __m256i sums[2][4];
 #pragma GCC unroll 4
@@ -309,7 +309,7 @@ inline void multiply_quads(const int16_t *high, const int16_t *low, const int16_
     }
 }
 
-// 16 columns of quads of bytes, `stride` bytes from quad to quad, in 16 bits; `flip` makes keys signed.
+// Widens 16 columns of quads of bytes, `stride` bytes apart, to 16 bits; `flip` makes keys signed.
 inline void widen(const uint8_t *bytes, int64_t stride, int num_quads, uint8_t flip, int16_t *columns) {
     const __m128i flips = _mm_set1_epi8((char)flip);
     for (int quad = 0; quad < num_quads; quad++)
@@ -320,7 +320,7 @@ inline void widen(const uint8_t *bytes, int64_t stride, int num_quads, uint8_t f
         }
 }
 
-// Keys and values are widened once for some queries, 16 keys or 16 channels at a time.
+// Keys and values are widened once for several queries, 16 keys or 16 channels at a time.
 void attend_some(const uint8_t *prepared, int num_queries, int head_dim, const KeysValuesPage &page, const float *key_scales,
                  const float *value_scales, int num_keys, double *state) {
     alignas(32) int16_t columns[KEYS_BESIDE * LARGEST_DIGITS_DIM];

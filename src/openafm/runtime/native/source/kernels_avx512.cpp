@@ -1,8 +1,8 @@
 // AVX-512 with VNNI: sums of four products of bytes in one instruction.
 //
-// Of the four codes in a byte two are taken out by a mask alone and two after one shift, worth 1 or 4 times the code: those have
-// accumulators of their own, and one shift at the very end undoes it. Weights are read in order. What is taken out of them
-// serves one to four rows of activations at a time: that is little beside the products, so nothing is kept unpacked.
+// Two of the four codes in a byte are extracted with a mask and two after one shift; they are 1 or 4 times the code, have
+// separate accumulators, and are corrected by one shift at the end. Weights are read in order and unpacked again for every one
+// to four rows of activations, which is cheap compared with the products.
 #if defined(__AVX512F__) && defined(__AVX512VNNI__)
 #include <immintrin.h>
 
@@ -13,10 +13,10 @@
 namespace {
 
 enum {
-    STRETCH = 48,          // steps of a panel that are multiplied by all rows before the next
-    MANY_ROWS = 128,       // rows whose sums stay in the caches
-    ONE_ROW_AHEAD = 4096,  // bytes that are fetched ahead, where memory sets the pace
-    ROWS_AHEAD = 16384     // and where it does not
+    STRETCH = 48,          // steps of a panel that are multiplied by all rows before the next steps
+    MANY_ROWS = 128,       // rows whose sums stay in the cache
+    ONE_ROW_AHEAD = 4096,  // prefetch distance in bytes where memory is the limit
+    ROWS_AHEAD = 16384     // and where it is not
 };
 
 bool is_supported() {
@@ -24,15 +24,15 @@ bool is_supported() {
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
 }
 
-// Scale 16 sums and store those rows that exist.
+// Scales 16 sums and stores the rows that exist.
 inline void store(__m512i sums, float zero, int32_t x_sum, float x_scale, const float *scales, int rows, float *y) {
     __m512 exact = _mm512_sub_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(zero * (float)x_sum));
     __m512 scaled = _mm512_mul_ps(exact, _mm512_mul_ps(_mm512_set1_ps(x_scale), _mm512_loadu_ps(scales)));
     _mm512_mask_storeu_ps(y, rows >= 16 ? 0xffff : (__mmask16)((1u << (rows < 0 ? 0 : rows)) - 1), scaled);
 }
 
-// What is fetched ahead of a multiplication. One row of activations waits for memory, and what it reads is not read again;
-// more of them have so much to compute that memory must be asked early, and the stretch comes from the second cache.
+// Prefetches for a multiplication. One row of activations is bound by memory, and its reads are not reused. With more rows,
+// computation dominates, so memory is prefetched early and the stretch is read from the L2 cache.
 template <int N>
 inline void fetch(const uint8_t *codes) {
     if (N == 1)
@@ -41,7 +41,7 @@ inline void fetch(const uint8_t *codes) {
         _mm_prefetch((const char *)codes + ROWS_AHEAD, _MM_HINT_T1);
 }
 
-// Some steps of T of the four tiles of a panel with N rows of activations: N * T pairs of sums, which fill the registers.
+// Some steps of T of the four tiles of a panel times N rows of activations: N * T pairs of sums, which fill the registers.
 template <int N, int T, bool FETCHES>
 inline void multiply_tiles(const uint8_t *codes, int num_steps, const int8_t *const *a, int tile, __m512i (*totals)[4]) {
     const __m512i mask0 = _mm512_set1_epi8(3), mask1 = _mm512_set1_epi8(12);
@@ -83,7 +83,7 @@ inline void multiply_tiles(const uint8_t *codes, int num_steps, const int8_t *co
         }
 }
 
-// Some steps of a panel with N rows of activations.
+// Some steps of a panel times N rows of activations.
 template <int N, bool FETCHES>
 inline void multiply_rows(const uint8_t *codes, int num_steps, const int8_t *x, int64_t stride, __m512i (*totals)[4]) {
     enum { T = N <= 2 ? 4 : 2 };
@@ -100,8 +100,8 @@ void multiply_some(int count, const uint8_t *codes, int num_steps, const int8_t 
     multiply_rows<4, FETCHES>(codes, num_steps, x, stride, totals);
 }
 
-// A panel with rows of activations from `first` on. Of more rows than a multiplication takes, a stretch of the panel stays in
-// the first cache until all have been multiplied with it.
+// A panel times rows of activations from `first` on. With more rows than one multiplication takes, a stretch of the panel stays
+// in the L1 cache until all rows have been multiplied with it.
 void multiply_panel(const OaMatrix &matrix, float zero, const Rounded &x, int panel, int first, int num_rows, float *y,
                     int64_t y_stride) {
     const int num_steps = (matrix.num_inputs + 15) / 16, stretch = num_rows <= 2 ? num_steps : STRETCH;
@@ -130,7 +130,7 @@ void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, in
             multiply_panel(matrix, zero, x, panel, row, x.num_rows - row < MANY_ROWS ? x.num_rows - row : MANY_ROWS, y, stride);
 }
 
-// N rows of activations by one tile of the embedding: sums of a group are integers, then scaled by the group.
+// N rows of activations times one tile of the embedding: integer sums within a group, then scaled.
 template <int N>
 inline void head_tile(const uint8_t *tile, const Rounded &x, int row, int num_groups, int rows, float *y, int64_t stride) {
     const __m512i mask = _mm512_set1_epi8(15);

@@ -1,4 +1,4 @@
-// NEON with sums of four products in one instruction: ARMv8.2 with dotprod, as Apple's and most servers' processors have it.
+// NEON with dot-product instructions: ARMv8.2 with dotprod, such as Apple's and most server processors.
 #if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
 #include "neon.h"
 

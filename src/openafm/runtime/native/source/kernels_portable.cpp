@@ -1,4 +1,4 @@
-// Plain C++ for any processor: what the other kernels are tested against, and what runs where there is none of them.
+// Plain C++ for any processor: the reference for tests, and the fallback.
 #include "generic.h"
 
 namespace {

@@ -32,7 +32,7 @@ int panels_of(const OaMatrix &matrix) { return (matrix.num_outputs + PANEL_ROWS 
 
 void RoundedRows::reserve(int num_rows, int num_inputs) {
     const size_t stride = padded(num_inputs), rows = num_rows;
-    // What is compared is made last: there may be memory for the others alone, and another step later.
+    // The vector whose size is compared is resized last: an earlier resize may throw, and a later step repeats them.
     if (integers_.size() < rows * stride) group_sums_.resize(rows * stride / GROUP), integers_.resize(rows * stride);
     if (scales_.size() < rows) sums_.resize(rows), scales_.resize(rows);
 }
@@ -87,7 +87,7 @@ void OaModel::reserve(int num_rows) {
     gate.resize(rows * config.hidden_dim);
     up.resize(rows * config.hidden_dim);
     turns.resize(rows * config.head_dim);
-    states.resize(rows * config.dim);  // the last: what is there by then stands
+    states.resize(rows * config.dim);  // last, because its size is compared above
 }
 
 void OaModel::normalize(const float *weight, int num_rows) {
@@ -115,15 +115,15 @@ void OaModel::multiply(const std::vector<Product> &products, const float *x, int
     });
 }
 
-// Panels of outputs of a product, with what an adapter adds to them, of its sums low [N, rank].
+// Computes panels of a product and adds the output of its adapter, whose sums are low [N, rank].
 void OaModel::multiply_panels(const Product &product, int first, int last, const double *low, int num_rows) {
     const OaMatrix &matrix = *product.matrix;
     kernels.low_bit(matrix, config.level_zero, rounded.view(), first, last, product.y, matrix.num_outputs);
     for (int panel = first; matrix.rank && panel < last; panel++) kernels.adapter_out(matrix, low, num_rows, panel, product.y);
 }
 
-// Of both products and what becomes of them, some panels after the other: no thread waits between. Few rows wait for memory,
-// which is read in order; of many rows, both products should still be in the caches when their gates open.
+// Each thread computes panels of both products and then SwiGLU, without a barrier in between. Few rows are bound by memory,
+// which is read in order. With many rows, one panel at a time keeps both products in the cache for SwiGLU.
 void OaModel::open_gates(const OaLayer &layer, int num_rows) {
     const Product gates = {&layer.gate, gate.data()}, ups = {&layer.up, up.data()};
     add_up_adapters({gates, ups}, normed.data(), num_rows);
@@ -140,7 +140,7 @@ void OaModel::open_gates(const OaLayer &layer, int num_rows) {
     });
 }
 
-// x a^T of all products that have an adapter, one after the other in `low_rank`.
+// Computes x a^T of all products with an adapter into `low_rank`.
 void OaModel::add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows) {
     size_t num_sums = 0;
     for (const Product &product : products) num_sums += (size_t)num_rows * product.matrix->rank;

@@ -1,4 +1,4 @@
-// A model: the config's pointers, the threads, and room for the rows of a step.
+// A model: config, thread pool and buffers for the rows of a step.
 #pragma once
 #include <vector>
 
@@ -6,13 +6,13 @@
 #include "kernels.h"
 #include "pool.h"
 
-// Rows of activations rounded to 8 bits, with the memory that they take.
+// Rows of activations rounded to 8 bits, and their buffers.
 class RoundedRows {
 public:
     void reserve(int num_rows, int num_inputs);
     const Rounded &view() const { return view_; }
 
-    // Round rows [N, num_inputs] of x, `x_stride` apart.
+    // Rounds rows [N, num_inputs] of x, `x_stride` apart.
     void round(const Kernels &kernels, Pool &pool, const float *x, int64_t x_stride, int num_rows, int num_inputs);
 
 private:
@@ -22,7 +22,7 @@ private:
     Rounded view_ = {};
 };
 
-// One of several products of the same rows.
+// A product of the current rows with a matrix.
 struct Product {
     const OaMatrix *matrix;
     float *y;
@@ -34,20 +34,20 @@ struct Row {
     int64_t position;
 };
 
-enum { ROWS_AT_ONCE = 4 };  // rows of a sequence that attend together
+enum { ROWS_AT_ONCE = 4 };  // rows of a sequence in one attention task
 
-// Rows that follow each other in one sequence, ROWS_AT_ONCE at the most, with a key/value head.
+// An attention task: up to ROWS_AT_ONCE consecutive rows of one sequence and a key/value head.
 struct AttentionPiece {
     int first_row, num_rows, head;
 };
 
-// What a thread lets queries attend in: each as the kernels want it, and its state.
+// A thread's attention buffers: prepared queries and their states.
 class AttentionRoom {
 public:
     void reserve(int num_queries, int head_dim);
     uint8_t *query(int i) { return (uint8_t *)queries_.data() + (size_t)i * prepared_bytes(head_dim_); }
     double *state(int i) { return states_.data() + (size_t)i * (head_dim_ + 2); }
-    // The state before the first key, and the output after the last.
+    // Initializes the state, and writes the output after the last key.
     void begin(int i);
     void end(int i, float *y);
 
@@ -68,9 +68,9 @@ struct OaModel {
 
     void reserve(int num_rows);
     void embed(const int32_t *tokens, int num_rows);
-    // Rows of `states` through the norm into `normed`, rounded.
+    // Normalizes rows of `states` into `normed` and rounds them.
     void normalize(const float *weight, int num_rows);
-    // Call work(first, last) on rows; of few, this thread does them all.
+    // Calls work(first, last) on rows; few rows are processed by this thread.
     template <class Work>
     void for_rows(int num_rows, const Work &work) {
         if (num_rows <= FEW_ROWS)
@@ -78,32 +78,32 @@ struct OaModel {
         else
             pool.parallel(num_rows, work);
     }
-    // Add rows of `normed`, an output of half a layer, to `states`.
+    // Adds rows of `normed`, the output of attention or feed-forward, to `states`.
     void add_to_states(int num_rows);
-    // gate = silu(gate) * up of rows whose norm stands in `normed` and `rounded`.
+    // gate = silu(gate) * up for the rows in `normed` and `rounded`.
     void open_gates(const OaLayer &layer, int num_rows);
-    // Products of x [N, num_inputs], which `rounded` holds in 8 bits; their adapters' outputs added.
+    // Products of x [N, num_inputs], whose rounded form is in `rounded`, plus the outputs of adapters.
     void multiply(const std::vector<Product> &products, const float *x, int num_rows);
     void store_keys_values(int layer, const std::vector<Row> &rows);
     void read(int layer, const std::vector<Row> &rows);
     void feed_forward(const OaLayer &layer, int num_rows);
-    // Cosines and sines of the rows' positions, in `turns`.
+    // Computes cosines and sines of the rows' positions into `turns`.
     void find_turns(const std::vector<Row> &rows);
-    // Go on with those rows alone whose numbers are `wanted`, which ascend.
+    // Keeps only the rows with the ascending indices `wanted`.
     void keep(const std::vector<int> &wanted, std::vector<Row> &rows);
 
     const OaConfig config;
     const std::vector<OaLayer> layers;
     const Kernels &kernels;
     Pool pool;
-    std::vector<int> own_layers;  // place in a page of the keys and values that a layer reads
+    std::vector<int> own_layers;  // index in a page of the keys and values that a layer reads
     int num_own_layers = 0;
 
-    // Of N rows: hidden states and their norm [N, D], queries and what attention makes of them [N, H, C], keys and values
-    // [N, K, C], both halves of the feed-forward [N, F], cosines and sines [N, C].
+    // Buffers for N rows: hidden states and their norm [N, D], queries and attention outputs [N, H, C], keys and values
+    // [N, K, C], gate and up projections [N, F], cosines and sines [N, C].
     std::vector<float> states, normed, queries, attended, keys, values, gate, up, turns;
     std::vector<double> low_rank;
-    std::vector<AttentionRoom> rooms;  // of every thread
+    std::vector<AttentionRoom> rooms;  // one for each thread
     RoundedRows rounded;
 
 private:

@@ -1,4 +1,4 @@
-// NEON, with instructions for sums of four products where the file that includes this is compiled for them, else without.
+// NEON kernels, with dot-product instructions if the including file is compiled for them.
 #pragma once
 #include <arm_neon.h>
 
@@ -14,7 +14,7 @@ inline int8x16_t broadcast(const int8_t *four) {
     return vreinterpretq_s8_s32(vdupq_n_s32(word));
 }
 
-// sums of four rows += four products of bytes each; those of two together stay below 2^15.
+// sums of four rows += four products of bytes each; two products together stay below 2^15.
 inline int32x4_t add_products(int32x4_t sums, int8x16_t w, int8x16_t x) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return vdotq_s32(sums, w, x);
@@ -29,7 +29,7 @@ inline int8x16_t codes_of(uint8x16_t packed, int plane) {
     return vreinterpretq_s8_u8(vandq_u8(shifted, vdupq_n_u8(3)));
 }
 
-// Those of four numbers that exist.
+// Stores the first `count` of four numbers.
 inline void store_some(float32x4_t numbers, int count, float *y) {
     if (count >= 4) return vst1q_f32(y, numbers);
     float all[4];
@@ -37,7 +37,7 @@ inline void store_some(float32x4_t numbers, int count, float *y) {
     for (int i = 0; i < count; i++) y[i] = all[i];
 }
 
-// SOME vectors of four rows of a panel, from `vector` on, with N rows of activations from `row` on.
+// SOME vectors of four rows of a panel from `vector` on, times N rows of activations from `row` on.
 template <int N, int SOME>
 inline void multiply(const OaMatrix &matrix, float zero, const Rounded &x, int panel, int vector, int row, float *y,
                      int64_t stride) {
@@ -64,7 +64,7 @@ inline void multiply(const OaMatrix &matrix, float zero, const Rounded &x, int p
         }
 }
 
-// One row reads the weights in order; four take a quarter of a panel at once.
+// One row reads the weights in order; four rows process a quarter of a panel at once.
 void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t stride) {
     for (int panel = first; panel < last; panel++) {
         int row = 0;
@@ -74,7 +74,7 @@ void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, in
     }
 }
 
-// One row of activations by a tile of the embedding: sums of a group are integers, then scaled by the group.
+// One row of activations times a tile of the embedding: integer sums within a group, then scaled.
 void head_tile(const uint8_t *tile, const Rounded &x, int row, int rows, float *y) {
     float32x4_t totals[4];
     for (int v = 0; v < 4; v++) totals[v] = vdupq_n_f32(0);

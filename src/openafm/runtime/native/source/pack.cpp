@@ -1,11 +1,11 @@
-// From the order of a bundle's file to that of the kernels.
+// Conversion from the layout of a bundle's file to that of the kernels.
 #include <string.h>
 
 #include "kernels.h"
 
 namespace {
 
-// Four bytes of four codes each, transposed: byte b gets code b of every byte.
+// Transposes four bytes of four codes each: byte b of the result holds code b of every byte.
 uint32_t transposed(uint32_t x) {
     uint32_t t = (x ^ x >> 6) & 0x00cc00cc;
     x ^= t ^ t << 6;

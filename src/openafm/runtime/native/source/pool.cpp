@@ -14,7 +14,7 @@ namespace {
 enum { SPINS = 4000 };
 thread_local int number_of_thread = 0;
 
-// Until `done`: spin a while, then let others have the processor.
+// Spins until `done` or for SPINS iterations. Returns done().
 template <class Done>
 bool spin_until(const Done &done) {
     for (int i = 0; i < SPINS; i++) {
@@ -30,7 +30,7 @@ Pool::Pool(int num_threads) : num_threads_(num_threads < 1 ? 1 : num_threads) {
     threads_.reserve(num_threads_);
     try {
         for (int i = 1; i < num_threads_; i++) threads_.emplace_back([this, i] { serve(i); });
-    } catch (const std::exception &) {  // no more threads, or no memory for one: those that there are share out the work
+    } catch (const std::exception &) {  // no more threads or memory: continue with those created so far
     }
 }
 
@@ -61,8 +61,8 @@ void Pool::run(int count, Call call, const void *work) {
     while (!spin_until([this] { return unfinished_.load() == 0; })) std::this_thread::yield();
 }
 
-// Half of a fair share of what is left: long pieces first, which are read in order, and short ones at the end, so that nobody
-// waits long for the last. Who takes a piece holds the task: it is not over, and so stays as it is, until the piece is finished.
+// A piece is half of a fair share of what is left: long pieces first, for sequential reads, short ones at the end, so that no
+// thread finishes much later than the others. The task cannot end, or be replaced, before a taken piece is finished.
 void Pool::take_pieces() {
     uint64_t state = state_.load();
     while (const int left = (int)(uint32_t)state) {

@@ -1,6 +1,6 @@
-// Threads that share out the panels of a product. They spin for the next task a short while, then sleep.
+// A thread pool for parallel loops. Threads spin for the next task for a short time, then sleep.
 //
-// A task is over when its pieces are: nobody waits for a thread that took none, as one whose processor is busy elsewhere.
+// A task ends when all its pieces are finished. A thread that took no piece, such as one without a processor, is not waited for.
 #pragma once
 #include <stdint.h>
 
@@ -12,17 +12,17 @@
 
 class Pool {
 public:
-    // Does with fewer threads where no more are to be had. Throws std::bad_alloc.
+    // Uses fewer threads if the system provides no more. Throws std::bad_alloc.
     explicit Pool(int num_threads);
     ~Pool();
 
     int num_threads() const { return num_threads_; }
 
-    // The number of the thread that asks, below num_threads: 0 for all that are none of a pool.
+    // Returns the index of the calling thread, below num_threads; 0 for threads outside of a pool.
     static int this_thread();
 
-    // Call work(first, last) on pieces of [0, count) until all are done; the caller works too. One call at a time. It must not
-    // throw: other threads would go on with what is gone.
+    // Calls work(first, last) on pieces of [0, count) in all threads, the caller included, until all are done. One call at a
+    // time. `work` must not throw: other threads would continue with a dead reference.
     template <class Work>
     void parallel(int count, const Work &work) {
         run(count, [](const void *w, int first, int last) { (*(const Work *)w)(first, last); }, &work);
@@ -38,11 +38,11 @@ private:
 
     const int num_threads_;
     std::vector<std::thread> threads_;
-    // The task: written while no piece is left, read by who has taken one.
+    // The task. Written only while no piece is left, read only by threads that have taken a piece.
     Call call_ = nullptr;
     const void *work_ = nullptr;
     int count_ = 0;
-    // The number of the task, and in the low half how much of it nobody has taken.
+    // High half: number of the task. Low half: how many of its items have not been taken.
     alignas(64) std::atomic<uint64_t> state_{0};
     alignas(64) std::atomic<int> unfinished_{0};
     alignas(64) std::atomic<int> sleeping_{0};

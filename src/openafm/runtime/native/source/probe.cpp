@@ -1,4 +1,4 @@
-// Single kernels, for tests and measurements.
+// Calls of single kernels, for tests and measurements.
 #include <new>
 
 #include "model.h"

@@ -1,4 +1,4 @@
-// One step: tokens of several sequences through all layers, and logits where they are asked for.
+// One step: tokens of several sequences through all layers, and the wanted logits.
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 namespace {
 
-// For every key/value head.
+// Returns the attention tasks of all key/value heads.
 std::vector<AttentionPiece> attention_pieces(const std::vector<Row> &rows, int num_kv_heads) {
     std::vector<AttentionPiece> pieces;
     for (int first = 0, stop; first < (int)rows.size(); first = stop) {
@@ -53,7 +53,7 @@ void OaModel::find_turns(const std::vector<Row> &rows) {
         }
 }
 
-// Position and norm of one head, in the config's order.
+// Applies RoPE and the norm to one head, in the config's order.
 void OaModel::turn(float *x, const float *cosines_sines, const float *norm) const {
     const int half = config.head_dim / 2;
     if (norm && config.norm_before_position) kernels.rms_norm(x, norm, config.head_dim, config.qk_norm_eps, x);
@@ -85,7 +85,7 @@ void OaModel::add_to_states(int num_rows) {
     });
 }
 
-// Attention of rows whose queries stand in `queries`.
+// Attention and output projection of the rows in `queries`.
 void OaModel::read(int layer, const std::vector<Row> &rows) {
     const int num_rows = (int)rows.size(), inner = config.num_heads * config.head_dim;
     const auto pieces = attention_pieces(rows, config.num_kv_heads);
@@ -172,7 +172,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
             m.store_keys_values(layer, rows);
         }
         if (leaves) {
-            // Nobody reads the others' output, and no layer from here on stores anything of theirs.
+            // The other rows' outputs are not read, and no further layer stores keys or values.
             if (wanted.empty()) return 0;
             m.keep(wanted, rows);
             m.normalize(l.attention_norm, (int)rows.size());

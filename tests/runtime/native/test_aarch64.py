@@ -1,0 +1,56 @@
+"""All kernel sets against the portable one; NEON under qemu where Debian's cross compiler is installed."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from openafm.runtime.native import build
+from openafm.runtime.native.build import find_compiler
+
+NATIVE = Path(__file__).parent
+CROSS_COMPILER = "aarch64-linux-gnu-g++"
+EMULATOR = next(filter(None, map(shutil.which, ("qemu-aarch64-static", "qemu-aarch64"))), None)
+
+
+def compiled(program: str, compiler: str, special: dict[str, tuple[str, ...]], folder: Path, *options: str) -> Path:
+    """Compile a test program with all sources of the runtime into one executable."""
+    objects = []
+    for source in [*sorted(build.SOURCE.glob("*.cpp")), NATIVE / program]:
+        made = folder / f"{source.stem}.o"
+        flags = [
+            *build.FLAGS,
+            *special.get(source.name, ()),
+            *options,
+            f"-I{build.SOURCE}",
+            "-c",
+            str(source),
+            "-o",
+            str(made),
+        ]
+        subprocess.run([*shlex.split(compiler), *flags], check=True)
+        objects.append(str(made))
+    executable = folder / Path(program).stem
+    subprocess.run([*shlex.split(compiler), "-pthread", *options, *objects, "-o", str(executable)], check=True)
+    return executable
+
+
+@pytest.mark.slow
+def test_kernel_sets_of_this_processor_agree(tmp_path: Path) -> None:
+    special = build._SPECIAL[build.platform.machine().lower()]
+    program = compiled("compare_kernels.cpp", find_compiler(), special, tmp_path, "-O1")
+    assert "portable" in subprocess.run([str(program)], check=True, capture_output=True, text=True, timeout=300).stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(CROSS_COMPILER) is None, reason=f"needs {CROSS_COMPILER}")
+@pytest.mark.skipif(EMULATOR is None, reason="needs qemu-user")
+def test_neon_kernels_agree_with_the_portable_ones(tmp_path: Path) -> None:
+    assert EMULATOR is not None
+    program = compiled("compare_kernels.cpp", CROSS_COMPILER, build._ARM, tmp_path, "-O1", "-static")
+    run = subprocess.run([EMULATOR, str(program)], check=True, capture_output=True, text=True, timeout=600)
+    assert run.stdout.split() == ["neon-dot", "neon", "portable"]
