@@ -9,7 +9,9 @@ The vocabulary of 150,000 tokens is trained on generated conversations and on th
 `tokenizer_extension.py`. Times are process CPU time of one thread; schemas are compiled from scratch; masks are those of
 positions with a choice.
 
-    python benchmarks/schema_coverage.py [--quick] [--json] [--out FILE]
+    python benchmarks/schema_coverage.py [--quick] [--bench FOLDER] [--json] [--out FILE]
+
+With `--bench` it measures the real schemas of a folder instead (`guided/real_schemas.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from guided import real_schemas
 from guided.decoding import RandomLogits, Tally, write_answer
 from guided.judges import judge_text, judge_value
 from guided.random_types import RandomType, TypeMaker, annotated
@@ -161,16 +164,20 @@ def _tokenizer(setting: Setting) -> Tokenizer:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run of the same code; claims nothing")
+    parser.add_argument(
+        "--bench", type=Path, metavar="FOLDER", help="measure real schemas: maskbench/data of JSONSchemaBench"
+    )
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON line")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file")
     arguments = parser.parse_args()
-    setting = QUICK if arguments.quick else FULL
-    figures = run(setting)
+    setting = QUICK if arguments.quick or arguments.bench else FULL
+    figures = run(setting) if arguments.bench is None else real_schemas.measure(arguments.bench, _tokenizer(setting))
     result = {
         "figures": figures,
         "peer": f"jsonschema {version('jsonschema')} (Draft 2020-12), and judges of the Python values",
         "setting": {
             "quick": arguments.quick,
+            "bench": arguments.bench is not None,
             **dataclasses.asdict(setting),
             "max_tokens": MAX_TOKENS,
             "llguidance": version("llguidance"),

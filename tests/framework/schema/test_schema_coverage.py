@@ -58,3 +58,18 @@ def test_the_judge_rejects_invalid_calls(benchmark: Any) -> None:
     ]:
         with pytest.raises(error):
             judge(calls)
+
+
+def test_real_schemas_are_counted(benchmark: Any, tmp_path: Path) -> None:
+    cases = [
+        ({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}, {"n": 1}, {"n": "x"}),
+        ({"type": "array", "uniqueItems": True}, [1], [1, 1]),
+    ]
+    for index, (schema, valid, invalid) in enumerate(cases):
+        tests = [{"valid": True, "data": valid}, {"valid": False, "data": invalid}]
+        (tmp_path / f"Snowplow---{index}.json").write_text(json.dumps({"schema": schema, "tests": tests}))
+    tokenizer = benchmark.train_tokenizer(benchmark.TokenizerConfig(vocab_size=400), ["the quick brown fox " * 20])
+    figures = benchmark.real_schemas.measure(tmp_path, tokenizer)
+    assert (figures["schemas"], figures["accepted"], figures["invalid"], figures["valid_refused"]) == (2, 1, 0, 0)
+    assert (figures["valid_instances"], figures["invalid_instances"]) == (1, 1)
+    assert "uniqueItems: unique items cannot be enforced" in next(iter(figures["reasons"]))
