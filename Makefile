@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: run test test-all test-apple-sdk sanitize check format golden bench nano clean
+.PHONY: run test test-all test-apple-sdk sanitize fuzz check format golden bench nano clean
 .DEFAULT_GOAL := run
 
 run: .venv/installed-run

@@ -1,7 +1,7 @@
 """Mutated files of every format raise typed errors only, quickly, or are read.
 
-`make fuzz` mutates 20,000 files (OPENAFM_FUZZ_FILES); the suite runs a short form. A failure names the seed, the changed file
-and a copy of its folder; repeat it with OPENAFM_FUZZ_SEED.
+`make fuzz` mutates 20,000 files (OPENAFM_FUZZ_FILES); the suite runs a short form. A failure names the seed, file and a copy
+of its folder; repeat it with OPENAFM_FUZZ_SEED.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mutations import mutate
 
 from openafm.core.errors import OpenAFMError
 
-NUM_FILES = int(os.environ.get("OPENAFM_FUZZ_FILES", "600"))
+NUM_FILES = int(os.environ.get("OPENAFM_FUZZ_FILES", "300"))
 FIRST_SEED = int(os.environ.get("OPENAFM_FUZZ_SEED", "0"))
 LIMIT_S = 10
 RESEALED_SHARE = 0.6

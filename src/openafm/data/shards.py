@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tokenize
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -159,14 +158,27 @@ class Shards:
         return languages_D
 
     def document(self, shard: int, index: int) -> Document:
-        """Document `index` of a shard, with its tags."""
+        """Document `index` of a shard, with its tags.
+
+        Raises:
+            ShardDigestError: its tags are not in the manifest.
+        """
         start, stop = (int(offset) for offset in self.offsets[shard][index : index + 2])
-        language, source = load_array(self.path, self.manifest.shards[shard].tags)[index]
+        file = self.manifest.shards[shard].tags
+        try:
+            language, source = (
+                names[tag]
+                for names, tag in zip(
+                    (self.manifest.languages, self.manifest.sources), load_array(self.path, file)[index], strict=True
+                )
+            )
+        except (IndexError, TypeError, ValueError) as error:
+            raise ShardDigestError(f"{self.path / file.name} does not fit {self.path / MANIFEST}: {error}") from error
         return Document(
             tokens=self.tokens(shard, start, stop).astype(np.int64),
             loss_mask=self.loss_mask(shard, start, stop),
-            language=self.manifest.languages[language],
-            source=self.manifest.sources[source],
+            language=language,
+            source=source,
         )
 
     def _map(self, shard: int) -> tuple[TokenArray, npt.NDArray[np.uint8] | None]:
@@ -239,10 +251,12 @@ def load_array(path: Path, file: FileRecord) -> npt.NDArray[Any]:
         TruncatedShardError: it is no array file, or cannot be read.
     """
     try:
-        # A view as a plain array: slicing a memmap costs several times more.
-        return np.asarray(np.load(path / file.name, mmap_mode="r", allow_pickle=False))
-    except (OSError, EOFError, ValueError, SyntaxError, tokenize.TokenError) as error:  # numpy parses headers as Python
+        array = np.load(path / file.name, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a malformed header raises errors of many types, such as tokenize.TokenError
         raise TruncatedShardError(f"{path / file.name} is not a whole array file: {error}") from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "ui":
+        raise TruncatedShardError(f"{path / file.name} is not an array of integers")
+    return np.asarray(array)  # a plain array: slicing a memmap costs several times more
 
 
 def _check_size(path: Path, file: FileRecord) -> None:
