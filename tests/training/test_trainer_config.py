@@ -19,8 +19,10 @@ from openafm.training.config import (
     MuonConfig,
     StepBudget,
     TimeBudget,
+    TokenBudget,
     TrainerConfig,
 )
+from openafm.training.initialization import fresh_state
 from openafm.training.resuming import first_difference, resume_difference, resume_notes
 from openafm.training.schedules import WarmupStableDecay
 
@@ -112,3 +114,13 @@ def test_listed_keys_and_locations_do_not_keep_a_run_from_resuming() -> None:
     assert resume_difference(started, replace(started, from_bundle="there")) is None
     unidentified = replace(started, from_identity=None)
     assert resume_difference(unidentified, replace(unidentified, from_bundle="there")) == "from_bundle is here, not there"
+
+
+def test_a_budget_in_tokens_is_a_number_of_steps() -> None:
+    config = replace(tiny_run(LOADER), budget=TokenBudget(num_tokens=1000))
+    assert config.budget.steps(LOADER) == 16  # of 2 rows of 32 tokens
+    assert fresh_state(config, "cpu").num_steps == 16
+    assert TimeBudget(seconds=1).steps(LOADER) is None
+    assert from_dict(TrainerConfig, to_dict(config)) == config
+    with pytest.raises(ConfigError, match="num_tokens must be at least 1"):
+        TokenBudget(num_tokens=0)

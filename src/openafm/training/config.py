@@ -114,7 +114,8 @@ class StartConfig(Config, ABC):
 class PlainStart(StartConfig):
     """Keep the weights as initialized."""
 
-    def apply(self, model: Decoder, seed: int) -> None: ...
+    def apply(self, model: Decoder, seed: int) -> None:
+        """Change nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,8 +179,12 @@ class BFloat16Config(PrecisionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetConfig(Config):
+class BudgetConfig(Config, ABC):
     """Base of the lengths of a run."""
+
+    @abstractmethod
+    def steps(self, data: LoaderConfig) -> int | None:
+        """Return the number of steps on this data; None if the run measures it at its start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +195,22 @@ class StepBudget(BudgetConfig):
 
     def __post_init__(self) -> None:
         self.require(self.num_steps > 0, f"num_steps must be at least 1, got {self.num_steps}")
+
+    def steps(self, data: LoaderConfig) -> int:
+        return self.num_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBudget(BudgetConfig):
+    """A run of at least `num_tokens` positions of rows, independent of the machine and its load."""
+
+    num_tokens: int
+
+    def __post_init__(self) -> None:
+        self.require(self.num_tokens > 0, f"num_tokens must be at least 1, got {self.num_tokens}")
+
+    def steps(self, data: LoaderConfig) -> int:
+        return -(-self.num_tokens // (data.rows_per_step * data.row_tokens))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +229,9 @@ class TimeBudget(BudgetConfig):
         self.require(self.seconds > 0, f"seconds must be above 0, got {self.seconds}")
         self.require(self.measured_steps > 0, f"measured_steps must be at least 1, got {self.measured_steps}")
         self.require(0 <= self.reserve < 1, f"reserve must lie in [0, 1), got {self.reserve}")
+
+    def steps(self, data: LoaderConfig) -> None:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

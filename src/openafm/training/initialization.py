@@ -15,7 +15,7 @@ from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.training.checkpoints.checkpoint import Checkpoint
 from openafm.training.checkpoints.record import AnotherRunError
-from openafm.training.config import StepBudget, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
 from openafm.training.resuming import first_difference
@@ -67,11 +67,10 @@ def resumed_state(
     state = processes.run_on_all(prepared)
     is_alone = processes.control is None
     state.restore(checkpoint.read() if is_alone else checkpoint.read_into(state.targets(checkpoint.index), processes))
-    if isinstance(config.budget, StepBudget):
-        state.num_steps = config.budget.num_steps
+    state.num_steps = config.budget.steps(config.data) or state.num_steps
     if state.step > state.num_steps:
         raise AnotherRunError(
-            f"{checkpoint.path} is beyond the {state.num_steps:,} steps of the config; raise budget.num_steps, or choose "
+            f"{checkpoint.path} is beyond the {state.num_steps:,} steps of the config; raise its budget, or choose "
             "another output folder"
         )
     return state
@@ -92,7 +91,7 @@ def _state(config: TrainerConfig, prepared: PreparedModel, device: str, parallel
     prepared.model.compute_dtype = config.precision.compute_dtype
     if config.activation_checkpointing is not None:
         config.activation_checkpointing.apply(prepared.model)
-    num_steps = config.budget.num_steps if isinstance(config.budget, StepBudget) else 1
+    num_steps = config.budget.steps(config.data) or 1
     return TrainingState(prepared, config.optimizer, config.ema, num_steps, parallelism, device)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openafm.core.config import Config, to_dict
-from openafm.training.config import StepBudget, TimeBudget, TrainerConfig
+from openafm.training.config import TrainerConfig
 
 
 def resume_difference(found: TrainerConfig, config: TrainerConfig) -> str | None:
@@ -32,12 +32,13 @@ def resume_notes(found: TrainerConfig, config: TrainerConfig, num_steps: int) ->
         before, now = getattr(found, key), getattr(config, key)
         if before != now:
             notes.append(f"{key} was {_brief(before)} and is now {_brief(now)}: results differ by rounding from here on")
-    if isinstance(config.budget, TimeBudget):
+    wanted = config.budget.steps(config.data)
+    if wanted is None:
         if found.budget != config.budget:
             notes.append(f"a time budget sets the number of steps when a run starts: it stays {num_steps:,}")
-    elif isinstance(config.budget, StepBudget) and config.budget.num_steps != num_steps:
+    elif wanted != num_steps:
         notes.append(
-            f"the run had {num_steps:,} steps and now has {config.budget.num_steps:,}: the schedule continues as in a run "
+            f"the run had {num_steps:,} steps and now has {wanted:,}: the schedule continues as in a run "
             "of that length, so results differ from such a run from the start"
         )
     return notes

@@ -89,9 +89,10 @@ def first_part(trainer: TrainerConfig, share: float) -> TrainerConfig:
 
 
 def _num_steps(trainer: TrainerConfig) -> int:
-    if not isinstance(trainer.budget, StepBudget):
-        raise ConfigError("a share of a run needs a StepBudget; set trainer.budget to one")
-    return trainer.budget.num_steps
+    num_steps = trainer.budget.steps(trainer.data)
+    if num_steps is None:
+        raise ConfigError("a share of a run needs the number of steps in advance; set trainer.budget to a StepBudget")
+    return num_steps
 
 
 def _reordered(data: LoaderConfig, number: int) -> LoaderConfig:

@@ -36,7 +36,7 @@ from openafm.data.shards import FileRecord, read_manifest
 from openafm.models.accounting import training_flops
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder
-from openafm.training.config import StepBudget, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.objectives.config import CachedDistillationConfig, Teacher
 from openafm.training.objectives.cross_entropy import CHUNK_ELEMENTS
 
@@ -318,9 +318,10 @@ def _forward_flops(teacher: Decoder, news: _NewPositions) -> int:
 
 
 def _num_steps(trainer: TrainerConfig) -> int:
-    if not isinstance(trainer.budget, StepBudget):
+    num_steps = trainer.budget.steps(trainer.data)
+    if num_steps is None:
         raise ConfigError("cached distillation needs the number of steps in advance; set trainer.budget to a StepBudget")
-    return trainer.budget.num_steps
+    return num_steps
 
 
 def _loader_digest(loader: LoaderConfig) -> str:
