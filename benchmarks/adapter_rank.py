@@ -45,7 +45,8 @@ from openafm.recipes.corpora import CopiesCorpusConfig, SyntheticCorpusConfig, p
 from openafm.recipes.prepare import prepare_run
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.training.config import StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.objectives.base import NextToken
 from openafm.training.trainer import Trainer

@@ -60,7 +60,8 @@ from openafm.models.experts_config import ExpertsConfig
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.training.config import AdamWConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.schedules import WarmupStableDecay
 from openafm.training.trainer import Trainer

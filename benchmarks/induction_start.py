@@ -23,7 +23,8 @@ from openafm.data.loader import SourceConfig
 from openafm.recipes.catalog import build_run
 from openafm.recipes.corpora import CopiesCorpusConfig
 from openafm.tokenizer.bpe import Tokenizer
-from openafm.training.config import PlainStart, StartConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import PlainStart, StartConfig, TrainerConfig
 from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import train
 

@@ -51,7 +51,8 @@ from openafm.models.config import (
 )
 from openafm.models.decoder import Decoder
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
-from openafm.training.config import AdamWConfig, InductionStart, MuonConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, InductionStart, MuonConfig, TrainerConfig
 from openafm.training.run import load_trained, train
 from openafm.training.schedules import WarmupStableDecay
 

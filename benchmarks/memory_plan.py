@@ -40,6 +40,7 @@ import numpy as np
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.sizes import named_size
+from openafm.training.budgets import StepBudget
 from openafm.training.config import (
     AdamWConfig,
     BFloat16Config,
@@ -47,7 +48,6 @@ from openafm.training.config import (
     Float32Config,
     MuonConfig,
     OptimizerConfig,
-    StepBudget,
     TrainerConfig,
 )
 from openafm.training.planning.chips import CHIPS, Precision

@@ -43,7 +43,8 @@ from openafm.models.accounting import active_parameters, num_parameters, trainin
 from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, LayerConfig, OwnKeysValuesConfig
 from openafm.models.experts_config import ALIGNMENT, ExpertsConfig, TopKRouterConfig
 from openafm.models.sizes import named_size
-from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.schedules import Constant
 from openafm.training.trainer import Trainer

@@ -42,7 +42,7 @@ from openafm.recipes.run import run_recipe
 from openafm.runtime.decoding.draft_length import DraftLengthConfig
 from openafm.runtime.decoding.speculation import Drafter
 from openafm.runtime.engines.selection import open_engine
-from openafm.training.config import StepBudget
+from openafm.training.budgets import StepBudget
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "speculation.json"
 MAX_TOKENS = 120

@@ -48,14 +48,8 @@ from openafm.models.config import (
     QKNormConfig,
     RotaryConfig,
 )
-from openafm.training.config import (
-    AdamWConfig,
-    BFloat16Config,
-    Float32Config,
-    PrecisionConfig,
-    StepBudget,
-    TrainerConfig,
-)
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, BFloat16Config, Float32Config, PrecisionConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.schedules import Constant
 from openafm.training.trainer import Trainer

@@ -54,7 +54,8 @@ from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.objectives.base import NextToken
 from openafm.training.objectives.config import CachedDistillationConfig, NextTokenConfig, ObjectiveConfig

@@ -22,14 +22,8 @@ from openafm.models.sizes import named_size
 from openafm.recipes.on_device.pretrain import SMALL_OPTIMIZER
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.training.config import (
-    AdamWConfig,
-    EMAConfig,
-    InductionStart,
-    OptimizerConfig,
-    StepBudget,
-    TrainerConfig,
-)
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, EMAConfig, InductionStart, OptimizerConfig, TrainerConfig
 from openafm.training.objectives.base import NextToken
 from openafm.training.schedules import WarmupCosine
 from openafm.training.state import PreparedModel, TrainingState

@@ -41,10 +41,11 @@ from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.imported import read_tokenizer
 from openafm.tokenizer.imported_template import read_template
+from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.record import record_digest
 from openafm.training.checkpoints.writer import write_checkpoint
-from openafm.training.config import AdamWConfig, StepBudget, TrainerConfig
+from openafm.training.config import AdamWConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
 
 BASE = "0123456789abcdef" * 2 + "01234567"

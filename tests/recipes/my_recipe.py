@@ -17,7 +17,8 @@ from openafm.recipes.corpora import CorpusConfig
 from openafm.recipes.mixtures import one_source
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig
 from openafm.tokenizer.template import BaseChatTemplate
-from openafm.training.config import PlainStart, StepBudget
+from openafm.training.budgets import StepBudget
+from openafm.training.config import PlainStart
 from openafm.training.objectives.config import ObjectiveConfig
 
 if TYPE_CHECKING:

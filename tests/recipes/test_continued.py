@@ -29,7 +29,8 @@ from openafm.recipes.config import RunConfig
 from openafm.recipes.corpora import NeedlesCorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
-from openafm.training.config import StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import TrainerConfig
 from openafm.training.initialization import BundleMismatchError
 from openafm.training.run import train
 

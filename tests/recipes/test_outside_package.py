@@ -123,7 +123,8 @@ from openafm.recipes.config import RunConfig
 from openafm.recipes.corpora import SyntheticCorpusConfig
 from openafm.recipes.mixtures import one_source
 from openafm.tokenizer.bpe import TokenizerConfig
-from openafm.training.config import StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import TrainerConfig
 from outside.kinds import PlainSGDConfig, SquaredReluConfig, ZLossConfig
 from outside.partial_rotary import PartialRotaryConfig
 

@@ -28,7 +28,7 @@ from openafm.recipes.corpora import SyntheticCorpusConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
 from openafm.runtime.engines.selection import open_engine
-from openafm.training.config import StepBudget
+from openafm.training.budgets import StepBudget
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from openafm.recipes.on_device.upcycling import first_part
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
-from openafm.training.config import StepBudget
 from openafm.training.objectives.config import CachedDistillationConfig, TeacherError
 from openafm.training.run import trained_model
 from openafm.training.schedules import WarmupStableDecay

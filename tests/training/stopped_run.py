@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from parallel_runs import Combination
 
-from openafm.training.config import StepBudget
+from openafm.training.budgets import StepBudget
 from openafm.training.run import train
 
 

@@ -11,17 +11,8 @@ from tiny_runs import tiny_model, tiny_run
 from openafm.core.config import ConfigError, UnknownKeyError, from_dict, override, to_dict
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.models.experts_config import ExpertsConfig, TopKRouterConfig
-from openafm.training.config import (
-    BFloat16Config,
-    CompileConfig,
-    EMAConfig,
-    EvaluationConfig,
-    MuonConfig,
-    StepBudget,
-    TimeBudget,
-    TokenBudget,
-    TrainerConfig,
-)
+from openafm.training.budgets import StepBudget, TimeBudget, TokenBudget
+from openafm.training.config import BFloat16Config, CompileConfig, EMAConfig, EvaluationConfig, MuonConfig, TrainerConfig
 from openafm.training.initialization import fresh_state
 from openafm.training.resuming import first_difference, resume_difference, resume_notes
 from openafm.training.schedules import WarmupStableDecay

@@ -20,6 +20,7 @@ from openafm.core.files import FolderInUseError, folder_lock
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.induction import start_induction
+from openafm.training.budgets import TimeBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths
 from openafm.training.checkpoints.record import AnotherRunError, CheckpointError
@@ -32,7 +33,6 @@ from openafm.training.config import (
     InductionStart,
     MuonConfig,
     PlainStart,
-    TimeBudget,
 )
 from openafm.training.initialization import fresh_state
 from openafm.training.observability.metrics import FILE, read_metrics

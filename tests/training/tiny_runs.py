@@ -15,8 +15,9 @@ from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
 from openafm.models.config import DecoderConfig
 from openafm.models.sizes import shared_kv_decoder
+from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.folder import checkpoint_paths
-from openafm.training.config import AdamWConfig, CheckpointConfig, StepBudget, TrainerConfig
+from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
 from openafm.training.observers import StepResult
 from openafm.training.run import TrainingResult, train
 

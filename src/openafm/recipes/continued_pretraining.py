@@ -23,7 +23,8 @@ from openafm.recipes.mixtures import (
     multilingual,
     sources,
 )
-from openafm.training.config import AdamWConfig, MuonConfig, OptimizerConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, MuonConfig, OptimizerConfig, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
 
 EXAMPLES = {"micro": 24_000, "nano": 80_000}

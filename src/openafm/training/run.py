@@ -24,11 +24,12 @@ from openafm.core.files import atomic_file, folder_lock
 from openafm.core.progress import Progress, progress
 from openafm.data.shards import read_manifest
 from openafm.models.decoder import Decoder
+from openafm.training.budgets import TimeBudget
 from openafm.training.checkpoints.checkpoint import Checkpoint
 from openafm.training.checkpoints.folder import intact_checkpoint, newest_checkpoint, quarantine_newer, remove_incomplete
 from openafm.training.checkpoints.record import CheckpointRecord
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
-from openafm.training.config import TimeBudget, TrainerConfig
+from openafm.training.config import TrainerConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, machine_share, open_processes
 from openafm.training.distributed.watchdog import watchdog

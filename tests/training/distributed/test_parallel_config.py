@@ -8,7 +8,8 @@ from tiny_runs import tiny_model
 
 from openafm.core.config import ConfigError
 from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.training.config import AdamWConfig, CompileConfig, MuonConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, CompileConfig, MuonConfig, TrainerConfig
 from openafm.training.distributed.config import MeshError, ParallelConfig
 
 

@@ -25,7 +25,8 @@ from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingConfig
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
-from openafm.training.config import AdamWConfig, EvaluationConfig, StepBudget, TimeBudget, TrainerConfig
+from openafm.training.budgets import StepBudget, TimeBudget
+from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig
 from openafm.training.distributed.parallel import dummy_batch
 from openafm.training.objectives import distillation, teacher_logits
 from openafm.training.objectives.cached_distillation import CachedDistillation

@@ -30,7 +30,8 @@ from openafm.recipes.corpora import FolderCorpusConfig, pack_corpus
 from openafm.recipes.drafting import draft_run
 from openafm.recipes.run import RunInterruptedError, RunResult, run_recipe
 from openafm.tokenizer.conversation import AssistantTurn
-from openafm.training.config import AdamWConfig, CheckpointConfig, EvaluationConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, CheckpointConfig, EvaluationConfig, TrainerConfig
 from openafm.training.resuming import first_difference
 
 ONE_THREAD_BELOW = 50_000_000

@@ -10,7 +10,8 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.mixtures import NANO_COPIES
 from openafm.recipes.on_device.pretrain import SMALL_OPTIMIZER
 from openafm.recipes.on_device.sft import sft
-from openafm.training.config import Float32Config, InductionStart, StepBudget, TimeBudget
+from openafm.training.budgets import StepBudget, TimeBudget
+from openafm.training.config import Float32Config, InductionStart
 from openafm.training.objectives.config import DistillationConfig
 
 BUDGETS = {"micro": TimeBudget(seconds=120), "nano": StepBudget(num_steps=600)}

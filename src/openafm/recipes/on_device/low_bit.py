@@ -8,7 +8,8 @@ from openafm.adapters.config import LoRAConfig
 from openafm.compression.config import QATConfig
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.on_device.sft import sft
-from openafm.training.config import AdamWConfig, EMAConfig, StepBudget, TimeBudget
+from openafm.training.budgets import StepBudget, TimeBudget
+from openafm.training.config import AdamWConfig, EMAConfig
 from openafm.training.schedules import WarmupStableDecay
 
 QAT_BUDGETS = {"micro": TimeBudget(seconds=90), "nano": StepBudget(num_steps=700)}

@@ -15,7 +15,8 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.corpora import CopiesCorpusConfig, CorpusConfig
 from openafm.recipes.mixtures import NANO_COPIES, micro_corpus, nano_corpora, one_source
 from openafm.tokenizer.bpe import TokenizerConfig
-from openafm.training.config import AdamWConfig, InductionStart, MuonConfig, OptimizerConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, InductionStart, MuonConfig, OptimizerConfig, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
 
 # With 16,384 tokens, 2 M tokens of copies do not teach copying; with 2,048, 0.4 M do. The model's other rows stay unused.

@@ -7,7 +7,8 @@ from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.mixtures import NANO_COPIES, micro_corpus, nano_corpora, nano_evaluation, one_source
 from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER, SMALL_OPTIMIZER
-from openafm.training.config import BFloat16Config, StepBudget, TimeBudget, TrainerConfig
+from openafm.training.budgets import StepBudget, TimeBudget
+from openafm.training.config import BFloat16Config, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
 
 

@@ -14,7 +14,8 @@ from openafm.data.loader import LoaderConfig
 from openafm.models.upcycling_config import UpcyclingConfig, upcycled_config
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.on_device.pretrain import pretrain
-from openafm.training.config import AdamWConfig, PlainStart, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, PlainStart, TrainerConfig
 from openafm.training.objectives.config import CachedDistillationConfig
 from openafm.training.schedules import Constant, WarmupStableDecay
 

@@ -7,7 +7,8 @@ from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.mixtures import NANO_COPIES, NANO_TASKS, english, multilingual, sources
 from openafm.tokenizer.bpe import TokenizerConfig
-from openafm.training.config import AdamWConfig, InductionStart, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, InductionStart, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
 
 NUM_TOKENS = 2048  # the built-in corpus supports no larger vocabulary; the model's other rows stay unused

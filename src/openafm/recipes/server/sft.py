@@ -15,7 +15,8 @@ from openafm.recipes.mixtures import (
     sources,
 )
 from openafm.recipes.server.pretrain import MULTILINGUAL_SHARE
-from openafm.training.config import AdamWConfig, StepBudget, TrainerConfig
+from openafm.training.budgets import StepBudget
+from openafm.training.config import AdamWConfig, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
 
 NUM_EXAMPLES = {"micro": 30_000, "nano": 80_000}
