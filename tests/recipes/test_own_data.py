@@ -184,9 +184,9 @@ def test_a_new_vocabulary_fits_model_and_text(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "small.txt").write_text("x" * 600_000)
     config = prepare_run("on_device.pretrain", "nano", data=tmp_path / "small.txt")
     assert config.tokenizer is not None
-    assert config.tokenizer.vocab_size == 4_096
+    assert config.tokenizer.vocab_size == 8_192
     notes = capsys.readouterr().err
-    assert "4,096 tokens for the 16,384 rows" in notes
+    assert "8,192 tokens for the 16,384 rows" in notes
     assert "no evaluation: fewer than 50 documents" in notes
 
 

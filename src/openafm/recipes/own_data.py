@@ -53,7 +53,8 @@ MIN_TOKENS = 64
 
 TARGET_DOCUMENTS = 20
 MIN_SHARE, MAX_SHARE = 0.02, 0.2
-BYTES_PER_TOKEN = 128
+MIN_VOCABULARY = 512
+BYTES_PER_TOKEN = 64
 """Bytes of text that a token of a new vocabulary needs; fewer leave too few repeated pairs."""
 
 
@@ -190,9 +191,12 @@ def with_data(config: RunConfig, data: DataConfig) -> RunConfig:
     tokenizer = config.tokenizer
     if tokenizer is not None and data.tokenizer is None:
         rows = trainer.model.vocab_size
-        size = min(rows, max(tokenizer.vocab_size, _vocabulary_for(data)))
+        size = min(rows, _vocabulary_for(data))
         if size < rows:
-            _note(f"tokenizer: {size:,} tokens for the {rows:,} rows of the model, because the data has little text")
+            _note(
+                f"tokenizer: {size:,} tokens for the {rows:,} rows of the model, because the data has little text;"
+                " --set tokenizer.vocab_size changes it"
+            )
         tokenizer = replace(tokenizer, vocab_size=size)
     elif data.tokenizer is not None and config.start is None:
         tokenizer = None
@@ -258,7 +262,7 @@ def held_out_share(source: DataSourceConfig, data: DataConfig) -> float:
 def _vocabulary_for(data: DataConfig) -> int:
     """Return the vocabulary size that the amount of text supports, a power of two."""
     num_bytes = sum(DocumentFiles(Path(source.path)).total_bytes for source in data.sources if not source.is_packed)
-    return 1 << max(0, (num_bytes // BYTES_PER_TOKEN).bit_length() - 1)
+    return max(MIN_VOCABULARY, 1 << max(0, (num_bytes // BYTES_PER_TOKEN).bit_length() - 1))
 
 
 def _rows_for(tokenizer: str) -> int:
