@@ -97,7 +97,7 @@ English; only the names in them are of all languages.
 {count:,} examples of each task, 25 % English and 5 % each of fifteen other languages, with sentence frames, names, places,
 titles, forms, label sets and tools that are not in the training data. "exact" is the share of correct answers, of correct
 fields for events and forms. A `tool` answer is correct if it has the right calls with the right arguments, or text where no
-call is needed. "Kept" is the share of the uncompressed model's score; it is marked "(says little)" if that score is less
+call is needed. "Kept" is the share of the uncompressed model's score; it is marked "(near the baselines)" if that score is less
 than ten points above the baselines.
 
 {_scores(results)}
@@ -174,7 +174,7 @@ def _scores(results: ShippedResults) -> str:
         before = scores.uncompressed.tasks[task]
         values = [before, *([scores.without_adapter.tasks[task]] if results.has_adapter else []), shipped]
         kept = scores.retention(task)
-        means_something = "" if before.is_well_above_baselines else " (says little)"
+        means_something = "" if before.is_well_above_baselines else " (near the baselines)"
         baselines = ", ".join(f"{name} {_percent(value)}" for name, value in shipped.baselines.items())
         cells = [_percent(value.score) for value in values]
         rows.append((task, shipped.metric, *cells, f"{'-' if kept is None else _percent(kept)}{means_something}", baselines))
