@@ -13,7 +13,7 @@ def resign(
     name: Annotated[str, typer.Argument(help="A bundle of format version 1, by name or path.")],
     json: JsonOption = False,
 ) -> None:
-    """Verify a bundle of format version 1 and sign it anew, in place. Adapters for its old signature no longer fit."""
+    """Verify a bundle of format version 1 and sign it again, in place. Adapters for its old signature no longer fit."""
     from openafm.bundle.resign import resign_bundle
     from openafm.bundle.store import find_bundle
 

@@ -97,8 +97,8 @@ English; only the names in them are of all languages.
 {count:,} examples of each task, 25 % English and 5 % each of fifteen other languages, with sentence frames, names, places,
 titles, forms, label sets and tools that are not in the training data. "exact" is the share of correct answers, of correct
 fields for events and forms. A `tool` answer is correct if it has the right calls with the right arguments, or text where no
-call is needed. "Kept" is the share of the uncompressed model's score; "(near the baselines)" marks scores less than ten points
-above the baselines.
+call is needed. "Kept" is the share of the uncompressed model's score; "(near the baselines)" marks scores less than ten
+points above the baselines.
 
 {_scores(results)}
 
