@@ -1,10 +1,10 @@
-"""Which rank a recovery adapter should have: what it wins back of the held-out loss for each byte that it takes.
+"""The rank of a recovery adapter: held-out loss restored per byte.
 
-Over one compressed bundle, adapters of rank 2, 4, 8 and 16 are trained as `on_device.recovery_adapter` trains them: the same
-steps, data, optimizer and seed for each. Every one is stored as it would ship; its bytes are those of its files, its loss
-that of what was stored, on the answers of the recipe's held-out corpus. The gain is over the bundle without an adapter, with
-its standard error over the held-out rows. The rank to take is the smallest whose gain is at least 90 % of the largest; none
-where the largest gain is within two standard errors of nothing.
+Adapters of rank 2, 4, 8 and 16 are trained on one compressed bundle by `on_device.recovery_adapter`, with the same steps,
+data, optimizer and seed. Bytes are those of the stored files. The loss is that of the stored adapter on the answers of the
+recipe's held-out corpus. The gain is relative to the bundle without an adapter, with its standard error over held-out rows.
+The chosen rank is the smallest with at least 90 % of the largest gain; none if the largest gain is within two standard
+errors of zero.
 
     python benchmarks/adapter_rank.py [--bundle NAME] [--steps N] [--quick] [--json]
 
@@ -60,7 +60,7 @@ ROW_TOKENS = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much is trained and measured. A step reads about ten conversations: none is read twice."""
+    """Size of training and evaluation. A step reads about ten conversations, none of them twice."""
 
     steps: int
     held_out_conversations: int
@@ -73,7 +73,7 @@ QUICK = Size(steps=2, held_out_conversations=16)
 
 @dataclass(frozen=True, kw_only=True)
 class RowLosses:
-    """Sums over the answers' tokens of each held-out row, in nats, and how many tokens those are."""
+    """Summed loss over the answers' tokens of each held-out row, in nats, and the number of tokens."""
 
     losses_R: Tensor
     counts_R: Tensor
@@ -85,7 +85,7 @@ class RowLosses:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFigures:
-    """An adapter: loss and gain in nats a token, bytes of its files."""
+    """Loss and gain of an adapter in nats per token, and bytes of its files."""
 
     rank: int
     bytes: int
@@ -126,7 +126,7 @@ def main() -> None:
 
 
 def measure(bundle: Bundle, size: Size, folder: Path) -> dict[str, Any]:
-    """Adapters of every rank over one bundle, and the rank to take."""
+    """Train adapters of every rank on one bundle and return their figures and the chosen rank."""
     run = recipe(bundle, size)
     for corpus in run.corpora_read:
         pack_corpus(corpus, folder / "data" / corpus.name, bundle.tokenizer, bundle.template)
@@ -161,7 +161,7 @@ def measure(bundle: Bundle, size: Size, folder: Path) -> dict[str, Any]:
 
 
 def recipe(bundle: Bundle, size: Size) -> RunConfig:
-    """The recipe over this bundle, with as many conversations of its corpora as the steps can read."""
+    """Return the recipe for this bundle, with as many conversations as the steps read."""
     run = prepare_run("on_device.recovery_adapter", "nano", start=str(bundle.path))
     corpora = tuple(
         replace(corpus, num_examples=min(corpus.num_examples, size.conversations_per_step * size.steps))
@@ -173,14 +173,14 @@ def recipe(bundle: Bundle, size: Size) -> RunConfig:
 
 
 def with_rank(trainer: TrainerConfig, rank: int, data: Path) -> TrainerConfig:
-    """The same training of an adapter of this rank, on the shards below `data`."""
+    """Return the run with an adapter of this rank, on the shards in `data`."""
     sources = tuple(replace(source, path=str(data / source.name)) for source in trainer.data.sources)
     adapter = replace(trainer.adapter or LoRAConfig(), rank=rank)
     return replace(trainer, adapter=adapter, data=replace(trainer.data, sources=sources))
 
 
 def train(bundle: Bundle, config: TrainerConfig, place: Path) -> Bundle:
-    """The bundle again at `place`, with an adapter trained over it."""
+    """Write the bundle to `place`, with an adapter trained on it."""
     assert config.adapter is not None
     trainer = Trainer(config, fresh_state(config, "cpu"), config.data.build())
     with progress(f"adapter of rank {config.adapter.rank}", trainer.state.num_steps) as bar:
@@ -200,14 +200,14 @@ def train(bundle: Bundle, config: TrainerConfig, place: Path) -> Bundle:
 
 
 def held_out_batches(bundle: Bundle, run: RunConfig, num_conversations: int) -> list[Batch]:
-    """The first conversations of the recipe's held-out corpus, one row of 1,024 tokens a batch."""
+    """Return the first conversations of the recipe's held-out corpus, one row of 1,024 tokens per batch."""
     held_out = next(c for c in run.corpora if isinstance(c, SyntheticCorpusConfig) and c.synthetic.split == "held_out")
     return corpus_batches(bundle, held_out.synthetic, num_conversations, ROW_TOKENS)
 
 
 @torch.no_grad()
 def row_losses(bundle: Bundle, batches: Sequence[Batch]) -> RowLosses:
-    """Of the bundle as stored, its adapter included."""
+    """Return the losses of the stored bundle with its adapter."""
     decoder = load_decoder(bundle, adapter=bundle.recovery_adapter)
     objective = NextToken()
     with progress(f"loss of {bundle.name}", len(batches)) as bar:
@@ -221,7 +221,7 @@ def row_losses(bundle: Bundle, batches: Sequence[Batch]) -> RowLosses:
 
 
 def figures(rank: int, bundle: Bundle, rows: RowLosses, without: RowLosses) -> RankFigures:
-    """The gain row by row, so that what is hard about a row cancels out in its error."""
+    """Return figures with gains computed row by row, so that the difficulty of a row cancels in the standard error."""
     assert bundle.recovery_adapter is not None
     gain = without.mean - rows.mean
     deviations_R = without.losses_R - rows.losses_R - gain * rows.counts_R
@@ -235,7 +235,7 @@ def figures(rank: int, bundle: Bundle, rows: RowLosses, without: RowLosses) -> R
 
 
 def rank_to_take(ranks: Sequence[RankFigures]) -> int | None:
-    """The smallest rank whose gain is nearly the largest; None where even that may be chance."""
+    """Return the smallest rank with nearly the largest gain; None if that gain is not significant."""
     best = max(ranks, key=lambda figures: figures.gain)
     if best.gain <= NOISE * best.gain_error:
         return None
@@ -253,7 +253,7 @@ def print_table(figures: dict[str, Any]) -> None:
 
 
 def tiny_bundle() -> Bundle:
-    """A decoder of three layers and no training, rounded to two bits."""
+    """Return an untrained decoder of three layers, rounded to two bits."""
     config = shared_kv_decoder(
         vocab_size=700,
         dim=32,

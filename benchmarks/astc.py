@@ -1,20 +1,20 @@
-"""ASTC 6x6 for weights (report section 6): our codec beside ARM's astcenc, at the same bits, one thread each.
+"""ASTC 6x6 for weights (report section 6): our codec and ARM's astcenc, at equal bits, one thread each.
 
-1. Decoding: blocks of ours and of astcenc, of both profiles, and random ones, decoded by both; values that differ in any
+1. Decoding: our blocks, blocks of astcenc in both profiles, and random ones, decoded by both; values that differ in any
    bit.
 2. Error: ||W - W'|| / ||W|| on a Gaussian matrix and on a heavy-tailed one (Student-t with five degrees of freedom, rows
-   and columns scaled by log-normal factors), bits counted in full.
-3. Speed: megabytes of fp16 weights a CPU-second. Ours is the whole of `encode_matrix`; of astcenc only the compression of a
-   ready image is timed. They alternate in one run; ratios are medians over rounds.
+   and columns scaled by log-normal factors), with all bits counted.
+3. Speed: megabytes of fp16 weights per CPU-second, of `encode_matrix` and of astcenc's compression of a prepared image.
+   They alternate in one run; ratios are medians over rounds.
 
-astcenc gets the matrix mapped to 0..1 (LDR profile), or, as the report describes it, the minimum of each block subtracted
-and kept as fp16 (HDR profile, 4 bits). On images it leaves a block alone once it looks good (a limit in dB): where outliers
-stretch the range, nearly all blocks do. "no dB limit" has it work on as it does on a Gaussian matrix, "matrix rotated" gives
-it the matrix that ours encodes. THOROUGH is run on a small matrix only.
+astcenc gets the matrix mapped to 0..1 (LDR profile) or, as in the report, minus the minimum of each block, which is stored
+as fp16 (HDR profile, 4 bits). By default it stops improving a block at a quality limit in dB, which nearly all blocks reach
+if outliers widen the range. "no dB limit" removes the limit, "matrix rotated" gives it the rotated matrix that ours encodes.
+THOROUGH runs on a small matrix only.
 
     python benchmarks/astc.py [--quick] [--json]
 
-A full run writes docs/benchmarks/astc.json. `--quick` runs the same code on small matrices for one round, claims nothing.
+A full run writes docs/benchmarks/astc.json. `--quick` runs the same code on small matrices for one round and claims nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OURS = {
     "ours, the report's recipe": LiteralAstcConfig(),
 }
 PRESETS = {"FASTEST": 0, "FAST": 10, "MEDIUM": 60, "THOROUGH": 98}
-DB_LIMIT = 999.0  # no block is ever so good
+DB_LIMIT = 999.0  # no block reaches it
 Weights = NDArray[np.float32]
 Blocks = NDArray[np.uint8]
 
@@ -85,7 +85,7 @@ def heavy_tailed(side: int) -> Weights:
 
 @dataclass(frozen=True)
 class Coded:
-    """What a coder made of a matrix: bits a weight, relative error, CPU-seconds."""
+    """Result of an encoder on a matrix: bits per weight, relative error, CPU-seconds."""
 
     bits: float
     error: float
@@ -117,7 +117,7 @@ def astcenc(weight: Weights, preset: str, profile: str, db_limit: float | None =
 
 
 def compressor(image: Weights, preset: str, profile: str, db_limit: float | None = None) -> Callable[[], Blocks]:
-    """All made ready, so that a call is nothing but the compression."""
+    """Return a function that only compresses; everything else is prepared."""
     num_rows, num_columns = image.shape
     config = astc_encoder.ASTCConfig(astc_encoder.ASTCProfile[profile], 6, 6, 1, PRESETS[preset])
     if db_limit is not None:
@@ -138,7 +138,7 @@ def astcenc_decode(blocks: Blocks, profile: str) -> NDArray[np.float16]:
 
 
 def block_minima(weight: Weights) -> Weights:
-    """The minimum of each block as fp16 keeps it, rounded down."""
+    """The minimum of each block, rounded down to fp16."""
     num_rows, num_columns = weight.shape
     exact = weight.reshape(num_rows // 6, 6, num_columns // 6, 6).min((1, 3))
     kept = exact.astype(np.float16)
@@ -165,7 +165,7 @@ class Decoding:
         self.num_mismatches += int(np.count_nonzero(decode_blocks(blocks).view(np.uint16) != theirs.view(np.uint16)))
 
     def compare_random(self, num_blocks: int) -> None:
-        """Random bits: legal blocks of every kind, and no block legal for one and not for the other."""
+        """Random bits: legal blocks of every kind; both decoders must agree which blocks are legal."""
         blocks = np.random.default_rng(SEED).integers(0, 256, (num_blocks, 16), dtype=np.uint8)
         is_legal = np.isfinite(astcenc_decode(blocks, "HDR")[..., 0]).all(1)
         self.compare(blocks[is_legal], "HDR")
@@ -202,7 +202,7 @@ def decoding(sizes: Sizes) -> Decoding:
 
 
 def compare(weight: Weights, presets: list[str], num_rounds: int) -> dict[str, list[Coded]]:
-    """Every coder on one matrix, in turns."""
+    """Run all encoders on one matrix, alternating."""
     coders: dict[str, Callable[[], Coded]] = {name: lambda c=config: ours(weight, c) for name, config in OURS.items()}
     rotated = rotate(weight, 0)
     for preset in presets:
@@ -211,7 +211,7 @@ def compare(weight: Weights, presets: list[str], num_rounds: int) -> dict[str, l
     coders["astcenc MEDIUM, no dB limit"] = lambda: astcenc(weight, "MEDIUM", "LDR", DB_LIMIT)
     coders["astcenc MEDIUM, matrix rotated"] = lambda: astcenc(rotated, "MEDIUM", "LDR")
     results: dict[str, list[Coded]] = {name: [] for name in coders}
-    for round_index in range(-1, num_rounds):  # the first warms up
+    for round_index in range(-1, num_rounds):  # the first round is warm-up
         names = list(coders) if round_index % 2 else list(coders)[::-1]
         for name in names:
             coded = coders[name]()

@@ -1,10 +1,10 @@
-"""Every way to few bits in one table: the held-out loss after it, and all the bits it takes, on the same trained models.
+"""All compression methods in one table: held-out loss and bits, on the same trained models.
 
-`on_device.micro` is trained on the built-in corpus until its held-out loss hardly falls, with three seeds. Post-training
-methods start from that; quantization-aware training goes on from it for some steps, and so does its control in full
-precision, which its gap is to. A loss is the mean over seeds, on conversations that were not trained on; each seed's is in
-the JSON. Bits count codes, scales and minima, per number of what the row compresses: the layers' matrices, the embedding, or
-keys and values. Peers: rounding to nearest, HQQ (where the package `hqq` is installed: the extra `bench`), GPTQ.
+`on_device.micro` is trained on the built-in corpus until its held-out loss hardly decreases, with three seeds. Post-training
+methods start from these models. Quantization-aware training continues them for some steps; its control continues them in
+full precision for as many, and the loss gap is to the control. A loss is the mean over seeds, on held-out conversations; the
+JSON has each seed's. Bits count codes, scales and minima, per number of the compressed part: the layers' matrices, the
+embedding, or keys and values. Peers: rounding to nearest, HQQ (if the package `hqq` is installed: the extra `bench`), GPTQ.
 
     python benchmarks/compression.py [--quick] [--json]
 
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def measure(data: Data, size: Size) -> dict[str, Any]:
-    """Train the bases, then one row after another on all of them."""
+    """Train the base models, then evaluate each row on all of them."""
     rows = post_training_rows() + astc_rows() + qat_rows()
     results: dict[str, list[dict[str, float]]] = {row.method: [] for row in rows}
     bases, controls = [], []
@@ -106,7 +106,7 @@ def measure(data: Data, size: Size) -> dict[str, Any]:
 
 
 def judge(row: Row, setting: Setting, control_loss: float) -> dict[str, float]:
-    """One method on one base."""
+    """Evaluate one method on one base model."""
     compressed = row.compress(setting)
     found = loss(compressed.decoder, setting.data.held_out)
     reference = setting.base.loss if row.against == "base" else control_loss

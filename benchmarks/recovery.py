@@ -1,10 +1,11 @@
-"""What a recovery adapter wins back, by how it starts, with the control that matters (report section 6).
+"""The loss that a recovery adapter restores, by its initialization, against a control (report section 6).
 
-`on_device.micro` is trained until little is left to learn; ASTC 6x6 then takes its matrices to 3.56 bits. Two adapters of
-the same rank are trained for the same steps on the same data: one from zero over the compressed base; one that took the top
-singular vectors out of the base *before* compression. The control is the *uncompressed* base with the same adapter trained
-the same steps, from zero and from its singular vectors: what the adapter learns beyond recovery. A gap is the held-out loss
-above the control that started the same way; means over seeds, each seed's in the JSON.
+`on_device.micro` is trained until its loss hardly decreases; ASTC 6x6 then compresses its matrices to 3.56 bits. Two
+adapters of the same rank are trained for the same steps on the same data: one initialized with zero on the compressed base,
+one with the top singular vectors of the base, which are removed *before* compression. The control is the *uncompressed* base
+with the same adapter, trained for the same steps from both initializations: it measures what the adapter learns beyond
+recovery. A gap is the held-out loss above the control with the same initialization; means over seeds, each seed's is in the
+JSON.
 
     python benchmarks/recovery.py [--quick] [--json]
 
@@ -44,7 +45,7 @@ RANK = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """How an adapter starts, and whether the base under it is compressed."""
+    """The initialization of an adapter, and whether its base is compressed."""
 
     start: ZeroStart | SingularValueStart
     compressed: bool
@@ -90,7 +91,7 @@ def main() -> None:
 
 
 def measure(base: Base, data: Data, size: Size) -> dict[str, float]:
-    """Held-out losses of one base: as it is, compressed, and of every arm before and after its training."""
+    """Held-out losses of one base: original, compressed, and of every arm before and after training."""
     losses = {"base": base.loss, "astc": loss(compressed(copy.deepcopy(base.decoder)), data.held_out)}
     for name, arm in ARMS.items():
         decoder = copy.deepcopy(base.decoder)
@@ -110,7 +111,7 @@ def measure(base: Base, data: Data, size: Size) -> dict[str, float]:
 
 @torch.no_grad()
 def compressed(decoder: Decoder) -> Decoder:
-    """The decoder with its matrices as ASTC 6x6 gives them back, in place."""
+    """Replace the decoder's matrices by their values after ASTC 6x6, in place."""
     for name, linear in layer_linears(decoder).items():
         matrix = encode_matrix(linear.weight.numpy(), AstcConfig(), name=name)
         linear.weight.copy_(torch.from_numpy(decode_matrix(matrix)))
@@ -118,7 +119,7 @@ def compressed(decoder: Decoder) -> Decoder:
 
 
 def figures(seeds: list[dict[str, float]]) -> dict[str, Any]:
-    """Means over seeds under the names that are relied on, and every loss of every seed."""
+    """Means over seeds, and every loss of every seed."""
 
     def mean(key: str, minus: str) -> float:
         return round(statistics.mean(losses[key] - losses[minus] for losses in seeds), 5)

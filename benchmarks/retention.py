@@ -1,16 +1,16 @@
-"""How much of a model's scores survives compression (report Table 3), for both of the report's ways.
+"""Scores retained after compression (report Table 3), for both of the report's methods.
 
 `on_device.nano` in full precision; the same with 2-bit weights after quantization-aware training, a 4-bit embedding, 8-bit
 activations, keys and values and a recovery adapter (on-device); and in ASTC 6x6 with its top singular vectors in an adapter
-that is then trained (server). Retention is the compressed score over the uncompressed one, mean over the held-out tasks in
-which the uncompressed model is at least ten points above every baseline, or where there is none over event extraction, which
-the models are for. All tasks are in the JSON.
+that is then trained (server). Retention is the compressed score over the uncompressed one, averaged over the held-out tasks
+in which the uncompressed model is at least ten points above every baseline; without such a task, over event extraction, the
+models' main task. The JSON has all tasks.
 
     python benchmarks/retention.py [--quick] [--json]
     python benchmarks/retention.py --bundles UNCOMPRESSED ON_DEVICE SERVER
 
-A full run trains the three (hours; what stands in the data home is reused) or takes bundles that are trained already, and
-writes docs/benchmarks/retention.json. `--quick` runs the same code on a few steps of the micro model and claims nothing.
+A full run trains the three (hours; existing bundles in the data home are reused) or uses the given bundles, and writes
+docs/benchmarks/retention.json. `--quick` runs the same code on a few steps of the micro model and claims nothing.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ FEW_EXAMPLES = json.dumps(
 
 
 def train(size: str, changes: dict[str, str]) -> tuple[str, str, str]:
-    """The three models from nothing, stage by stage; what stands is reused."""
+    """Train the three models stage by stage; existing stages are reused."""
     made: list[str] = []
     for recipe in STAGES:
         made.append(run(recipe, size, made[-1] if made else None, changes, recipe.removeprefix("on_device.")))
@@ -85,7 +85,7 @@ def train(size: str, changes: dict[str, str]) -> tuple[str, str, str]:
 
 
 def run(recipe: str, size: str, start: str | None, changes: dict[str, str], stage: str) -> str:
-    """One stage; returns the path of its bundle."""
+    """Run one stage and return the path of its bundle."""
     if changes and start is not None:
         changes = changes | {"corpora": FEW_EXAMPLES}
     config = prepare_run(recipe, size, start=start, changes=changes)
@@ -94,11 +94,11 @@ def run(recipe: str, size: str, start: str | None, changes: dict[str, str], stag
 
 
 def measure(bundles: Sequence[str], num_examples: int) -> dict[str, Any]:
-    """The report over the three, and the two figures out of it."""
+    """Return the report of the three bundles and its two figures."""
     made = compression_report(list(bundles), num_examples).to_dict()
     _, on_device, server = made["bundles"]
     well_above = on_device["retention"]["well_above_baselines"]
-    counted = well_above or ["event"]  # the task that the models are for, where none stands out
+    counted = well_above or ["event"]  # the main task, if no task is well above its baselines
     for bundle in made["bundles"]:
         del bundle["path"]
     return {
@@ -120,7 +120,7 @@ def measure(bundles: Sequence[str], num_examples: int) -> dict[str, Any]:
 
 
 def mean_retention(bundle: dict[str, Any], tasks: Sequence[str]) -> float | None:
-    """The mean over tasks; None where the uncompressed model scores nothing in one of them."""
+    """Return the mean over tasks; None if the uncompressed model scores zero in one of them."""
     kept = [bundle["retention"]["tasks"].get(task) for task in tasks]
     return None if None in kept else round(sum(kept) / len(kept), 4)
 

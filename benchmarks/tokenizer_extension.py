@@ -1,13 +1,13 @@
-"""What extending a vocabulary brings and costs (report 4.1).
+"""Benefit and cost of a vocabulary extension (report 4.1).
 
-1. An English vocabulary is extended with text of many languages; tokens per character are counted on pages that neither
-   saw, beside a vocabulary of the same size trained from scratch on the same text, which keeps no old id.
-2. A vocabulary of 100k is extended to 150k on generated text, against the clock, beside training 150k from scratch.
+1. An English vocabulary is extended with text of many languages. Tokens per character are counted on held-out pages and
+   compared with a vocabulary of the same size trained from scratch on the same text, which keeps no old id.
+2. Time to extend a vocabulary of 100k to 150k on generated text, compared with training 150k from scratch.
 
     python benchmarks/tokenizer_extension.py [--quick] [--json]
 
-The corpora are looked for in ../shared/data/corpora beside the repository (tldr, nltk). Without them only part 2 runs and
-the exit code is 3. `--json` prints the last line only: one JSON object.
+The corpora are read from ../shared/data/corpora beside the repository (tldr, nltk). Without them only part 2 runs and the
+exit code is 3. `--json` prints the last line only: one JSON object.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How much work: vocabularies, pages a language at most, generated words a language and their distinct number."""
+    """Vocabulary sizes, the maximum of pages per language, generated words per language and distinct words."""
 
     before: int
     after: int
@@ -94,7 +94,7 @@ def corpora_figures(sizes: Sizes) -> dict[str, Any]:
 
 
 def _balanced(texts: dict[str, list[str]]) -> Iterator[str]:
-    """Temperature sampling by whole repetition: a language s times smaller than the largest is repeated s^0.5 times."""
+    """Temperature sampling by repetition: a language s times smaller than the largest is repeated s^0.5 times."""
     num_characters = {language: sum(map(len, its_texts)) for language, its_texts in texts.items()}
     largest = max(num_characters.values())
     for language, its_texts in texts.items():

@@ -1,4 +1,4 @@
-"""Rows of ASTC 6x6: the report's literal recipe, ours, and ours with blocks chosen for the layers' outputs."""
+"""Rows of ASTC 6x6: the report's literal recipe, ours, and ours calibrated for the layers' outputs."""
 
 from __future__ import annotations
 

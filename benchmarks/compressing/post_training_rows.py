@@ -16,7 +16,7 @@ from openafm.compression.post_training.groups import GroupQuantized
 from openafm.models.attention import KeysValues
 from openafm.models.decoder import Decoder
 
-GROUPS = ((4, 32), (4, 128), (3, 32), (3, 64), (2, 64))  # bits, and how many weights share a scale and a minimum
+GROUPS = ((4, 32), (4, 128), (3, 32), (3, 64), (2, 64))  # bits and group size
 KV_BITS = (8, 6, 4, 3)
 
 
@@ -50,7 +50,7 @@ def post_training_rows() -> list[Row]:
 
 
 def with_kv_bits(decoder: Decoder, bits: int) -> Compressed:
-    """A copy with keys and values of `bits`, and an fp16 scale for each token and head."""
+    """Return a copy with keys and values of `bits` and an fp16 scale for each token and head."""
     decoder = copy.deepcopy(decoder)
     head_dims = []
     for module in decoder.modules():
@@ -79,7 +79,7 @@ def _gptq(config: GPTQConfig) -> Callable[[Setting], Compressed]:
 
 
 def _hqq(bits: int, group: int) -> Callable[[Setting], Compressed]:
-    """The package's own quantizer; scale and zero are rounded to fp16 and count so."""
+    """The quantizer of the package; scale and zero are rounded to fp16 and counted as such."""
     from hqq.core.quantize import Quantizer
 
     def compress(name: str, weight_RC: Tensor) -> Values:

@@ -1,4 +1,4 @@
-"""Rows of 2-bit quantization-aware training: what is judged is the deployed decoder, from the tensors of a bundle."""
+"""Rows of 2-bit quantization-aware training: evaluated on the deployed decoder, from the tensors of a bundle."""
 
 from __future__ import annotations
 

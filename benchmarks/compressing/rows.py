@@ -1,4 +1,4 @@
-"""What a row of the table is: a method, from a trained base to a decoder to judge and the bits it takes."""
+"""Rows of the table: methods that turn a trained base model into a compressed decoder and its bits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openafm.models.decoder import Decoder
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a method may work with."""
+    """Inputs of a method."""
 
     base: Base
     data: Data
@@ -27,7 +27,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """A decoder that computes as the compressed one does, and bits per number of what the row compresses, all counted."""
+    """A decoder with compressed values, and all bits per number of the compressed part."""
 
     decoder: Decoder
     bits_per_weight: float
@@ -35,9 +35,9 @@ class Compressed:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """`of` is what the bits are counted over: the matrices of the layers, the embedding, or keys and values.
+    """A method. `of` is the part that bits are counted over: the layers' matrices, the embedding, or keys and values.
 
-    The loss gap is to the base, or to the control: the base trained in full precision for as many more steps.
+    The loss gap is to the base, or to the control: the base trained for as many more steps in full precision.
     """
 
     method: str
@@ -48,14 +48,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Values:
-    """A matrix as it is after compression, and the bits that are stored for it."""
+    """The values of a matrix after compression, and its stored bits."""
 
     weight: Tensor
     bits: float
 
 
 def each_matrix(decoder: Decoder, compress: Callable[[str, Tensor], Values]) -> Compressed:
-    """A copy of a decoder with every matrix of its layers compressed by itself."""
+    """Return a copy of a decoder with every matrix of its layers compressed independently."""
     decoder, bits, size = copy.deepcopy(decoder), 0.0, 0
     with torch.no_grad():
         for name, linear in layer_linears(decoder).items():
@@ -66,9 +66,9 @@ def each_matrix(decoder: Decoder, compress: Callable[[str, Tensor], Values]) -> 
 
 
 def layer_by_layer(setting: Setting, compress: Callable[[str, Tensor, Tensor], Values]) -> Compressed:
-    """The same with calibration: `compress` is also given the second moment of the matrix's inputs.
+    """Return a copy compressed with calibration: `compress` also takes the second moment of the matrix's inputs.
 
-    Inputs of a layer are what the layers before it put out when compressed.
+    Inputs of a layer are the outputs of the compressed layers before it.
     """
     decoder, bits, size = copy.deepcopy(setting.base.decoder), 0.0, 0
 

@@ -1,4 +1,4 @@
-"""The models that compression is measured on: `on_device.micro` on the built-in corpus, until little is left to learn."""
+"""The base models: `on_device.micro` on the built-in corpus, trained until the loss hardly decreases."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from openafm.training.trainer import Trainer
 
 ROW_TOKENS = 1024
 SETTLED = WarmupCosine(final=0.0)
-EXTRA_OPTIMIZER = AdamWConfig(learning_rate=1e-3, weight_decay=0.0)  # as the recipe of quantization-aware training
+EXTRA_OPTIMIZER = AdamWConfig(learning_rate=1e-3, weight_decay=0.0)  # as in the recipe of quantization-aware training
 EXTRA_AVERAGE = EMAConfig(decay=0.98)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How much is trained and measured; rows are of 1,024 tokens, and a step reads one."""
+    """Size of training and evaluation; rows have 1,024 tokens, and a step reads one."""
 
     seeds: int
     base_steps: int
@@ -53,7 +53,7 @@ QUICK = Size(seeds=1, base_steps=10, extra_steps=2, held_out_rows=1, calibration
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Rows to train on, rows of other conversations to judge by, and some of those trained on to calibrate with."""
+    """Training rows, held-out rows of other conversations, and some training rows for calibration."""
 
     train: Loader
     held_out: Sequence[Batch]
@@ -62,7 +62,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A trained decoder with its held-out loss, and what that was when nine tenths of the steps were done."""
+    """A trained decoder with its held-out loss at the end and after nine tenths of the steps."""
 
     seed: int
     decoder: Decoder
@@ -71,12 +71,12 @@ class Base:
 
     @property
     def fall_of_last_tenth(self) -> float:
-        """By which share the held-out loss still fell over the last tenth of the steps."""
+        """Return the relative decrease of the held-out loss over the last tenth of the steps."""
         return 1 - self.loss / self.loss_at_nine_tenths
 
 
 def prepare_data(folder: Path, model: DecoderConfig, size: Size) -> Data:
-    """English conversations of all tasks; the held-out ones are other draws from the same distribution."""
+    """Return English conversations of all tasks; held-out ones are other samples of the same distribution."""
     languages = {"en": 1.0}
     train, held_out = (SyntheticConfig(seed=seed, languages=languages) for seed in (0, 1))
     texts = (text for c in generate(train, min(5000, size.conversations)) for text in texts_of(ChatDocument(conversation=c)))
@@ -91,7 +91,7 @@ def prepare_data(folder: Path, model: DecoderConfig, size: Size) -> Data:
 
 
 def train_base(model: DecoderConfig, data: Data, size: Size, seed: int) -> Base:
-    """A decoder trained from nothing with the learning rate down to zero, so that little is left to learn at it."""
+    """Return a decoder trained from scratch with the learning rate decayed to zero."""
     decoder = model.build(seed)
     InductionStart().apply(decoder, seed)
     trainer = _trainer(decoder, data, size.base_steps, SMALL_OPTIMIZER, None, None)
@@ -103,9 +103,9 @@ def train_base(model: DecoderConfig, data: Data, size: Size, seed: int) -> Base:
 
 
 def train_further(base: Base, data: Data, size: Size, qat: QATConfig | None) -> Decoder:
-    """A copy of the base trained `extra_steps` more, under quantization awareness or, as control, as it is.
+    """Return a copy of the base trained for `extra_steps`, with quantization awareness or, as control, without.
 
-    Optimizer, data and steps are the same for all; the averaged weights are what counts.
+    Optimizer, data and steps are the same for all; averaged weights are evaluated.
     """
     decoder = copy.deepcopy(base.decoder)
     trainer = _trainer(decoder, data, size.extra_steps, EXTRA_OPTIMIZER, EXTRA_AVERAGE, qat)
@@ -118,7 +118,7 @@ def train_further(base: Base, data: Data, size: Size, qat: QATConfig | None) -> 
 
 
 def train_adapter(decoder: Decoder, seed: int, data: Data, size: Size) -> None:
-    """Train the adapter that a decoder carries for `extra_steps`, in place, on the data that follows the base's."""
+    """Train the adapter of a decoder for `extra_steps`, in place, on the data after the base's."""
     trainer = _trainer(decoder, data, size.extra_steps, EXTRA_OPTIMIZER, None, None)
     first = seed * (size.base_steps + size.extra_steps) + size.base_steps
     _advance(trainer, data, range(first, first + size.extra_steps), f"adapter over base {seed}")
@@ -126,7 +126,7 @@ def train_adapter(decoder: Decoder, seed: int, data: Data, size: Size) -> None:
 
 @torch.no_grad()
 def loss(decoder: Decoder, batches: Sequence[Batch]) -> float:
-    """Mean cross entropy of the next token in nats."""
+    """Return the mean cross entropy of the next token in nats."""
     losses = [NextToken()(decoder, batch) for batch in batches]
     return sum(x.total.item() for x in losses) / sum(x.count for x in losses)
 

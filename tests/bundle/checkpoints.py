@@ -1,6 +1,6 @@
 """Small random checkpoints of each family, saved by transformers itself, with tokenizers trained here.
 
-The chat templates are written in the manner of each family; none is a copy of one.
+The chat templates imitate those of each family; none is a copy.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import transformers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-VOCAB_ROWS = 704  # more than the tokenizers have, as in real checkpoints
+VOCAB_ROWS = 704  # more rows than tokens, as in real checkpoints
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCAB_ROWS,
     "hidden_size": 64,
@@ -75,7 +75,7 @@ CHATML = """
     {%- if THINKS and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
 {%- endif %}
 """
-# Qwen3: an answer that comes last, or after the last prompt with thoughts, shows them; earlier ones do not.
+# Qwen3: only the last answer keeps its thoughts.
 THINK_LAST = """
         {%- if loop.last %}{{- '<think>\\n' + (message.reasoning_content or '') + '\\n</think>\\n\\n' }}{%- endif %}
 """
@@ -117,7 +117,7 @@ LLAMA = """
 {%- if add_generation_prompt %}{{- "<|start_header_id|>assistant<|end_header_id|>\\n\\n" }}{%- endif %}
 """
 
-# SmolLM3: always a system turn with a mode and the date, an empty thought in every answer, tools as Python shows them.
+# SmolLM3: always a system turn with a mode and the date, an empty thought in every answer, tools as Python reprs.
 SMOLLM3 = """
 {%- set told = messages[0].content if messages[0].role == "system" else "" -%}
 {%- set mode = "/no_think" if enable_thinking is defined and not enable_thinking else "/think" -%}
@@ -174,7 +174,7 @@ def config(family: str, **changes: Any) -> Any:
 
 
 def model(family: str, seed: int = 0, **changes: Any) -> Any:
-    """Random weights; norms and biases away from where a forgotten one would hide."""
+    """Random weights; norms differ from 1 and biases from 0, so that a missing one changes logits."""
     torch.manual_seed(seed)
     theirs = getattr(transformers, type(config(family)).__name__.replace("Config", "ForCausalLM"))(config(family, **changes))
     with torch.no_grad():
@@ -187,7 +187,7 @@ def model(family: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def tokenizer(family: str) -> tokenizers.Tokenizer:
-    """Byte-level BPE with the special tokens of the family, those of tools and thoughts not marked as special."""
+    """Byte-level BPE with the special tokens of the family, those of tools and thoughts without the special flag."""
     trained = tokenizers.Tokenizer(models.BPE(ignore_merges=family == "llama"))
     if family.startswith("qwen"):
         trained.normalizer = normalizers.NFC()
@@ -211,7 +211,7 @@ def tokenizer(family: str) -> tokenizers.Tokenizer:
 
 
 def save(folder: Path, family: str, *, dtype: torch.dtype = torch.float32, shards: str = "5GB", **changes: Any) -> Any:
-    """Write a checkpoint; returns the model as transformers reads it in fp32."""
+    """Write a checkpoint and return the model as transformers reads it in fp32."""
     theirs = model(family, **changes).to(dtype)
     theirs.save_pretrained(folder, max_shard_size=shards)
     save_tokenizer(folder, family)

@@ -125,7 +125,7 @@ def test_truncated_weights_are_named(tmp_path: Path) -> None:
         open_bundle(tmp_path / "cat").tensors()
 
 
-def test_a_changed_tensor_is_never_used(tmp_path: Path) -> None:
+def test_a_changed_tensor_is_refused(tmp_path: Path) -> None:
     signature = write(tmp_path / "cat").signature
     file = tmp_path / "cat" / "model.safetensors"
     content = bytearray(file.read_bytes())
@@ -222,7 +222,7 @@ def as_version_1(path: Path) -> str:
     return signature
 
 
-def test_a_bundle_of_version_1_is_signed_anew(tmp_path: Path) -> None:
+def test_a_bundle_of_version_1_is_signed_again(tmp_path: Path) -> None:
     expected = write(tmp_path / "cat").signature
     old = as_version_1(tmp_path / "cat")
     (tmp_path / "cat" / "card.md").write_text(f"signature `{old}`")
@@ -236,7 +236,7 @@ def test_a_bundle_of_version_1_is_signed_anew(tmp_path: Path) -> None:
         resign_bundle(tmp_path / "cat")
 
 
-def test_a_tampered_bundle_of_version_1_is_not_signed_anew(tmp_path: Path) -> None:
+def test_a_tampered_bundle_of_version_1_is_not_signed_again(tmp_path: Path) -> None:
     write(tmp_path / "cat")
     as_version_1(tmp_path / "cat")
     file = tmp_path / "cat" / "model.safetensors"
@@ -296,7 +296,7 @@ def test_full_disk_leaves_the_old_bundle(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_killed_writer_leaves_a_whole_bundle(tmp_path: Path) -> None:
-    """Writers that replace one bundle over and over are killed at random; what stands always verifies."""
+    """Kill writers that repeatedly replace a bundle; the bundle always verifies."""
     write(tmp_path / "cat")
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
@@ -314,7 +314,7 @@ def test_a_killed_writer_leaves_a_whole_bundle(tmp_path: Path) -> None:
         open_bundle(tmp_path / "cat").verify()
 
 
-def test_which_bundle_answers(home: Path, tmp_path: Path) -> None:
+def test_the_default_bundle(home: Path, tmp_path: Path) -> None:
     with pytest.raises(BundleNotFoundError, match="quickstart"):
         resolve_model()
     write(home / "bundles" / "old")
@@ -340,12 +340,12 @@ def test_only_a_bundle_is_ever_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../cat", "a/b", "/tmp/cat", ".hidden", "a\\b", "c:cat"])
-def test_a_name_never_leads_out_of_the_bundles(name: str) -> None:
+def test_names_cannot_leave_the_bundles_folder(name: str) -> None:
     with pytest.raises(UsageError):
         bundle_place(name)
 
 
-def test_plain_names_have_a_place(home: Path) -> None:
+def test_plain_names_are_folders_of_the_home(home: Path) -> None:
     assert bundle_place("on_device.sft-nano") == home / "bundles" / "on_device.sft-nano"
 
 
@@ -393,7 +393,7 @@ def test_keys_and_values_are_not_finer_than_what_computes_them() -> None:
     assert Numerics(activations="bfloat16", kv="int8_per_token_head").kv == "int8_per_token_head"
 
 
-def test_a_name_comes_before_a_folder_that_is_called_so(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_takes_precedence_over_a_folder(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(home / "bundles" / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text('{"trainer": 1}')

@@ -1,4 +1,4 @@
-"""What `openafm inspect` says: every stored bit is counted, and what the keys and values save."""
+"""The facts of `openafm inspect`: every stored bit, and the savings of keys and values."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def write(path: Path, recovery: RecoveryAdapter | None, numerics: Numerics = EIG
     return path
 
 
-def test_the_recovery_adapter_is_counted_apart_and_in_the_sum(tmp_path: Path) -> None:
+def test_the_recovery_adapter_is_counted_separately_and_in_the_sum(tmp_path: Path) -> None:
     plain = describe_bundle(open_bundle(write(tmp_path / "plain", None)))
     assert (plain.bits_per_weight, plain.adapter_bits_per_weight) == (32, 0)
     adapted = describe_bundle(open_bundle(write(tmp_path / "adapted", RECOVERY)))
@@ -79,7 +79,7 @@ def test_a_recovery_adapter_of_another_base_is_found(tmp_path: Path) -> None:
         open_bundle(path).verify()
 
 
-def test_what_keys_and_values_save(tmp_path: Path) -> None:
+def test_savings_of_shared_keys_and_values(tmp_path: Path) -> None:
     described = describe_bundle(open_bundle(write(tmp_path / "b", None)))
     assert described.kv_bytes_at_4096 == 4096 * 2 * 2 * (8 + 2)  # layers, keys and values, int8 and a scale
     assert described.kv_bytes_at_4096_in_16_bits == 4096 * 2 * 2 * 8 * 2
@@ -107,7 +107,7 @@ def test_the_server_model_has_tracks_experts_and_windows() -> None:
     assert (described.local_layers, described.window) == (36, 4096)
 
 
-def test_windows_save_keys_and_values_beyond_them() -> None:
+def test_windows_limit_keys_and_values() -> None:
     described = describe_size("server.full")
     of_a_layer = 2 * 8 * 4 * (128 + 2)  # keys and values, tracks, heads, int8 and a scale
     assert described.kv_bytes_at_4096 == described.kv_bytes_at_4096_all_global == 4096 * 48 * of_a_layer

@@ -1,4 +1,4 @@
-"""Imported chat templates: the text and tokens of transformers, nothing imitated, answers read back, or a refusal."""
+"""Imported chat templates: text and tokens equal transformers, turns cannot be imitated, answers are parsed back."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_tokens_equal_those_of_transformers(family: str, name: str, tmp_path: Pa
     arguments |= {"xml_tools": tools} if family == "smollm3" and tools else {"tools": tools or None}
     messages = [message(t, family == "smollm3") for t in turns if not isinstance(t, Instructions) or t.text]
     text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **arguments)
-    if family == "qwen3":  # earlier answers keep the empty thought that they were generated after
+    if family == "qwen3":  # earlier answers keep their empty thought
         text = text.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n\n</think>\n\n")
         text = text.replace("<think>\n\n</think>\n\n" * 2, "<think>\n\n</think>\n\n")
     ours = [*template.encode(tokenizer, opened(turns)).tokens, *template.generation_prompt(tokenizer)]
@@ -151,7 +151,7 @@ def test_tokens_equal_those_of_transformers(family: str, name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_user_should_know_is_noted(family: str) -> None:
+def test_notes_for_the_user(family: str) -> None:
     notes = " | ".join(READ[family].notes)
     assert ("stays in the history" in notes) == (family == "qwen3")
     assert ("one tool call per turn" in notes) == (family == "llama")
@@ -194,7 +194,7 @@ conversations = st.builds(
 @pytest.mark.parametrize("family", FAMILIES)
 @given(turns=conversations)
 def test_texts_cannot_imitate_turns(family: str, turns: tuple[Turn, ...]) -> None:
-    """Special tokens stand where they stand in the same conversation with harmless texts."""
+    """Special tokens are those of the same conversation with harmless texts."""
     template, tokenizer = TEMPLATE[family], TOKENIZERS[family]
     special = set(tokenizer.special_ids.values())
     harmless: list[Turn] = []
@@ -225,7 +225,7 @@ def test_texts_never_encode_to_special_tokens(family: str, text: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(text=text_values.filter(lambda text: not text.startswith("{")))
-def test_answers_are_read_back(family: str, text: str) -> None:
+def test_answers_are_parsed_back(family: str, text: str) -> None:
     template, tokenizer = TEMPLATE[family], TOKENIZERS[family]
     if HOMES[family].normalizer is not None:
         text = HOMES[family].normalizer.normalize_str(text)
@@ -241,7 +241,7 @@ def test_answers_are_read_back(family: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_calls_are_read_back(family: str) -> None:
+def test_calls_are_parsed_back(family: str) -> None:
     template, tokenizer = TEMPLATE[family], TOKENIZERS[family]
     turns = [AssistantTurn(tool_calls=(CALL,))]
     if family != "llama":
@@ -276,7 +276,7 @@ def test_malformed_answers_are_refused(pieces: tuple[str, ...], problem: str) ->
 
 
 def random_answer(grammar: Grammar, family: str, seed: int) -> list[int]:
-    """An answer of a model that knows nothing but slowly tends to close what it has opened."""
+    """An answer from random logits that increasingly favor closing brackets and quotes."""
     tokenizer, stop = TOKENIZERS[family], grammar.stop_token
     generator, sampler = np.random.default_rng(seed), RandomConfig(seed=seed).build()
     closing_V = np.array([sum(c in b'"]}' for c in tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size)])
@@ -293,7 +293,7 @@ def random_answer(grammar: Grammar, family: str, seed: int) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_random_logits_give_calls_that_are_read_back(family: str) -> None:
+def test_random_logits_give_calls_that_can_be_parsed(family: str) -> None:
     template, tokenizer = TEMPLATE[family], TOKENIZERS[family]
     compiler, calls = GrammarCompiler(tokenizer, template), tool_calls_schema((WEATHER, GROW))
     for seed in range(15):
@@ -312,7 +312,7 @@ def test_random_logits_give_calls_that_are_read_back(family: str) -> None:
         assert (True in is_calls) == bool(turn.tool_calls)
 
 
-def test_text_beside_bare_json_calls_begins_otherwise() -> None:
+def test_text_starts_differently_from_bare_json_calls() -> None:
     grammar = GrammarCompiler(TOKENIZERS["llama"], TEMPLATE["llama"]).answer(calls_schema=tool_calls_schema((WEATHER,)))
     matcher = grammar.matcher()
     matcher.accept(TOKENIZERS["llama"].encode("a {"))
@@ -383,7 +383,7 @@ WITHOUT_TOOLS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", WITHOUT_TOOLS)
-def test_templates_whose_tools_cannot_be_read_are_used_without(name: str) -> None:
+def test_templates_with_unsupported_tools_are_imported_without_tools(name: str) -> None:
     source, reason = WITHOUT_TOOLS[name]
     found = read("qwen3", source)
     assert re.search(f"^without tools: .*{reason}", found.notes[-1]), found.notes
@@ -425,7 +425,7 @@ def test_other_tokenizers_are_refused(text: str, message: str) -> None:
         ImportedTokenizer(text)
 
 
-def test_an_imported_tokenizer_has_no_special_tokens_of_ours() -> None:
+def test_an_imported_tokenizer_has_no_special_tokens_of_openafm() -> None:
     with pytest.raises(TokenizerError, match="conversations"):
         _ = TOKENIZERS["llama"].special
 

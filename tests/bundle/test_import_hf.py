@@ -1,4 +1,4 @@
-"""Importing open weights: the same logits and tokens as transformers, or a clear refusal and nothing written."""
+"""Import of open weights: the logits and tokens of transformers, or a typed error with nothing written."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_logits_and_greedy_tokens_equal_transformers(variant: str, tmp_path: Pat
     assert answer == expected[0, PROMPT.shape[1] :].tolist()
 
 
-def test_the_comparison_sees_one_rule_broken(tmp_path: Path) -> None:
+def test_the_comparison_detects_one_broken_rule(tmp_path: Path) -> None:
     theirs = checkpoints.save(tmp_path / "model", "llama")
     file = tmp_path / "model" / "config.json"
     values = json.loads(file.read_text())
@@ -139,7 +139,7 @@ def test_float16_is_widened_exactly(tmp_path: Path) -> None:
     assert difference(bundle, theirs) <= TOLERANCE
 
 
-def test_the_copy_of_a_tied_head_is_left_out(tmp_path: Path) -> None:
+def test_the_copy_of_a_tied_head_is_dropped(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     theirs = checkpoints.save(tmp_path / "model", "qwen2")

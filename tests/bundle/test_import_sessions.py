@@ -1,4 +1,4 @@
-"""What an imported model gives through the framework and the command line: guided answers, tools, streams, exact counts."""
+"""Imported models in sessions and commands: guided answers, tools, streams, exact token counts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_guided_answers_are_valid_and_a_second_turn_prefills_what_is_new(family:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_tools_are_called_and_their_outputs_told(family: str, models: dict[str, Path]) -> None:
+def test_tools_are_called_and_their_outputs_prefilled(family: str, models: dict[str, Path]) -> None:
     called: list[str] = []
 
     @fm.tool
@@ -96,7 +96,7 @@ def test_streams_and_prewarming(models: dict[str, Path]) -> None:
     assert session.usage.cached_tokens > 0
 
 
-def test_the_command_imports_inspects_chooses_and_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_import_inspect_use_and_respond(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoints.save(tmp_path / "tiny-llama", "llama")
     assert run(["import", "hf", str(tmp_path / "tiny-llama"), "--json"]) == 0
     imported = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""The model that comes with the package: small, whole, and of use to somebody who has nothing else."""
+"""The model that ships with the package: small, complete and useful on its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = {"config.json", "tokenizer.json", "chat_template.json", "model.safetenso
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a user who has just installed the package."""
+    """The empty home of a new user."""
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
@@ -62,11 +62,11 @@ def test_it_is_compressed_as_the_report_has_it(shipped: Path) -> None:
     assert numerics.kv == "int8_per_token_head"
 
 
-def test_its_card_names_no_place_of_a_machine(shipped: Path) -> None:
+def test_its_card_has_no_local_paths(shipped: Path) -> None:
     assert re.search(r"(?<![\w`.])/(?:home|root|tmp|work|Users|var)/", open_bundle(shipped).card()) is None
 
 
-def test_it_answers_when_nothing_was_chosen(shipped: Path) -> None:
+def test_it_is_the_default_model(shipped: Path) -> None:
     assert resolve_model() == shipped
     assert fm.SystemLanguageModel().is_available() == (True, None)
     assert not data_home().exists(), "looking leaves nothing behind"

@@ -1,4 +1,4 @@
-"""Which bundle answers: the chosen one, else the shipped one, else the newest of this user."""
+"""The default bundle: the chosen one, else the shipped one, else this user's newest."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shipped(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package with a model, installed where nothing can be written."""
+    """A package with a model in a read-only installation."""
     place = tmp_path / "package" / "shipped"
     monkeypatch.setattr("openafm.bundle.store.SHIPPED_HOME", place)
     return write(place / "nano").path
 
 
-def test_the_place_of_the_shipped_model_is_in_the_package() -> None:
+def test_the_shipped_model_is_in_the_package() -> None:
     import openafm.shipped
     from openafm.bundle import store
 
     assert Path(openafm.shipped.__file__).parent == store.SHIPPED_HOME
 
 
-def test_the_shipped_model_answers_until_another_is_chosen(shipped: Path, home: Path) -> None:
+def test_the_shipped_model_is_the_default_until_another_is_chosen(shipped: Path, home: Path) -> None:
     assert shipped_bundle() == resolve_model() == find_bundle("nano") == shipped
     assert list_bundles() == []
     micro = write(home / "bundles" / "micro").path
@@ -75,7 +75,7 @@ def test_the_shipped_model_answers_until_another_is_chosen(shipped: Path, home: 
     assert resolve_model() == shipped
 
 
-def test_a_local_bundle_of_the_same_name_comes_first_by_name_only(shipped: Path, home: Path) -> None:
+def test_a_local_bundle_takes_precedence_by_name_only(shipped: Path, home: Path) -> None:
     choose_model("nano")
     local = write(home / "bundles" / "nano").path
     assert find_bundle("nano") == local
@@ -128,13 +128,13 @@ def test_a_stripped_installation_falls_back_to_the_newest_of_this_user(
     assert resolve_model() == new
 
 
-def test_a_misspelt_name_is_told_the_shipped_one(shipped: Path) -> None:
+def test_a_misspelled_name_suggests_the_shipped_bundle(shipped: Path) -> None:
     with pytest.raises(BundleNotFoundError, match="did you mean 'nano'"):
         find_bundle("nanno")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '"shipped"', '{"shipped": 1}', '{"bundle": null}'])
-def test_an_unreadable_choice_says_what_to_do(shipped: Path, home: Path, text: str) -> None:
+def test_a_damaged_choice_is_an_error_with_the_command(shipped: Path, home: Path, text: str) -> None:
     home.mkdir()
     (home / "model.json").write_text(text)
     with pytest.raises(BundleError, match=r"model\.json is damaged .*run `openafm use NAME` again"):

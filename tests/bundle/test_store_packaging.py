@@ -1,4 +1,4 @@
-"""A wheel carries the shipped model whole, whatever its files are called."""
+"""A wheel contains every file of the shipped model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""astcenc (astc-encoder-py) as an independent coder of 6x6 blocks: matrices in the red component."""
+"""astcenc (astc-encoder-py) as an independent encoder and decoder of 6x6 blocks: matrices in the red component."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ def astcenc_decode(blocks: NDArray[np.uint8], profile: str = "HDR") -> NDArray[n
 
 
 def num_mismatches(ours: NDArray[np.float16], theirs: NDArray[np.float16]) -> int:
-    """How many values differ in any bit."""
+    """The number of values that differ in any bit."""
     return int(np.count_nonzero(ours.view(np.uint16) != np.ascontiguousarray(theirs).view(np.uint16)))

@@ -1,4 +1,4 @@
-"""The decoder against astcenc, bit for bit: blocks of every kind that the format has."""
+"""The decoder against astcenc, bit for bit, on blocks of every kind."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def is_legal(block: NDArray[np.uint8]) -> bool:
     return True
 
 
-def test_random_bits_decode_as_astcenc_does_or_are_refused_where_it_refuses() -> None:
+def test_random_bits_decode_like_astcenc_or_are_refused_like_astcenc() -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (3_000, 16), dtype=np.uint8)
     theirs = astcenc_decode(blocks)
-    refused = ~np.isfinite(theirs[..., 0]).all(1)  # astcenc's sign of an error
+    refused = ~np.isfinite(theirs[..., 0]).all(1)  # astcenc marks errors so
     legal = np.array([is_legal(block) for block in blocks])
     np.testing.assert_array_equal(legal, ~refused)
     assert legal.sum() > 150
@@ -86,7 +86,7 @@ def test_a_damaged_block_is_named() -> None:
 
 
 @given(st.sampled_from([*COLOR_RANGES, *WEIGHT_RANGES[0], *WEIGHT_RANGES[1]]), st.integers(1, 64), st.integers(0, 2**32 - 1))
-def test_integer_sequences_survive_packing(values: IntegerRange, length: int, seed: int) -> None:
+def test_integer_sequences_round_trip(values: IntegerRange, length: int, seed: int) -> None:
     numbers = np.random.default_rng(seed).integers(0, values.num_levels, (3, length)).astype(np.uint8)
     stream = pack(numbers, values)
     assert stream.shape == (3, values.num_bits(length))

@@ -1,4 +1,4 @@
-"""What the encoder writes: astcenc reads the same values, and the error is close to the least there can be."""
+"""The encoder: astcenc decodes the same values, and the error is close to the smallest possible."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_astcenc_reads_the_literal_recipe(seed: int, size: float) -> None:
     assert (coded.minima.astype(np.float32) <= values.min(0)).all()
 
 
-def test_levels_decode_to_what_the_fit_expects() -> None:
+def test_levels_decode_to_the_values_of_the_fit() -> None:
     x_TN = unit(np.random.default_rng(0).normal(size=(36, 200)))
     fits = fit_blocks(x_TN, TWO)
     assert [fit.format for fit in fits] == [ONE_PARTITION, TWO_PARTITIONS]
@@ -94,8 +94,8 @@ def test_one_partition_comes_close_to_exhaustive_search() -> None:
     assert found_N.sum() < 1.03 * least_N.sum()
 
 
-def test_candidates_have_the_narrowest_parts() -> None:
-    """A block made of two distant groups along one of the patterns gets a pattern that parts them."""
+def test_candidates_have_the_smallest_ranges() -> None:
+    """A block of two distant groups along one of the patterns gets a pattern that separates them."""
     chosen = distinct_seeds()[::5]
     second_TN = partition_table(2)[chosen].T
     x_TN = unit(second_TN * 10 + np.random.default_rng(0).random(second_TN.shape))
@@ -133,7 +133,7 @@ def test_the_literal_recipe_costs_more_bits_and_more_error() -> None:
     assert 1.15 * our_error < error < 0.3
 
 
-def test_astcenc_errs_twice_as_much_in_the_literal_recipe() -> None:
+def test_astcenc_has_twice_the_error_in_the_literal_recipe() -> None:
     weight = gaussian(192)
     tiles = weight.reshape(32, 6, 32, 6)
     minima = tiles.min((1, 3), keepdims=True).astype(np.float16).astype(np.float32)

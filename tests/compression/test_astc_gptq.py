@@ -1,4 +1,4 @@
-"""Block-GPTQ: the error of the layer's outputs falls where its inputs are correlated."""
+"""Block-GPTQ reduces the error of the layer's outputs for correlated inputs."""
 
 from __future__ import annotations
 

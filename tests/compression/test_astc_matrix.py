@@ -27,7 +27,7 @@ def weights(*shape: int) -> np.ndarray:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 @pytest.mark.parametrize("shape", [(6, 6), (7, 13), (64, 100), (3, 12, 8), (2, 2, 9, 24)])
-def test_any_shape_comes_back(shape: tuple[int, ...], config: AstcConfig | LiteralAstcConfig) -> None:
+def test_any_shape_round_trips(shape: tuple[int, ...], config: AstcConfig | LiteralAstcConfig) -> None:
     weight = weights(*shape)
     matrix = encode_matrix(weight, config)
     decoded = decode_matrix(matrix)
@@ -37,7 +37,7 @@ def test_any_shape_comes_back(shape: tuple[int, ...], config: AstcConfig | Liter
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
-def test_a_stack_is_its_matrices(config: AstcConfig | LiteralAstcConfig) -> None:
+def test_a_stack_is_encoded_like_its_matrices(config: AstcConfig | LiteralAstcConfig) -> None:
     weight = weights(3, 20, 18)
     weight[1] *= 100  # its own scale
     together = decode_matrix(encode_matrix(weight, config))
@@ -69,7 +69,7 @@ def test_stored_tensors_that_do_not_fit_are_refused() -> None:
             AstcMatrix.from_tensors("w", tensors | {f"w.{part}": np.zeros(2, np.float32)}, (20, 30))
 
 
-def test_bits_are_counted_to_the_last() -> None:
+def test_all_bits_are_counted() -> None:
     matrix = encode_matrix(weights(2, 96, 96), AstcConfig())
     assert matrix.num_bits == 2 * 256 * 128 + 2 * 64 + 64
     assert matrix.padding_bits == 0
@@ -81,7 +81,7 @@ def test_bits_are_counted_to_the_last() -> None:
 
 
 @pytest.mark.parametrize("config", [AstcConfig(), AstcConfig(rotation=None)])
-def test_a_constant_matrix_comes_back_exactly(config: AstcConfig) -> None:
+def test_a_constant_matrix_is_exact(config: AstcConfig) -> None:
     weight = np.full((64, 64), 0.3, np.float32)
     np.testing.assert_array_equal(decode_matrix(encode_matrix(weight, config)), weight)
     noise = np.random.default_rng(0).normal(0, 1e-3, weight.shape).astype(np.float32)
@@ -96,7 +96,7 @@ def test_the_relative_error_is_the_same_at_any_magnitude(config: AstcConfig | Li
     for exponent in (-120, -60, 30, 98):
         decoded = decode_matrix(encode_matrix(np.ldexp(weight, exponent), config))
         np.testing.assert_allclose(np.ldexp(decoded, -exponent), expected, rtol=1e-5, atol=1e-6)
-    tiny = np.ldexp(weight, -140)  # subnormal numbers: few bits are left of the weights themselves
+    tiny = np.ldexp(weight, -140)  # subnormal numbers have few bits
     assert np.linalg.norm(decode_matrix(encode_matrix(tiny, config)).astype(np.float64) - tiny) < 0.3 * np.linalg.norm(
         tiny.astype(np.float64)
     )
@@ -127,7 +127,7 @@ def test_rotation_spreads_outliers_and_its_signs_are_fixed() -> None:
     weight[3, 100] = 1
     rotated = rotate(weight, 7)
     assert np.count_nonzero(rotated) == 64 * 64
-    assert rotated[0, 64] == pytest.approx(-1 / 64)  # a file written today is read by any later version
+    assert rotated[0, 64] == pytest.approx(-1 / 64)  # files stay readable by later versions
     assert np.abs(rotate(weight, 8) - rotated).max() > 0
 
 

@@ -1,4 +1,4 @@
-"""What lies between products of integers, rounded once: the same weights under the same names, other last bits."""
+"""Exact inference between integer products: same weights and names, different last bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def deployed() -> Decoder:
     return build_decoder(tiny_models.CONFIG, config.numerics, packed_tensors(decoder))
 
 
-def test_every_part_that_adds_up_is_exact() -> None:
+def test_every_part_with_sums_is_exact() -> None:
     plain = deployed()
     exact = copy.deepcopy(plain)
     compute_exactly(exact)
@@ -56,7 +56,7 @@ def test_a_norm_multiplies_by_the_nearest_factor() -> None:
     np.testing.assert_array_equal(y_ND, x_ND.numpy() * factor_N1 * norm.weight.detach().numpy())
 
 
-def test_only_products_of_integers_ask_for_it() -> None:
+def test_only_integer_products_are_exact() -> None:
     assert Numerics(weights="int2_unbalanced", activations="int8_per_token").multiplies_integers
     assert not Numerics(weights="int2_balanced").multiplies_integers
     assert not Numerics(activations="int8_per_token").multiplies_integers

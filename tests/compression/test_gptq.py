@@ -1,4 +1,4 @@
-"""GPTQ: the algorithm of the paper, better than rounding where inputs are correlated, typed errors."""
+"""GPTQ: the algorithm of the paper, better than rounding for correlated inputs, typed errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_equals_the_unblocked_algorithm(bits: int, group: int) -> None:
     quantized = config.quantize(weight(), correlated_moment())
     expected_RC = optimal_brain_quantization(weight(), correlated_moment(), config)
     equal = np.isclose(quantized.dequantize(), expected_RC, atol=1e-3)
-    assert equal.mean() > 0.999  # a rounding error may tip a number that lies between two levels
+    assert equal.mean() > 0.999  # rounding errors may change the level of a number between two levels
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
@@ -90,13 +90,13 @@ def test_activation_order_rounds_the_strongest_input_before_it_can_change() -> N
     np.testing.assert_array_equal(quantized.scale_RG, rounded.scale_RG)
 
 
-def test_the_scale_of_the_moment_does_not_matter() -> None:
+def test_scaling_the_moment_changes_nothing() -> None:
     one = GPTQConfig(bits=3, group=32).quantize(weight(), correlated_moment())
     other = GPTQConfig(bits=3, group=32).quantize(weight(), 1024 * correlated_moment())
     np.testing.assert_array_equal(one.codes_RC, other.codes_RC)
 
 
-def test_inputs_that_are_always_zero_are_no_obstacle() -> None:
+def test_constant_zero_inputs_are_supported() -> None:
     moment_CC = correlated_moment()
     moment_CC[5], moment_CC[:, 5] = 0, 0
     quantized = GPTQConfig(bits=4, group=32).quantize(weight(), moment_CC)

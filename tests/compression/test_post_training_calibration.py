@@ -1,4 +1,4 @@
-"""Calibration: what enters each matrix, at real positions only, and from layers that are compressed already."""
+"""Calibration: inputs of each matrix, at real positions only, from compressed layers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def logits(decoder: Decoder, of: Batch) -> Tensor:
     return decoder(torch.from_numpy(of.tokens_BS), PackedDocuments(of.documents, 2, 16))
 
 
-def test_the_first_matrices_see_the_normalized_embedding_of_real_tokens(decoder: Decoder) -> None:
+def test_moments_of_the_first_matrices_are_of_the_normalized_embedding(decoder: Decoder) -> None:
     moments = collect_second_moments(decoder, [batch()])
     x_BSD = decoder.layers[0].attention_norm(decoder.embed(torch.from_numpy(batch().tokens_BS)))
     x_ND = torch.cat([x_BSD[d.row, d.start : d.stop] for d in DOCUMENTS])
@@ -61,14 +61,14 @@ def test_the_first_matrices_see_the_normalized_embedding_of_real_tokens(decoder:
     assert torch.equal(moments["layers.0.attention.query"], moments["layers.0.attention.keys_values.value"])
 
 
-def test_every_matrix_of_the_layers_is_there_with_its_width(decoder: Decoder) -> None:
+def test_moments_cover_every_matrix_of_the_layers(decoder: Decoder) -> None:
     moments = collect_second_moments(decoder, [batch()])
     linears = layer_linears(decoder)
     assert list(moments) == list(linears)
     assert all(moments[name].shape == (linear.in_dim, linear.in_dim) for name, linear in linears.items())
 
 
-def test_padding_does_not_count(decoder: Decoder) -> None:
+def test_padding_is_left_out(decoder: Decoder) -> None:
     other = batch()
     other.tokens_BS[0, 13:] = 7
     for name, moment_CC in collect_second_moments(decoder, [other]).items():
@@ -89,14 +89,14 @@ def test_an_unknown_name_is_refused_with_the_nearest(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("batches", [[], [batch(documents=())]], ids=["no batches", "only padding"])
-def test_nothing_to_calibrate_on_is_an_error(decoder: Decoder, batches: list[Batch]) -> None:
+def test_calibration_without_tokens_is_an_error(decoder: Decoder, batches: list[Batch]) -> None:
     with pytest.raises(CompressionError, match="no calibration tokens"):
         collect_second_moments(decoder, batches)
     with pytest.raises(CompressionError, match="no calibration tokens"):
         compress_linears(decoder, batches, lambda name, weight_RC, moment_CC: weight_RC)
 
 
-def test_keeping_every_weight_changes_nothing_and_shows_the_same_moments(decoder: Decoder) -> None:
+def test_identity_compression_changes_nothing_and_has_the_same_moments(decoder: Decoder) -> None:
     before, seen = logits(decoder, batch()), {}
 
     def keep(name: str, weight_RC: Tensor, moment_CC: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ def test_keeping_every_weight_changes_nothing_and_shows_the_same_moments(decoder
     assert all(torch.equal(seen[name], expected[name]) for name in expected)
 
 
-def test_later_layers_are_calibrated_on_what_compressed_ones_put_out(decoder: Decoder) -> None:
+def test_layers_are_calibrated_on_outputs_of_compressed_layers(decoder: Decoder) -> None:
     changed, seen = copy.deepcopy(decoder), {}
     with torch.no_grad():
         for name, linear in layer_linears(changed).items():
@@ -139,7 +139,7 @@ def test_gptq_through_a_whole_decoder(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("fault", [lambda: torch.empty(1 << 56), lambda: np.empty(1 << 56)], ids=["torch", "numpy"])
-def test_memory_used_up_says_what_to_do_and_leaves_no_hooks(decoder: Decoder, fault: object) -> None:
+def test_exhausted_memory_is_a_typed_error_and_removes_hooks(decoder: Decoder, fault: object) -> None:
     hook = decoder.layers[1].feed_forward.up.register_forward_pre_hook(lambda module, inputs: fault() and None)
     with pytest.raises(CompressionError, match="fewer or shorter calibration rows"):
         collect_second_moments(decoder, [batch()])
@@ -149,7 +149,7 @@ def test_memory_used_up_says_what_to_do_and_leaves_no_hooks(decoder: Decoder, fa
     assert not any(linear._forward_pre_hooks for linear in layer_linears(decoder).values())
 
 
-def test_other_errors_pass_as_they_are(decoder: Decoder) -> None:
+def test_other_errors_pass_unchanged(decoder: Decoder) -> None:
     def fail(name: str, weight_RC: Tensor, moment_CC: Tensor) -> Tensor:
         raise RuntimeError("a bug")
 

@@ -1,4 +1,4 @@
-"""Rounding in groups and the 4-bit embedding: errors as published, exact round trips, the same bits in numpy and torch."""
+"""Rounding in groups and the 4-bit embedding: published errors, exact round trips, equal bits in numpy and torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def relative_error(weight_RC: np.ndarray, config: GroupConfig) -> float:
     ("bits", "group", "plain", "clipped"),
     [(4, 32, 0.078, 0.075), (4, 128, 0.100, 0.094), (3, 64, 0.193, 0.172)],
 )
-def test_gaussian_errors_are_those_of_the_field(bits: int, group: int, plain: float, clipped: float) -> None:
+def test_gaussian_errors_equal_published_values(bits: int, group: int, plain: float, clipped: float) -> None:
     weight_RC = gaussian(256, 512)
     assert relative_error(weight_RC, RoundToNearestConfig(bits=bits, group=group)) == pytest.approx(plain, rel=0.02)
     assert relative_error(weight_RC, ClippedConfig(bits=bits, group=group)) == pytest.approx(clipped, rel=0.02)
@@ -54,7 +54,9 @@ def test_min_max_errors_are_at_most_half_a_step() -> None:
     weight_RC = gaussian(16, 96)
     quantized = RoundToNearestConfig(bits=8, group=32).quantize(weight_RC)
     steps_RC = quantized.scale_RG.astype(np.float32).repeat(32, axis=1)
-    assert (np.abs(quantized.dequantize() - weight_RC) <= 0.6 * steps_RC).all()  # fp16 ends take the rest
+    assert (
+        np.abs(quantized.dequantize() - weight_RC) <= 0.6 * steps_RC
+    ).all()  # the rest is rounding of scale and minimum to fp16
 
 
 def test_constant_groups_and_zeros_are_kept() -> None:
@@ -73,7 +75,7 @@ def test_constant_groups_and_zeros_are_kept() -> None:
         np.zeros(4, dtype=np.float32),
     ],
 )
-def test_what_cannot_be_rounded_is_refused_by_name(weight_RC: np.ndarray) -> None:
+def test_errors_name_the_matrix(weight_RC: np.ndarray) -> None:
     with pytest.raises(CompressionError, match=r"layers\.3\.up"):
         RoundToNearestConfig(bits=4, group=32).quantize(weight_RC, "layers.3.up")
 
@@ -117,13 +119,13 @@ def test_quantization_is_idempotent(weight_VD: np.ndarray, how: RangeConfig) -> 
 
 @settings(max_examples=50)
 @given(embeddings)
-def test_training_sees_the_values_that_are_stored(weight_VD: np.ndarray) -> None:
+def test_training_uses_the_stored_values(weight_VD: np.ndarray) -> None:
     seen = fake_quantize_embedding(torch.from_numpy(weight_VD)).numpy()
     stored = quantize_embedding(weight_VD, MinMaxRange()).dequantize()
     np.testing.assert_array_equal(seen.view(np.int32), stored.view(np.int32))
 
 
-def test_training_sees_constant_groups_as_stored() -> None:
+def test_training_uses_constant_groups_as_stored() -> None:
     weight_VD = np.concatenate([np.zeros((2, 32)), np.full((2, 32), 0.3)], axis=1).astype(np.float32)
     seen = fake_quantize_embedding(torch.from_numpy(weight_VD)).numpy()
     np.testing.assert_array_equal(seen, quantize_embedding(weight_VD, MinMaxRange()).dequantize())
@@ -136,7 +138,7 @@ def test_gradients_pass_to_the_weight_unchanged() -> None:
     assert torch.equal(weight_VD.grad, slope_VD)
 
 
-def test_an_embedding_goes_through_its_tensors() -> None:
+def test_an_embedding_round_trips_through_its_tensors() -> None:
     embedding = quantize_embedding(gaussian(10, 64))
     tensors = embedding.tensors("embedding")
     shapes = {name: (str(tensor.dtype), tensor.shape) for name, tensor in tensors.items()}
@@ -167,7 +169,7 @@ def test_tensors_that_do_not_fit_are_refused_by_name(key: str, value: np.ndarray
         Int4Embedding.from_tensors("embedding", tensors)
 
 
-def test_an_unfit_width_is_refused() -> None:
+def test_other_widths_are_refused() -> None:
     with pytest.raises(CompressionError, match="multiple of 32"):
         quantize_embedding(gaussian(4, 48))
     with pytest.raises(CompressionError, match="multiple of 32"):

@@ -1,4 +1,4 @@
-"""The simulation against the report's formula, written out a second time, and against what is deployed."""
+"""The simulation against an independent form of the report's formula, and against the deployed model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_simulated_linear_computes_the_reports_formula(name: str) -> None:
             assert not torch.allclose(x @ module.weight.T, expected, atol=1e-2)
 
 
-def test_gradients_pass_straight_through_inside_and_reach_the_clip() -> None:
+def test_gradients_are_straight_through_and_reach_the_clip() -> None:
     """Against autograd of the same formula with the rounding held constant."""
     decoder, x = simulated(PLAIN), torch.randn(5, 32, generator=torch.Generator().manual_seed(3))
     linear = decoder.get_submodule("layers.0.feed_forward.gate")
@@ -84,8 +84,8 @@ def test_gradients_pass_straight_through_inside_and_reach_the_clip() -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_packed_model_computes_what_the_simulated_one_does(name: str) -> None:
-    """To the bit where activations are integers; to rounding where the order of summation is free."""
+def test_the_packed_model_equals_the_simulation(name: str) -> None:
+    """Bit-identical for integer activations; else up to the order of summation."""
     is_exact = CONFIGS[name].activations == "int8_per_token"
     config = CONFIGS[name]
     decoder, tokens_BS = simulated(config), tiny_models.tokens()
@@ -122,7 +122,7 @@ def test_the_engine_generates_what_the_simulation_computes(name: str, tmp_path: 
         assert np.allclose(expected.numpy(), logits, atol=1e-4)
 
 
-def test_two_bits_a_weight_and_five_an_embedding_entry_are_stored() -> None:
+def test_storage_is_two_bits_per_weight_and_five_per_embedding_entry() -> None:
     tensors = packed_tensors(simulated(WHOLE))
     linear = tiny_models.decoder().get_submodule("layers.0.feed_forward.gate").weight
     assert tensors["layers.0.feed_forward.gate.weight"].nbytes * 8 == 2 * linear.numel()
@@ -132,7 +132,7 @@ def test_two_bits_a_weight_and_five_an_embedding_entry_are_stored() -> None:
     assert not any("clip" in name or "parametrizations" in name for name in tensors)
 
 
-def test_activations_are_rounded_from_the_configured_share_of_the_run_on() -> None:
+def test_activations_are_rounded_after_the_configured_fraction_of_the_run() -> None:
     decoder, tokens_BS = tiny_models.decoder(), tiny_models.tokens()
     awareness = install(decoder, replace(PLAIN, activations="int8_per_token", activations_from=0.5))
     with torch.inference_mode():

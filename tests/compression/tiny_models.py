@@ -1,4 +1,4 @@
-"""Decoders of a few thousand parameters whose widths fit every code, and a bundle of one."""
+"""Decoders of a few thousand parameters with widths that fit every format, and a bundle of one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tokenizer() -> Tokenizer:
 
 
 def decoder(seed: int = 0) -> Decoder:
-    """With norm weights that are not all one, so that a norm left out shows."""
+    """With random norm weights, so that a missing norm changes the output."""
     model = CONFIG.build(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

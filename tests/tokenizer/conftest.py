@@ -1,4 +1,4 @@
-"""A small tokenizer of sixteen languages, and files that hold what must not change."""
+"""A small tokenizer of sixteen languages, and golden files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chat template: frozen layout, exact counts, nothing imitated, answers read back."""
+"""The chat template: frozen layout, exact counts, turns that text cannot imitate, parsed answers."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CONVERSATIONS: dict[str, tuple[Turn, ...]] = {
 
 
 def shown(tokenizer: Tokenizer, encoded: EncodedText) -> str:
-    """Special tokens by name, texts as JSON strings, one line for each turn; `+` marks what the model generates."""
+    """Special tokens by name, texts as JSON strings, one line per turn; `+` marks tokens with loss."""
     lines = []
     for masked, run in itertools.groupby(zip(encoded.tokens, encoded.loss_mask, strict=True), key=lambda pair: pair[1]):
         parts = []
@@ -117,7 +117,7 @@ def test_texts_cannot_imitate_turns(tokenizer: Tokenizer, turns: tuple[Turn, ...
 
 
 @given(turns=conversations)
-def test_the_model_generates_the_answers_and_their_ends(tokenizer: Tokenizer, turns: tuple[Turn, ...]) -> None:
+def test_answers_and_their_ends_carry_loss(tokenizer: Tokenizer, turns: tuple[Turn, ...]) -> None:
     for turn in turns:
         encoded = TEMPLATE.encode_turn(tokenizer, turn)
         if isinstance(turn, AssistantTurn):
@@ -130,7 +130,7 @@ def test_the_model_generates_the_answers_and_their_ends(tokenizer: Tokenizer, tu
 
 
 @given(turn=assistant_turns)
-def test_answers_are_read_back(tokenizer: Tokenizer, turn: AssistantTurn) -> None:
+def test_answers_are_parsed_back(tokenizer: Tokenizer, turn: AssistantTurn) -> None:
     tokens = TEMPLATE.encode_turn(tokenizer, turn).tokens
     for part in (tokens, tokens[1:], tokens[1:-1], [*tokens[1:-1], SPECIAL_TOKENS.eos]):
         assert TEMPLATE.parse_assistant(tokenizer, part) == turn
@@ -161,7 +161,7 @@ def test_malformed_answers_are_refused(tokenizer: Tokenizer, answer: tuple[str, 
     assert caught.value.text == "".join(part for part in answer if part not in SPECIAL_TOKEN_IDS)
 
 
-def test_what_tools_and_formats_add_to_the_token(tokenizer: Tokenizer) -> None:
+def test_tokens_of_tools_and_formats_are_exact(tokenizer: Tokenizer) -> None:
     bare = len(TEMPLATE.encode_turn(tokenizer, Instructions(text="Help.")))
     both = len(TEMPLATE.encode_turn(tokenizer, Instructions(text="Help.", tools=(WEATHER, CLOCK))))
     assert both == bare + len(TEMPLATE.encode_tool(tokenizer, WEATHER)) + len(TEMPLATE.encode_tool(tokenizer, CLOCK))
@@ -203,7 +203,7 @@ def test_other_templates_are_refused(change: dict[str, Any], text: str) -> None:
         ChatTemplate.from_json(json.dumps(json.loads(TEMPLATE.to_json()) | change))
 
 
-def test_text_that_is_no_template_is_refused() -> None:
+def test_other_text_is_not_a_template() -> None:
     for text in ("", "[]", "{"):
         with pytest.raises(ChatTemplateError, match="not a chat template"):
             ChatTemplate.from_json(text)

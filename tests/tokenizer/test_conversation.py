@@ -31,7 +31,7 @@ def test_a_text_prompt_is_one_text_part() -> None:
         UserTurn(text="a", content=(CAT,))
 
 
-def test_images_survive_chat_jsonl() -> None:
+def test_images_round_trip_through_chat_jsonl() -> None:
     conversation = Conversation(turns=(PROMPT, AssistantTurn(text="The second.")))
     written = conversation.to_dict()
     assert written["messages"][0]["content"][1] == {"type": "image", "digest": "ca7", "num_tokens": 3}

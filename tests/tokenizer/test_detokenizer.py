@@ -1,4 +1,4 @@
-"""Streaming text: whole characters only, and together exactly what decoding at once gives."""
+"""Streaming text: whole characters that concatenate to the decoded text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ any_text = st.text(st.characters(codec="utf-8"))
 
 
 @given(ids=st.lists(st.integers(0, 599), max_size=40))
-def test_pieces_add_up_to_the_whole_for_any_tokens(tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_pieces_concatenate_to_the_decoded_text(tokenizer: Tokenizer, ids: list[int]) -> None:
     detokenizer = Detokenizer(tokenizer)
     pieces = [detokenizer.push(id) for id in ids]
     assert "".join(pieces) + detokenizer.finish() == tokenizer.decode(ids)
@@ -23,7 +23,7 @@ def test_pieces_add_up_to_the_whole_for_any_tokens(tokenizer: Tokenizer, ids: li
 
 
 @given(text=any_text)
-def test_pieces_of_text_are_whole_characters_as_early_as_possible(text: str) -> None:
+def test_pieces_are_whole_characters_as_early_as_possible(text: str) -> None:
     detokenizer = Detokenizer(BYTES_ONLY)
     so_far, num_bytes = "", 0
     for id in BYTES_ONLY.encode(text):
@@ -34,14 +34,14 @@ def test_pieces_of_text_are_whole_characters_as_early_as_possible(text: str) -> 
     assert detokenizer.finish() == ""
 
 
-def test_a_broken_off_character_shows_and_leaves_no_trace() -> None:
+def test_an_incomplete_character_becomes_a_replacement_and_resets() -> None:
     detokenizer = Detokenizer(BYTES_ONLY)
     first, *_ = BYTES_ONLY.encode("漢")
     assert (detokenizer.push(first), detokenizer.finish()) == ("", "\ufffd")
     assert (detokenizer.push(BYTES_ONLY.encode("a")[0]), detokenizer.finish()) == ("a", "")
 
 
-def test_special_tokens_say_nothing_and_unknown_ones_are_refused(tokenizer: Tokenizer) -> None:
+def test_special_tokens_have_no_text_and_unknown_ids_are_refused(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer)
     assert detokenizer.push(tokenizer.special.turn_end) == ""
     with pytest.raises(EncodingError):

@@ -1,4 +1,4 @@
-"""Extending a vocabulary: old ids stay, old encodings can be read off the new ones, merges as the library learns them."""
+"""Vocabulary extension: old ids are kept, old encodings follow from new ones, merges equal those of the library."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_old_vocabulary_is_a_prefix(english: Tokenizer, extension: Extension
 
 
 @given(data=st.data())
-def test_old_encodings_are_read_off_the_new_ones(
+def test_old_encodings_follow_from_new_ones(
     english: Tokenizer, extension: Extension, sentences: tuple[str, ...], data: st.DataObject
 ) -> None:
     known = st.sampled_from([word for sentence in sentences for word in sentence.split(" ")])
@@ -54,7 +54,7 @@ def test_old_encodings_are_read_off_the_new_ones(
         assert new == old
 
 
-def test_pieces_spell_the_new_tokens_with_old_ones(english: Tokenizer, extension: Extension) -> None:
+def test_pieces_of_new_tokens_are_old_tokens(english: Tokenizer, extension: Extension) -> None:
     assert sorted(extension.pieces) == list(range(350, 700))
     for id, pieces in extension.pieces.items():
         assert len(pieces) >= 2
@@ -89,7 +89,7 @@ def test_merges_are_those_of_the_library(seed: int, num_words: int, base: int, m
 
 
 def test_a_token_that_exists_is_not_learned_again() -> None:
-    unreachable = Tokenizer(merges=[("b", "c"), ("a", "b"), ("ab", "c")])  # b joins c first, so nothing becomes "abc"
+    unreachable = Tokenizer(merges=[("b", "c"), ("a", "b"), ("ab", "c")])  # b and c merge first, so nothing becomes "abc"
     extension = extend_tokenizer(unreachable, ["abcabc,abcx,abcx"], unreachable.vocab_size + 2)
     assert [extension.tokenizer.token_bytes(id) for id in extension.pieces] == [b"bcx", b"abcx"]
     assert expanded(extension.tokenizer.encode("abcabcx"), extension) == unreachable.encode("abcabcx")

@@ -15,7 +15,7 @@ from openafm.tokenizer.report import Corpus, find_corpora, language_costs
 BYTES_ONLY = Tokenizer(merges=())
 
 
-def test_costs_are_counted_by_language(tokenizer: Tokenizer, sentences: tuple[str, ...]) -> None:
+def test_costs_by_language(tokenizer: Tokenizer, sentences: tuple[str, ...]) -> None:
     english, chinese = language_costs(BYTES_ONLY, tokenizer, {"en": sentences[:1], "zh": sentences[11:13]})
     assert (english.language, chinese.language) == ("en", "zh")
     assert english.num_characters == len(sentences[0])
@@ -25,12 +25,12 @@ def test_costs_are_counted_by_language(tokenizer: Tokenizer, sentences: tuple[st
     assert chinese.tokens_per_character_after == chinese.num_tokens_after / sum(map(len, sentences[11:13]))
 
 
-def test_many_texts_count_as_their_sum(tokenizer: Tokenizer) -> None:
+def test_batches_of_texts_are_summed(tokenizer: Tokenizer) -> None:
     (row,) = language_costs(tokenizer, tokenizer, {"en": (str(number) for number in range(1000))})
     assert row.num_tokens_before == row.num_tokens_after == row.num_characters == 2890
 
 
-def test_folders_hold_one_file_a_language(tmp_path: Path) -> None:
+def test_folders_have_one_file_per_language(tmp_path: Path) -> None:
     (tmp_path / "en.txt").write_text("Hello\nworld", encoding="utf-8")
     (tmp_path / "sv.jsonl").write_text('{"text":"Hej"}\n\n{"text":"världen"}\n', encoding="utf-8")
     with gzip.open(tmp_path / "ja.jsonl.gz", "wt", encoding="utf-8") as file:
@@ -46,7 +46,7 @@ def test_folders_hold_one_file_a_language(tmp_path: Path) -> None:
         find_corpora(tmp_path)
 
 
-def test_absent_texts_are_asked_for(tmp_path: Path) -> None:
+def test_missing_texts_are_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(TokenizerError, match="it needs one file per language"):
             find_corpora(folder)

@@ -1,4 +1,4 @@
-"""Schema text: frozen, complete, and cheaper than the schema."""
+"""Schema text: frozen, complete, shorter than the schema."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ CHANGES += [
 ]
 
 
-def test_every_keyword_shows() -> None:
+def test_every_keyword_is_in_the_text() -> None:
     texts = [schema_text({"type": type_name}) for type_name in ("string", "integer", "array", "object")]
     texts += [schema_text({"type": type_name, **change}) for type_name, change in CHANGES]
     assert len(set(texts)) == len(texts)
 
 
-def test_references_that_run_in_circles_end() -> None:
+def test_circular_references_terminate() -> None:
     inner = {"properties": {"x": {"$ref": "#/$defs/B"}}}
     schema = {"properties": {"a": inner}, "$defs": {"B": {"properties": {"y": {"$ref": "#/properties/a"}}}}}
     assert schema_text(schema) == '{"a"?:{"x"?:{"y"?:{"x"?:#B}}}}\n#B={"y"?:#properties/a}\n#properties/a={"x"?:#B}'

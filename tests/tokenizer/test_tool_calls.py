@@ -1,4 +1,4 @@
-"""Tool calls: the schema that constrains them accepts what the template writes, and nothing else."""
+"""Tool calls: their schema accepts exactly the calls that the template writes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bad_calls_do_not(tokenizer: Tokenizer, text: str) -> None:
     assert not accepts(tokenizer, tool_calls_schema(TOOLS), text)
 
 
-def test_parameters_themselves_are_left_alone() -> None:
+def test_parameters_are_unchanged() -> None:
     before = compact_json(TREE)
     tool_calls_schema(TOOLS)
     assert compact_json(TREE) == before

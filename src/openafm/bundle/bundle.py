@@ -283,7 +283,7 @@ def _check_version(path: Path, header: dict[str, Any]) -> None:
     if header.get("version") != FORMAT_VERSION:
         raise BundleVersionError(
             f"{path} is a bundle of format version {header.get('version')}, this openafm reads version {FORMAT_VERSION}; "
-            + ("sign it anew with `openafm resign`" if header.get("version") == 1 else "install a matching openafm")
+            + ("sign it again with `openafm resign`" if header.get("version") == 1 else "install a matching openafm")
         )
 
 

@@ -1,4 +1,4 @@
-"""Bundles of format version 1, whose signature was ambiguous in the names of tensors: verify them and sign them anew."""
+"""Bundles of format version 1, whose signature was ambiguous in the names of tensors: verify them and sign them again."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def resign_bundle(path: Path) -> Bundle:
     """
     header = read_json(path / "config.json")
     if header.get("version") != 1:
-        raise BundleVersionError(f"{path} has format version {header.get('version')}; only version 1 is signed anew")
+        raise BundleVersionError(f"{path} has format version {header.get('version')}; only version 1 is signed again")
     old = str(read_json(path / "signature.json").get("signature"))
     tensors = read_all_tensors(path)
     if _signature_of_version_1(path, tensors) != old:
-        raise BundleTamperedError(f"{path} differs from the signed bundle; restore it before signing it anew")
+        raise BundleTamperedError(f"{path} differs from the signed bundle; restore it before signing it again")
     recovery = open_adapter(path / RECOVERY_ADAPTER) if (path / RECOVERY_ADAPTER).is_dir() else None
     card = read_text(path / "card.md")
     with atomic_folder(path) as folder:

@@ -127,30 +127,32 @@ def _newton(weight_GN: Tensor, levels: LevelSetConfig, limit: int) -> Clip:
     num_scales = 2 + int((last_G1 / first_G1).max().log() / math.log(_SCAN_RATIO))
     scan_GK = torch.minimum(first_G1 * _SCAN_RATIO ** torch.arange(num_scales, device=weight_GN.device), last_G1)
     starts_GK = weights.error(scan_GK).topk(min(_NUM_STARTS, num_scales), dim=1, largest=False).indices
-    scale_GK = scan_GK.gather(1, starts_GK)
-    best_GK, best_error_GK = scale_GK, weights.error(scale_GK)
-
-    def step(scale_GK: Tensor) -> Tensor:
-        nonlocal best_GK, best_error_GK
-        stepped_GK = weights.newton_step(scale_GK)
-        error_GK = weights.error(stepped_GK)
-        best_GK = torch.where(error_GK < best_error_GK, stepped_GK, best_GK)
+    scale_GK = best_GK = scan_GK.gather(1, starts_GK)
+    best_error_GK = weights.error(scale_GK)
+    best_G1, num_iterations, has_converged = scale_GK[:, :1], 0, False
+    while num_iterations < limit and not has_converged:
+        scale_GK = weights.newton_step(scale_GK)
+        error_GK = weights.error(scale_GK)
+        best_GK = torch.where(error_GK < best_error_GK, scale_GK, best_GK)
         best_error_GK = torch.minimum(error_GK, best_error_GK)
-        return stepped_GK
+        previous_G1, best_G1 = best_G1, best_GK.gather(1, best_error_GK.argmin(1, keepdim=True))
+        num_iterations += 1
+        has_converged = _is_close(best_G1, previous_G1)
+    return Clip(scale_G=best_G1[:, 0], num_iterations=num_iterations)
 
-    found = _iterate(scale_GK, limit, step)
-    best_G1 = best_error_GK.argmin(1, keepdim=True)
-    return Clip(scale_G=best_GK.gather(1, best_G1)[:, 0], num_iterations=found.num_iterations)
 
-
-def _iterate(scale_GK: Tensor, limit: int, step: Callable[[Tensor], Tensor]) -> Clip:
+def _iterate(scale_G1: Tensor, limit: int, step: Callable[[Tensor], Tensor]) -> Clip:
     """Repeat `step` until no scale changes by more than the tolerance."""
     num_iterations, has_converged = 0, False
     while num_iterations < limit and not has_converged:
-        previous_GK, scale_GK = scale_GK, step(scale_GK)
+        previous_G1, scale_G1 = scale_G1, step(scale_G1)
         num_iterations += 1
-        has_converged = bool(((scale_GK - previous_GK).abs() <= TOLERANCE * previous_GK).all())
-    return Clip(scale_G=scale_GK[:, 0], num_iterations=num_iterations)
+        has_converged = _is_close(scale_G1, previous_G1)
+    return Clip(scale_G=scale_G1[:, 0], num_iterations=num_iterations)
+
+
+def _is_close(scale_G1: Tensor, previous_G1: Tensor) -> bool:
+    return bool(((scale_G1 - previous_G1).abs() <= TOLERANCE * previous_G1).all())
 
 
 def _lloyd(weight_GN: Tensor, scale_G1: Tensor, levels: LevelSetConfig) -> Tensor:
