@@ -104,6 +104,11 @@ class Words:
         self._phones = tuple(line.text for line in sections["phone"].lines)
         self.kinds = frozenset(self._lists) - {"syllable"} | {"street", "company", "phone"} | COMPUTED
 
+    @property
+    def list_kinds(self) -> tuple[str, ...]:
+        """The kinds that are lists of words."""
+        return tuple(self._lists)
+
     def list_of(self, kind: str) -> tuple[str, ...]:
         return self._lists[kind]
 
