@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,18 @@ from hypothesis import strategies as st
 from openafm.core.config import ConfigError
 from openafm.data.documents import DocumentFiles, InputPathError, NotADocumentError, NotTextError, TextDocument
 from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.data.pack import SEGMENT_CHARACTERS, PackConfig, pack_conversations, pack_path, pack_synthetic, pack_texts
+from openafm.data.pack import (
+    SEGMENT_CHARACTERS,
+    PackConfig,
+    UnknownDocumentError,
+    pack_conversations,
+    pack_documents,
+    pack_path,
+    pack_synthetic,
+    pack_texts,
+)
 from openafm.data.shard_writer import OutputFolderError
-from openafm.data.shards import EmptyCorpusError, Shards, open_shards
+from openafm.data.shards import EmptyCorpusError, ManifestError, Shards, open_shards
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -247,3 +257,60 @@ def test_synthetic_conversations_are_packed_as_generated(tmp_path: Path, tokeniz
     assert report.train.num_documents == 40
     assert [d.tokens.tolist() for d in documents] == [TEMPLATE.encode(tokenizer, c.turns).tokens for c in made]
     assert [(d.language, d.source) for d in documents] == [(c.language, f"synthetic/{c.task}") for c in made]
+
+
+def test_appending_adds_shards_and_rewrites_none(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    first, second = (write_lines(tmp_path / f"{name}.jsonl", {"text": f"{name} text"}) for name in ("one", "two"))
+    whole = write_lines(tmp_path / "both.jsonl", {"text": "one text"}, {"text": "two text"})
+    out, config = tmp_path / "out", PackConfig(source="a")
+    pack_path(first, out, tokenizer, TEMPLATE, config)
+    before = {file.name: file.read_bytes() for file in out.glob("*.npy")}
+    report = pack_path(second, out, tokenizer, TEMPLATE, config, append=True)
+    assert report.train.num_documents == 2
+    assert {name: (out / name).read_bytes() for name in before} == before
+    pack_path(whole, tmp_path / "whole", tokenizer, TEMPLATE, config)
+    appended, packed = (stored(open_shards(folder)) for folder in (out, tmp_path / "whole"))
+    assert [document.tokens.tolist() for document in appended] == [document.tokens.tolist() for document in packed]
+
+
+def test_a_failed_append_leaves_the_corpus_as_it_was(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    out = tmp_path / "out"
+    pack_path(write_lines(tmp_path / "a.jsonl", {"text": "one"}), out, tokenizer, TEMPLATE)
+    digest = open_shards(out).manifest.digest
+    bad = write_lines(tmp_path / "b.jsonl", *[{"text": "two " * 50}] * 5, {"no": "text"})
+    with pytest.raises(NotADocumentError):
+        pack_path(bad, out, tokenizer, TEMPLATE, PackConfig(tokens_per_shard=10), append=True)
+    assert open_shards(out).manifest.digest == digest
+    other = train_tokenizer(TokenizerConfig(vocab_size=391), [PROSE] * 5)
+    with pytest.raises(OutputFolderError, match="another tokenizer"):
+        pack_path(tmp_path / "a.jsonl", out, other, TEMPLATE, append=True)
+    with pytest.raises(ManifestError):
+        pack_path(tmp_path / "a.jsonl", tmp_path / "none", tokenizer, TEMPLATE, append=True)
+
+
+def test_metadata_is_stored_with_each_document(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    lines = write_lines(
+        tmp_path / "a.jsonl",
+        {"text": "one"},
+        {"text": "two", "license": "CC-BY-4.0", "source": "web", "opt_out": "no"},
+        CHAT | {"metadata": {"origin": "support"}, "kind": "chat"},
+    )
+    out = tmp_path / "out"
+    pack_path(lines, out, tokenizer, TEMPLATE, PackConfig(source="mine", tokens_per_shard=5))
+    one, two, chat = stored(open_shards(out))
+    assert (one.source, one.metadata) == ("mine", {})
+    assert (two.source, two.metadata) == ("web", {"license": "CC-BY-4.0", "opt_out": "no"})
+    assert (chat.source, chat.metadata) == ("mine/greeting", {"kind": "chat", "origin": "support"})
+    with pytest.raises(NotADocumentError, match="object of texts"):
+        pack_path(write_lines(tmp_path / "b.jsonl", {"text": "x", "metadata": [1]}), out, tokenizer, TEMPLATE)
+
+
+def test_documents_of_another_type_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    @dataclass
+    class Picture:
+        text: str = "x"
+
+    documents: Any = [TextDocument(text="one"), Picture()]
+    with pytest.raises(UnknownDocumentError, match="Picture"):
+        pack_documents(documents, tmp_path / "out", tokenizer, TEMPLATE)
+    assert not (tmp_path / "out").exists()

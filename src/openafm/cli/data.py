@@ -25,6 +25,7 @@ def pack(
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file to use instead of a bundle's.")] = None,
     language: Annotated[str, typer.Option(help="Language tag of documents without one.")] = "",
     held_out: Annotated[float, typer.Option(help="Share of documents to write to OUT/held_out instead.")] = 0.0,
+    append: Annotated[bool, typer.Option("--append", help="Add shards to the corpus in OUT.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Pack a file or folder of text or chat JSONL into token shards."""
@@ -41,7 +42,7 @@ def pack(
         bundle = open_bundle(model or resolve_model())
         chosen, template = bundle.tokenizer, bundle.template
     config = PackConfig(source=path.stem, language=language, held_out=held_out)
-    report = pack_path(path, out, chosen, template, config)
+    report = pack_path(path, out, chosen, template, config, append=append)
     parts = [("train", report.train)] + ([("held_out", report.held_out)] if report.held_out else [])
     summary = [
         {"part": part, "documents": manifest.num_documents, "tokens": manifest.num_tokens} for part, manifest in parts

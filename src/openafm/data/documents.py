@@ -1,7 +1,8 @@
 """Documents from files: .txt and .md (one document per file), .jsonl (one per line), each plain or gzipped.
 
 A line of JSONL is plain text, `{"text": "...", "language": "en"}`, or a conversation: `{"messages": [...], ...}` as in
-`tokenizer.conversation`, or one of the formats in `chat_formats`. Other keys are ignored. A file given by path may also be
+`tokenizer.conversation`, or one of the formats in `chat_formats`. `source` is a tag of the document; `kind`, `license`,
+`opt_out` and the texts of an object `metadata` are stored with it. Other keys are ignored. A file given by path may also be
 .json: a list of such objects, or one object.
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -25,105 +26,29 @@ TEXT_SUFFIXES = (".txt", ".md")
 SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
 JSON = ".json"
 """Read only if its path is given: folders contain other JSON files too."""
-LANGUAGES = frozenset(
-    [
-        "af",
-        "am",
-        "ar",
-        "az",
-        "be",
-        "bg",
-        "bn",
-        "bs",
-        "ca",
-        "cs",
-        "cy",
-        "da",
-        "de",
-        "el",
-        "en",
-        "es",
-        "et",
-        "eu",
-        "fa",
-        "fi",
-        "fil",
-        "fr",
-        "ga",
-        "gl",
-        "gu",
-        "he",
-        "hi",
-        "hr",
-        "hu",
-        "hy",
-        "id",
-        "is",
-        "it",
-        "ja",
-        "ka",
-        "kk",
-        "km",
-        "kn",
-        "ko",
-        "ky",
-        "lo",
-        "lt",
-        "lv",
-        "mk",
-        "ml",
-        "mn",
-        "mr",
-        "ms",
-        "my",
-        "nb",
-        "ne",
-        "nl",
-        "nn",
-        "no",
-        "pa",
-        "pl",
-        "ps",
-        "pt",
-        "ro",
-        "ru",
-        "si",
-        "sk",
-        "sl",
-        "so",
-        "sq",
-        "sr",
-        "sv",
-        "sw",
-        "ta",
-        "te",
-        "th",
-        "tl",
-        "tr",
-        "uk",
-        "ur",
-        "uz",
-        "vi",
-        "yue",
-        "zh",
-        "zu",
-    ]
+_LANGUAGE_TAGS = (
+    "af am ar az be bg bn bs ca cs cy da de el en es et eu fa fi fil fr ga gl gu he hi hr hu hy id is it ja ka kk "
+    "km kn ko ky lo lt lv mk ml mn mr ms my nb ne nl nn no pa pl ps pt ro ru si sk sl so sq sr sv sw ta te th tl tr "
+    "uk ur uz vi yue zh zu "
 )
+LANGUAGES = frozenset(_LANGUAGE_TAGS.split())
 """Language tags that are read from file names such as `de.txt` and `news.de.jsonl`."""
 
+METADATA_KEYS = ("kind", "license", "opt_out")
+"""Keys of a JSONL document that are stored as metadata; further ones stand under `metadata`."""
 BYTE_ORDER_MARK = "\ufeff"
 
 
 class InputPathError(UsageError):
-    """A path that does not exist, or a file of a kind that holds no documents."""
+    """The path does not exist or is a file of another kind."""
 
 
 class NotTextError(OpenAFMError):
-    """A file that is binary, not UTF-8, or a damaged archive."""
+    """A file is binary, not UTF-8, or a damaged archive."""
 
 
 class NotADocumentError(OpenAFMError):
-    """A line of JSONL that is not JSON, or holds neither text nor messages."""
+    """A line of JSONL is not JSON, or has neither text nor messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +58,8 @@ class TextDocument:
     text: str
     language: str = ""
     read_from: str = ""
+    source: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,13 +68,15 @@ class ChatDocument:
 
     conversation: Conversation
     read_from: str = ""
+    source: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 AnyDocument: TypeAlias = TextDocument | ChatDocument
 
 
 def texts_of(document: AnyDocument) -> Iterator[str]:
-    """What a tokenizer learns from: every text that the document will be encoded from, schemas included."""
+    """Yield every text that the document is encoded from, schemas included: the training text of a tokenizer."""
     if isinstance(document, TextDocument):
         yield document.text
         return
@@ -275,11 +204,19 @@ def _document(values: Any, where: str) -> AnyDocument:
     match values:
         case {"text": str(text)} if "messages" not in values:
             language = values.get("language")
-            return TextDocument(text=text, language=language if isinstance(language, str) else "", read_from=where)
+            return TextDocument(
+                text=text,
+                language=language if isinstance(language, str) else "",
+                read_from=where,
+                source=_source(values),
+                metadata=_metadata(values, where),
+            )
         case {}:
             conversation = _conversation(values, where)
             if conversation is not None:
-                return ChatDocument(conversation=conversation, read_from=where)
+                return ChatDocument(
+                    conversation=conversation, read_from=where, source=_source(values), metadata=_metadata(values, where)
+                )
     raise NotADocumentError(
         f"{where} needs a text under 'text', or a conversation under 'messages' (OpenAI), 'conversations' (ShareGPT),"
         " 'instruction' and 'output' (Alpaca) or 'prompt' and 'completion'"
@@ -294,3 +231,17 @@ def _conversation(values: dict[str, Any], where: str) -> Conversation | None:
         return Conversation.from_dict(values if messages is None else messages)
     except ConversationError as error:
         raise NotADocumentError(f"{where}: {error}") from error
+
+
+def _source(values: Mapping[str, Any]) -> str:
+    source = values.get("source")
+    return source if isinstance(source, str) else ""
+
+
+def _metadata(values: Mapping[str, Any], where: str) -> dict[str, str]:
+    """The texts under `metadata` and under `METADATA_KEYS`."""
+    own = values.get("metadata", {})
+    if not isinstance(own, dict) or not all(isinstance(value, str) for value in own.values()):
+        raise NotADocumentError(f'{where}: \'metadata\' must be an object of texts, such as {{"license": "CC-BY-4.0"}}')
+    known = {key: values[key] for key in METADATA_KEYS if isinstance(values.get(key), str)}
+    return {key: value for key, value in (own | known).items() if value}

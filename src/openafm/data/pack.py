@@ -1,15 +1,16 @@
 """Packing: texts and conversations -> tokens -> shards.
 
-A text becomes <|bos|> text <|eos|>, all of it to be learned; a conversation becomes what the chat template makes of it, the
-assistant's turns to be learned. The same input gives the same bytes.
+A text becomes <|bos|> text <|eos|> with loss on all tokens. A conversation is encoded by the chat template with loss on the
+assistant's turns. The same input gives the same bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -22,7 +23,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder
 from openafm.core.progress import Progress, progress
 from openafm.data.documents import AnyDocument, ChatDocument, DocumentFiles, NotADocumentError, TextDocument
-from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, check_output
+from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, append_shards, check_output
 from openafm.data.shards import Manifest
 from openafm.tokenizer.schema_text import compact_json
 
@@ -33,21 +34,25 @@ if TYPE_CHECKING:
     from openafm.tokenizer.template import BaseChatTemplate
 
 HELD_OUT = "held_out"
-BATCH_CHARACTERS = 1 << 20  # encoded in one call: enough work for every core, little enough to hold
+BATCH_CHARACTERS = 1 << 20  # encoded in one call; enough work for every core
 SEGMENT_CHARACTERS = 1 << 16  # a longer text is encoded in segments
 NO_TOKEN_CROSSES = re.compile(r"[\r\n](?=\S)")  # the tokenizer ends a token at the last line break before other text
 
 Item = TypeVar("Item")
 
 
+class UnknownDocumentError(OpenAFMError):
+    """A document is neither a text nor a conversation."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PackConfig(Config):
     """Tags and split of a corpus.
 
-    `source` and `language` tag the documents that do not say it themselves (a conversation's source ends in its task).
-    A share `held_out` of the documents, chosen by the hash of their content so that equal ones stay together, goes to a
-    second corpus in the subfolder `held_out`. Of a conversation the assistant's turns are learned ("answers"), or every
-    token ("everything"); of a text always every token.
+    `source` and `language` are the tags of documents without their own; a conversation's source ends in its task. A share
+    `held_out` of the documents goes to a second corpus in the subfolder `held_out`, chosen by the hash of the content, so that
+    equal documents stay together. Loss covers the assistant's turns of a conversation ("answers") or every token
+    ("everything"); in a text it covers every token.
     """
 
     source: str = ""
@@ -63,7 +68,7 @@ class PackConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class PackReport:
-    """What was written where. `num_skipped` counts documents without any text."""
+    """The manifests that were written. `num_skipped` counts documents without text."""
 
     path: Path
     train: Manifest
@@ -72,20 +77,29 @@ class PackReport:
 
 
 def pack_path(
-    path: Path, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate, config: PackConfig | None = None
+    path: Path,
+    out: Path,
+    tokenizer: Tokenizer,
+    template: BaseChatTemplate,
+    config: PackConfig | None = None,
+    *,
+    append: bool = False,
 ) -> PackReport:
     """Pack a file, or every .txt, .md and .jsonl file (also .gz) below a folder, into a corpus at `out`.
 
+    With `append`, the documents become further shards of the corpus that `out` has.
+
     Raises:
-        InputPathError, NotTextError, NotADocumentError: something in `path` cannot be read; the message names it.
-        EmptyCorpusError: no document with text, on one side of the split.
-        OutputFolderError: `out` holds something that is not a corpus.
-        OutOfSpaceError: the disk is full. After any error, `out` is as it was.
+        InputPathError, NotTextError, NotADocumentError: a file in `path` cannot be read; the message has its name.
+        EmptyCorpusError: one side of the split has no document with text.
+        OutputFolderError: `out` has files that are not a corpus, or one of another tokenizer.
+        OutOfSpaceError: the disk is full. After any error, `out` is unchanged.
     """
     files = DocumentFiles(path)
     with progress(f"pack {path}", files.total_bytes) as bar:
         documents = _watched(files, bar, lambda _: files.bytes_read)
-        return _pack(_encoded(documents, tokenizer, template), out, tokenizer, config or PackConfig(source=path.stem))
+        encoded = _encoded(documents, tokenizer, template)
+        return _pack(encoded, out, tokenizer, config or PackConfig(source=path.stem), append=append)
 
 
 def pack_texts(
@@ -138,21 +152,30 @@ def pack_synthetic(
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoded:
-    """A document ready to be stored. `identity` is what its side of the split depends on; no tokens: it held no text."""
+    """A document ready to be stored. The split depends on `identity`. A document without text has no tokens."""
 
     tokens: npt.NDArray[np.int64]
     loss_mask: Sequence[bool] | None
     language: str
     task: str
     identity: bytes
+    source: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def _pack(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig) -> PackReport:
-    check_output(out)
+def _pack(
+    documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig, *, append: bool = False
+) -> PackReport:
     num_skipped = 0
-    with atomic_folder(out) as folder:
-        train = _writer(folder, tokenizer, config)
-        held_out = _writer(folder / HELD_OUT, tokenizer, config) if config.held_out else None
+    with contextlib.ExitStack() as stack:
+        if append:
+            train = stack.enter_context(_appender(out, tokenizer, config))
+            held_out = stack.enter_context(_appender(out / HELD_OUT, tokenizer, config)) if config.held_out else None
+        else:
+            check_output(out)
+            folder = stack.enter_context(atomic_folder(out))
+            train = _writer(folder, tokenizer, config)
+            held_out = _writer(folder / HELD_OUT, tokenizer, config) if config.held_out else None
         for document in documents:
             if not len(document.tokens):
                 num_skipped += 1
@@ -162,11 +185,21 @@ def _pack(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config
                 document.tokens,
                 loss_mask=document.loss_mask if config.learn == "answers" else None,
                 language=document.language or config.language,
-                source="/".join(part for part in (config.source, document.task) if part),
+                source="/".join(part for part in (document.source or config.source, document.task) if part),
+                metadata=document.metadata,
             )
         return PackReport(
             path=out, train=train.finish(), held_out=held_out.finish() if held_out else None, num_skipped=num_skipped
         )
+
+
+def _appender(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> contextlib.AbstractContextManager[ShardWriter]:
+    return append_shards(
+        folder,
+        tokenizer_digest=tokenizer.digest,
+        vocab_size=tokenizer.vocab_size,
+        tokens_per_shard=config.tokens_per_shard,
+    )
 
 
 def _writer(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> ShardWriter:
@@ -190,7 +223,7 @@ def _identity(conversation: Conversation) -> bytes:
 
 
 def _share_of(identity: bytes) -> float:
-    """A number in [0, 1) that depends on the content alone, uniform over contents."""
+    """A number in [0, 1), uniform over contents, that depends only on the content."""
     return int.from_bytes(hashlib.blake2b(identity, digest_size=6).digest()) / 2**48
 
 
@@ -198,10 +231,13 @@ def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: B
     for kind, run in groupby(documents, key=type):
         if kind is TextDocument:
             yield from _encoded_texts((document for document in run if isinstance(document, TextDocument)), tokenizer)
-        else:
-            for document in run:
-                if isinstance(document, ChatDocument):
-                    yield _encoded_chat(document, tokenizer, template)
+            continue
+        for document in run:
+            if not isinstance(document, ChatDocument):
+                raise UnknownDocumentError(
+                    f"documents of type {kind.__name__} cannot be packed; give TextDocument or ChatDocument"
+                )
+            yield _encoded_chat(document, tokenizer, template)
 
 
 def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseChatTemplate) -> _Encoded:
@@ -209,7 +245,7 @@ def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseCh
     try:
         encoded = template.encode_conversation(tokenizer, conversation)
         identity = _identity(conversation)
-    except (OpenAFMError, ValueError) as error:  # NaN and infinities, which Python's JSON reads, are none
+    except (OpenAFMError, ValueError) as error:  # Python's JSON accepts NaN; documents must not have it
         raise NotADocumentError(f"{document.read_from or 'a conversation'}: {error}") from error
     return _Encoded(
         tokens=np.array(encoded.tokens, dtype=np.int64),
@@ -217,11 +253,13 @@ def _encoded_chat(document: ChatDocument, tokenizer: Tokenizer, template: BaseCh
         language=conversation.language,
         task=conversation.task,
         identity=identity,
+        source=document.source,
+        metadata=document.metadata,
     )
 
 
 def _encoded_texts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> Iterator[_Encoded]:
-    """Batches go to the tokenizer, documents come out in order; a long text is encoded as several segments."""
+    """Encode texts in batches, in order; a long text is encoded as several segments."""
     bos, eos = [tokenizer.special.bos], [tokenizer.special.eos]
     parts: list[npt.NDArray[np.int64]] = []
     for batch in _batches(segment for document in documents for segment in _segments(document)):
@@ -236,13 +274,15 @@ def _encoded_texts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> I
                 language=document.language,
                 task="",
                 identity=document.text.encode(),
+                source=document.source,
+                metadata=document.metadata,
             )
             parts = []
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Segment:
-    """Part of a text; `ends` is its document where this is the last part."""
+    """Part of a text; `ends` is the document of the last part."""
 
     text: str
     ends: TextDocument | None
@@ -270,7 +310,7 @@ def _batches(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
 
 
 def _watched(items: Iterable[Item], bar: Progress, how_far: Callable[[int], float]) -> Iterator[Item]:
-    """The same items, while the bar shows `how_far` so many of them are."""
+    """Yield the items and show `how_far` in the bar."""
     count = 0
     for count, item in enumerate(items, start=1):
         bar.update(how_far(count - 1), f"{count:,} documents")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,28 +14,28 @@ import numpy.typing as npt
 
 from openafm.core.config import to_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_folder, write_json
+from openafm.core.files import atomic_folder, folder_lock, room_for, write_json
 from openafm.data.shards import MANIFEST, EmptyCorpusError, FileRecord, Manifest, ManifestError, ShardRecord, read_manifest
 
 TOKENS_PER_SHARD = 1 << 24
 
 
 class DocumentError(OpenAFMError):
-    """Tokens that cannot be stored: none at all, outside the vocabulary, or with a loss mask of another length."""
+    """A document cannot be stored: no tokens, a token outside the vocabulary, or a loss mask of another length."""
 
 
 class OutputFolderError(OpenAFMError):
-    """The output folder holds something else; it is left alone."""
+    """The output folder has other files than a corpus, or a corpus of another tokenizer."""
 
 
 @contextlib.contextmanager
 def write_shards(
     path: Path, *, tokenizer_digest: str, vocab_size: int, tokens_per_shard: int = TOKENS_PER_SHARD
 ) -> Iterator[ShardWriter]:
-    """Yield a writer; when the block ends well the corpus stands at `path`, in place of an older one, else nothing changed.
+    """Yield a writer. If the block succeeds, the corpus replaces what `path` has; otherwise `path` is unchanged.
 
     Raises:
-        OutputFolderError: `path` holds something that is not a corpus.
+        OutputFolderError: `path` has files that are not a corpus.
         EmptyCorpusError: no document was added.
         OutOfSpaceError: the disk is full.
     """
@@ -48,11 +48,39 @@ def write_shards(
         writer.finish()
 
 
-def check_output(path: Path) -> None:
-    """Refuse to write a corpus over anything but nothing, an empty folder or an older corpus.
+@contextlib.contextmanager
+def append_shards(
+    path: Path, *, tokenizer_digest: str, vocab_size: int, tokens_per_shard: int = TOKENS_PER_SHARD
+) -> Iterator[ShardWriter]:
+    """Yield a writer that adds shards to the corpus at `path`. The manifest is replaced when the block succeeds.
+
+    Existing files are not rewritten. After a failure the corpus is what it was; the next call overwrites leftover files.
 
     Raises:
-        OutputFolderError: `path` holds something else.
+        ManifestError: `path` has no corpus.
+        OutputFolderError: the corpus has another tokenizer.
+        OutOfSpaceError: the disk is full.
+    """
+    manifest = read_manifest(path)
+    if (manifest.tokenizer_digest, manifest.vocab_size) != (tokenizer_digest, vocab_size):
+        raise OutputFolderError(f"{path} was packed with another tokenizer; pack the new documents into another folder")
+    with folder_lock(path), room_for(path):
+        writer = ShardWriter(
+            path,
+            tokenizer_digest=tokenizer_digest,
+            vocab_size=vocab_size,
+            tokens_per_shard=tokens_per_shard,
+            existing=manifest,
+        )
+        yield writer
+        writer.finish()
+
+
+def check_output(path: Path) -> None:
+    """Check that `path` is absent, an empty folder or an older corpus.
+
+    Raises:
+        OutputFolderError: `path` has other files.
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
@@ -63,17 +91,29 @@ def check_output(path: Path) -> None:
 
 
 class ShardWriter:
-    """Fills `folder` with shards of up to `tokens_per_shard` tokens (a longer document gets a shard of its own)."""
+    """Writes shards of up to `tokens_per_shard` tokens into `folder`; a longer document gets a shard of its own.
 
-    def __init__(self, folder: Path, *, tokenizer_digest: str, vocab_size: int, tokens_per_shard: int) -> None:
+    With `existing`, the shards come after those of that manifest.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        tokenizer_digest: str,
+        vocab_size: int,
+        tokens_per_shard: int,
+        existing: Manifest | None = None,
+    ) -> None:
         self.num_documents, self.num_tokens = 0, 0
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._tokenizer_digest, self._vocab_size = folder, tokenizer_digest, vocab_size
         self._tokens_per_shard = tokens_per_shard
         self._token_type = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-        self._languages: dict[str, int] = {}  # tag -> its index in the manifest
-        self._sources: dict[str, int] = {}
-        self._shards: list[ShardRecord] = []
+        self._languages = _indices(existing.languages if existing else ())  # tag -> its index in the manifest
+        self._sources = _indices(existing.sources if existing else ())
+        self._metadata = {key: _indices(values) for key, values in (existing.metadata if existing else {}).items()}
+        self._shards: list[ShardRecord] = list(existing.shards if existing else ())
         self._clear()
 
     def add(
@@ -83,11 +123,14 @@ class ShardWriter:
         language: str = "",
         source: str = "",
         loss_mask: Sequence[bool] | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Append one document. `loss_mask` says which of its tokens to learn to predict; None means all.
+        """Append one document. `loss_mask` selects the tokens that carry loss; None selects all.
+
+        `metadata` has further tags, such as `license`; each key has at most 65,536 different values.
 
         Raises:
-            DocumentError: no tokens, a token outside the vocabulary, a mask of another length, or a tag too many.
+            DocumentError: no tokens, a token outside the vocabulary, a mask of another length, or too many values of a tag.
         """
         ids = np.asarray(tokens, dtype=np.int64)
         if not len(ids):
@@ -101,25 +144,30 @@ class ShardWriter:
         self._tokens += ids.astype(self._token_type).tobytes()
         self._loss_mask += b"\1" * len(ids) if loss_mask is None else np.asarray(loss_mask, dtype=np.bool_).tobytes()
         self._offsets.append(self._offsets[-1] + len(ids))
-        self._tags.append((_index_of(language, self._languages), _index_of(source, self._sources)))
+        for key in metadata or ():
+            self._metadata.setdefault(key, {"": 0})
+        further = (_index_of((metadata or {}).get(key, ""), indices) for key, indices in self._metadata.items())
+        self._tags.append((_index_of(language, self._languages), _index_of(source, self._sources), *further))
         self.num_documents += 1
         self.num_tokens += len(ids)
 
     def finish(self) -> Manifest:
-        """Write the last shard and the manifest.
+        """Write the last shard and the manifest, and return it. Idempotent.
 
         Raises:
             EmptyCorpusError: no document was added.
         """
-        if not self.num_documents:
+        if not self.num_documents and not self._shards:
             raise EmptyCorpusError("no document to write: a corpus needs at least one")
-        self._write_shard()
+        if self._tags:
+            self._write_shard()
         manifest = Manifest(
             tokenizer_digest=self._tokenizer_digest,
             vocab_size=self._vocab_size,
             languages=tuple(self._languages),
             sources=tuple(self._sources),
             shards=tuple(self._shards),
+            metadata={key: tuple(values) for key, values in self._metadata.items()},
         )
         write_json(self._folder / MANIFEST, to_dict(manifest))
         return manifest
@@ -127,13 +175,15 @@ class ShardWriter:
     def _clear(self) -> None:
         self._tokens, self._loss_mask = bytearray(), bytearray()
         self._offsets: list[int] = [0]
-        self._tags: list[tuple[int, int]] = []
+        self._tags: list[tuple[int, ...]] = []
 
     def _write_shard(self) -> None:
         number = f"{len(self._shards):05}"
         languages, sources = tuple(self._languages), tuple(self._sources)
         learn_N = np.frombuffer(self._loss_mask, dtype=np.bool_)
-        tags = np.array(self._tags, dtype="<u2")
+        tags = np.zeros((len(self._tags), 2 + len(self._metadata)), dtype="<u2")
+        for row, found in zip(tags, self._tags, strict=True):
+            row[: len(found)] = found
         self._shards.append(
             ShardRecord(
                 num_tokens=self._offsets[-1],
@@ -158,7 +208,7 @@ class ShardWriter:
 
 
 class _HashingStream:
-    """A stream that digests what it writes. numpy's own `tofile` is avoided: it hides the errno of a full disk."""
+    """A stream that computes the digest of its data. numpy's `tofile` hides the errno of a full disk."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream, self.sha256, self.num_bytes = stream, hashlib.sha256(), 0
@@ -171,6 +221,10 @@ class _HashingStream:
         self.sha256.update(data)
         self.num_bytes += len(data)
         return len(data)
+
+
+def _indices(values: Sequence[str]) -> dict[str, int]:
+    return {value: index for index, value in enumerate(values)}
 
 
 def _index_of(tag: str, indices: dict[str, int]) -> int:

@@ -1,10 +1,10 @@
-"""Token shards: a folder of memory-mapped arrays that any program can read, with a manifest that vouches for every byte.
+"""Token shards: a folder of memory-mapped arrays that any program can read, with a manifest that has the digest of every file.
 
     corpus/
       manifest.json           tokenizer digest, vocabulary size, tags, and each shard's counts, files and SHA-256 digests
       00000.tokens.npy        [N] uint16 up to a vocabulary of 65,536, else uint32; documents one after another
       00000.offsets.npy       [D + 1] int64; document d is tokens[offsets[d] : offsets[d + 1]]
-      00000.tags.npy          [D, 2] uint16; indices into the manifest's `languages` and `sources`
+      00000.tags.npy          [D, 2 + K] uint16; indices into the manifest's `languages`, `sources` and K lists of `metadata`
       00000.loss_mask.npy     [ceil(N / 8)] uint8, little-endian bits: learn to predict this token. No file: learn all
 
 `write_shards` makes one, `open_shards` reads it.
@@ -13,8 +13,10 @@ Shape suffixes: N tokens, D documents.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from openafm.core.config import Config, ConfigError, dump, from_dict
+from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import file_digest
 
@@ -38,27 +40,27 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 class ShardError(OpenAFMError):
-    """A folder of token shards that cannot be used; the message names the file."""
+    """A folder of token shards cannot be used; the message has the file."""
 
 
 class ManifestError(ShardError):
-    """A folder without a manifest, or with one that cannot be read."""
+    """The manifest is missing or cannot be read."""
 
 
 class TruncatedShardError(ShardError):
-    """A file of a shard is missing or does not have the size its manifest states."""
+    """A file of a shard is missing or has another size than in its manifest."""
 
 
 class ShardDigestError(ShardError):
-    """A file of a shard does not hold the bytes that were written."""
+    """A file of a shard has other bytes than those that were written."""
 
 
 class ForeignTokenizerError(ShardError):
-    """The tokens were made with another tokenizer than the one in use."""
+    """The tokens are of another tokenizer than the one in use."""
 
 
 class EmptyCorpusError(ShardError):
-    """A corpus without a single document."""
+    """A corpus has no document."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +96,7 @@ class ShardRecord(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Config):
-    """What `manifest.json` holds."""
+    """The content of `manifest.json`."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -103,6 +105,8 @@ class Manifest(Config):
     languages: tuple[str, ...]
     sources: tuple[str, ...]
     shards: tuple[ShardRecord, ...]
+    metadata: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Values of further tags by key, such as `license`; the first value of each is "", for documents without the key."""
 
     def __post_init__(self) -> None:
         self.require(self.format == FORMAT, f"the format is {self.format!r}, expected {FORMAT!r}")
@@ -119,32 +123,37 @@ class Manifest(Config):
     @property
     def digest(self) -> str:
         """SHA-256 in hex of the manifest, hence of every file: two corpora with the same digest hold the same bytes."""
-        return hashlib.sha256(dump(self).encode()).hexdigest()
+        values = to_dict(self)
+        if not self.metadata:
+            del values["metadata"]  # corpora without metadata keep the digest of earlier releases
+        text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """One document as stored: tokens [n] int64, which of them to learn [n], and its tags."""
+    """One document as stored: tokens [n] int64, which of them to learn [n], its tags and other metadata."""
 
     tokens: Int64Array
     loss_mask: BoolArray
     language: str
     source: str
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Shards:
-    """An open corpus. Offsets are held in memory, tokens and loss masks are mapped when they are asked for."""
+    """An open corpus. Offsets are in memory; tokens and loss masks are memory-mapped on first use."""
 
     def __init__(self, path: Path, manifest: Manifest, offsets: tuple[Int64Array, ...]) -> None:
         self.path, self.manifest, self.offsets = path, manifest, offsets
         self._arrays = lru_cache(maxsize=MAX_OPEN_SHARDS)(self._map)
 
     def tokens(self, shard: int, start: int, stop: int) -> TokenArray:
-        """The tokens at positions start..stop-1 of a shard, as stored: a view of the file."""
+        """Return the tokens at positions start..stop-1 of a shard: a view of the file."""
         return self._arrays(shard)[0][start:stop]
 
     def loss_mask(self, shard: int, start: int, stop: int) -> BoolArray:
-        """For the same positions, whether to learn to predict the token."""
+        """Return whether the tokens at positions start..stop-1 carry loss."""
         bits = self._arrays(shard)[1]
         if bits is None:
             return np.ones(stop - start, dtype=np.bool_)
@@ -153,32 +162,33 @@ class Shards:
         return covering[start - 8 * first_byte : stop - 8 * first_byte].view(np.bool_)
 
     def languages(self, shard: int) -> npt.NDArray[np.uint16]:
-        """The language of each document of a shard [D], as an index into the manifest's `languages`."""
+        """Return the language of each document of a shard [D], as an index into the manifest's `languages`."""
         languages_D: npt.NDArray[np.uint16] = load_array(self.path, self.manifest.shards[shard].tags)[:, 0]
         return languages_D
 
     def document(self, shard: int, index: int) -> Document:
-        """Document `index` of a shard, with its tags.
+        """Return document `index` of a shard, with its tags.
 
         Raises:
-            ShardDigestError: its tags are not in the manifest.
+            ShardDigestError: a tag is not in the manifest.
         """
         start, stop = (int(offset) for offset in self.offsets[shard][index : index + 2])
         file = self.manifest.shards[shard].tags
         try:
-            language, source = (
-                names[tag]
-                for names, tag in zip(
-                    (self.manifest.languages, self.manifest.sources), load_array(self.path, file)[index], strict=True
-                )
-            )
+            language, source, *others = load_array(self.path, file)[index]
+            lists = zip(self.manifest.metadata.items(), others, strict=False)  # later shards may have further keys
+            tags = {
+                "language": self.manifest.languages[language],
+                "source": self.manifest.sources[source],
+            }
+            metadata = {key: values[tag] for (key, values), tag in lists if tag}
         except (IndexError, TypeError, ValueError) as error:
             raise ShardDigestError(f"{self.path / file.name} does not fit {self.path / MANIFEST}: {error}") from error
         return Document(
             tokens=self.tokens(shard, start, stop).astype(np.int64),
             loss_mask=self.loss_mask(shard, start, stop),
-            language=language,
-            source=source,
+            metadata=metadata,
+            **tags,
         )
 
     def _map(self, shard: int) -> tuple[TokenArray, npt.NDArray[np.uint8] | None]:
@@ -191,10 +201,10 @@ def open_shards(path: Path, *, tokenizer_digest: str | None = None, verify: bool
     """Open a folder of token shards. Sizes are always checked, digests unless `verify` is False.
 
     Raises:
-        ManifestError: no readable manifest in `path`.
-        ForeignTokenizerError: the corpus was not made with the tokenizer of `tokenizer_digest`.
-        EmptyCorpusError: there is no document.
-        TruncatedShardError, ShardDigestError: a file is not what was written.
+        ManifestError: `path` has no readable manifest.
+        ForeignTokenizerError: the corpus has another tokenizer than `tokenizer_digest`.
+        EmptyCorpusError: the corpus has no document.
+        TruncatedShardError, ShardDigestError: a file was changed after it was written.
     """
     manifest = read_manifest(path)
     if tokenizer_digest not in (None, manifest.tokenizer_digest):
@@ -203,7 +213,7 @@ def open_shards(path: Path, *, tokenizer_digest: str | None = None, verify: bool
             "pack the corpus again with the tokenizer in use"
         )
     if manifest.num_documents == 0:
-        raise EmptyCorpusError(f"{path / MANIFEST}: the corpus holds no document")
+        raise EmptyCorpusError(f"{path / MANIFEST}: the corpus has no document; pack it again")
     for shard in manifest.shards:
         for file in shard.files:
             _check_size(path, file)
@@ -213,10 +223,10 @@ def open_shards(path: Path, *, tokenizer_digest: str | None = None, verify: bool
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read the manifest of a folder of token shards.
+    """Return the manifest of a folder of token shards.
 
     Raises:
-        ManifestError: it is missing or is not one.
+        ManifestError: the manifest is missing or malformed.
     """
     file = path / MANIFEST
     try:
@@ -231,7 +241,7 @@ def verify_shards(path: Path, manifest: Manifest | None = None, share: int = 0, 
     """Read every file, or one of `num_shares` equal shares of the files, and compare it with its digest.
 
     Raises:
-        TruncatedShardError, ShardDigestError: the first file that is not what was written.
+        TruncatedShardError, ShardDigestError: a file was changed after it was written.
     """
     files = [file for shard in (manifest or read_manifest(path)).shards for file in shard.files]
     for file in files[share::num_shares]:
@@ -245,10 +255,10 @@ def verify_shards(path: Path, manifest: Manifest | None = None, share: int = 0, 
 
 
 def load_array(path: Path, file: FileRecord) -> npt.NDArray[Any]:
-    """Map an array file of a shard, read-only.
+    """Return an array file of a shard, memory-mapped and read-only.
 
     Raises:
-        TruncatedShardError: it is no array file, or cannot be read.
+        TruncatedShardError: the file is not an array or cannot be read.
     """
     try:
         array = np.load(path / file.name, mmap_mode="r", allow_pickle=False)
