@@ -1,4 +1,4 @@
-"""Token shards: a folder of memory-mapped arrays that any program can read, with a manifest that has the digest of every file.
+"""Token shards: a folder of memory-mapped arrays that any program can read. The manifest has the digest of every file.
 
     corpus/
       manifest.json           tokenizer digest, vocabulary size, tags, and each shard's counts, files and SHA-256 digests
