@@ -50,8 +50,8 @@ class PackConfig(Config):
     """Tags and split of a corpus.
 
     `source` and `language` are the tags of documents without their own; a conversation's source ends in its task. A share
-    `held_out` of the documents goes to a second corpus in the subfolder `held_out`, chosen by the hash of the content, so that
-    equal documents stay together. Loss covers the assistant's turns of a conversation ("answers") or every token
+    `held_out` of the documents goes to a second corpus in the subfolder `held_out`, chosen by the hash of the content, so
+    that equal documents stay together. Loss covers the assistant's turns of a conversation ("answers") or every token
     ("everything"); in a text it covers every token.
     """
 
