@@ -72,6 +72,7 @@ class Endpoint(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.asked: list[tuple[str, dict[str, str]]] = []
         self.num_left = 0
+        self.num_sent = 0  # bytes of a flood
         self.lock = threading.Lock()
 
     @property
@@ -202,6 +203,7 @@ def flood(text: str) -> Reply:
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:  # until the client closes the connection
             handler.wfile.write(block)
+            handler.server.num_sent += len(block)
 
     return reply
 
