@@ -239,12 +239,14 @@ def test_an_unread_flood_is_not_buffered() -> None:
 
 def test_a_slow_reader_notices_the_deadline() -> None:
     with serving(flood(delta(content="x"))) as endpoint:
-        lines = http_lines.streamed_lines(raw_request(endpoint.url, total_seconds=0.2), lambda: False)
+        lines = http_lines.streamed_lines(raw_request(endpoint.url, total_seconds=2), lambda: False)
+        next(lines)
+        time.sleep(0.5)  # thousands of lines arrive
         started = time.monotonic()
         with pytest.raises(EndpointTimeoutError):
             for _ in lines:
-                time.sleep(0.01)
-        assert time.monotonic() - started < 3
+                time.sleep(0.02)
+        assert time.monotonic() - started < 6
 
 
 def raw_request(url: str, total_seconds: float) -> http_lines.HttpRequest:
