@@ -371,6 +371,24 @@ def broken_server(shelf: Path, num_bytes: int, then: str) -> Iterator[str]:
         process.stdout.close()
 
 
+@contextmanager
+def interrupted_server(shelf: Path, num_bytes: int, then: Callable[[Any], None] = lambda handler: None) -> Iterator[str]:
+    """A server that sends `num_bytes` of a large file, calls `then`, and closes the connection."""
+
+    def copy(handler: Any, file: Any, wanted: range) -> None:
+        file.seek(wanted.start)
+        handler.wfile.write(file.read(len(wanted) if len(wanted) < 100_000 else num_bytes))
+        if len(wanted) >= 100_000:
+            then(handler)
+            handler.close_connection = True
+
+    server = make_server(build_catalog(shelf, PRIVATE), "127.0.0.1", 0)
+    handler: Any = server.RequestHandlerClass
+    handler._copy = copy
+    with running(server) as url:
+        yield url
+
+
 def test_a_server_killed_in_the_middle_is_no_loss(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
         refused(UnreachableError, url, "500,000 of .* resume")
@@ -393,7 +411,7 @@ def test_a_server_killed_in_the_middle_is_no_loss(shelf: Path, monkeypatch: pyte
 
 
 def test_a_changed_file_starts_anew(shelf: Path) -> None:
-    with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
+    with interrupted_server(shelf, 500_000) as url:
         refused(UnreachableError, url)
     digest = write(shelf / "tags.fmadapter", seed=7).digest
     total = sum(file.stat().st_size for file in (shelf / "tags.fmadapter").iterdir())
@@ -403,7 +421,7 @@ def test_a_changed_file_starts_anew(shelf: Path) -> None:
 
 
 def test_a_server_that_stalls_is_given_up(shelf: Path) -> None:
-    with broken_server(shelf, 300_000, "time.sleep(60)") as url:
+    with interrupted_server(shelf, 300_000, lambda handler: time.sleep(2)) as url:
         refused(UnreachableError, url, timeout_s=0.5)
     with serving(build_catalog(shelf, PRIVATE)) as url:
         pull(url).adapter.verify()
@@ -414,7 +432,7 @@ def test_a_client_killed_in_the_middle_goes_on(shelf: Path) -> None:
         "import sys\nfrom openafm.adapters.delivery.client import pull_adapter\n"
         f"pull_adapter(sys.argv[1], 'tags', {SIGNATURE!r}, {KEY!r})"
     )
-    with broken_server(shelf, 600_000, "time.sleep(60)") as url:
+    with interrupted_server(shelf, 600_000, lambda handler: time.sleep(3)) as url:
         client = subprocess.Popen([sys.executable, "-c", script, url], stderr=subprocess.DEVNULL, env=dict(os.environ))
         deadline_s = time.monotonic() + 30
         while not any(part.stat().st_size > 100_000 for part in downloads()) and time.monotonic() < deadline_s:
@@ -437,7 +455,7 @@ def test_any_server_of_files_will_do(shelf: Path, tmp_path: Path) -> None:
         (tmp_path / "www" / path[1:]).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(served.root / served.name, tmp_path / "www" / path[1:])
     (tmp_path / "www" / MANIFEST_PATH[1:]).write_bytes(catalog.signed)
-    with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
+    with interrupted_server(shelf, 500_000) as url:
         refused(UnreachableError, url)
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -453,7 +471,7 @@ def test_any_server_of_files_will_do(shelf: Path, tmp_path: Path) -> None:
 def test_a_part_larger_than_what_the_server_has_starts_anew(shelf: Path) -> None:
     """The server's file was cut short after the manifest was signed: its end is not waited for, and told."""
     catalog = build_catalog(shelf, PRIVATE)
-    with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
+    with interrupted_server(shelf, 500_000) as url:
         refused(UnreachableError, url)
     weights = shelf / "tags.fmadapter" / "adapter_weights.safetensors"
     weights.write_bytes(weights.read_bytes()[:400_000])
@@ -673,10 +691,15 @@ def test_keys_of_small_order_are_refused(shelf: Path) -> None:
         refused(UntrustedDeliveryError, url, "not signed", key=None)
 
 
+def drip_file(handler: Any) -> None:
+    with contextlib.suppress(OSError):
+        for _ in range(200):
+            handler.wfile.write(b"x")
+            time.sleep(0.05)
+
+
 def test_a_server_that_sends_slowly_for_ever_is_given_up(shelf: Path) -> None:
-    with (
-        broken_server(shelf, 1000, "while True: self.wfile.write(b'x'); self.wfile.flush(); time.sleep(0.05)") as url,
-    ):
+    with interrupted_server(shelf, 1000, drip_file) as url:
         started_s = time.monotonic()
         refused(UnreachableError, url, "limit of 1 seconds has passed", total_s=1.0)
         assert time.monotonic() - started_s < 5

@@ -152,7 +152,7 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing() -> None:
     whole = {key: torch.zeros_like(weight) for key, weight in adapter_weights(model).items()}
     wrong = {
         "lack": {key: weight for key, weight in whole.items() if key != name},
-        "does not have": {**whole, "layers.9.attention.output.lora.b": torch.zeros(1)},
+        "adapter lacks": {**whole, "layers.9.attention.output.lora.b": torch.zeros(1)},
         r"\[32, 5\].*\[32, 4\]": {**whole, name: torch.zeros(32, 5)},
     }
     for message, weights in wrong.items():

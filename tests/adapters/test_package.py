@@ -50,7 +50,7 @@ def write(path: Path, seed: int = 0, **changes: Any) -> AdapterPackage:
     return write_adapter(path, **(arguments | changes))
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     rank=st.integers(1, 4),
     names=st.lists(st.text("abclayers.0123", min_size=1, max_size=12), min_size=1, max_size=4, unique=True),

@@ -32,7 +32,7 @@ from openafm.models.sizes import named_size
 CONFIG = LoRAConfig(rank=4, alpha=8.0, start=SingularValueStart())
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     out_dim=st.integers(1, 12),
     in_dim=st.integers(1, 12),

@@ -110,7 +110,7 @@ def packings(draw: st.DrawFn) -> list[Span]:
     return documents or [Span(row=1, start=2, stop=4)]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(documents=packings())
 def test_any_packing_equals_the_documents_alone(documents: list[Span]) -> None:
     model = perturbed(CONFIGS["window"])
@@ -161,7 +161,7 @@ def test_padding_has_an_output_of_zeros() -> None:
     assert torch.equal(output_BS > 0, is_document_BS)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(
     num_queries=st.integers(1, 6),
     num_past=st.integers(0, 6),

@@ -70,7 +70,7 @@ def test_last_positions_of_packed_documents_equal_the_full_pass(name: str) -> No
     assert largest_difference(last[0], expected) < TOLERANCE
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=12)
 @given(
     chosen=st.sets(st.sampled_from(IN_DOCUMENTS), min_size=1),
     name=st.sampled_from(sorted(CONFIGS)),

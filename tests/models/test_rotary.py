@@ -36,7 +36,7 @@ def test_a_pair_turns_by_position_over_theta_to_its_share(
     assert largest_difference(rotated(torch.eye(HEAD_DIM)[b], 5, layout), expected_C) < 1e-6
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 @given(query=st.integers(0, 500), key=st.integers(0, 500), shift=st.integers(0, 500), layout=st.sampled_from(LAYOUTS))
 def test_scores_depend_on_the_distance_only(
     query: int, key: int, shift: int, layout: Literal["interleaved", "half"]

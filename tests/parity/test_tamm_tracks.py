@@ -233,6 +233,7 @@ def test_the_comparison_sees_a_norm_left_at_its_default() -> None:
         assert difference(other, theirs) > POWER, name
 
 
+@pytest.mark.slow
 def test_both_count_the_same_parameters_at_the_report_s_size() -> None:
     with torch.device("meta"):
         theirs = afm_text.AFMParallelTrackMoEConfig().create_builder().build()
