@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from openafm.framework.errors import DecodingFailureError
+from openafm.framework.errors import DecodingFailureError, SchemaFormatError, UnserializableSchemaError
+from openafm.framework.schema.closing import closed_schema
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.generation_id import GenerationID
-from openafm.framework.schema.partial_json import JsonPrefix, PartialJson, PartialJsonError
+from openafm.framework.schema.partial_json import JsonPrefix, PartialJson, PartialJsonError, is_deeper
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.tokenizer.conversation import JsonSchema
+from openafm.tokenizer.schema_text import compact_json
+
+_MAX_SCHEMA_DEPTH = 100  # nesting levels; the grammar engine's limit is slightly higher
 
 PartialT = TypeVar("PartialT")
 FinalT = TypeVar("FinalT")
@@ -131,3 +136,23 @@ class TypedFormat(ResponseFormat[Any, FinalT]):
     def final(self, text: str) -> Snapshot[FinalT]:
         raw_content = self._json.final(text).content
         return Snapshot(content=raw_content.value(self._type_class), raw_content=raw_content)
+
+
+def read_json_schema(json_schema: JsonSchema | str) -> JsonSchema:
+    """Return a JSON Schema, given as a dictionary or as text, as new JSON values.
+
+    Raises:
+        SchemaFormatError: not a JSON object, or nested too deeply.
+    """
+    try:
+        schema = json.loads(json_schema if isinstance(json_schema, str) else compact_json(json_schema))
+        compact_json(schema)  # json.loads accepts NaN; documents must not contain it
+    except TypeError as error:
+        raise UnserializableSchemaError(f"incorrect schema format: not JSON ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise SchemaFormatError(f"incorrect schema format: not JSON ({error})") from error
+    if not isinstance(schema, dict):
+        raise SchemaFormatError(f"incorrect schema format: a JSON Schema is an object, got {schema!r}")
+    if is_deeper(schema, _MAX_SCHEMA_DEPTH):
+        raise SchemaFormatError(f"incorrect schema format: nested deeper than {_MAX_SCHEMA_DEPTH} levels")
+    return closed_schema(schema)

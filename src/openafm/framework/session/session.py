@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
@@ -12,12 +11,10 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 from openafm.framework.backends.language_model import LanguageModel, Usage
 from openafm.framework.backends.system_model import SystemLanguageModel
 from openafm.framework.daemon import in_daemon_thread
-from openafm.framework.errors import FoundationModelsError, SchemaFormatError, UnserializableSchemaError
+from openafm.framework.errors import FoundationModelsError
 from openafm.framework.options import GenerationOptions
-from openafm.framework.schema.closing import closed_schema
-from openafm.framework.schema.partial_json import is_deeper
 from openafm.framework.schema.schema import GenerationSchema
-from openafm.framework.session.formats import JsonFormat, ResponseFormat, Snapshot, TextFormat, TypedFormat
+from openafm.framework.session.formats import JsonFormat, ResponseFormat, Snapshot, TextFormat, TypedFormat, read_json_schema
 from openafm.framework.session.request import Response, SessionRequest
 from openafm.framework.session.request_queue import QueuedRequest, RequestQueue, WhenBusy
 from openafm.framework.session.responder import Responder
@@ -28,9 +25,6 @@ from openafm.framework.transcripts.feedback import DesiredOutput, FeedbackIssue,
 from openafm.framework.transcripts.prompt import Prompt
 from openafm.framework.transcripts.transcript import InstructionsEntry, Transcript
 from openafm.tokenizer.conversation import Instructions, JsonSchema
-from openafm.tokenizer.schema_text import compact_json
-
-_DEEPEST_SCHEMA = 100  # nesting levels; the grammar engine's limit is slightly higher
 
 T = TypeVar("T")
 
@@ -377,7 +371,7 @@ class LanguageModelSession:
         elif schema is not None:
             response_format = JsonFormat(schema.to_dict())
         elif json_schema is not None:
-            response_format = JsonFormat(_read_schema(json_schema))
+            response_format = JsonFormat(read_json_schema(json_schema))
         return SessionRequest(
             prompt=prompt,
             format=response_format,
@@ -400,18 +394,3 @@ class LanguageModelSession:
     def _snapshots_blocking(self, request: SessionRequest[Any, Any]) -> Iterator[Snapshot[Any]]:
         self._queue.acquire_blocking(request)
         yield from self._snapshots(request)
-
-
-def _read_schema(json_schema: JsonSchema | str) -> JsonSchema:
-    try:
-        schema = json.loads(json_schema if isinstance(json_schema, str) else compact_json(json_schema))
-        compact_json(schema)  # json.loads accepts NaN; documents must not contain it
-    except TypeError as error:
-        raise UnserializableSchemaError(f"incorrect schema format: not JSON ({error})") from error
-    except (ValueError, RecursionError) as error:
-        raise SchemaFormatError(f"incorrect schema format: not JSON ({error})") from error
-    if not isinstance(schema, dict):
-        raise SchemaFormatError(f"incorrect schema format: a JSON Schema is an object, got {schema!r}")
-    if is_deeper(schema, _DEEPEST_SCHEMA):
-        raise SchemaFormatError(f"incorrect schema format: nested deeper than {_DEEPEST_SCHEMA} levels")
-    return closed_schema(schema)
