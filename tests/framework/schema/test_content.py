@@ -242,3 +242,9 @@ def test_invalid_prefix_raises(text: str) -> None:
         partial = PartialJson()
         partial.push(text)
         partial.prefix()
+
+
+def test_long_numbers_and_errors_take_bounded_work() -> None:
+    with pytest.raises(PartialJsonError) as caught:
+        PartialJson().push("1" * 100_000)
+    assert len(str(caught.value)) < 300

@@ -430,6 +430,8 @@ def test_invalid_tools_raise() -> None:
         Sync()
     with pytest.raises(TypeError, match="'name'"):
         Nameless()
+    with pytest.raises(ValueError, match="control characters"):
+        fm.tool(name="a\x1b[2J")(add.function)
     with pytest.raises(TypeError, match=r"fm.Tool"):
         fm.LanguageModelSession(model=ScriptedModel(), tools=[print])  # type: ignore[list-item]
     with pytest.raises(ValueError, match="two tools named 'weather'"):

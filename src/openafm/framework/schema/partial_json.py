@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _WORDS = ("true", "false", "null")
+_MAX_WORD = 4_300  # characters of a number; Python parses no longer integers
 _NUMBER_START = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:(?<=[0-9])[eE][+-]?[0-9]*)?)?")
 _HIGH_SURROGATE = r"\\u[dD][89abAB][0-9a-fA-F]{2}"
 _INCOMPLETE_ESCAPE = re.compile(rf"(?:{_HIGH_SURROGATE})?(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?")  # also half of a surrogate pair
@@ -134,6 +135,8 @@ class PartialJson:
             self._cut = self._cut if is_key else self._start
 
     def _step_in_word(self, position: int) -> None:
+        if position - self._start > _MAX_WORD:
+            raise self._error(position)
         word = self.text[self._start : position + 1]
         if word in _WORDS:
             self._end_value(position + 1)
@@ -144,7 +147,7 @@ class PartialJson:
         self._expects, self._cut = "comma", cut
 
     def _error(self, position: int) -> PartialJsonError:
-        return PartialJsonError(f"not a prefix of JSON, at character {position}: {self.text!r}")
+        return PartialJsonError(f"not a prefix of JSON, at character {position}: {self.text!r:.200}")
 
 
 def _children(value: Any) -> Iterable[Any]:

@@ -48,12 +48,15 @@ class Tool(ABC):
 
         Raises:
             TypeError: an attribute of the class is missing or has the wrong type.
+            ValueError: the name has control characters.
             InvalidGenerationSchemaError: the arguments cannot be generated.
         """
         for attribute in ("name", "description"):
             value = getattr(self, attribute, None)
             if not isinstance(value, str) or not value:
                 raise TypeError(f"the tool {type(self).__name__} needs a nonempty string '{attribute}', got {value!r}")
+        if not self.name.isprintable():
+            raise ValueError(f"the name {self.name!r} of a tool has control characters; remove them")
         if not inspect.iscoroutinefunction(self.call):
             raise TypeError(f"'call' of the tool {type(self).__name__} must be an async function; write 'async def call'")
         schema = self.arguments_schema

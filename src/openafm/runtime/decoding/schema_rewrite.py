@@ -82,7 +82,7 @@ def enforceable_schema(schema: JsonSchema | bool) -> JsonSchema:
 
 
 def _any_definitions(depth: int | None) -> JsonSchema:
-    """Return definitions of any JSON value, of unlimited depth or of so many levels of nesting."""
+    """Return definitions of any JSON value, of unlimited depth or of at most `depth` levels."""
     scalars = {"minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER, "multipleOf": FINEST_FRACTION}
     if depth is None:
         nested = {"items": _ANY_REFERENCE, "additionalProperties": _ANY_REFERENCE}

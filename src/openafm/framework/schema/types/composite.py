@@ -206,7 +206,7 @@ class Nullable(ValueType):
 class Tagged(ValueType):
     """A structure as a member of a union: an object with one property, named after the class.
 
-    `Cat | Dog` is `{"Cat":{...}}` or `{"Dog":{...}}`. The model chooses the class first, the tag cannot clash with a
+    `Book | Film` is `{"Book":{...}}` or `{"Film":{...}}`. The model chooses the class first, the tag cannot clash with a
     property, and the schema of the class is the same inside and outside of unions.
     """
 
