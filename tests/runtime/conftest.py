@@ -1,1 +1,1 @@
-"""The tests of this room and of those below it find its tiny engines and bundles."""
+"""Fixtures of the runtime's tests."""

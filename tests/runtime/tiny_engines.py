@@ -1,4 +1,4 @@
-"""Engines over decoders of a few thousand parameters, and what they must agree with: one forward pass without a cache."""
+"""Engines of tiny decoders, and their reference: one forward pass without a cache."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROTARY = RotaryConfig(theta=100.0)
 
 
 def layer(source: int | None = None, window: int | None = None, position: PositionConfig | None = ROTARY) -> LayerConfig:
-    """A layer with its own keys and values, or those of layer `source`."""
+    """Return a layer with its own keys and values, or with those of layer `source`."""
     return LayerConfig(
         attention=AttentionConfig(
             num_heads=4,
@@ -72,7 +72,7 @@ CONFIGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Tiny:
-    """An engine, and the logits after every token, [N, V], that it must give however they are cut into steps."""
+    """An engine, and the expected logits after every token, [N, V]."""
 
     open: Callable[[], Engine]
     full_logits: Callable[[Sequence[int]], NDArray[np.float32]]
@@ -80,7 +80,7 @@ class Tiny:
 
 @functools.cache
 def decoder(name: str) -> Decoder:
-    """A decoder whose norm weights are not 1 and whose attention is not nearly uniform."""
+    """Return a decoder with norm weights other than 1 and attention that is not nearly uniform."""
     torch.set_num_threads(1)
     model = CONFIGS[name].build(seed=3)
     generator = torch.Generator().manual_seed(4)
@@ -98,7 +98,7 @@ def engine(name: str = "shared") -> Engine:
 
 @torch.no_grad()
 def full_logits(name: str, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Logits after every token, [N, V], without a cache."""
+    """Return logits after every token, [N, V], without a cache."""
     return decoder(name)(torch.tensor([list(tokens)]))[0].numpy()
 
 
@@ -107,12 +107,12 @@ def native_engine() -> Engine:
 
 
 def native_logits(tokens: Sequence[int]) -> NDArray[np.float32]:
-    """In one step of a fresh sequence; tests/runtime/native compares that with other engines."""
+    """Return logits of one step of a fresh sequence, which tests/runtime/native compares with other engines."""
     engine = native_engine()
     return engine.step([(engine.new_sequence(), list(tokens))], "all")[0]
 
 
-# An engine that joins here passes all of tests/runtime/test_engine_contract.py.
+# Every engine here runs all of tests/runtime/engines/test_engine_contract.py.
 TINY = {
     f"torch, {name}": Tiny(open=functools.partial(engine, name), full_logits=functools.partial(full_logits, name))
     for name in CONFIGS

@@ -1,4 +1,4 @@
-"""A tokenizer that knows a little JSON and English, so that forced texts are several tokens of several bytes."""
+"""A tokenizer trained on some JSON and English, so that forced texts are several tokens of several bytes."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ TOKENIZER: Tokenizer = train_tokenizer(TokenizerConfig(vocab_size=380), _texts()
 
 
 def accepts(grammar: Grammar, text: str | bytes) -> bool:
-    """Whether the grammar allows exactly `text`, tokenized in any way: byte by byte here."""
+    """Return True if the grammar allows exactly `text`, tokenized byte by byte."""
     matcher = llguidance_matcher(grammar)
     tokens = [TOKENIZER.encode_bytes(bytes([byte]))[0] for byte in (text.encode() if isinstance(text, str) else text)]
     return bool(matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
 
 
 def llguidance_matcher(grammar: Grammar) -> Any:
-    """The grammar engine's own matcher at the start."""
+    """Return llguidance's matcher at the start."""
     return grammar._matcher.deep_copy()

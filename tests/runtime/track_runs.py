@@ -1,4 +1,4 @@
-"""Answers of a server model in as many processes as the environment tells of: what `test_track_parallel.py` starts.
+"""Answers of a server model in as many processes as the environment says; started by test_track_parallel.py.
 
     python track_runs.py BUNDLE
 

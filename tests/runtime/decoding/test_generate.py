@@ -1,4 +1,4 @@
-"""Generation: the same tokens as the plain loop, exact sequences afterwards, and clean ends of every kind."""
+"""Generation: the tokens of a plain loop, exact sequences afterwards, and every kind of end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROMPT = TOKENIZER.encode("the meeting starts at noon")
 
 
 class CountingEngine(TorchEngine):
-    """Counts steps and may be told to fail at one."""
+    """Counts steps and fails at step `fails_at`."""
 
     num_steps = 0
     fails_at = -1
@@ -74,7 +74,7 @@ def engine() -> CountingEngine:
 def plain_loop(
     engine: Engine, sequence: Sequence, sampling: SamplingConfig, grammar: Grammar | None, most: int
 ) -> list[int]:
-    """One token, one step, one mask: what `generate` must agree with."""
+    """Return the tokens of a loop with one step and one mask for each token."""
     sampler, matcher, tokens = sampling.build(), grammar.matcher() if grammar else None, list[int]()
     (logits_V,) = engine.step([(sequence, PROMPT)])
     while len(tokens) < most and tokens[-1:] != [STOP]:
@@ -94,7 +94,7 @@ def started(engine: Engine, **options: object) -> tuple[Sequence, Generation]:
 
 
 def assert_holds(engine: Engine, sequence: Sequence, tokens: list[int]) -> None:
-    """The sequence goes on as a fresh one of these tokens does."""
+    """Check that the sequence continues as a fresh one with the same tokens does."""
     assert sequence.length == len(tokens)
     fresh = engine.new_sequence()
     (expected_V,) = engine.step([(fresh, [*tokens, 70])])
@@ -110,7 +110,7 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_forced_tokens_as_drafts_change_no_token(engine: CountingEngine, sampling: SamplingConfig) -> None:
+def test_feeding_forced_tokens_together_changes_no_token(engine: CountingEngine, sampling: SamplingConfig) -> None:
     grammar = COMPILER.json_schema(EVENT)
     expected = plain_loop(engine, engine.new_sequence(), sampling, grammar, 300)
     engine.num_steps = 0
@@ -121,7 +121,7 @@ def test_forced_tokens_as_drafts_change_no_token(engine: CountingEngine, samplin
     assert summary.finish == "stop"
     assert summary.num_target_steps == engine.num_steps
     assert summary.num_forced_tokens == sum(event.is_forced for event in events)
-    # Every step but the prefill feeds one sampled token and what is forced after it.
+    # Every step but the prefill feeds one sampled token and the tokens forced after it.
     assert summary.num_target_steps == 1 + summary.num_tokens - summary.num_forced_tokens
     assert summary.num_forced_tokens > 0.25 * summary.num_tokens
     jsonschema.validate(json.loads(TOKENIZER.decode([event.token for event in events])), EVENT)
@@ -148,7 +148,7 @@ def test_the_same_seed_gives_the_same_answer_and_another_another(engine: Countin
     assert len(set(answers)) == 4
 
 
-def test_a_cut_structure_ends_by_length(engine: CountingEngine) -> None:
+def test_a_truncated_structure_ends_by_length(engine: CountingEngine) -> None:
     whole = [event.token for event in started(engine, grammar=COMPILER.json_schema(EVENT))[1]]
     for most in (1, 2, 5, 11, *range(len(whole) - 4, len(whole))):
         sequence, generation = started(engine, grammar=COMPILER.json_schema(EVENT), max_tokens=most)
@@ -159,7 +159,7 @@ def test_a_cut_structure_ends_by_length(engine: CountingEngine) -> None:
         assert sequence.length == len(PROMPT) + len(tokens)
 
 
-def test_a_wholly_forced_answer_takes_the_prefill_and_no_more(engine: CountingEngine) -> None:
+def test_a_fully_forced_answer_needs_only_the_prefill(engine: CountingEngine) -> None:
     sequence, generation = started(engine, grammar=COMPILER.json_schema({"const": ["title", "celsius"]}))
     tokens = [event.token for event in generation]
     assert tokens == [*TOKENIZER.encode('["title","celsius"]'), STOP]
@@ -168,19 +168,19 @@ def test_a_wholly_forced_answer_takes_the_prefill_and_no_more(engine: CountingEn
     assert_holds(engine, sequence, PROMPT + tokens)
 
 
-def test_cancelled_between_steps_keeps_what_was_told(engine: CountingEngine) -> None:
-    told: list[int] = []
+def test_cancelling_between_steps_keeps_the_tokens_so_far(engine: CountingEngine) -> None:
+    seen: list[int] = []
     sequence, generation = started(
-        engine, grammar=COMPILER.text(), cancelled=lambda: len(told) >= 5, sampling=RandomConfig(seed=1)
+        engine, grammar=COMPILER.text(), cancelled=lambda: len(seen) >= 5, sampling=RandomConfig(seed=1)
     )
     for event in generation:
-        told.append(event.token)
+        seen.append(event.token)
     assert generation.summary.finish == "cancelled"
-    assert len(told) == 5
-    assert_holds(engine, sequence, PROMPT + told)
+    assert len(seen) == 5
+    assert_holds(engine, sequence, PROMPT + seen)
 
 
-def test_cancelled_during_a_long_prompt_keeps_none_of_it(engine: CountingEngine) -> None:
+def test_cancelling_during_the_prefill_restores_the_sequence(engine: CountingEngine) -> None:
     sequence = engine.new_sequence()
     engine.step([(sequence, PROMPT)])
     asked = iter([False, False, True])
@@ -207,7 +207,7 @@ def test_prefill_in_chunks_equals_one_step(engine: CountingEngine) -> None:
 
 
 @pytest.mark.parametrize("fails_at", [0, 1, 4])
-def test_a_failing_step_leaves_the_sequence_as_it_was(engine: CountingEngine, fails_at: int) -> None:
+def test_a_failing_step_restores_the_sequence(engine: CountingEngine, fails_at: int) -> None:
     sequence = engine.new_sequence()
     engine.step([(sequence, PROMPT[:2])])
     engine.num_steps, engine.fails_at = 0, fails_at
@@ -222,7 +222,7 @@ def test_a_failing_step_leaves_the_sequence_as_it_was(engine: CountingEngine, fa
     assert_holds(engine, sequence, PROMPT[:2])
 
 
-def test_given_up_it_leaves_the_sequence_as_it_was(engine: CountingEngine) -> None:
+def test_closing_a_generation_restores_the_sequence(engine: CountingEngine) -> None:
     sequence, generation = started(engine, grammar=COMPILER.text(), sampling=RandomConfig(seed=1))
     next(generation)
     next(generation)
@@ -233,7 +233,7 @@ def test_given_up_it_leaves_the_sequence_as_it_was(engine: CountingEngine) -> No
     assert next(generation, None) is None
 
 
-def test_a_sequence_closed_meanwhile_raises(engine: CountingEngine) -> None:
+def test_closing_the_sequence_during_generation_raises(engine: CountingEngine) -> None:
     sequence, generation = started(engine, grammar=COMPILER.text(), sampling=RandomConfig(seed=1))
     next(generation)
     engine.close(sequence)
@@ -241,7 +241,7 @@ def test_a_sequence_closed_meanwhile_raises(engine: CountingEngine) -> None:
         list(generation)
 
 
-def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_computed(engine: CountingEngine) -> None:
+def test_a_prompt_that_does_not_fit_raises_before_any_step(engine: CountingEngine) -> None:
     prompt = [70] * CONTEXT_LENGTH
     with pytest.raises(ContextWindowError) as caught:
         started(engine, prompt_tokens=prompt)
@@ -255,15 +255,15 @@ def test_a_prompt_that_does_not_fit_is_refused_before_anything_is_computed(engin
         prefill(engine, engine.new_sequence(), [])
 
 
-def test_an_answer_that_reaches_the_window_raises_and_leaves_the_sequence(engine: CountingEngine) -> None:
+def test_an_answer_that_reaches_the_context_window_raises(engine: CountingEngine) -> None:
     prompt = [70] * (CONTEXT_LENGTH - 6)
     schema = COMPILER.json_schema({"type": "string", "minLength": 50})
     sequence, generation = started(engine, prompt_tokens=prompt, grammar=schema)
-    told = []
+    seen = []
     with pytest.raises(ContextWindowError) as caught:
         for event in generation:
-            told.append(event)
-    assert (len(told), caught.value.token_count) == (6, CONTEXT_LENGTH + 1)
+            seen.append(event)
+    assert (len(seen), caught.value.token_count) == (6, CONTEXT_LENGTH + 1)
     assert sequence.length == 0
     sequence, generation = started(engine, prompt_tokens=prompt, grammar=schema, max_tokens=6)
     assert len(list(generation)) == 6
@@ -271,7 +271,7 @@ def test_an_answer_that_reaches_the_window_raises_and_leaves_the_sequence(engine
     assert sequence.length == CONTEXT_LENGTH
 
 
-def test_ids_beyond_the_tokenizer_never_come_under_a_grammar(engine: CountingEngine) -> None:
+def test_grammars_forbid_ids_beyond_the_tokenizer(engine: CountingEngine) -> None:
     for seed in range(5):
         _, generation = started(
             engine, grammar=COMPILER.text(), sampling=RandomConfig(seed=seed, temperature=50.0), max_tokens=30
@@ -279,9 +279,9 @@ def test_ids_beyond_the_tokenizer_never_come_under_a_grammar(engine: CountingEng
         assert all(event.token < TOKENIZER.vocab_size for event in generation)
 
 
-def test_an_answer_that_is_left_is_taken_back_at_once_and_not_later(engine: CountingEngine) -> None:
+def test_dropping_a_generation_restores_the_sequence_immediately(engine: CountingEngine) -> None:
     sequence = engine.new_sequence()
-    gc.disable()  # a collection would close it, some time, whatever the sequence holds by then
+    gc.disable()  # a collection would close the generation later
     try:
         generation = generate(engine, sequence, PROMPT, sampling=GreedyConfig(), stop_tokens=())
         next(generation)

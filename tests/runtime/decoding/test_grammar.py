@@ -1,4 +1,4 @@
-"""Grammars: valid whatever the logits say, forced where there is no choice, and loud when something goes wrong."""
+"""Grammars: valid answers for any logits, forced tokens, and errors that raise."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 def random_answer(grammar: Grammar, seed: int) -> tuple[list[int], Matcher]:
-    """An answer of a model that knows nothing but slowly tends to close what it has opened."""
+    """Return a random answer whose closing tokens become more likely over time."""
     generator = np.random.default_rng(seed)
     sampler = RandomConfig(seed=seed).build()
     closing_V = np.array([sum(c in b'"]}' for c in TOKENIZER.token_bytes(id)) for id in range(TOKENIZER.vocab_size)])
@@ -95,7 +95,7 @@ def random_answer(grammar: Grammar, seed: int) -> tuple[list[int], Matcher]:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_random_logits_always_give_a_valid_compact_answer(name: str) -> None:
+def test_random_logits_give_a_valid_compact_answer(name: str) -> None:
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     for seed in range(12):
@@ -110,7 +110,7 @@ def test_random_logits_always_give_a_valid_compact_answer(name: str) -> None:
         assert not any(character < " " for character in json.dumps(value, ensure_ascii=False))
 
 
-def test_forced_tokens_are_those_of_encoding_the_text() -> None:
+def test_forced_tokens_are_the_tokenizers() -> None:
     schema = {
         "type": "object",
         "properties": {"temperature": {"const": 20}},
@@ -156,7 +156,7 @@ def test_rollback_restores_masks_and_forced_tokens() -> None:
     assert (matcher.mask() == masks[0][0]).all()
 
 
-def test_an_illegal_token_is_refused_and_nothing_of_its_run_is_accepted() -> None:
+def test_a_run_with_an_illegal_token_raises_and_accepts_nothing() -> None:
     matcher = COMPILER.json_schema(EVENT).matcher()
     before = matcher.mask()
     legal = list(matcher.forced())
@@ -218,7 +218,7 @@ def test_unknown_tools_and_arguments_cannot_be_called(call: str) -> None:
         grammar.matcher().accept(TOKENIZER.encode(call))
 
 
-def test_control_characters_come_only_where_the_schema_spells_them_out() -> None:
+def test_control_characters_are_allowed_only_where_the_schema_has_them() -> None:
     string = COMPILER.json_schema({"type": "string"})
     for text in ('"\\u0000"', '"\\u0041"', '"\\ud800"', '"\x01"', '"\\/"'):
         assert not accepts(string, text)
@@ -226,7 +226,7 @@ def test_control_characters_come_only_where_the_schema_spells_them_out() -> None
     assert accepts(COMPILER.json_schema({"enum": ["\x01"]}), '"\\u0001"')
 
 
-def test_equal_schemas_are_compiled_once_and_the_cache_stays_small() -> None:
+def test_compiled_grammars_are_cached() -> None:
     compiler = GrammarCompiler(TOKENIZER, cache_size=2)
     first = compiler.json_schema({"const": 1})
     assert compiler.json_schema({"const": 1}) is first
@@ -237,7 +237,7 @@ def test_equal_schemas_are_compiled_once_and_the_cache_stays_small() -> None:
     assert compiler.json_schema(order[0]) is not compiler.json_schema(order[1])
 
 
-def test_an_engine_in_its_error_state_raises_instead_of_allowing_anything() -> None:
+def test_an_error_of_the_grammar_engine_raises() -> None:
     broken = llguidance_matcher(COMPILER.json_schema(EVENT))
     matcher = Matcher(broken, TOKENIZER.vocab_size, STOP)
     matcher.accept(matcher.forced())
@@ -255,7 +255,7 @@ def test_an_engine_in_its_error_state_raises_instead_of_allowing_anything() -> N
             call()
 
 
-def test_masks_that_are_prepared_are_those_of_where_the_answer_has_come() -> None:
+def test_prepared_masks_match_the_state_of_the_answer() -> None:
     grammar = COMPILER.json_schema(EVENT)
     tokens, _ = random_answer(grammar, seed=3)
     prepared, plain = grammar.matcher(), grammar.matcher()
@@ -275,7 +275,7 @@ def test_masks_that_are_prepared_are_those_of_where_the_answer_has_come() -> Non
         plain.accept([token])
 
 
-def test_a_logit_that_is_no_number_is_forbidden_or_noticed() -> None:
+def test_nan_logits_are_masked_or_raise() -> None:
     matcher = COMPILER.json_schema({"type": "integer"}).matcher()
     mask_V = matcher.mask()
     logits_V = np.where(mask_V, np.float32(1), np.float32(np.nan))

@@ -1,4 +1,4 @@
-"""Whole masks against an oracle that shares nothing with the grammar engine: it enumerates the language.
+"""Masks against an independent oracle that enumerates the language.
 
 A schema is drawn together with every text that it allows, so the tokens that may follow a beginning are those that lead to
 the beginning of one of these texts.
@@ -28,7 +28,7 @@ MOST_TEXTS = 400
 
 @dataclass(frozen=True)
 class Language:
-    """A schema, and all that it allows."""
+    """A schema and all texts that it allows."""
 
     schema: dict[str, Any]
     texts: frozenset[str]
@@ -100,7 +100,7 @@ LANGUAGES = st.recursive(SCALARS, _extended, max_leaves=4).filter(lambda languag
 
 
 def allowed_next(beginning: bytes, texts: list[bytes]) -> set[int]:
-    """The tokens that lead from this beginning towards one of the texts, the stop token where it is one already."""
+    """Return the tokens that extend this prefix towards an allowed text, and the stop token after a complete one."""
     rests = [text[len(beginning) :] for text in texts if text.startswith(beginning)]
     tokens = {id for id, token in TOKENS.items() if any(rest.startswith(token) for rest in rests)}
     return tokens | ({SPECIAL_TOKENS.turn_end} if b"" in rests else set())
@@ -108,7 +108,7 @@ def allowed_next(beginning: bytes, texts: list[bytes]) -> set[int]:
 
 @settings(max_examples=120, deadline=None)
 @given(LANGUAGES, st.integers(0, 2**32))
-def test_every_mask_is_exactly_what_can_still_become_valid(language: Language, seed: int) -> None:
+def test_masks_allow_exactly_the_tokens_that_can_become_valid(language: Language, seed: int) -> None:
     texts = [text.encode() for text in language.texts]
     grammar = COMPILER.json_schema(language.schema)
     chance = random.Random(seed)
@@ -132,7 +132,7 @@ def test_every_mask_is_exactly_what_can_still_become_valid(language: Language, s
 
 
 def check_forced(forced: tuple[int, ...], beginning: bytes, texts: list[bytes]) -> None:
-    """Every text that is still possible goes on with them; if they stop, there is one."""
+    """Check that all texts that are still possible continue with these tokens."""
     forced_bytes = b"".join(TOKENS[token] for token in forced if token != SPECIAL_TOKENS.turn_end)
     rests = [text[len(beginning) :] for text in texts if text.startswith(beginning)]
     assert all(rest.startswith(forced_bytes) for rest in rests)
@@ -143,7 +143,7 @@ def check_forced(forced: tuple[int, ...], beginning: bytes, texts: list[bytes]) 
 
 @settings(max_examples=60, deadline=None)
 @given(LANGUAGES)
-def test_the_oracle_itself_agrees_with_a_validator(language: Language) -> None:
+def test_the_oracle_agrees_with_a_validator(language: Language) -> None:
     validator = jsonschema.Draft202012Validator(language.schema)
     for text in language.texts:
         assert validator.is_valid(json.loads(text))

@@ -180,7 +180,7 @@ def assert_cache_matches_tokens(engine: Engine, sequence: Sequence) -> None:
 def test_random_conversations_are_the_same_with_and_without_drafts(batch: int) -> None:
     """One answer or two, the second after a rollback; some reach the context window."""
     engine, drafters = models(is_decoder=batch % 2 == 0)
-    for case in range(50):
+    for case in range(25 if batch % 2 == 0 else 60):
         chance = np.random.default_rng([batch, case])
         drafter = drafters[chance.integers(len(drafters))]
         drafter.num_tokens = int(chance.integers(1, 8))
@@ -247,7 +247,7 @@ def test_an_end_inside_a_draft_is_the_end(grammar: Grammar | None) -> None:
         assert results[0] == results[1]
         return results[1]
 
-    for number in range(0, len(whole.tokens), 5):
+    for number in range(0, len(whole.tokens), 7):
         assert both(max_tokens=number).tokens[:number] == whole.tokens[:number]
         both(stop_tokens={STOP, whole.tokens[number]})
         both(cancels=number)
@@ -446,7 +446,7 @@ def test_drafted_answers_have_the_distribution_of_plain_ones(noise: float, sampl
     assert torch.special.gammaincc(freedom / 2, torch.tensor(statistic / 2)) > 1e-4
 
 
-def test_the_same_seed_gives_the_same_answer_whatever_drafts() -> None:
+def test_the_same_seed_gives_the_same_answer_with_any_draft_model() -> None:
     engine = BigramEngine(0)
     options: dict[str, Any] = {"sampling": {"temperature": 1.2}, "grammar": None}
     plain, _ = answers(engine, None, range(200), **options)

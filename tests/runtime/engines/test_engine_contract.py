@@ -1,4 +1,4 @@
-"""What every engine keeps to, whatever computes it."""
+"""The contract of all engines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_decoding_token_by_token_equals_one_full_pass(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("cuts", [(40,), (7, 33), (1, 20, 1, 1, 17), (39, 1)])
-def test_any_cut_into_steps_equals_one_full_pass(tiny: Tiny, cuts: tuple[int, ...]) -> None:
+def test_any_split_into_steps_equals_one_full_pass(tiny: Tiny, cuts: tuple[int, ...]) -> None:
     engine = tiny.open()
     tokens = random_tokens(40, seed=1)
     full = tiny.full_logits(tokens)
@@ -73,7 +73,7 @@ def test_a_ragged_batch_equals_its_sequences_alone(tiny: Tiny) -> None:
             assert_close(output, full[-1] if logits == "last" else full[len(past) :])
 
 
-def test_rolled_back_and_played_again_equals_fresh(tiny: Tiny) -> None:
+def test_tokens_after_a_rollback_equal_a_fresh_sequence(tiny: Tiny) -> None:
     engine = tiny.open()
     kept, dropped, other = random_tokens(9), random_tokens(20, seed=1), random_tokens(15, seed=2)
     sequence = engine.new_sequence()
@@ -84,7 +84,7 @@ def test_rolled_back_and_played_again_equals_fresh(tiny: Tiny) -> None:
     assert_close(logits_NV, tiny.full_logits(kept + other)[len(kept) :])
 
 
-def test_forks_go_their_own_ways(tiny: Tiny) -> None:
+def test_forks_are_independent(tiny: Tiny) -> None:
     engine = tiny.open()
     sequence = engine.new_sequence()
     held = {sequence: random_tokens(21)}
@@ -102,7 +102,7 @@ def test_forks_go_their_own_ways(tiny: Tiny) -> None:
     assert_close(logits_V, tiny.full_logits([*held[fork], 1])[-1])
 
 
-def test_a_restored_snapshot_goes_on_where_it_was(tiny: Tiny) -> None:
+def test_a_restored_snapshot_continues_identically(tiny: Tiny) -> None:
     engine = tiny.open()
     for past in ([], random_tokens(30)):
         sequence = engine.new_sequence()
@@ -117,7 +117,7 @@ def test_a_restored_snapshot_goes_on_where_it_was(tiny: Tiny) -> None:
         assert_close(logits_V, tiny.full_logits([*past, 5, 6])[-1])
 
 
-def test_a_damaged_snapshot_is_refused(engine: Engine) -> None:
+def test_a_damaged_snapshot_raises(engine: Engine) -> None:
     sequence = engine.new_sequence()
     engine.step([(sequence, random_tokens(4))])
     data = engine.snapshot(sequence)
@@ -130,14 +130,14 @@ def test_a_damaged_snapshot_is_refused(engine: Engine) -> None:
             engine.restore(data[:stop])
 
 
-def test_a_snapshot_of_another_model_is_refused(engine: Engine) -> None:
+def test_a_snapshot_of_another_model_raises(engine: Engine) -> None:
     data = engine.snapshot(engine.new_sequence())
     engine.signature += " after one more step of training"
     with pytest.raises(SnapshotMismatchError, match="one more step"):
         engine.restore(data)
 
 
-def test_a_snapshot_that_does_not_fit_is_refused(engine: Engine) -> None:
+def test_a_snapshot_that_does_not_fit_raises(engine: Engine) -> None:
     sequence = engine.new_sequence()
     engine.step([(sequence, [1, 2, 3])])
     good = read_snapshot(engine.snapshot(sequence))
@@ -181,7 +181,7 @@ def test_a_snapshot_that_does_not_fit_is_refused(engine: Engine) -> None:
     ],
 )
 @pytest.mark.parametrize("arrays", [b"", b"abc"])
-def test_bytes_made_up_with_a_right_digest_are_refused(engine: Engine, header: bytes, arrays: bytes) -> None:
+def test_forged_bytes_with_a_valid_digest_raise(engine: Engine, header: bytes, arrays: bytes) -> None:
     body = struct.pack("<I", len(header)) + header + arrays
     for crafted in (body, body[:3]):
         with pytest.raises(SnapshotCorruptedError):
@@ -192,7 +192,7 @@ def test_an_empty_sequence_is_restored(engine: Engine) -> None:
     assert engine.restore(engine.snapshot(engine.new_sequence())).length == 0
 
 
-def test_tokens_beyond_the_window_are_refused_and_nothing_changes(engine: Engine, one: Tiny) -> None:
+def test_tokens_beyond_the_context_window_raise_and_change_nothing(engine: Engine, one: Tiny) -> None:
     full, empty = engine.new_sequence(), engine.new_sequence()
     tokens = random_tokens(CONTEXT_LENGTH - 2)
     engine.step([(full, tokens)])
@@ -204,7 +204,7 @@ def test_tokens_beyond_the_window_are_refused_and_nothing_changes(engine: Engine
     assert_close(logits_V, one.full_logits([*tokens, 1, 2])[-1])
 
 
-def test_wrong_calls_are_refused_and_change_nothing(engine: Engine, one: Tiny) -> None:
+def test_invalid_calls_raise_and_change_nothing(engine: Engine, one: Tiny) -> None:
     sequence, closed, foreign = engine.new_sequence(), engine.new_sequence(), one.open().new_sequence()
     engine.step([(sequence, [1, 2, 3])])
     engine.close(closed)
@@ -231,7 +231,7 @@ def test_wrong_calls_are_refused_and_change_nothing(engine: Engine, one: Tiny) -
     assert engine.step([]) == []
 
 
-def test_closing_frees_and_so_does_losing_the_handle(engine: Engine) -> None:
+def test_closing_or_dropping_a_sequence_frees_its_memory(engine: Engine) -> None:
     for lose in (True, False):
         sequence = engine.new_sequence()
         engine.step([(sequence, [1, 2])])
@@ -247,7 +247,7 @@ def test_closing_frees_and_so_does_losing_the_handle(engine: Engine) -> None:
         assert cache() is None
 
 
-def test_threads_do_not_disturb_each_other(engine: Engine, one: Tiny) -> None:
+def test_threads_get_the_results_of_a_single_thread(engine: Engine, one: Tiny) -> None:
     answers: dict[int, np.ndarray] = {}
 
     def decode(seed: int) -> None:
@@ -263,7 +263,7 @@ def test_threads_do_not_disturb_each_other(engine: Engine, one: Tiny) -> None:
         assert_close(answers[seed], one.full_logits(random_tokens(25, seed)))
 
 
-def test_steps_of_one_sequence_from_several_threads_come_one_after_the_other(engine: Engine, one: Tiny) -> None:
+def test_concurrent_steps_of_one_sequence_are_serialized(engine: Engine, one: Tiny) -> None:
     sequence, num_threads, num_steps = engine.new_sequence(), 4, 20
     switch_interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -283,7 +283,7 @@ def test_steps_of_one_sequence_from_several_threads_come_one_after_the_other(eng
     assert_close(logits_V, one.full_logits([7] * num_threads * num_steps + [1])[-1])
 
 
-def test_logits_belong_to_the_caller(engine: Engine, one: Tiny) -> None:
+def test_callers_may_modify_logits(engine: Engine, one: Tiny) -> None:
     a, b = engine.new_sequence(), engine.new_sequence()
     first, second = engine.step([(a, [1, 2]), (b, [1, 2])])
     first[:] = -np.inf

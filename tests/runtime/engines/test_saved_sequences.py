@@ -1,4 +1,4 @@
-"""Forks at any length, and sequences in files: nothing is computed, nothing is held twice, nothing half is left."""
+"""Forks at any length, and sequences in files: no recomputation, no second copy, no partial files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def filled(engine: Engine, tokens: list[int]) -> Sequence:
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_a_fork_at_any_length_goes_on_as_a_fresh_sequence(name: str) -> None:
+def test_a_fork_at_any_length_equals_a_fresh_sequence(name: str) -> None:
     tiny = TINY[name]
     engine, tokens = tiny.open(), random_tokens(CONTEXT_LENGTH - 2)
     sequence = filled(engine, tokens)
@@ -46,7 +46,7 @@ def test_a_fork_at_any_length_goes_on_as_a_fresh_sequence(name: str) -> None:
     assert_close(logits_V, tiny.full_logits([*tokens, 3])[-1])
 
 
-def test_no_fork_of_what_is_not_there(one: Tiny) -> None:
+def test_forks_beyond_the_sequence_raise(one: Tiny) -> None:
     engine = one.open()
     sequence = filled(engine, [1, 2, 3])
     for length in (-1, 4):
@@ -59,7 +59,7 @@ def test_no_fork_of_what_is_not_there(one: Tiny) -> None:
     assert sequence.num_computed == 0
 
 
-def test_memory_is_named_by_what_shares_it() -> None:
+def test_forks_report_shared_memory() -> None:
     engine = TINY["native"].open()
     sequence = filled(engine, random_tokens(80))
     fork = engine.fork(sequence, 70)
@@ -70,7 +70,7 @@ def test_memory_is_named_by_what_shares_it() -> None:
     assert len(set((engine.memory(fork) | engine.memory(sequence)).values())) == 1
 
 
-def test_a_copy_shares_no_memory() -> None:
+def test_copies_share_no_memory() -> None:
     engine = TINY["torch, shared"].open()
     sequence = filled(engine, random_tokens(64))
     assert not engine.memory(engine.fork(sequence)).keys() & engine.memory(sequence).keys()
@@ -78,7 +78,7 @@ def test_a_copy_shares_no_memory() -> None:
     assert sorted(engine.memory(engine.fork(sequence)).values()) == [size // 2] * 4
 
 
-def test_a_saved_sequence_goes_on_in_another_engine(one: Tiny, tmp_path: Path) -> None:
+def test_a_saved_sequence_continues_in_another_engine(one: Tiny, tmp_path: Path) -> None:
     engine, tokens = one.open(), random_tokens(80)
     sequence = filled(engine, tokens)
     engine.save(sequence, tmp_path / "deep" / "sequence")
@@ -91,7 +91,7 @@ def test_a_saved_sequence_goes_on_in_another_engine(one: Tiny, tmp_path: Path) -
     np.testing.assert_array_equal(logits_V, engine.step([(sequence, [4])])[0])
 
 
-def test_damaged_files_are_refused(one: Tiny, tmp_path: Path) -> None:
+def test_damaged_files_raise(one: Tiny, tmp_path: Path) -> None:
     engine, path = one.open(), tmp_path / "sequence"
     with pytest.raises(FileNotFoundError):
         engine.load(path)
@@ -106,7 +106,7 @@ def test_damaged_files_are_refused(one: Tiny, tmp_path: Path) -> None:
         engine.load(path)
 
 
-def test_another_adapter_or_layout_of_pages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_another_adapter_or_page_layout_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle, path = compressed_bundle(), tmp_path / "sequence"
     engine = NativeEngine(bundle, num_threads=1)
     engine.save(filled(engine, [1, 2, 3]), path)
@@ -119,7 +119,7 @@ def test_another_adapter_or_layout_of_pages_is_refused(tmp_path: Path, monkeypat
     assert engine.load(path).length == 3
 
 
-def test_what_is_not_written_whole_is_not_written(one: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_save_leaves_the_old_file(one: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, path = one.open(), tmp_path / "sequence"
     engine.save(filled(engine, [1, 2, 3]), path)
     before = path.read_bytes()
@@ -135,7 +135,7 @@ def test_what_is_not_written_whole_is_not_written(one: Tiny, tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_files_hold_a_sequence_in_memory_once_more_and_not_twice(tmp_path: Path) -> None:
+def test_saving_needs_memory_for_one_copy(tmp_path: Path) -> None:
     bundle = write_compressed(tmp_path / "long", config=replace(CONFIG, context_length=4096))
     engine = NativeEngine(bundle, num_threads=1)
     path = tmp_path / "sequence"

@@ -1,4 +1,4 @@
-"""Engines of one bundle with different adapters: one copy of its weights, adapters of their own."""
+"""Engines of one bundle share its weights and have their own adapters."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def tensors_of(engine: TorchEngine) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_base_is_in_memory_once(tmp_path: Path, kind: str) -> None:
+def test_base_weights_are_in_memory_once(tmp_path: Path, kind: str) -> None:
     bundle = write(tmp_path / "b", kind)
     engines = [opened(bundle), *(opened(bundle, adapter(tmp_path / str(seed), bundle, seed)) for seed in (1, 2))]
     base = [{n: t for n, t in tensors_of(engine).items() if ".lora." not in n} for engine in engines]
@@ -95,7 +95,7 @@ def test_the_base_is_in_memory_once(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_computes_with_its_own_adapter(tmp_path: Path, kind: str) -> None:
+def test_each_engine_computes_with_its_own_adapter(tmp_path: Path, kind: str) -> None:
     bundle = write(tmp_path / "b", kind)
     adapters = [adapter(tmp_path / str(seed), bundle, seed) for seed in (1, 2)]
     engines = [opened(bundle), *(opened(bundle, given) for given in adapters)]
@@ -116,7 +116,7 @@ def test_each_computes_with_its_own_adapter(tmp_path: Path, kind: str) -> None:
     assert len({engine.signature for engine in engines}) == 3
 
 
-def test_an_adapter_swapped_on_disk_is_the_next_engines(tmp_path: Path) -> None:
+def test_an_adapter_replaced_on_disk_affects_new_engines_only(tmp_path: Path) -> None:
     bundle = write(tmp_path / "b", "compressed, recovered")
     first = adapter(tmp_path / "a", bundle, 1)
     engine = opened(bundle, first)
@@ -131,7 +131,7 @@ def test_an_adapter_swapped_on_disk_is_the_next_engines(tmp_path: Path) -> None:
         opened(bundle, first)
 
 
-def test_a_refused_adapter_leaves_the_others_alone(tmp_path: Path) -> None:
+def test_a_rejected_adapter_does_not_affect_other_engines(tmp_path: Path) -> None:
     bundle = write(tmp_path / "b", "compressed")
     engine = opened(bundle)
     tokens = random_tokens(20)
@@ -142,7 +142,7 @@ def test_a_refused_adapter_leaves_the_others_alone(tmp_path: Path) -> None:
     assert np.array_equal(last_logits(opened(bundle), tokens), before)
 
 
-def test_a_bundle_replaced_at_its_path_is_loaded_anew(tmp_path: Path) -> None:
+def test_a_bundle_replaced_at_its_path_is_loaded_again(tmp_path: Path) -> None:
     tokens = random_tokens(20)
     engine = opened(write(tmp_path / "b", "plain"))
     before = last_logits(engine, tokens)
@@ -151,7 +151,7 @@ def test_a_bundle_replaced_at_its_path_is_loaded_anew(tmp_path: Path) -> None:
     assert np.array_equal(last_logits(engine, tokens), before)
 
 
-def test_the_weights_go_with_the_last_engine(tmp_path: Path) -> None:
+def test_the_weights_are_freed_with_the_last_engine(tmp_path: Path) -> None:
     bundle = write(tmp_path / "b", "plain")
     engines = [opened(bundle), opened(bundle, adapter(tmp_path / "a", bundle, 1))]
     held = [key for key in _bases if key[0] == str(bundle.path.resolve())]

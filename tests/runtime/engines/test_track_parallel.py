@@ -1,4 +1,4 @@
-"""A server model answers in two processes what it answers in one, and each keeps its share of weights, keys and values."""
+"""A server model on two processes answers like one process; each has its share of weights, keys and values."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     with torch.no_grad():
         for name, parameter in decoder.named_parameters():
             if name.endswith(("output.weight", "down", "down.weight")):
-                parameter.mul_(30)  # or else the likeliest token is always the last one
+                parameter.mul_(30)  # otherwise the most likely token is always the last one
     return write_bundle(
         tmp_path_factory.mktemp("bundles") / "tracks",
         config=config,
@@ -93,22 +93,22 @@ def alone(bundle: Bundle) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("sampling", ["greedy", "seeded"])
-def test_processes_that_share_tracks_give_the_tokens_of_one(
+def test_processes_that_share_tracks_choose_the_tokens_of_one(
     sampling: str, alone: dict[str, Any], together: list[dict[str, Any]]
 ) -> None:
     assert len(set(alone[sampling])) > 4
     assert [found[sampling] for found in together] == [alone[sampling]] * 2
 
 
-def test_without_a_seed_they_still_choose_alike(together: list[dict[str, Any]]) -> None:
+def test_unseeded_processes_choose_the_same_tokens(together: list[dict[str, Any]]) -> None:
     assert together[0]["unseeded"] == together[1]["unseeded"]
 
 
-def test_each_keeps_its_share(alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
+def test_each_process_has_its_share_of_weights_and_caches(alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
     assert [2 * found["kv_bytes"] for found in together] == [alone["kv_bytes"]] * 2
     outside = 400 * 32 + 32
     assert [2 * (found["parameters"] - outside) for found in together] == [alone["parameters"] - outside] * 2
 
 
-def test_snapshots_belong_to_the_share_that_made_them(alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
+def test_signatures_differ_between_shares(alone: dict[str, Any], together: list[dict[str, Any]]) -> None:
     assert len({alone["signature"], *(found["signature"] for found in together)}) == 3

@@ -1,6 +1,6 @@
-"""A process that opens and runs what it has damaged, in many ways, and dies of the first that is no typed error.
+"""Process that damages input in many ways, opens and runs it, and fails at the first error that is not typed.
 
-`python damage.py KIND BUNDLE FOLDER SEED COUNT` prints how many of them were refused and how many ran.
+`python damage.py KIND BUNDLE FOLDER SEED COUNT` prints how many cases raised and how many ran.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ODD: list[Any] = [
 
 
 def changed(value: Any, draw: random.Random) -> Any:
-    """JSON with one part of it, anywhere, replaced, left out or doubled."""
+    """Return JSON with one random part replaced, removed or duplicated."""
     if isinstance(value, dict | list) and value and draw.random() < 0.93:
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         key, copy = draw.choice(keys), value.copy()

@@ -1,4 +1,4 @@
-"""Uses the shipped model in most ways that there are; the last line tells which tensor libraries that has imported."""
+"""Uses the shipped model in many ways and prints which tensor libraries were imported."""
 
 from __future__ import annotations
 

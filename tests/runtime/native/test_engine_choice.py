@@ -37,7 +37,7 @@ def free_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A machine without a compiler, where nothing was compiled either."""
+    """No compiler and an empty cache."""
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
@@ -73,12 +73,12 @@ def test_the_shipped_model_runs_natively() -> None:
 
 
 @pytest.mark.parametrize(("choice", "kind"), [("torch", TorchEngine), ("native", NativeEngine)])
-def test_a_forced_engine_is_taken(monkeypatch: pytest.MonkeyPatch, choice: str, kind: type[Engine]) -> None:
+def test_openafm_engine_forces_an_engine(monkeypatch: pytest.MonkeyPatch, choice: str, kind: type[Engine]) -> None:
     monkeypatch.setenv("OPENAFM_ENGINE", choice)
     assert isinstance(open_engine(compressed_bundle()), kind)
 
 
-def test_a_wrong_choice_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_invalid_choice_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OPENAFM_ENGINE", "fast")
     with pytest.raises(EngineChoiceError, match="fast"):
         open_engine(compressed_bundle())
@@ -88,7 +88,7 @@ def test_a_wrong_choice_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_torch_runs_it_and_that_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_compiler_torch_is_used_with_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
         assert isinstance(open_engine(compressed_bundle()), TorchEngine)
     said = capsys.readouterr().err
@@ -98,20 +98,20 @@ def test_without_a_compiler_torch_runs_it_and_that_is_said_once(capsys: pytest.C
 
 
 @pytest.mark.usefixtures("no_compiler")
-def test_without_a_compiler_a_forced_native_engine_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_a_forced_native_engine_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAFM_ENGINE", "native")
     with pytest.raises(NativeBuildError, match="compiler"):
         open_engine(compressed_bundle())
 
 
-def test_a_wrong_number_of_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_number_of_threads_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     for wrong in ("many", "-1", "0", "1000000"):
         monkeypatch.setenv("OPENAFM_THREADS", wrong)
         with pytest.raises(ThreadsError, match="OPENAFM_THREADS"):
             NativeEngine(compressed_bundle())
 
 
-def test_engines_of_one_bundle_share_its_weights_whatever_adapters_they_carry(tmp_path: Path) -> None:
+def test_engines_of_one_bundle_share_its_weights(tmp_path: Path) -> None:
     bundle = write_compressed(tmp_path / "b", seed=5)
     opened = [
         open_engine(bundle),
@@ -128,7 +128,7 @@ def test_engines_of_one_bundle_share_its_weights_whatever_adapters_they_carry(tm
     assert path not in _opened
 
 
-def test_each_computes_with_its_own_adapter(tmp_path: Path) -> None:
+def test_each_engine_computes_with_its_own_adapter(tmp_path: Path) -> None:
     bundle = write_compressed(tmp_path / "b", recovery=RecoveryAdapter(config=LORA, weights=random_adapter_weights(9)))
     adapters = [write_random_adapter(tmp_path / str(seed), bundle, seed) for seed in (1, 2)]
     found = [logits(open_engine(bundle, adapter)) for adapter in (None, *adapters)]
@@ -138,7 +138,7 @@ def test_each_computes_with_its_own_adapter(tmp_path: Path) -> None:
     assert min(np.abs(found[a] - found[b]).max() for a, b in ((0, 1), (0, 2), (1, 2))) > 0.05
 
 
-def test_an_adapter_swapped_on_disk_is_the_next_engines(tmp_path: Path) -> None:
+def test_an_adapter_replaced_on_disk_affects_new_engines_only(tmp_path: Path) -> None:
     bundle = compressed_bundle()
     first = write_random_adapter(tmp_path / "a", bundle, 1)
     engine = open_engine(bundle, first)
@@ -150,7 +150,7 @@ def test_an_adapter_swapped_on_disk_is_the_next_engines(tmp_path: Path) -> None:
         open_engine(bundle, first)
 
 
-def test_an_adapter_of_other_shapes_is_refused(tmp_path: Path) -> None:
+def test_an_adapter_of_other_shapes_raises(tmp_path: Path) -> None:
     bundle = compressed_bundle()
     good = random_adapter_weights(1)
     some = "layers.1.attention.query.lora"
@@ -176,8 +176,8 @@ def test_an_adapter_of_other_shapes_is_refused(tmp_path: Path) -> None:
             open_engine(bundle, adapter)
 
 
-def test_the_decoder_that_a_bundle_is_computes_nearly_the_same() -> None:
-    """What the native engine is compared with elsewhere, itself compared with a plain forward pass."""
+def test_the_reference_decoder_matches_a_plain_forward_pass() -> None:
+    """Checks the reference that other tests compare the native engine with."""
     import torch
 
     bundle = compressed_bundle()

@@ -1,4 +1,4 @@
-"""What the grammar forces goes through the native engine in one step, with and without drafts before it."""
+"""Forced tokens take one step of the native engine, with and without drafts."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ PROMPT = TOKENIZER.encode("noon")
 
 @functools.cache
 def bundle() -> Bundle:
-    """One whose window holds a long call."""
+    """Return an engine whose context window fits a long call."""
     folder = Path(tempfile.mkdtemp(prefix="openafm-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return write_compressed(folder / "long", config=replace(CONFIG, context_length=512))
 
 
 class Counting(NativeEngine):
-    """Notes how many rows each step has."""
+    """Records the rows of each step."""
 
     def __init__(self) -> None:
         super().__init__(bundle(), num_threads=1)
@@ -65,7 +65,7 @@ def call(note: str) -> list[ToolDefinition]:
 
 
 def answered(note: str, drafter: Drafter | None, seed: int) -> tuple[list[TokenEvent], list[int]]:
-    """The tokens of calls of one tool, and the rows of the steps they took."""
+    """Return the tokens of a tool call and the rows of its steps."""
     engine = Counting()
     schema: dict[str, Any] = tool_calls_schema(call(note)) | {"minItems": 1, "maxItems": 2}
     grammar = COMPILER.json_schema(schema)
@@ -84,14 +84,14 @@ def answered(note: str, drafter: Drafter | None, seed: int) -> tuple[list[TokenE
 
 
 def runs(events: list[TokenEvent]) -> list[int]:
-    """Lengths: what is forced at the start, then every choice with what is forced after it."""
+    """Return the lengths of the forced start and of every choice with the tokens forced after it."""
     starts = [0, *(i for i, event in enumerate(events) if not event.is_forced), len(events)]
     return [b - a for a, b in itertools.pairwise(starts)]
 
 
 @pytest.mark.parametrize("note", ["at", "the meeting of all of us starts at noon, bring " + "z" * 9])
 @pytest.mark.parametrize("seed", range(3))
-def test_without_drafts_each_choice_takes_one_step_however_much_is_forced_after_it(note: str, seed: int) -> None:
+def test_each_choice_takes_one_step_with_the_tokens_forced_after_it(note: str, seed: int) -> None:
     events, rows = answered(note, None, seed)
     first, *lengths = runs(events)
     assert rows == [len(PROMPT) + first, *lengths]
@@ -99,8 +99,8 @@ def test_without_drafts_each_choice_takes_one_step_however_much_is_forced_after_
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_long_run_behind_drafts_goes_with_them_or_in_one_step_more(seed: int) -> None:
-    """Drafts that are all right. A step verifies 32 rows at the most; a run that is cut there needs one more."""
+def test_a_long_forced_run_after_drafts_takes_at_most_one_more_step(seed: int) -> None:
+    """All drafts are accepted. A step verifies at most 32 rows; a run that exceeds them needs another step."""
     drafter = Drafter(NativeEngine(bundle(), num_threads=1), num_tokens=8, length=DraftLengthConfig(cost=0.2))
     for note in ("at", "zq" * 6, "zq" * 20):
         plain_events, plain_rows = answered(note, None, seed)

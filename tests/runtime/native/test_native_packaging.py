@@ -1,4 +1,4 @@
-"""What a wheel and a source distribution carry of the native runtime, and that no compiler can stop an install."""
+"""The native runtime in wheels and source distributions; compiler failures never stop an installation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ echo compiled > "$last"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A small part of the repository, with a compiler that is a script."""
+    """Return a copy of part of the repository, with a fake compiler."""
     pytest.importorskip("setuptools", minversion="77", reason="builds a wheel")
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, tmp_path)
@@ -54,7 +54,7 @@ def sources() -> set[str]:
     return {f"{NATIVE}/source/{file.name}" for file in (REPOSITORY / "src" / NATIVE / "source").glob("*.*")}
 
 
-def test_a_wheel_carries_the_library_and_its_source_and_is_for_this_platform(checkout: Path) -> None:
+def test_a_wheel_contains_the_library_and_is_for_this_platform(checkout: Path) -> None:
     wheel = made(checkout, "wheel")
     assert wheel.name.split("-")[2:4] == ["py3", "none"]
     assert not wheel.name.endswith("any.whl")
@@ -72,7 +72,7 @@ def test_a_wheel_carries_the_library_and_its_source_and_is_for_this_platform(che
 
 
 @pytest.mark.parametrize("environment", [{"FAILS": "1"}, {"CXX": "no-such-compiler"}], ids=["fails", "absent"])
-def test_a_compiler_that_fails_makes_a_wheel_for_every_platform(checkout: Path, environment: dict[str, str]) -> None:
+def test_without_a_working_compiler_the_wheel_is_for_any_platform(checkout: Path, environment: dict[str, str]) -> None:
     wheel = made(checkout, "wheel", **environment)
     assert wheel.name.endswith("py3-none-any.whl")
     with zipfile.ZipFile(wheel) as files:
@@ -81,7 +81,7 @@ def test_a_compiler_that_fails_makes_a_wheel_for_every_platform(checkout: Path, 
     assert f"{NATIVE}/libopenafm.so" not in names
 
 
-def test_a_source_distribution_carries_the_source_and_no_library(checkout: Path) -> None:
+def test_a_source_distribution_contains_no_library(checkout: Path) -> None:
     with tarfile.open(made(checkout, "sdist")) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
     assert {f"src/{name}" for name in sources()} | {"setup.py"} <= names
