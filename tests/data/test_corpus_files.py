@@ -25,6 +25,14 @@ def test_the_files_of_a_language_have_no_mistakes(language: str) -> None:
     assert list(problems(language)) == []
 
 
+def test_every_language_has_texts_or_drafts() -> None:
+    for language in LANGUAGES:
+        frames = frames_of(language, "train")
+        assert frames.language == language
+        assert len(frames.events) > 15
+        assert list(frames.calendar.ambiguities()) == []
+
+
 def test_near_duplicates_are_found() -> None:
     texts = ["See you {when} for {title}!", "Where is my parcel?", "See you {when} for {title:the}.", "Where is she?"]
     assert list(near_duplicates(texts)) == [(0, 2)]
@@ -143,7 +151,7 @@ def test_the_validator_finds(file: str, text: str, message: str, tmp_path, monke
     import re
     import shutil
 
-    from openafm.data.synthetic import catalogs, frames, languages, validate, words
+    from openafm.data.synthetic import languages, validate
 
     copied = tmp_path / "text"
     shutil.copytree(languages.text_folder() / "en", copied / "en")
@@ -151,7 +159,7 @@ def test_the_validator_finds(file: str, text: str, message: str, tmp_path, monke
         shutil.copytree(languages.text_folder() / "en", copied / "de")
     language = "de" if file == "tools.txt" else "en"
     (copied / language / file).write_text(text, encoding="utf-8")
-    for module in (words, frames, catalogs, validate):
+    for module in (languages, validate):
         monkeypatch.setattr(module, "text_folder", lambda: copied)
     found = "\n".join(validate.problems(language))
     assert re.search(message, found), found
@@ -169,8 +177,8 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_file_that_is_missing_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    from openafm.data.synthetic import words
+    from openafm.data.synthetic import languages, words
 
-    monkeypatch.setattr(words, "text_folder", lambda: tmp_path)
+    monkeypatch.setattr(languages, "text_folder", lambda: tmp_path)
     with pytest.raises(SourceTextError, match=r"en/words\.txt"):
         words.Words("en", "train")

@@ -68,8 +68,8 @@ def test_every_language_has_its_share_and_english_the_largest() -> None:
     weights = SyntheticConfig().languages
     assert set(weights) == set(LANGUAGES)
     assert min(weights.values()) / sum(weights.values()) >= 0.03
-    counts = collections.Counter(conversation.language for conversation in generate(SyntheticConfig(), 4000))
-    assert min(counts[language] for language in LANGUAGES) >= 0.03 * 4000
+    counts = collections.Counter(conversation.language for conversation in generate(SyntheticConfig(), 1500))
+    assert min(counts[language] for language in LANGUAGES) >= 0.03 * 1500
     assert counts.most_common(1)[0][0] == "en"
 
 
@@ -104,7 +104,7 @@ def test_the_config_survives_json() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_every_task_exists_in_every_language(task: str, language: str) -> None:
     for split in ("train", "held_out"):
-        for conversation in of(task, language, 15, split):
+        for conversation in of(task, language, 6, split):
             assert (conversation.task, conversation.language) == (task, language)
             instructions, user, *rest = conversation.turns
             assert isinstance(instructions, Instructions)
@@ -142,7 +142,7 @@ def check_answer(user: UserTurn, answer: AssistantTurn) -> None:
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_tool_calls_and_results_are_arithmetically_right(language: str) -> None:
     num_calls = set()
-    for conversation in of("arithmetic", language, 80):
+    for conversation in of("arithmetic", language, 30):
         instructions, user, call, *results, answer = conversation.turns
         assert isinstance(instructions, Instructions)
         assert isinstance(user, UserTurn)

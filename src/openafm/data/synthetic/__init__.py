@@ -1,4 +1,4 @@
-"""Built-in corpus: a seeded generator of chat conversations in sixteen languages, pure standard library."""
+"""Built-in corpus: a seeded generator of chat conversations in sixteen languages, over texts that people wrote."""
 
 from openafm.data.synthetic.corpus import TASKS, SyntheticConfig, example, generate
 from openafm.data.synthetic.events import EVENT_SCHEMA

@@ -8,9 +8,8 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from openafm.data.synthetic.languages import locale_of
+from openafm.data.synthetic.languages import locale_of, source_file
 from openafm.data.synthetic.rendering import BARE, Piece, Resolve, render, text_of, value_of
 from openafm.data.synthetic.source_text import Frame, Group, Line, Span, TextSection, parse_frame, read_sections
 
@@ -101,10 +100,10 @@ def _limit(line: Line, text: str) -> tuple[str, frozenset[int]]:
 class CalendarPhrases:
     """The date and time patterns of one language."""
 
-    def __init__(self, language: str, folder: Path) -> None:
+    def __init__(self, language: str) -> None:
         self.language = language
-        dates = {section.name: section for section in read_sections(folder / "dates.txt")}
-        times = {section.name: section for section in read_sections(folder / "times.txt")}
+        dates = {section.name: section for section in read_sections(source_file(language, "dates.txt"))}
+        times = {section.name: section for section in read_sections(source_file(language, "times.txt"))}
         for found, known in ((dates, SECTIONS), (times, (*TIME_SECTIONS, "names"))):
             for name, section in found.items():
                 if name not in known:

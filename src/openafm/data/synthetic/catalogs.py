@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from openafm.data.synthetic.fields import Field, parse_fields
 from openafm.data.synthetic.frames import LanguageFrames, check_slots, frames_of
-from openafm.data.synthetic.languages import Split, has_texts, text_folder
+from openafm.data.synthetic.languages import Split, source_file
 from openafm.data.synthetic.source_text import Frame, Line, SourceTextError, TextSection, parse_frame, read_sections
 from openafm.data.synthetic.words import is_held_out
 
@@ -79,16 +79,16 @@ class Catalogs:
 
     def __init__(self, frames: LanguageFrames, errors: list[SourceTextError] | None = None) -> None:
         self._frames, self._errors = frames, errors
-        folder = text_folder() / frames.language
+        language = frames.language
         self._english: dict[str, ToolFrames] = {}
         if frames.language != "en":
             self._english = {tool.name: tool for tool in catalogs("en").tools}
-        self.label_sets = self._read(read_sections(folder / "labels.txt"), self._label_set)
-        tools = read_sections(folder / "tools.txt")
+        self.label_sets = self._read(read_sections(source_file(language, "labels.txt")), self._label_set)
+        tools = read_sections(source_file(language, "tools.txt"))
         self.tools: tuple[ToolFrames, ...] = self._read([section for section in tools if section.name != "none"], self._tool)
         talk = [line for section in tools if section.name == "none" for line in section.lines]
         self.small_talk = self._read(talk, self._small_talk)
-        self.forms = self._read(read_sections(folder / "forms.txt"), self._form)
+        self.forms = self._read(read_sections(source_file(language, "forms.txt")), self._form)
 
     def _read(self, sources: Sequence[SourceT], read: Callable[[SourceT], ItemT]) -> tuple[ItemT, ...]:
         items = []
@@ -213,7 +213,7 @@ def catalog_of(language: str, split: Split) -> Catalog:
     One tool, form and label set of seven is held out, by its name: training sees nothing of it, in any language. So is one
     text of eight of the other label sets.
     """
-    whole, is_for_scores = catalogs(language if has_texts(language) else "en"), split == "held_out"
+    whole, is_for_scores = catalogs(language), split == "held_out"
     label_sets = [
         kept
         for labels in whole.label_sets

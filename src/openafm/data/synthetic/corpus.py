@@ -1,4 +1,4 @@
-"""The built-in corpus: conversations in sixteen languages and eight tasks, each a pure function of seed, split and index."""
+"""The built-in corpus: conversations in sixteen languages, each a pure function of seed, split and index."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SyntheticConfig(Config):
 
 
 def example(config: SyntheticConfig, index: int) -> Conversation:
-    """Example `index` of the stream; the same in every process and on every machine."""
+    """Return example `index` of the stream, the same in every process."""
     key = hashlib.blake2b(f"{config.seed} {config.split} {index}".encode(), digest_size=8).digest()
     rng = random.Random(int.from_bytes(key, "big"))
     if config.natural and config.split == "train" and rng.random() < config.natural_share:
@@ -80,5 +80,5 @@ def example(config: SyntheticConfig, index: int) -> Conversation:
 
 
 def generate(config: SyntheticConfig, count: int) -> Iterator[Conversation]:
-    """The first `count` examples of the stream."""
+    """Return the first `count` examples of the stream."""
     return (example(config, index) for index in range(count))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from openafm.data.synthetic.calendar import CalendarPhrases
-from openafm.data.synthetic.languages import Split, has_texts, text_folder
+from openafm.data.synthetic.languages import Split, source_file
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.source_text import (
     Frame,
@@ -97,17 +97,16 @@ class LanguageFrames:
     """
 
     def __init__(self, language: str, split: Split, errors: list[SourceTextError] | None = None) -> None:
-        folder = text_folder() / language
         self._errors = errors
         self.language, self.split = language, split
         self.words: Words = words_of(language, split)
-        self.calendar = CalendarPhrases(language, folder)
-        self.titles, self.title_patterns, self.title_lists = self._read_titles(folder / "titles.txt")
-        self.places = self._read_places(folder / "places.txt")
+        self.calendar = CalendarPhrases(language)
+        self.titles, self.title_patterns, self.title_lists = self._read_titles(source_file(language, "titles.txt"))
+        self.places = self._read_places(source_file(language, "places.txt"))
         self.distractors = self.words.kinds | DISTRACTORS | set(TITLE_LISTS)
-        self.events = self._read_events(folder / "events.txt")
-        self.others, self.openers, self.closers = self._read_others(folder / "other.txt")
-        self.instructions = self._read_instructions(folder / "instructions.txt")
+        self.events = self._read_events(source_file(language, "events.txt"))
+        self.others, self.openers, self.closers = self._read_others(source_file(language, "other.txt"))
+        self.instructions = self._read_instructions(source_file(language, "instructions.txt"))
 
     def _parse(self, lines: Iterable[Line], read: Callable[[Line], ItemT]) -> list[ItemT]:
         """What `read` makes of each line."""
@@ -332,5 +331,5 @@ def _section(sections: tuple[TextSection, ...], path: Path, name: str) -> TextSe
 
 @functools.cache
 def frames_of(language: str, split: Split) -> LanguageFrames:
-    """The frames of a language and split, read once; the English ones for a language without files."""
-    return LanguageFrames(language if has_texts(language) else "en", split)
+    """The frames of a language and split, read once."""
+    return LanguageFrames(language, split)

@@ -13,7 +13,7 @@ from openafm.data.synthetic.catalogs import Catalog, ToolFrames, catalog_of
 from openafm.data.synthetic.fields import Field
 from openafm.data.synthetic.forms import FieldValues, value_schema
 from openafm.data.synthetic.frames import frames_of
-from openafm.data.synthetic.languages import Split
+from openafm.data.synthetic.languages import Split, has_file
 from openafm.data.synthetic.messages import Distractors
 from openafm.data.synthetic.reference import draw_reference, fill
 from openafm.data.synthetic.rendering import render, text_of
@@ -49,7 +49,7 @@ class Request:
 
 def tool_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
     """Return instructions with tools, and one or two rounds of prompt, calls, outputs and answer."""
-    return _ToolConversation(rng, language, split).turns()
+    return _ToolConversation(rng, language if has_file(language, "tools.txt") else "en", split).turns()
 
 
 class _ToolConversation:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from openafm.data.synthetic.catalogs import Catalogs
 from openafm.data.synthetic.frames import LanguageFrames
-from openafm.data.synthetic.languages import LANGUAGES, text_folder
+from openafm.data.synthetic.languages import LANGUAGES, has_texts, text_folder
 from openafm.data.synthetic.messages import draw_message
 from openafm.data.synthetic.source_text import SourceTextError, read_sections
 from openafm.data.synthetic.words import REQUIRED_SECTIONS
@@ -32,6 +32,7 @@ MINIMA = {
     "forms": 120,
 }
 WORD_MINIMA = {"name": 60, "syllable": 40, "city": 60, "street": 8, "company": 12, "phone": 5}
+FILES = tuple(f"{name}.txt" for name in (*MINIMA, "words", "dates", "times"))
 _ALIKE = 0.75
 _SHINGLE = 4
 
@@ -48,6 +49,8 @@ def problems(language: str) -> Iterator[str]:
         yield from frames.calendar.ambiguities()
     yield from map(str, errors)
     folder = text_folder() / language
+    if has_texts(language):
+        yield from (f"{language}/{name} is missing" for name in FILES if not (folder / name).exists())
     for name, minimum in MINIMA.items():
         path = folder / f"{name}.txt"
         if path.exists():
@@ -117,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
     found = [problem for language in options.languages for problem in problems(language)]
     for problem in found:
         print(problem)
-    for language in options.languages if not found else ():
+    for language in options.languages if not found and options.samples else ():
         for sample in samples(language, options.samples):
             print(sample)
     print(f"{len(found)} problems")

@@ -11,7 +11,7 @@ import unicodedata
 import zlib
 from collections.abc import Iterable
 
-from openafm.data.synthetic.languages import MissingLibraryError, Split, has_texts, locale_of, text_folder
+from openafm.data.synthetic.languages import MissingLibraryError, Split, locale_of, source_file
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.source_text import Frame, Slot, parse_frame, read_sections
 
@@ -82,7 +82,10 @@ class Words:
 
     def __init__(self, language: str, split: Split) -> None:
         self.language, self.split = language, split
-        sections = {section.name: section for section in read_sections(text_folder() / language / "words.txt")}
+        sections = {section.name: section for section in read_sections(source_file("en", "words.txt"))}
+        if language != "en":
+            del sections["city"]  # faker has those of most languages
+            sections |= {section.name: section for section in read_sections(source_file(language, "words.txt"))}
         known = {*REQUIRED_SECTIONS, *OTHER_SECTIONS}
         for name, section in sections.items():
             if name not in known:
@@ -98,6 +101,7 @@ class Words:
             if texts:
                 self._lists[kind] = split_of(texts, split)
         self._lists.setdefault("job", self._lists["hobby"])
+        self._lists.setdefault("city", self._lists["surname"])
         self._frames: dict[str, tuple[Frame, ...]] = {
             name: tuple(parse_frame(line) for line in sections[name].lines) for name in ("street", "company")
         }
@@ -202,8 +206,8 @@ class Words:
 
 @functools.cache
 def words_of(language: str, split: Split) -> Words:
-    """The words of a language and split, read once; the English ones for a language without files."""
-    return Words(language if has_texts(language) else "en", split)
+    """The words of a language and split, read once."""
+    return Words(language, split)
 
 
 @functools.cache
