@@ -70,7 +70,7 @@ def main() -> None:
     torch.set_num_threads(1)
     count = 50_000 if options.quick else 1_000_000
     rows = {name: worst([compare(draw, count, seed) for seed in SEEDS]) for name, draw in DISTRIBUTIONS.items()}
-    num_rows = 20 if options.quick else 200
+    num_rows = 10 if options.quick else 50
     report = {
         "figures": {
             "newton_mse_ratio": {name: row["newton"]["mse_ratio"] for name, row in rows.items()},
@@ -116,7 +116,7 @@ def worst_row(draw: Callable[[int], Tensor], num_rows: int) -> float:
             magnitude_RC = weight_RC.abs()
             first_R, last_R = magnitude_RC.mean(1) / 8, 2.2 * magnitude_RC.amax(1)
             least_R = torch.full((num_rows,), float("inf"))
-            for share in torch.linspace(0, 1, 1500):
+            for share in torch.linspace(0, 1, 800):
                 least_R = torch.minimum(least_R, squared_error(weight_RC, first_R * (last_R / first_R) ** share, levels))
             largest = max(largest, (found_R / least_R).max().item())
     return round(largest, 5)

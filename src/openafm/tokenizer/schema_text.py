@@ -86,7 +86,7 @@ def schema_text(schema: JsonSchema) -> str:
     """
     try:
         return _SchemaTextWriter(schema).text()
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise SchemaTextError(f"not a JSON Schema ({error}): {schema!r}") from error
 
 
