@@ -27,7 +27,7 @@ TORCHRUN = [
     "--monitor-interval=0.1",
 ]
 OURS = ["--processes=2", "--restarts=9"]
-NUM_STEPS = 60
+NUM_STEPS = 45
 
 
 def command(place: Path, name: str, torchrun: bool) -> list[str]:
@@ -101,7 +101,7 @@ def test_killed_ranks_are_restarted_and_the_run_ends_bit_identically(
     name = f"killed-{torchrun}"
     process = start(place, name, torchrun)
     for number, rank in enumerate([1, 0] if not torchrun else [1], start=1):
-        wait_for(process, place / name, starts=number, step=15 * number + 2)
+        wait_for(process, place / name, starts=number, step=12 * number + 2)
         os.kill(ranks_of(process, torchrun)[rank], signal.SIGKILL)
     result = finish(process, place, name)
     assert result["signature"] == undisturbed["signature"]
@@ -121,9 +121,17 @@ def is_running(process: int) -> bool:
         return False
 
 
-def test_workers_save_and_end_when_their_launcher_dies(place: Path, undisturbed: dict[str, object]) -> None:
-    process = start(place, "orphaned", torchrun=False)
-    wait_for(process, place / "orphaned", starts=1, step=12)
+def test_workers_save_and_end_on_sigterm_and_when_their_launcher_dies(place: Path, undisturbed: dict[str, object]) -> None:
+    name = "stopped"
+    process = start(place, name, torchrun=False)
+    wait_for(process, place / name, starts=1, step=12)
+    os.killpg(process.pid, signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 0, (place / f"{name}.log").read_text()[-3000:]
+    assert_saved(place / name)
+
+    process = start(place, name, torchrun=False)
+    wait_for(process, place / name, starts=2, step=24)
     ranks = ranks_of(process, torchrun=False)
     process.kill()
     deadline_s = time.monotonic() + 60
@@ -131,10 +139,17 @@ def test_workers_save_and_end_when_their_launcher_dies(place: Path, undisturbed:
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
     process.communicate()
-    times = read_process_times(place / "orphaned" / FILE)
-    assert times[-1].ended
-    assert (place / "orphaned" / "checkpoints" / f"step-{times[-1].step:08}").is_dir()
-    assert finish(start(place, "orphaned", torchrun=False), place, "orphaned")["signature"] == undisturbed["signature"]
+    assert_saved(place / name)
+
+    assert finish(start(place, name, torchrun=False), place, name)["signature"] == undisturbed["signature"]
+    assert goodput(read_process_times(place / name / FILE)).lost["rework"] == 0
+
+
+def assert_saved(run: Path) -> None:
+    """Check that the last process of a run ended in order and saved its last step."""
+    last = read_process_times(run / FILE)[-1]
+    assert last.ended
+    assert (run / "checkpoints" / f"step-{last.step:08}").is_dir()
 
 
 def test_a_worker_killed_at_its_start_is_replaced_at_once(place: Path) -> None:
@@ -152,6 +167,7 @@ def test_a_worker_killed_at_its_start_is_replaced_at_once(place: Path) -> None:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_config_error_is_printed_once_without_restarts(place: Path) -> None:
     bad = [*command(place, "bad", torchrun=False), "--set=trainer.parallel.track=3"]
     done = subprocess.run(bad, capture_output=True, text=True, env={**os.environ, "OPENAFM_HOME": str(place / "home")})
@@ -161,20 +177,12 @@ def test_a_config_error_is_printed_once_without_restarts(place: Path) -> None:
     assert "track" in printed[0]
 
 
-@pytest.mark.parametrize("reached", [pytest.param("agent", marks=pytest.mark.slow), "everybody"])
-def test_sigterm_saves_on_all_processes_and_the_same_command_resumes(
-    place: Path, undisturbed: dict[str, object], reached: str
-) -> None:
-    name = f"stopped-{reached}"
-    process = start(place, name, torchrun=False)
-    wait_for(process, place / name, starts=1, step=12)
-    (os.killpg if reached == "everybody" else os.kill)(process.pid, signal.SIGTERM)
+@pytest.mark.slow
+def test_the_launcher_forwards_sigterm(place: Path, undisturbed: dict[str, object]) -> None:
+    process = start(place, "forwarded", torchrun=False)
+    wait_for(process, place / "forwarded", starts=1, step=12)
+    process.send_signal(signal.SIGTERM)
     process.communicate()
-    assert process.returncode == 0, (place / f"{name}.log").read_text()[-3000:]
-    times = read_process_times(place / name / FILE)
-    assert times[-1].ended
-    assert len(times) == 1
-    assert (place / name / "checkpoints" / f"step-{times[-1].step:08}").is_dir()
-    result = finish(start(place, name, torchrun=False), place, name)
-    assert result["signature"] == undisturbed["signature"]
-    assert goodput(read_process_times(place / name / FILE)).lost["rework"] == 0
+    assert process.returncode == 0, (place / "forwarded.log").read_text()[-3000:]
+    assert_saved(place / "forwarded")
+    assert finish(start(place, "forwarded", torchrun=False), place, "forwarded")["signature"] == undisturbed["signature"]
