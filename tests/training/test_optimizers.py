@@ -57,7 +57,7 @@ def test_muon_trains_the_matrices_of_the_layers_and_adamw_the_rest(model: Decode
 
 def test_muon_treats_the_matrix_of_each_track_like_a_matrix_of_its_own() -> None:
     generator = torch.Generator().manual_seed(0)
-    for shape in ((3, 8, 20), (2, 24, 16)):
+    for shape in ((3, 8, 20), (30, 12, 8)):
         weights = torch.randn(shape, generator=generator)
         stacked, single = Parameter(weights.clone()), [Parameter(weight.clone()) for weight in weights]
         options = {"lr": 0.1, "weight_decay": 0.2, "momentum": 0.9}

@@ -348,6 +348,8 @@ TENSOR = '{"model/w": {"dtype": "F32", "shape": [4], "parts": [%s]}}'
         TENSOR % (BLOCK % ("[0]", "[3]")),
         TENSOR % ", ".join([BLOCK % ("[0]", "[2]")] * 2),
         TENSOR % ", ".join([BLOCK % ("[0]", "[2]"), BLOCK % ("[3]", "[2]")]),
+        TENSOR % ", ".join([BLOCK % ("[0]", "[4]")] * 2),
+        TENSOR.replace("[4]", "[2, 2]") % ", ".join(BLOCK % (at, "[1, 1]") for at in ("[0, 0]", "[0, 1]", "[1, 1]")),
         TENSOR % (BLOCK % ("[-1]", "[4]")),
         TENSOR % (BLOCK % ("[0, 0]", "[2, 2]")),
     ],
