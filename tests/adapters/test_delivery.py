@@ -1,4 +1,4 @@
-"""Pulling adapters from a real server: the right one, checked, resumed, or refused with nothing left behind."""
+"""Pulling adapters from a server: selection, verification, resumption, and refusals that install nothing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def shelf(tmp_path: Path) -> Path:
 def write(
     path: Path, base_signature: str = SIGNATURE, name: str = "tags", seed: int = 0, width: int = 200_000
 ) -> AdapterPackage:
-    """An adapter of 1.2 MB: of several chunks on its way."""
+    """Write an adapter of 1.2 MB, which is sent in several chunks."""
     generator = np.random.default_rng(seed)
     weights = {f"q.lora.{part}": generator.normal(size=shape) for part, shape in (("a", (3, width)), ("b", (5, 3)))}
     return write_adapter(path, weights=weights, config=LoRAConfig(rank=3), base_signature=base_signature, name=name)
@@ -112,7 +112,7 @@ def pull(url: str, name: str = "tags", base: str = SIGNATURE, **arguments: Any) 
 
 
 def refused(error: type[Exception], url: str, match: str | None = None, **arguments: Any) -> None:
-    """The error, and nothing installed."""
+    """Check that the pull raises the error and installs nothing."""
     before = installed_adapters()
     with pytest.raises(error, match=match):
         pull(url, **arguments)
@@ -126,20 +126,20 @@ def downloads() -> list[Path]:
 
 
 def signed(values: dict[str, Any]) -> bytes:
-    """A manifest that could not be built, signed all the same."""
+    """Return a signed manifest of invalid values."""
     text = json.dumps(values)
     return json.dumps({"manifest": text, "key": KEY, "signature": sign(text.encode(), PRIVATE)}).encode()
 
 
 def changed(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> Catalog:
-    """What a server serves whose manifest lists something else than is there."""
+    """Return a catalog whose manifest differs from its files."""
     catalog = build_catalog(shelf, PRIVATE)
     values = to_dict(catalog.manifest)
     change(values)
     return Catalog(manifest=catalog.manifest, signed=signed(values), files=catalog.files)
 
 
-def test_the_one_for_the_local_base_comes(shelf: Path) -> None:
+def test_the_adapter_for_the_local_base_is_installed(shelf: Path) -> None:
     with serving(build_catalog(shelf, PRIVATE)) as url:
         pulled = pull(url)
         assert pulled.adapter.path == adapter_place("tags", SIGNATURE)
@@ -154,7 +154,7 @@ def test_the_one_for_the_local_base_comes(shelf: Path) -> None:
     assert not list((data_home() / "downloads").iterdir())
 
 
-def test_a_draft_comes_with_it(shelf: Path, tmp_path: Path) -> None:
+def test_a_draft_is_delivered_with_its_adapter(shelf: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
     for name in ("config.json", "tokenizer.json", "chat_template.json", "model.safetensors", "card.md", ".lock"):
@@ -209,7 +209,7 @@ def test_only_the_trusted_key_is_trusted(shelf: Path) -> None:
     assert not (data_home() / "adapter-publishers").exists()
 
 
-def test_without_a_key_the_first_one_shown_is_kept(shelf: Path) -> None:
+def test_without_a_key_the_first_key_of_the_server_is_remembered(shelf: Path) -> None:
     catalog = build_catalog(shelf, PRIVATE)
     server = make_server(catalog, "127.0.0.1", 0)
     with running(server) as url:
@@ -217,11 +217,11 @@ def test_without_a_key_the_first_one_shown_is_kept(shelf: Path) -> None:
         handler: Any = server.RequestHandlerClass
         handler.served = build_catalog(shelf, "2" * 64)
         refused(UntrustedDeliveryError, url, KEY, key=None, name="titles")
-        assert pull(url, "titles", key=public_key("2" * 64)).num_fetched  # the user has heard of the new key
+        assert pull(url, "titles", key=public_key("2" * 64)).num_fetched  # the user passes the new key
         assert pull(url, "titles", key=None).num_fetched == 0
 
 
-def test_keys_seen_at_the_same_time_are_all_kept(home: Path) -> None:
+def test_concurrent_first_pulls_all_remember_their_key(home: Path) -> None:
     urls = [f"http://{number}.example" for number in range(16)]
     with ThreadPoolExecutor(len(urls)) as pool:
         list(pool.map(lambda url: remember_publisher(Publisher(url=url, key=KEY, published=1)), urls))
@@ -247,7 +247,7 @@ def test_an_older_manifest_is_refused(shelf: Path) -> None:
     "path",
     ["../x", "/x", "draft/../../x", "draft//x", "..", "", ".lock", "a\\b", "c:x", "draft/a/b", "x\n", "x\0", "a" * 200, "é"],
 )
-def test_paths_that_lead_elsewhere_are_refused(shelf: Path, path: str) -> None:
+def test_paths_outside_of_the_adapter_are_refused(shelf: Path, path: str) -> None:
     def change(values: dict[str, Any]) -> None:
         values["adapters"][0]["files"].append({"path": path, "bytes": 1, "sha256": "0" * 64})
 
@@ -270,12 +270,12 @@ def test_paths_that_lead_elsewhere_are_refused(shelf: Path, path: str) -> None:
         lambda values: values.pop("published"),
     ],
 )
-def test_a_signed_manifest_of_nonsense_is_refused(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def test_a_signed_manifest_with_invalid_values_is_refused(shelf: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     with serving(changed(shelf, change)) as url:
         refused(UntrustedDeliveryError, url)
 
 
-def test_half_a_draft_in_the_manifest_is_refused(shelf: Path) -> None:
+def test_an_incomplete_draft_in_the_manifest_is_refused(shelf: Path) -> None:
     def change(values: dict[str, Any]) -> None:
         values["adapters"][0]["files"].append({"path": "draft/config.json", "bytes": 1, "sha256": "0" * 64})
 
@@ -283,7 +283,7 @@ def test_half_a_draft_in_the_manifest_is_refused(shelf: Path) -> None:
         refused(IncompleteDraftError, url, "incomplete draft")
 
 
-def test_what_is_too_large_is_refused(shelf: Path) -> None:
+def test_oversized_files_and_manifests_are_refused(shelf: Path) -> None:
     def change(values: dict[str, Any]) -> None:
         for adapter in values["adapters"]:
             for file in adapter["files"]:
@@ -299,7 +299,7 @@ def test_what_is_too_large_is_refused(shelf: Path) -> None:
         refused(UntrustedDeliveryError, url, "manifest")
 
 
-def test_what_does_not_fit_on_the_disk_is_refused(shelf: Path) -> None:
+def test_an_adapter_larger_than_the_free_disk_space_is_refused(shelf: Path) -> None:
     def change(values: dict[str, Any]) -> None:
         values["adapters"][0]["files"][0]["bytes"] = 1 << 60
 
@@ -307,7 +307,7 @@ def test_what_does_not_fit_on_the_disk_is_refused(shelf: Path) -> None:
         refused(OutOfSpaceError, url, "room", max_bytes=1 << 61)
 
 
-def test_a_file_changed_under_the_server_is_refused_and_the_installed_one_stays(shelf: Path) -> None:
+def test_a_file_that_changed_on_the_server_is_refused_and_the_installed_one_is_unchanged(shelf: Path) -> None:
     with serving(build_catalog(shelf, PRIVATE)) as url:
         before = pull(url).adapter
     catalog = build_catalog(shelf, PRIVATE)
@@ -323,8 +323,8 @@ def test_a_file_changed_under_the_server_is_refused_and_the_installed_one_stays(
     after.verify()
 
 
-def test_an_adapter_of_another_base_inside_is_refused(shelf: Path) -> None:
-    """The manifest says that it is for this base, its metadata that it is not."""
+def test_an_adapter_whose_metadata_names_another_base_is_refused(shelf: Path) -> None:
+    """The manifest lists it for this base."""
     foreign = write(shelf.parent / "foreign" / "tags.fmadapter", OTHER_SIGNATURE, width=10)
 
     def change(values: dict[str, Any]) -> None:
@@ -359,7 +359,7 @@ made.serve_forever()
 
 @contextmanager
 def broken_server(shelf: Path, num_bytes: int, then: str) -> Iterator[str]:
-    """A process that serves `num_bytes` of a large file, then does something else."""
+    """Run a server process that sends `num_bytes` of a large file and then executes `then`."""
     script = SERVER.format(num_bytes=num_bytes, then=then)
     process = subprocess.Popen([sys.executable, "-c", script, str(shelf)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -389,7 +389,7 @@ def interrupted_server(shelf: Path, num_bytes: int, then: Callable[[Any], None] 
         yield url
 
 
-def test_a_server_killed_in_the_middle_is_no_loss(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_from_a_killed_server_is_resumed(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with broken_server(shelf, 500_000, "os.kill(os.getpid(), signal.SIGKILL)") as url:
         refused(UnreachableError, url, "500,000 of .* resume")
     assert max(part.stat().st_size for part in downloads()) == 500_000
@@ -410,7 +410,7 @@ def test_a_server_killed_in_the_middle_is_no_loss(shelf: Path, monkeypatch: pyte
     assert not downloads()
 
 
-def test_a_changed_file_starts_anew(shelf: Path) -> None:
+def test_the_download_of_a_changed_file_restarts(shelf: Path) -> None:
     with interrupted_server(shelf, 500_000) as url:
         refused(UnreachableError, url)
     digest = write(shelf / "tags.fmadapter", seed=7).digest
@@ -420,14 +420,14 @@ def test_a_changed_file_starts_anew(shelf: Path) -> None:
     assert (pulled.adapter.digest, pulled.num_fetched) == (digest, total)
 
 
-def test_a_server_that_stalls_is_given_up(shelf: Path) -> None:
+def test_a_stalled_server_times_out(shelf: Path) -> None:
     with interrupted_server(shelf, 300_000, lambda handler: time.sleep(2)) as url:
         refused(UnreachableError, url, timeout_s=0.5)
     with serving(build_catalog(shelf, PRIVATE)) as url:
         pull(url).adapter.verify()
 
 
-def test_a_client_killed_in_the_middle_goes_on(shelf: Path) -> None:
+def test_a_killed_client_resumes(shelf: Path) -> None:
     script = (
         "import sys\nfrom openafm.adapters.delivery.client import pull_adapter\n"
         f"pull_adapter(sys.argv[1], 'tags', {SIGNATURE!r}, {KEY!r})"
@@ -448,8 +448,8 @@ def test_a_client_killed_in_the_middle_goes_on(shelf: Path) -> None:
     pulled.adapter.verify()
 
 
-def test_any_server_of_files_will_do(shelf: Path, tmp_path: Path) -> None:
-    """Also one that knows no ranges: what was there is fetched again."""
+def test_any_file_server_serves_adapters(shelf: Path, tmp_path: Path) -> None:
+    """A server without ranges sends the whole file again."""
     catalog = build_catalog(shelf, PRIVATE)
     for path, served in catalog.files.items():
         (tmp_path / "www" / path[1:]).parent.mkdir(parents=True, exist_ok=True)
@@ -468,8 +468,8 @@ def test_any_server_of_files_will_do(shelf: Path, tmp_path: Path) -> None:
         refused(UnreachableError, url, "404", name="titles")
 
 
-def test_a_part_larger_than_what_the_server_has_starts_anew(shelf: Path) -> None:
-    """The server's file was cut short after the manifest was signed: its end is not waited for, and told."""
+def test_a_part_larger_than_the_file_of_the_server_restarts(shelf: Path) -> None:
+    """The file was truncated after the manifest was signed."""
     catalog = build_catalog(shelf, PRIVATE)
     with interrupted_server(shelf, 500_000) as url:
         refused(UnreachableError, url)
@@ -479,7 +479,7 @@ def test_a_part_larger_than_what_the_server_has_starts_anew(shelf: Path) -> None
         refused(UnreachableError, url, "400,000")
 
 
-def test_no_server_is_told(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_a_typed_error(tmp_path: Path) -> None:
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
     url = f"http://127.0.0.1:{server.server_port}"
     server.server_close()
@@ -489,7 +489,7 @@ def test_no_server_is_told(tmp_path: Path) -> None:
     refused(UnreachableError, "http://..", "cannot be reached")
 
 
-def test_two_pulls_of_one_adapter_do_not_mix(shelf: Path) -> None:
+def test_concurrent_pulls_of_one_adapter_are_refused(shelf: Path) -> None:
     with serving(build_catalog(shelf, PRIVATE)) as url, folder_lock(data_home() / "downloads" / "fmadapter-tags-0123456"):
         refused(FolderInUseError, url)
         pull(url, "titles").adapter.verify()
@@ -531,12 +531,12 @@ def test_ranges(tmp_path: Path, asked: dict[str, str], status: int, sent: range)
             assert int(answer.headers["Content-Length"]) == len(sent)
             assert body == (content[sent.start : sent.stop] if method == "GET" else b"")
             if status != 200:
-                told = f"bytes {sent.start}-{sent.stop - 1}/100" if status == 206 else "bytes */100"
-                assert answer.headers["Content-Range"] == told
+                expected = f"bytes {sent.start}-{sent.stop - 1}/100" if status == 206 else "bytes */100"
+                assert answer.headers["Content-Range"] == expected
             connection.close()
 
 
-def test_the_server_gives_out_nothing_else(shelf: Path) -> None:
+def test_the_server_serves_no_other_paths(shelf: Path) -> None:
     (shelf / "secret").write_text("x")
     with serving(build_catalog(shelf, PRIVATE)) as url:
         connection = http.client.HTTPConnection(url.removeprefix("http://"))
@@ -547,7 +547,7 @@ def test_the_server_gives_out_nothing_else(shelf: Path) -> None:
         connection.close()
 
 
-def test_clients_that_stall_or_hang_up_are_given_up(
+def test_clients_that_stall_or_disconnect_are_dropped(
     shelf: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server_module._Handler, "timeout", 0.2)
@@ -563,7 +563,7 @@ def test_clients_that_stall_or_hang_up_are_given_up(
     assert "Exception" not in capsys.readouterr().err
 
 
-def test_an_address_that_is_taken_is_told(shelf: Path) -> None:
+def test_an_address_in_use_is_a_typed_error(shelf: Path) -> None:
     catalog = build_catalog(shelf, PRIVATE)
     server = make_server(catalog, "127.0.0.1", 0)
     for port in (server.server_port, 70_000):
@@ -602,7 +602,7 @@ def test_keys(tmp_path: Path) -> None:
             read_public_key(wrong)
 
 
-def test_the_library_is_asked_for_when_it_is_needed(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_signature_library_is_imported_on_first_use(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = (
         "import sys, openafm.adapters.delivery.client, openafm.adapters.delivery.server, openafm.cli.main\n"
         "assert not {'cryptography', 'torch'} & set(sys.modules)"
@@ -698,7 +698,7 @@ def drip_file(handler: Any) -> None:
             time.sleep(0.05)
 
 
-def test_a_server_that_sends_slowly_for_ever_is_given_up(shelf: Path) -> None:
+def test_a_server_that_sends_one_byte_at_a_time_hits_the_deadline(shelf: Path) -> None:
     with interrupted_server(shelf, 1000, drip_file) as url:
         started_s = time.monotonic()
         refused(UnreachableError, url, "limit of 1 seconds has passed", total_s=1.0)
@@ -731,7 +731,7 @@ def test_the_server_answers_a_limited_number_of_connections(shelf: Path, monkeyp
         pull(url).adapter.verify()
 
 
-def test_a_request_that_never_ends_is_given_up(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_never_ends_hits_the_deadline(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "REQUEST_S", 0.3)
     with serving(build_catalog(shelf, PRIVATE)) as url:
         host, port = url.removeprefix("http://").split(":")

@@ -1,4 +1,4 @@
-"""Adapters on a decoder: counts, what they change and what trains."""
+"""Adapters on a decoder: counts, outputs, gradients and weights."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_count_is_what_is_installed() -> None:
     assert sum(weight.numel() for weight in adapter_weights(model).values()) == num_adapter_parameters(tiny_config(), CONFIG)
 
 
-def test_names_stand_beside_those_of_the_base() -> None:
+def test_names_of_the_base_are_unchanged() -> None:
     base = tiny_decoder().state_dict()
     model = adapted()
     weights = adapter_weights(model)
@@ -72,7 +72,7 @@ def test_a_zero_start_changes_no_bit() -> None:
         assert torch.equal(model(tokens_BS), plain(tokens_BS))
 
 
-def test_the_start_is_the_seeds() -> None:
+def test_the_seed_determines_the_initial_weights() -> None:
     starts = []
     for seed in (1, 1, 2):
         model = tiny_decoder()
@@ -94,7 +94,7 @@ def test_the_output_is_that_of_the_merged_weights() -> None:
 
 
 @torch.no_grad()
-def test_it_computes_in_the_dtype_of_its_input() -> None:
+def test_the_adapter_computes_in_the_dtype_of_its_input() -> None:
     model = adapted()
     exact = model(random_tokens())
     model.compute_dtype = torch.bfloat16
@@ -201,7 +201,7 @@ class DoubledLinear(Linear):
 
 
 @torch.no_grad()
-def test_linears_of_other_kinds_take_one_too() -> None:
+def test_linears_of_other_kinds_are_adapted() -> None:
     model = tiny_decoder()
     gate = DoubledLinear(model.get_submodule("layers.0.feed_forward.gate"))  # type: ignore[arg-type]
     model.get_submodule("layers.0.feed_forward").gate = gate

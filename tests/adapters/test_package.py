@@ -1,4 +1,4 @@
-"""The .fmadapter folder: whole or absent, bound to its base, clear about what is wrong with it."""
+"""The .fmadapter folder: atomic writes, the base signature, the digest, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ def test_another_base_is_refused_with_both_signatures(tmp_path: Path) -> None:
 
 
 def test_a_written_adapter_starts_from_its_weights(tmp_path: Path) -> None:
-    """Installing what was written must never take singular vectors out of the base a second time."""
+    """Its config starts at zero, so that installing it does not move singular vectors a second time."""
     adapter = write(tmp_path / "a", config=LoRAConfig(rank=3, start=SingularValueStart()))
     assert open_adapter(adapter.path).config.start == ZeroStart()
 
 
-def test_an_author_can_tell_about_it(tmp_path: Path) -> None:
+def test_the_description_of_the_author_is_stored(tmp_path: Path) -> None:
     about = AdapterAbout(
         author="A. Uthor",
         description="two\nlines",
@@ -163,7 +163,7 @@ def test_an_author_can_tell_about_it(tmp_path: Path) -> None:
 
 
 def draft_bundle(folder: Path) -> Path:
-    """What a bundle's folder looks like from outside."""
+    """Write a folder with the files of a bundle."""
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "chat_template.json", "model.safetensors"):
         (folder / name).write_text("{}")
@@ -171,7 +171,7 @@ def draft_bundle(folder: Path) -> Path:
     return folder
 
 
-def test_a_draft_travels_inside(tmp_path: Path) -> None:
+def test_a_draft_is_copied_into_the_adapter(tmp_path: Path) -> None:
     draft = draft_bundle(tmp_path / "draft")
     adapter = open_adapter(write(tmp_path / "a", draft=draft).path)
     assert adapter.draft == tmp_path / "a" / "draft"
@@ -183,7 +183,7 @@ def test_a_draft_travels_inside(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "missing", ["model.safetensors", "config.json", "tokenizer.json", "chat_template.json", "signature.json"]
 )
-def test_half_a_draft_is_neither_written_nor_opened(tmp_path: Path, missing: str) -> None:
+def test_an_incomplete_draft_is_neither_written_nor_opened(tmp_path: Path, missing: str) -> None:
     path = write(tmp_path / "a", draft=draft_bundle(tmp_path / "draft")).path
     (path / "draft" / missing).unlink()
     (tmp_path / "draft" / missing).unlink()
@@ -230,15 +230,15 @@ def test_the_first_version_is_still_read(tmp_path: Path) -> None:
         open_adapter(adapter.path).verify()
 
 
-def test_weights_are_those_that_were_opened(tmp_path: Path) -> None:
-    """A folder replaced after it was opened, by a whole adapter, never gives its weights under the old digest."""
+def test_weights_of_a_replaced_folder_are_refused(tmp_path: Path) -> None:
+    """The folder was replaced by another adapter after it was opened."""
     opened = write(tmp_path / "a")
     write(tmp_path / "a", seed=1)
     with pytest.raises(AdapterTamperedError):
         opened.weights()
 
 
-def test_a_trained_adapter_goes_through_the_folder(tmp_path: Path) -> None:
+def test_a_trained_adapter_is_written_and_read(tmp_path: Path) -> None:
     import torch
 
     from openafm.adapters.lora import adapter_weights, install, load_adapter_weights
@@ -280,7 +280,7 @@ def test_no_tensor_library_is_needed(tmp_path: Path) -> None:
         ({"q.lora.a": np.full((3, 6), 1e5), "q.lora.b": np.ones((5, 3))}, "set precision to float32"),
     ],
 )
-def test_weights_of_no_adapter_are_not_written(tmp_path: Path, weights: dict[str, Any], message: str) -> None:
+def test_weights_that_are_not_an_adapter_are_not_written(tmp_path: Path, weights: dict[str, Any], message: str) -> None:
     before = write(tmp_path / "a").digest
     with pytest.raises(AdapterError, match=message):
         write(tmp_path / "a", weights=weights)
@@ -304,7 +304,7 @@ def test_names_and_signatures_are_checked(tmp_path: Path, changes: dict[str, str
     assert not (tmp_path / "a").exists()
 
 
-def test_only_an_adapter_is_ever_replaced(tmp_path: Path) -> None:
+def test_only_an_adapter_is_replaced(tmp_path: Path) -> None:
     apples = tmp_path / "apple.fmadapter"
     apples.mkdir()
     (apples / "metadata.json").write_text("{}")
@@ -337,7 +337,7 @@ def test_a_full_disk_leaves_the_old_adapter(tmp_path: Path, monkeypatch: pytest.
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
 
 
-def test_nothing_and_other_folders_are_refused(tmp_path: Path) -> None:
+def test_missing_and_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(AdapterNotFoundError, match="no adapter at"):
         open_adapter(tmp_path / "nowhere")
     (tmp_path / "other").mkdir()
@@ -374,7 +374,7 @@ def test_broken_metadata_names_its_file(tmp_path: Path, content: str) -> None:
         open_adapter(path)
 
 
-def test_metadata_that_is_no_text_names_its_file(tmp_path: Path) -> None:
+def test_metadata_that_is_not_text_names_its_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a").path
     (path / "metadata.json").write_bytes(b"\xff\xfe\xff")
     with pytest.raises(AdapterError, match=r"metadata\.json"):
@@ -412,7 +412,7 @@ def test_weights_of_another_adapter_are_named(tmp_path: Path) -> None:
         adapter.weights()
 
 
-def test_tampering_shows(tmp_path: Path) -> None:
+def test_tampering_is_detected(tmp_path: Path) -> None:
     adapter = write(tmp_path / "a")
     file = adapter.path / "adapter_weights.safetensors"
     content = bytearray(file.read_bytes())

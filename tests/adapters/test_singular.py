@@ -1,4 +1,4 @@
-"""Singular vectors first: exact, best of their rank, and the decoder computes what it did."""
+"""Singular-vector initialization: exact, the best approximation of its rank, outputs unchanged."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_weights_that_cannot_be_split_are_refused() -> None:
 
 
 @torch.no_grad()
-def test_the_decoder_computes_what_it_did() -> None:
+def test_the_outputs_of_the_decoder_are_unchanged() -> None:
     plain, model = tiny_decoder(), tiny_decoder()
     install(model, CONFIG)
     tokens_BS = random_tokens()
@@ -100,7 +100,7 @@ def test_the_decoder_computes_what_it_did() -> None:
 
 
 @torch.no_grad()
-def test_the_residual_base_and_the_adapter_travel_apart() -> None:
+def test_the_residual_base_and_the_adapter_are_stored_separately() -> None:
     """As in compression: the adapter is kept, taken off, and put on the base that was made of the residual."""
     model = tiny_decoder()
     move_singular_vectors(model, CONFIG)
@@ -116,10 +116,10 @@ def test_the_residual_base_and_the_adapter_travel_apart() -> None:
 
 
 class OtherLinear(Linear):
-    """As a compressed one: its weight is not what it computes with."""
+    """A compressed Linear, which does not compute with its weight."""
 
 
-def test_what_cannot_be_moved_leaves_the_decoder_as_it_was() -> None:
+def test_a_refused_move_leaves_the_decoder_unchanged() -> None:
     model = tiny_decoder()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     with pytest.raises(SingularRankError, match="got 17"):  # the keys have 16 rows, other matrices more
@@ -137,7 +137,7 @@ def test_what_cannot_be_moved_leaves_the_decoder_as_it_was() -> None:
     assert not installed(model)
 
 
-def test_an_adapted_decoder_is_left_alone() -> None:
+def test_an_adapted_decoder_is_unchanged() -> None:
     model = tiny_decoder()
     install(model, LoRAConfig(rank=2))
     before = model.get_parameter("layers.0.attention.query.weight").clone()
@@ -146,7 +146,7 @@ def test_an_adapted_decoder_is_left_alone() -> None:
     assert torch.equal(model.get_parameter("layers.0.attention.query.weight"), before)
 
 
-def test_bits_are_stated() -> None:
+def test_bits_per_weight() -> None:
     """Of nano the rank-32 adapter costs 3.0 bits per weight; of one 512 x 512 matrix 2, as measured for this project."""
     nano = named_size("on_device.nano")
     assert adapter_bits_per_weight(nano, LoRAConfig()) == pytest.approx(2.95, abs=0.1)

@@ -49,7 +49,7 @@ def one_track(model: Decoder, track: int) -> Decoder:
     return plain
 
 
-def test_every_track_is_adapted_by_its_own_pair() -> None:
+def test_every_track_has_its_own_adapter() -> None:
     model = tracks_decoder()
     plain = [one_track(model, track) for track in range(NUM_TRACKS)]
     tokens_BS = random_tokens()
@@ -69,7 +69,7 @@ def test_every_track_is_adapted_by_its_own_pair() -> None:
         torch.testing.assert_close(states[0][track], outputs[0], rtol=1e-4, atol=1e-4)
 
 
-def test_experts_and_routers_have_none_and_all_else_in_the_layers_does() -> None:
+def test_all_linears_are_adapted_but_experts_and_routers() -> None:
     model = tracks_decoder()
     install(model, CONFIG)
     assert {name.removeprefix("layers.1.") for name in installed(model) if name.startswith("layers.1.")} == {
@@ -100,7 +100,7 @@ def test_only_the_adapter_trains() -> None:
         assert all(track.any() for track in lora.b.grad), name
 
 
-def test_singular_vectors_leave_the_model_as_it_was() -> None:
+def test_moved_singular_vectors_leave_the_outputs_unchanged() -> None:
     model, tokens_BS = tracks_decoder(), random_tokens()
     before = model(tokens_BS)
     install(model, replace(CONFIG, start=SingularValueStart()))

@@ -30,7 +30,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_and_no_temporary_one(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
     with pytest.raises(ValueError, match="stop"), atomic_file(tmp_path / "a", "w") as file:
         file.write("new")
@@ -39,7 +39,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path: Path) -> Non
     assert names(tmp_path) == ["a"]
 
 
-def test_folder_is_replaced_whole(tmp_path: Path) -> None:
+def test_a_folder_is_replaced_atomically(tmp_path: Path) -> None:
     for content in ("one", "two"):
         with atomic_folder(tmp_path / "bundle") as folder:
             (folder / content).write_text(content)
@@ -55,7 +55,7 @@ def test_full_disk_is_a_typed_error(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_really_full_device_is_a_typed_error(tmp_path: Path) -> None:
+def test_a_write_error_of_a_full_device_is_typed(tmp_path: Path) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")
     with pytest.raises(OutOfSpaceError), atomic_file(tmp_path / "a", "w"), Path("/dev/full").open("w") as full:
@@ -63,7 +63,7 @@ def test_a_really_full_device_is_a_typed_error(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_second_holder_of_a_lock_is_told_who_has_it(tmp_path: Path) -> None:
+def test_the_error_of_a_held_lock_names_the_process(tmp_path: Path) -> None:
     script = (
         "from pathlib import Path; from openafm.core.files import folder_lock\n"
         f"with folder_lock(Path({str(tmp_path)!r})): pass"
@@ -75,7 +75,7 @@ def test_second_holder_of_a_lock_is_told_who_has_it(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
-def test_what_is_written_is_as_readable_as_other_files(tmp_path: Path) -> None:
+def test_written_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "file").touch()
     with atomic_folder(tmp_path / "folder") as folder, atomic_file(folder / "file") as file:
@@ -84,7 +84,7 @@ def test_what_is_written_is_as_readable_as_other_files(tmp_path: Path) -> None:
         assert (tmp_path / "folder" / name).stat().st_mode == (tmp_path / "plain" / name).stat().st_mode
 
 
-def test_where_folders_cannot_be_swapped_a_failed_rename_puts_the_old_one_back(
+def test_without_an_atomic_swap_a_failed_rename_restores_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bundle").mkdir()
@@ -111,7 +111,7 @@ def test_where_folders_cannot_be_swapped_a_failed_rename_puts_the_old_one_back(
 
 
 @pytest.mark.parametrize("name", ["folder", "/dev/null"])
-def test_what_is_no_file_is_not_replaced(tmp_path: Path, name: str) -> None:
+def test_folders_and_devices_are_not_replaced(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(NotAFileError, match="exists and is not a regular file"), atomic_file(tmp_path / name) as file:
         file.write(b"x")

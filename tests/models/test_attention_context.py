@@ -1,4 +1,4 @@
-"""What a query sees: its own document, what precedes it, within the window, and nothing else."""
+"""A query sees its own document, up to its own position, within the window, and no other position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prefill bypass: layers that store nothing run only for the positions somebody reads, with the same result."""
+"""The prefill bypass: layers that store nothing run for the wanted positions only, with equal results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoder configs refuse what cannot be built, in words that say what was expected."""
+"""Decoder configs refuse impossible values and name the expected ones."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ def test_own_layers_and_key_value_heads_follow_the_sources() -> None:
     assert [config.kv_heads(index) for index in range(5)] == [2] * 5
 
 
-def test_json_keeps_layers_of_every_sort() -> None:
+def test_layers_of_every_kind_survive_json() -> None:
     config = dataclasses.replace(
         decoder_config(layer(), layer(source=0, window=5), layer(position=None)), head=UntiedHeadConfig()
     )
     assert from_dict(DecoderConfig, to_dict(config)) == config
 
 
-def test_a_misspelt_key_deep_in_a_layer_is_named() -> None:
+def test_a_misspelled_key_deep_in_a_layer_is_named() -> None:
     values = to_dict(decoder_config(layer()))
     values["layers"][0]["attention"]["position"]["thetta"] = 1.0
     with pytest.raises(UnknownKeyError, match=r"layers\[0\]\.attention\.position\.thetta'; did you mean 'theta'"):

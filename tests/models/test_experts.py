@@ -25,7 +25,7 @@ WEIGHTS = ("gate", "up", "down", "router.weight")
 def experts(
     *, num_experts: int = 4, num_chosen: int = 2, dim: int = 16, hidden_dim: int = 24, tracks: int | None = None
 ) -> Experts:
-    """Experts whose router has opinions; `tracks` None is a model without tracks."""
+    """Return experts whose router is far from uniform; `tracks` None is a model without tracks."""
     torch.set_num_threads(1)
     router = TopKRouterConfig(num_chosen=num_chosen, soft_cap=2.0)
     module = ExpertsConfig(num_experts=num_experts, hidden_dim=hidden_dim, router=router).build(dim)
@@ -149,7 +149,7 @@ def test_an_upstream_gradient_that_is_not_contiguous() -> None:
 
 
 @pytest.mark.parametrize("frozen", ["x", "gate", "down", "router.weight"])
-def test_what_needs_no_gradient_gets_none(frozen: str) -> None:
+def test_frozen_weights_get_no_gradient(frozen: str) -> None:
     """Adapters and distillation freeze parts; the others' gradients stay as they are."""
     module = experts(tracks=2)
     x = inputs(module, 6).requires_grad_()
@@ -242,7 +242,7 @@ def test_logits_are_fp32_whatever_the_model_computes_in() -> None:
     assert torch.equal(routing.logits_TNE, module.router(x_TND.float()).logits_TNE)
 
 
-def test_the_exchange_sees_rows_sorted_by_group_and_how_many_there_are() -> None:
+def test_the_exchange_receives_rows_sorted_by_group_and_their_counts() -> None:
     module = experts(num_experts=3, tracks=2)
     seen: dict[str, Tensor] = {}
 
@@ -265,7 +265,7 @@ def test_the_exchange_sees_rows_sorted_by_group_and_how_many_there_are() -> None
     assert torch.equal(seen["x"], torch.stack(rows))
 
 
-def test_routing_is_seen_by_layer_and_only_inside_the_block() -> None:
+def test_routing_is_observed_by_layer_and_only_inside_the_block() -> None:
     attention = AttentionConfig(num_heads=2, head_dim=8, keys_values=OwnKeysValuesConfig(num_heads=2))
     layer = LayerConfig(attention=attention, feed_forward=ExpertsConfig(num_experts=3, hidden_dim=8))
     model = DecoderConfig(vocab_size=7, dim=16, layers=(layer, layer)).build()
@@ -278,15 +278,15 @@ def test_routing_is_seen_by_layer_and_only_inside_the_block() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "text"),
     [
         ({"num_experts": 1, "hidden_dim": 8}, "1 experts are fewer than the 2"),
         ({"num_experts": 4, "hidden_dim": 12}, "hidden_dim must be a multiple of 8"),
         ({"num_experts": 4, "hidden_dim": 0}, "hidden_dim must be a multiple of 8"),
     ],
 )
-def test_impossible_sizes_are_refused(wrong: dict[str, int], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_impossible_sizes_are_refused(wrong: dict[str, int], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
         ExpertsConfig(**wrong)
 
 

@@ -1,4 +1,4 @@
-"""The induction start: what it writes, and that it does what it says."""
+"""The induction start: attention to the previous token, content matching, tracks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Recorder(WholeRows):
 
 
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
-def test_the_first_head_looks_one_back(layout: str) -> None:
+def test_the_first_head_attends_to_the_previous_token(layout: str) -> None:
     attention = AttentionConfig(
         num_heads=4,
         head_dim=32,
@@ -75,7 +75,7 @@ def test_the_first_head_looks_one_back(layout: str) -> None:
     assert 3 * before < mass_on_previous() > 0.3
 
 
-def test_it_is_deterministic_and_leaves_shared_layers_their_projections() -> None:
+def test_the_start_is_deterministic_and_keeps_the_projections_of_sharing_layers() -> None:
     first, second, plain = CONFIG.build(), CONFIG.build(), CONFIG.build()
     start_induction(first, seed=3)
     start_induction(second, seed=3)
@@ -98,7 +98,7 @@ def test_every_track_gets_the_start_of_a_plain_model() -> None:
             assert (written[:32].abs().max() > 0.01) == (index < NUM_POSITION_LAYERS)
 
 
-def test_without_rotary_attention_it_says_so() -> None:
+def test_the_start_needs_rotary_attention() -> None:
     attention = AttentionConfig(num_heads=2, head_dim=8, keys_values=OwnKeysValuesConfig(num_heads=1), position=None)
     layer = LayerConfig(attention=attention, feed_forward=DenseFeedForwardConfig(hidden_dim=8))
     model = DecoderConfig(vocab_size=32, dim=16, layers=(layer,)).build()

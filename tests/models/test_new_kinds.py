@@ -1,4 +1,4 @@
-"""The measure of AXLearn (arXiv 2507.05411): a new kind of layer part takes no edit in what exists.
+"""A new kind of layer part needs no change of existing code, the modularity measure of AXLearn (arXiv 2507.05411).
 
 Each kind below is a config and the module it builds, written here; decoders, contexts, the bypass, JSON and dotted overrides
 take them as they are.
@@ -44,7 +44,7 @@ from openafm.models.position_embedding import PositionEmbedding
 
 @dataclass(frozen=True, kw_only=True)
 class DecayConfig(PositionConfig):
-    """Scales channels by a power of the position: no embedding anybody would train, but unlike a rotation."""
+    """Scale channels by a power of the position; unlike a rotation."""
 
     rate: float = 0.9
 
@@ -189,7 +189,7 @@ def test_a_new_kind_takes_dotted_overrides() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", KINDS)
 def test_tracks_of_a_new_kind_are_tracks(name: str) -> None:
-    """Their weights differ; equal ones give the plain model, though the kind knows nothing of tracks."""
+    """The weights of tracks differ; with equal weights the model has the outputs of the plain one."""
     plain, tracks = perturbed(KINDS[name]), perturbed(IN_TRACKS[f"{name}, in tracks"])
     tokens_BS = random_tokens(1, 8)
     for parameter_name, parameter in tracks.layers.named_parameters():

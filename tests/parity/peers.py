@@ -1,4 +1,4 @@
-"""Weights of this house beside those of its peers, paired as views of one shape, so that they copy either way.
+"""Weights of this project and of its peers, paired as views of equal shape, so that they copy both ways.
 
 Shapes: H heads, C head dim, F = C / 2 frequencies, D model dim.
 """

@@ -1,6 +1,6 @@
 """Our decoder equals transformers' in fp32: Qwen3 for the block, with shared keys and values too, SmolLM3 for 3:1 windows.
 
-Every equality stands beside a variant that breaks one rule and must show.
+For every equality, a variant that breaks one rule must differ.
 """
 
 from __future__ import annotations
