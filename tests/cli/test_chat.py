@@ -107,10 +107,10 @@ def test_respond_reads_prompt_or_schema_from_standard_input(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("Dinner with Maria"))
-    assert run(["respond", "--schema", "schema.json", "--max-tokens", "40"]) == 0
+    assert run(["respond", "--schema", "schema.json", "--max-tokens", "200"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == {"title"}
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps(SCHEMA)))
-    assert run(["respond", "Dinner with Maria", "--schema", "-", "--max-tokens", "40"]) == 0
+    assert run(["respond", "Dinner with Maria", "--schema", "-", "--max-tokens", "200"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == {"title"}
     assert run(["respond", "--schema", "-"]) == 2
     assert "one of them as an argument" in capsys.readouterr().err

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from openafm.cli.main import run
-from openafm.cli.plan import SizeError, parse_bytes
+from openafm.cli.plan import parse_bytes
+from openafm.core.errors import UsageError
 
 COMMAND = ["plan", "server.full", "--devices", "8192", "--slices", "4", "--memory", "95GiB"]
 
@@ -90,7 +91,7 @@ def test_parse_bytes(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "95 lb", "1e3", "95"])
 def test_invalid_sizes_are_refused(text: str) -> None:
-    with pytest.raises(SizeError):
+    with pytest.raises(UsageError):
         parse_bytes(text)
 
 

@@ -14,7 +14,7 @@ from openafm.core.errors import UsageError
 from openafm.evaluation.calculator import WordProblem, calculate
 from openafm.evaluation.forms import share_of_fields
 from openafm.evaluation.guesses import guess
-from openafm.evaluation.held_out import TASKS, HeldOutScores, TaskScore, UnknownTaskError, held_out_scores
+from openafm.evaluation.held_out import TASKS, HeldOutScores, TaskScore, held_out_scores
 from openafm.evaluation.tool_requests import ToolRequest
 from openafm.evaluation.tool_turns import next_turn
 from openafm.tokenizer.conversation import AssistantTurn, ToolCall, UserTurn
@@ -152,7 +152,7 @@ def test_exact_match_is_the_mean_of_exact_tasks() -> None:
 
 def test_invalid_calls_are_refused() -> None:
     model = SystemLanguageModel(bundle="nosuch")
-    with pytest.raises(UnknownTaskError, match="did you mean 'lookup'"):
+    with pytest.raises(UsageError, match="did you mean 'lookup'"):
         held_out_scores(model, ["lokup"])
     with pytest.raises(UsageError, match="at least one"):
         held_out_scores(model, num_examples=0)

@@ -20,9 +20,10 @@ from openafm.adapters.metadata import AdapterNameError
 from openafm.adapters.package import AdapterAbout, AdapterNotFoundError, IncompleteDraftError, open_adapter
 from openafm.bundle import Bundle, BundleError, open_bundle, write_bundle
 from openafm.core.config import ConfigError
+from openafm.core.errors import UsageError
 from openafm.data.documents import InputPathError, NotADocumentError, NotTextError
 from openafm.data.shards import open_shards
-from openafm.recipes.adapters.export import NoAdapterRunError, NoBaseError, export_adapter
+from openafm.recipes.adapters.export import export_adapter
 from openafm.recipes.adapters.train import AdapterRunResult, adapter_run, train_adapter, train_draft
 from openafm.runtime.decoding.speculation import DraftMismatchError
 from openafm.runtime.engines.selection import open_engine
@@ -186,8 +187,8 @@ def test_export(tmp_path: Path) -> None:
         assert np.array_equal(weight, exported.weights()[name])
     for source, error in (
         (tmp_path / "none", AdapterNotFoundError),
-        (tmp_path / "base", NoAdapterRunError),
-        (tmp_path / "run" / "data", NoAdapterRunError),
+        (tmp_path / "base", UsageError),
+        (tmp_path / "run" / "data", UsageError),
     ):
         with pytest.raises(error):
             export_adapter(source, "tints", tmp_path / "out")
@@ -228,7 +229,7 @@ def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(DraftMismatchError, match="another tokenizer"):
         export_adapter(tmp_path / "run", "tints", tmp_path / "out", draft=other.path)
-    with pytest.raises(NoBaseError, match="not on this machine"):  # an adapter folder has no path to its base
+    with pytest.raises(UsageError, match="not on this machine"):  # an adapter folder has no path to its base
         export_adapter(Path(result.adapter), "tints", tmp_path / "out", draft=other.path)
 
 
@@ -243,7 +244,7 @@ def test_a_draft_is_distilled_from_base_and_adapter_and_exported(tmp_path: Path)
     adapter = open_adapter(Path(run(tmp_path, epochs=1).adapter))
     base = open_bundle(tmp_path / "base")
     data, evaluation, folder = tmp_path / "train.jsonl", tmp_path / "eval.jsonl", tmp_path / "draft run"
-    with pytest.raises(NoBaseError, match="--base"):
+    with pytest.raises(UsageError, match="--base"):
         train_draft(adapter, data, evaluation, folder, "colors_draft")
     result = train_draft(adapter, data, evaluation, folder, "colors_draft", base=base, size="micro", changes=QUICK)
     assert result.steps == 4
@@ -260,5 +261,5 @@ def test_a_run_without_an_adapter_is_refused(tmp_path: Path) -> None:
     run(tmp_path, epochs=1)
     file = tmp_path / "run" / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"adapter": None}))
-    with pytest.raises(NoAdapterRunError, match="no adapter was trained"):
+    with pytest.raises(UsageError, match="no adapter was trained"):
         export_adapter(tmp_path / "run", "tints", tmp_path / "out")

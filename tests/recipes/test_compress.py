@@ -21,8 +21,8 @@ from openafm.core.config import ConfigError, UnknownKeyError, override
 from openafm.core.errors import UsageError
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.accounting import num_parameters
-from openafm.recipes.compression.compress import SourceBundleError, compress
-from openafm.recipes.compression.formats import AstcCompression, UnknownFormatError, compression_config, corpus_batches
+from openafm.recipes.compression.compress import compress
+from openafm.recipes.compression.formats import AstcCompression, compression_config, corpus_batches
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
 
@@ -146,7 +146,7 @@ def test_a_compressed_bundle_is_refused(source: Bundle, format: str) -> None:
 
 def test_the_source_is_not_overwritten(source: Bundle) -> None:
     before = files(source)
-    with pytest.raises(SourceBundleError, match="another --name"):
+    with pytest.raises(UsageError, match="another --name"):
         compress(source, compression_config("int2"), "tiny")
     with pytest.raises(UsageError):
         compress(source, compression_config("int2"), "../tiny")
@@ -154,7 +154,7 @@ def test_the_source_is_not_overwritten(source: Bundle) -> None:
 
 
 def test_unknown_formats_and_options() -> None:
-    with pytest.raises(UnknownFormatError, match="astc, int2"):
+    with pytest.raises(UsageError, match="astc, int2"):
         compression_config("gguf")
     with pytest.raises(UnknownKeyError, match="adapter"):
         compression_config("int2", {"adapter.rank": "4"})

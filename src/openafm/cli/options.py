@@ -12,10 +12,6 @@ from openafm.core.errors import UsageError
 from openafm.core.registry import load_plugins
 
 
-class SetOptionError(UsageError):
-    """The value of --set is not KEY=VALUE."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Invocation:
     """The arguments of this command, and the function that runs a command line; worker processes repeat it."""
@@ -49,12 +45,12 @@ def parse_changes(changes: list[str] | None) -> dict[str, str]:
     """Return the values of --set by dotted key.
 
     Raises:
-        SetOptionError: a change is not KEY=VALUE.
+        UsageError: a change is not KEY=VALUE.
     """
     parsed = {}
     for change in changes or []:
         key, equals, value = change.partition("=")
         if not equals:
-            raise SetOptionError(f"--set {change} is not KEY=VALUE, such as trainer.optimizer.learning_rate=3e-4")
+            raise UsageError(f"--set {change} is not KEY=VALUE, such as trainer.optimizer.learning_rate=3e-4")
         parsed[key] = value
     return parsed

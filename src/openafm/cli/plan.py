@@ -20,10 +20,6 @@ _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 
 
-class SizeError(UsageError):
-    """The text is not a number of bytes."""
-
-
 def plan(
     size: Annotated[str, typer.Argument(help="Named size, such as server.full.")],
     devices: Annotated[int, typer.Option(help="Number of devices in all slices.")] = 1,
@@ -88,11 +84,11 @@ def parse_bytes(text: str) -> int:
     """Return the number of bytes of a text such as `95GiB` or `80 GB`.
 
     Raises:
-        SizeError: the text is not a number with a unit.
+        UsageError: the text is not a number with a unit.
     """
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
-        raise SizeError(f"'{text}' is not a memory size; write it as 95GiB or 80GB")
+        raise UsageError(f"'{text}' is not a memory size; write it as 95GiB or 80GB")
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 

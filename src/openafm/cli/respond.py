@@ -11,7 +11,7 @@ import typer
 
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import escaped, print_json
-from openafm.core.errors import UsageError
+from openafm.core.errors import OpenAFMError, UsageError
 
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; default: the current model.")]
 AdapterOption = Annotated[str | None, typer.Option(help="Adapter: the name of an installed one, or a path.")]
@@ -28,16 +28,6 @@ TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Token li
 
 MAX_TOKENS = 512
 """Default token limit of an answer; small models may not stop by themselves."""
-
-
-class SchemaFileError(UsageError):
-    """The file of --schema is not a JSON Schema object."""
-
-
-class EmptyAnswerError(UsageError):
-    """The model gave an empty answer."""
-
-    exit_code = 1
 
 
 def respond(
@@ -69,7 +59,7 @@ def respond(
     elif not isinstance(answer, str):
         print_json(answer)
     elif not answer.strip():
-        raise EmptyAnswerError(
+        raise OpenAFMError(
             f"{described.name} gave an empty answer. It is made for extraction, labels and tool calls: give it a --schema,"
             " or use a larger model with --model"
         )
@@ -99,7 +89,7 @@ def read_schema(file: Path | None) -> dict[str, Any] | None:
     """Return the JSON Schema in a file, or on standard input for `-`.
 
     Raises:
-        SchemaFileError: the file cannot be read, or is not a JSON object.
+        UsageError: the file cannot be read, or is not a JSON object.
     """
     if file is None:
         return None
@@ -107,9 +97,9 @@ def read_schema(file: Path | None) -> dict[str, Any] | None:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         schema = json_library.loads(text)
     except (OSError, ValueError) as error:
-        raise SchemaFileError(f"{file} cannot be read as JSON ({error})") from error
+        raise UsageError(f"{file} cannot be read as JSON ({error})") from error
     if not isinstance(schema, dict):
-        raise SchemaFileError(f"{file} must hold a JSON Schema object, got {type(schema).__name__}")
+        raise UsageError(f"{file} must hold a JSON Schema object, got {type(schema).__name__}")
     return schema
 
 

@@ -35,10 +35,6 @@ Weights: TypeAlias = dict[str, float]
 ExampleT = TypeVar("ExampleT", events.EventExample, calculator.WordProblem, tool_requests.ToolRequest, "TextExample")
 
 
-class UnknownTaskError(UsageError):
-    """No task with held-out scores has this name."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TaskScore:
     """The mean score of a task from 0 to 1, the scores by language, and those of baselines.
@@ -136,15 +132,14 @@ def held_out_scores(
     `on_each` is called with the number of examples done, over all tasks.
 
     Raises:
-        UnknownTaskError: the message names the nearest task.
-        UsageError: no examples.
+        UsageError: an unknown task, with the nearest name, or no examples.
     """
     if num_examples < 1:
         raise UsageError(f"scores need at least one example of each task, got {num_examples}")
     scores = {}
     for index, name in enumerate(TASKS if tasks is None else tasks):
         if name not in TASKS:
-            raise UnknownTaskError(f"no held-out scores of the task '{name}'{nearest(name, list(TASKS))}")
+            raise UsageError(f"no held-out scores of the task '{name}'{nearest(name, list(TASKS))}")
 
         def on_each_of_all(done: int, before: int = index * num_examples) -> None:
             on_each(before + done)

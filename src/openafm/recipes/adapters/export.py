@@ -28,14 +28,6 @@ from openafm.runtime.decoding.speculation import DraftMismatchError
 from openafm.training.config import TrainerConfig
 
 
-class NoBaseError(UsageError):
-    """The base of an adapter is needed and is not on this machine."""
-
-
-class NoAdapterRunError(UsageError):
-    """No adapter was trained in this run folder."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainedAdapter:
     """An adapter's weights by their names in the decoder, its base's signature, and the base if it is on this machine."""
@@ -54,10 +46,9 @@ def export_adapter(
     Raises:
         AdapterNameError: `name` is not a valid adapter name.
         AdapterNotFoundError: `source` does not exist.
-        NoAdapterRunError: `source` is neither an adapter nor a run that trained one.
+        UsageError: `source` is neither an adapter nor a run that trained one, or the draft's base is not on this machine.
         IncompleteDraftError, BundleError: the draft is not a complete bundle.
         DraftMismatchError: the draft has another tokenizer than the base.
-        NoBaseError: the draft cannot be checked because the base is not on this machine.
     """
     check_name(name)
     if (source / METADATA).is_file():
@@ -86,7 +77,7 @@ def trained_adapter(folder: Path) -> TrainedAdapter:
 
     Raises:
         AdapterNotFoundError: `folder` does not exist.
-        NoAdapterRunError: no adapter was trained in `folder`.
+        UsageError: no adapter was trained in `folder`.
     """
     from openafm.adapters.lora import adapter_weights
     from openafm.training.run import load_trained
@@ -94,10 +85,10 @@ def trained_adapter(folder: Path) -> TrainedAdapter:
     if not folder.exists():
         raise AdapterNotFoundError(f"{folder} does not exist; give the folder of a run or of an adapter")
     if not (folder / "checkpoints").is_dir():
-        raise NoAdapterRunError(f"{folder} is neither an adapter nor the folder of a run: it has no checkpoints")
+        raise UsageError(f"{folder} is neither an adapter nor the folder of a run: it has no checkpoints")
     config = from_dict(TrainerConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))
     if config.adapter is None or config.from_bundle is None:
-        raise NoAdapterRunError(f"no adapter was trained in {folder}; `openafm adapter train` trains one")
+        raise UsageError(f"no adapter was trained in {folder}; `openafm adapter train` trains one")
     weights = {name: weight.numpy() for name, weight in adapter_weights(load_trained(folder)).items()}
     base = open_bundle(config.from_bundle)
     return TrainedAdapter(weights=weights, config=config.adapter, base_signature=base.signature, base=base)
@@ -118,7 +109,7 @@ def local_bundle(signature: str) -> Bundle | None:
 def _checked_draft(draft: str | Path, trained: TrainedAdapter) -> Path:
     bundle = open_bundle(draft)
     if trained.base is None:
-        raise NoBaseError(
+        raise UsageError(
             f"the base {trained.base_signature} is not on this machine, so the draft {bundle.path} cannot be checked against"
             " it; install the base first"
         )

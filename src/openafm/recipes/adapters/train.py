@@ -20,12 +20,13 @@ from openafm.adapters.metadata import check_name
 from openafm.adapters.package import AdapterPackage, write_adapter
 from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import Config, dump, from_dict
+from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.data.documents import ChatDocument, DocumentFiles, NotADocumentError
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shards import open_shards
 from openafm.models.accounting import num_parameters
-from openafm.recipes.adapters.export import NoBaseError, local_bundle, trained_adapter
+from openafm.recipes.adapters.export import local_bundle, trained_adapter
 from openafm.recipes.corpora import FolderCorpusConfig, pack_corpus
 from openafm.recipes.drafting import draft_run
 from openafm.recipes.run import RunInterruptedError, RunResult, run_recipe
@@ -169,7 +170,7 @@ def train_draft(
     """Distill a draft model for an adapter on its base, on conversations like those it was trained on.
 
     Raises:
-        NoBaseError: no `base` is given and the adapter's base is not on this machine.
+        UsageError: no `base` is given and the adapter's base is not on this machine.
         AdapterMismatchError: `base` is not the adapter's base.
         NotADocumentError, NotTextError, InputPathError: a file, or the named line of it, holds no conversation to learn.
         UnknownRecipeError, UnknownKeyError, ConfigError: an unknown size, or an unknown key or invalid value in `changes`.
@@ -177,7 +178,7 @@ def train_draft(
     """
     base = base or local_bundle(adapter.base_signature)
     if base is None:
-        raise NoBaseError(
+        raise UsageError(
             f"the draft learns from the base {adapter.base_signature} of {adapter.path}, which is not on this machine;"
             " name it with --base"
         )

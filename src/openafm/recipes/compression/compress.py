@@ -14,10 +14,6 @@ from openafm.recipes.compression.formats import FORMATS, CompressedWeights, Comp
 from openafm.recipes.own_data import data_of, write_data
 
 
-class SourceBundleError(UsageError):
-    """The compressed bundle would overwrite its source."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompressResult:
     """The compressed bundle and its size. Bits per weight count everything stored, the adapter included; bytes are of files.
@@ -45,11 +41,10 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
 
     Raises:
         UncompressibleModelError: the bundle is compressed or has a recovery adapter, or the format does not take its kind.
-        SourceBundleError: `name` is the bundle itself.
         CompressionError, SingularRankError, NonFiniteWeightError: a tensor cannot be compressed; the message names it.
         CompressionError: calibration does not fit into memory.
         BundleError: the bundle is damaged.
-        UsageError: `name` is not a valid bundle name.
+        UsageError: `name` is not a valid bundle name, or is the bundle itself.
     """
     place = bundle_place(name)
     if bundle.numerics.is_compressed or bundle.recovery_adapter is not None:
@@ -57,7 +52,7 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
         has += ", a recovery adapter" if bundle.recovery_adapter is not None else ""
         raise UncompressibleModelError(f"{bundle.name} is already compressed ({has}); compress the bundle it was made from")
     if place.resolve() == bundle.path.resolve():
-        raise SourceBundleError(f"'{name}' is the source bundle and must not be overwritten; choose another --name")
+        raise UsageError(f"'{name}' is the source bundle and must not be overwritten; choose another --name")
     config.check(bundle.config)
     bundle.verify()
     weights = config.compress(bundle)

@@ -34,10 +34,6 @@ MIN_TOKENS = 64
 """Lower bound of the mean length of a conversation of the corpus, with any tokenizer."""
 
 
-class UnknownFormatError(UsageError):
-    """No compressed format has this name."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CalibrationConfig(Config):
     """Calibration data: `num_rows` rows of at most `row_tokens` tokens.
@@ -205,11 +201,11 @@ def compression_config(format: str, changes: Mapping[str, str] | None = None) ->
     """Return the config of a format, with single values changed by dotted key.
 
     Raises:
-        UnknownFormatError: the message names the formats.
+        UsageError: no such format; the message names them.
         UnknownKeyError, ConfigError: a key that the format does not have, or an invalid value.
     """
     if format not in FORMATS:
-        raise UnknownFormatError(f"unknown format '{format}'{nearest(format, list(FORMATS))}")
+        raise UsageError(f"unknown format '{format}'{nearest(format, list(FORMATS))}")
     return override(FORMATS[format](), changes or {})
 
 

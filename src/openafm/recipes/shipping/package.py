@@ -33,7 +33,7 @@ def ship(trained: TrainedStages, out: Path, results_file: Path, num_examples: in
 
     Raises:
         ShippedSizeError: the bundle exceeds `MAX_BYTES`; nothing was written.
-        ShippedPartsError: a run folder is not that of a stage.
+        UsageError: a run folder is not that of a stage.
         BundleError: `out` holds something else than a bundle.
     """
     for bundle in (trained.uncompressed, trained.best):

@@ -22,10 +22,6 @@ SIZE = "nano"
 STAGES = ("on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter")
 
 
-class ShippedPartsError(UsageError):
-    """The bundles or run folders are not the stages of one model."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainedStages:
     """The bundles before compression, after it and with the recovery adapter, and the run folders in order."""
@@ -37,15 +33,15 @@ class TrainedStages:
 
     def __post_init__(self) -> None:
         if self.uncompressed.config != self.compressed.config:
-            raise ShippedPartsError(f"{self.compressed.path} was not compressed from {self.uncompressed.path}")
+            raise UsageError(f"{self.compressed.path} was not compressed from {self.uncompressed.path}")
         if not self.compressed.numerics.is_compressed:
-            raise ShippedPartsError(f"{self.compressed.path} is not compressed; give the bundle of on_device.qat")
+            raise UsageError(f"{self.compressed.path} is not compressed; give the bundle of on_device.qat")
         if self.recovered is None:
             return
         if self.recovered.recovery_adapter is None:
-            raise ShippedPartsError(f"{self.recovered.path} has no recovery adapter; leave it out with --without-adapter")
+            raise UsageError(f"{self.recovered.path} has no recovery adapter; leave it out with --without-adapter")
         if self.recovered.signature != self.compressed.signature:
-            raise ShippedPartsError(
+            raise UsageError(
                 f"{self.recovered.path} has an adapter for {self.recovered.signature}, and {self.compressed.path} is "
                 f"{self.compressed.signature}; train an adapter for it or leave it out with --without-adapter"
             )
@@ -78,12 +74,12 @@ def open_trained(bundles: Sequence[str], runs: Sequence[Path], with_adapter: boo
     """Return the stages from existing bundles: before compression, after it and, `with_adapter`, with the adapter.
 
     Raises:
-        ShippedPartsError: too few or too many bundles or runs, or they do not belong together.
+        UsageError: too few or too many bundles or runs, or they do not belong together.
         BundleNotFoundError, BundleError: a bundle cannot be opened.
     """
     expected = 3 if with_adapter else 2
     if len(bundles) != expected or len(runs) != expected + 1:
-        raise ShippedPartsError(
+        raise UsageError(
             f"expected {expected} bundles (SFT QAT{' RECOVERED' * with_adapter}) and the {expected + 1} run folders of all "
             f"stages with --runs, got {len(bundles)} and {len(runs)}"
         )
@@ -100,7 +96,7 @@ def read_stage(run: Path) -> Stage:
     """Return what a run folder records of a stage.
 
     Raises:
-        ShippedPartsError: the folder holds no run of a recipe with a checkpoint.
+        UsageError: the folder holds no run of a recipe with a checkpoint.
     """
     from openafm.training.checkpoints.checkpoint import open_checkpoint
     from openafm.training.checkpoints.folder import checkpoint_paths
@@ -111,7 +107,7 @@ def read_stage(run: Path) -> Stage:
         config = read_run(run)
         record = open_checkpoint(checkpoint_paths(run / "checkpoints")[0]).record
     except (NoRunError, OSError, ValueError, IndexError, CheckpointError) as error:
-        raise ShippedPartsError(f"{run} is not the folder of a run with a checkpoint: {error}") from error
+        raise UsageError(f"{run} is not the folder of a run with a checkpoint: {error}") from error
     lines = read_metrics(run)
     losses = [line["loss"] for line in lines if "loss" in line][-10:]
     held_out_losses = [line["held_out_loss"] for line in lines if "held_out_loss" in line]
