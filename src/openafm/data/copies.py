@@ -1,9 +1,9 @@
-"""Documents that repeat themselves: random tokens, some of them said again. What copying is learned from.
+"""Documents with a repeated sequence of random tokens, which train copying.
 
     <|bos|> noise x noise <|assistant|> x <|turn_end|>
 
-Only the second x carries loss, from its second token on: which one is repeated cannot be known. Tokens are uniform over the
-vocabulary, so nothing but looking back helps.
+Only the second x carries loss, from its second token on: its first token cannot be predicted. Tokens are uniform over the
+vocabulary, so only the context helps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CopiesConfig(Config):
-    """Lengths of what is repeated, drawn evenly; the noise before and after is shorter than it."""
+    """Lengths of the repeated sequence, drawn uniformly; the noise before and after it is shorter."""
 
     lengths: tuple[int, ...] = (4, 8, 12)
     seed: int = 0
@@ -36,24 +36,24 @@ class CopiesConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CopyDocument:
-    """Tokens, and which of them are learned."""
+    """Tokens, and which of them carry loss."""
 
     tokens: list[int]
     loss_mask: list[bool]
 
 
 def copies(config: CopiesConfig, count: int, tokenizer: Tokenizer) -> Iterator[CopyDocument]:
-    """`count` documents, the same for the same config and vocabulary size."""
+    """Yield `count` documents, a function of the config and the vocabulary size."""
     rng = random.Random(config.seed)
     special = tokenizer.special
 
-    def some(number: int) -> list[int]:
+    def noise(number: int) -> list[int]:
         return [rng.randrange(NUM_SPECIAL_TOKENS, tokenizer.vocab_size) for _ in range(number)]
 
     for _ in range(count):
         length = rng.choice(config.lengths)
-        repeated = some(length)
-        prompt = [special.bos, *some(rng.randrange(length)), *repeated, *some(rng.randrange(length)), special.assistant]
+        repeated = noise(length)
+        prompt = [special.bos, *noise(rng.randrange(length)), *repeated, *noise(rng.randrange(length)), special.assistant]
         yield CopyDocument(
             tokens=[*prompt, *repeated, special.turn_end],
             loss_mask=[False] * (len(prompt) + 1) + [True] * (length - 1) + [False],
@@ -64,8 +64,8 @@ def pack_copies(config: CopiesConfig, count: int, out: Path, tokenizer: Tokenize
     """Write `count` documents as token shards at `out`.
 
     Raises:
-        OutputFolderError: `out` holds something that is not a corpus.
-        OutOfSpaceError: the disk is full; `out` is as it was.
+        OutputFolderError: `out` has files that are not a corpus.
+        OutOfSpaceError: the disk is full; `out` is unchanged.
     """
     with write_shards(out, tokenizer_digest=tokenizer.digest, vocab_size=tokenizer.vocab_size) as writer:
         for document in copies(config, count, tokenizer):

@@ -1,10 +1,9 @@
-"""Long documents with something to find in them: what looking far back is learned from.
+"""Long documents with hidden needles, which train retrieval over long contexts.
 
     <|bos|> text x text y text <|assistant|> y <|turn_end|> <|assistant|> x <|turn_end|>
 
-The text is that of the built-in corpus. A needle is a few random tokens that stand at one place in it and nowhere else; the
-first of them is the question, and only the others carry loss. Where several needles are hidden, finding just any random
-tokens does not answer.
+The text is that of the built-in corpus. A needle is a few random tokens at one place of the document. Its first token is the
+question, and only the others carry loss. With several needles, the answer depends on the question.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from openafm.tokenizer.bpe import NUM_SPECIAL_TOKENS
 if TYPE_CHECKING:
     from openafm.tokenizer.bpe import Tokenizer
 
-TEXTS_AT_ONCE = 256  # conversations made and encoded in one go
+TEXTS_AT_ONCE = 256  # conversations that are generated and encoded together
 ENDLESS = 10**9
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeedlesConfig(Config):
-    """Tokens of a whole document, drawn evenly from `lengths`, and how many needles of how many tokens it hides."""
+    """Tokens of a document, drawn uniformly from `lengths`, and the number and size of its needles."""
 
     lengths: tuple[int, ...]
     num_needles: int = 4
@@ -50,17 +49,17 @@ class NeedlesConfig(Config):
         self.require(self.needle_tokens > 1, f"needle_tokens must be at least 2, got {self.needle_tokens}")
         self.require(
             self.lengths != () and all(length > self.overhead for length in self.lengths),
-            f"lengths must be above {self.overhead}, what {self.num_needles} needles and their questions take",
+            f"lengths must be above {self.overhead}, the tokens of {self.num_needles} needles and their questions",
         )
 
     @property
     def overhead(self) -> int:
-        """Tokens of a document that are not text: its start, the needles, and the same again asked and answered."""
+        """Tokens of a document that are not text: its start, the needles, and their questions and answers."""
         return 1 + self.num_needles * (2 * self.needle_tokens + 2)
 
 
 def needles(config: NeedlesConfig, count: int, tokenizer: Tokenizer) -> Iterator[CopyDocument]:
-    """`count` documents, the same for the same config and tokenizer."""
+    """Yield `count` documents, a function of the config and the tokenizer."""
     rng = random.Random(config.seed)
     text = _Text(config.text, tokenizer)
     special = tokenizer.special
@@ -84,8 +83,8 @@ def pack_needles(config: NeedlesConfig, count: int, out: Path, tokenizer: Tokeni
     """Write `count` documents as token shards at `out`.
 
     Raises:
-        OutputFolderError: `out` holds something that is not a corpus.
-        OutOfSpaceError: the disk is full; `out` is as it was.
+        OutputFolderError: `out` has files that are not a corpus.
+        OutOfSpaceError: the disk is full; `out` is unchanged.
     """
     with (
         progress(f"hide needles in {count:,} documents", count) as bar,
@@ -98,14 +97,14 @@ def pack_needles(config: NeedlesConfig, count: int, out: Path, tokenizer: Tokeni
 
 
 class _Text:
-    """The tokens of the built-in corpus, one conversation after another, without end."""
+    """An endless stream of the tokens of the built-in corpus."""
 
     def __init__(self, config: SyntheticConfig, tokenizer: Tokenizer) -> None:
         self._conversations, self._tokenizer = generate(config, ENDLESS), tokenizer
         self._ready: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def without(self, tokens: list[int], length: int) -> list[int]:
-        """The next `length` tokens, left out those that a needle is made of."""
+        """Return the next `length` tokens without those of the needles."""
         while len(kept := np.flatnonzero(~np.isin(self._ready, tokens))) < length:
             self._ready = np.concatenate([self._ready, self._more()])
         found, self._ready = self._ready[kept[:length]], self._ready[kept[length - 1] + 1 :]
