@@ -35,6 +35,11 @@ BY_REQUIRED = {
     [
         (NUMBER_OR_TEXT, ["1", '"x"'], ["null"]),
         ({"oneOf": [{"type": "null"}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "integer"}}}, ["1", "null"], ["true"]),
+        (
+            {"allOf": [{"properties": {"a": {}}}, {"properties": {"a": {"type": ["object", "array"]}}}], "type": "object"},
+            ['{"a":{"b":[1]}}'],
+            ['{"a":1}', "1"],
+        ),
         (BY_CONSTANT, ['{"kind":"a","n":1}', '{"kind":"b"}'], ['{"kind":"c"}', "{}"]),
         (BY_REQUIRED, ['{"a":1}', '{"b":1,"c":2}'], ['{"a":1,"b":2}', '{"c":1}']),
         ({"oneOf": [{"enum": [1, "x"]}, {"enum": [2]}, {"const": True}]}, ["1", "2", "true", '"x"'], ["3"]),
