@@ -119,8 +119,8 @@ def test_failures_are_one_line(tmp_path: Path, signature: str, capsys: pytest.Ca
     assert "either the NAME" in failure(capsys, "remove", "x", "--obsolete")
     assert "is installed" in failure(capsys, "remove", "x")
     assert "cannot be reached" in failure(capsys, "pull", "http://127.0.0.1:1", "tags")
-    assert "no key" in failure(capsys, "serve", str(tmp_path), "--key", str(data))
-    assert "holds no adapters" in failure(capsys, "serve", str(tmp_path / "nowhere"))
+    assert "not a key" in failure(capsys, "serve", str(tmp_path), "--key", str(data))
+    assert "has no adapters" in failure(capsys, "serve", str(tmp_path / "nowhere"))
 
 
 def test_export_keeps_values_as_json_or_text(tmp_path: Path, signature: str, capsys: pytest.CaptureFixture[str]) -> None:

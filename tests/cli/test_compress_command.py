@@ -82,7 +82,7 @@ def test_the_help_explains_both(capsys: pytest.CaptureFixture[str]) -> None:
         ("compress tiny --name a/b", 2, "cannot name a bundle"),
         ("compress tiny --format int2 --rank 4", 2, "adapter"),
         ("compress tiny --format int2 --no-calibration", 2, "calibration"),
-        ("compress tiny --rank 99 --no-calibration", 2, "asked for 99"),
+        ("compress tiny --rank 99 --no-calibration", 2, "got 99"),
         ("compress tiny --rank -1", 2, "rank must be positive"),
         ("compress report", 2, "--help"),
         ("compress report nosuch --json", 2, "no bundle 'nosuch'"),
