@@ -181,4 +181,4 @@ def test_a_file_that_is_missing_is_named(tmp_path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(languages, "text_folder", lambda: tmp_path)
     with pytest.raises(SourceTextError, match=r"en/words\.txt"):
-        words.Words("en", "train")
+        words.LanguageWords("en", "train")

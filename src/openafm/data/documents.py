@@ -35,7 +35,7 @@ LANGUAGES = frozenset(_LANGUAGE_TAGS.split())
 """Language tags that are read from file names such as `de.txt` and `news.de.jsonl`."""
 
 METADATA_KEYS = ("kind", "license", "opt_out")
-"""Keys of a JSONL document that are stored as metadata; further ones stand under `metadata`."""
+"""Keys of a JSONL document that are stored as metadata; further ones are under `metadata`."""
 BYTE_ORDER_MARK = "\ufeff"
 
 

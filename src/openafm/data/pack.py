@@ -281,23 +281,23 @@ def _encoded_texts(documents: Iterable[TextDocument], tokenizer: Tokenizer) -> I
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Segment:
+class _TextSegment:
     """Part of a text; `ends` is the document of the last part."""
 
     text: str
     ends: TextDocument | None
 
 
-def _segments(document: TextDocument) -> Iterator[_Segment]:
+def _segments(document: TextDocument) -> Iterator[_TextSegment]:
     start = 0
     while cut := NO_TOKEN_CROSSES.search(document.text, start + SEGMENT_CHARACTERS):
-        yield _Segment(text=document.text[start : cut.end()], ends=None)
+        yield _TextSegment(text=document.text[start : cut.end()], ends=None)
         start = cut.end()
-    yield _Segment(text=document.text[start:], ends=document)
+    yield _TextSegment(text=document.text[start:], ends=document)
 
 
-def _batches(segments: Iterable[_Segment]) -> Iterator[list[_Segment]]:
-    batch: list[_Segment] = []
+def _batches(segments: Iterable[_TextSegment]) -> Iterator[list[_TextSegment]]:
+    batch: list[_TextSegment] = []
     num_characters = 0
     for segment in segments:
         batch.append(segment)

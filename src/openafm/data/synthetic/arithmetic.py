@@ -12,7 +12,7 @@ from openafm.data.synthetic.frames import base_kind
 from openafm.data.synthetic.languages import Split, text_folder
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.source_text import Frame, Line, Slot, parse_frame, read_sections
-from openafm.data.synthetic.words import Words, split_of, words_of
+from openafm.data.synthetic.words import LanguageWords, split_of, words_of
 from openafm.tokenizer.conversation import (
     AssistantTurn,
     Instructions,
@@ -157,7 +157,7 @@ def _two_problems(line: Line) -> WordProblemFrame:
 class _Values:
     """Values of the slots: numbers as given, names drawn on first use."""
 
-    def __init__(self, rng: random.Random, words: Words, values: dict[str, str]) -> None:
+    def __init__(self, rng: random.Random, words: LanguageWords, values: dict[str, str]) -> None:
         self._rng, self._words, self._values = rng, words, values
 
     def __call__(self, slot: Slot) -> Pieces:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from openafm.data.synthetic.languages import locale_of, source_file
 from openafm.data.synthetic.rendering import BARE, Piece, Resolve, render, text_of, value_of
-from openafm.data.synthetic.source_text import Frame, Group, Line, Span, TextSection, parse_frame, read_sections
+from openafm.data.synthetic.source_text import Frame, Group, Line, MarkedSpan, TextSection, parse_frame, read_sections
 
 FIRST_DAY = datetime.date(2018, 1, 1)
 _NUM_DAYS = (datetime.date(2039, 12, 31) - FIRST_DAY).days + 1
@@ -78,7 +78,7 @@ def parse_pattern(line: Line) -> Pattern:
     """
     text, *limits = re.split(r" +; *", line.text)
     frame = parse_frame(line, text)
-    spans = [part for part in frame.parts if isinstance(part, Span)]
+    spans = [part for part in frame.parts if isinstance(part, MarkedSpan)]
     if len(spans) != 1 or any(isinstance(part, Group) for part in frame.parts):
         raise line.error("a pattern has exactly one <...> and no [...]")
     return Pattern(frame=frame, limits=dict(_limit(line, limit) for limit in limits))

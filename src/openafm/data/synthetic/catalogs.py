@@ -197,7 +197,7 @@ def catalogs(language: str) -> Catalogs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalog:
+class CatalogSplit:
     """The part of the catalogs that a split uses."""
 
     label_sets: tuple[LabelSet, ...]
@@ -207,7 +207,7 @@ class Catalog:
 
 
 @functools.cache
-def catalog_of(language: str, split: Split) -> Catalog:
+def catalog_of(language: str, split: Split) -> CatalogSplit:
     """The catalogs of a language and split.
 
     One tool, form and label set of seven is held out, by its name: training sees nothing of it, in any language. So is one
@@ -220,7 +220,7 @@ def catalog_of(language: str, split: Split) -> Catalog:
         if is_for_scores or not _is_held_out(labels.name)
         if (kept := labels if _is_held_out(labels.name) else _with_texts_of(labels, split))
     ]
-    return Catalog(
+    return CatalogSplit(
         label_sets=tuple(label_sets),
         tools=tuple(tool for tool in whole.tools if _is_held_out(tool.name) == is_for_scores),
         forms=tuple(form for form in whole.forms if _is_held_out(form.name) == is_for_scores),

@@ -21,7 +21,7 @@ from openafm.data.synthetic.reference import (
 from openafm.data.synthetic.schemas import (
     STYLES,
     TIME_PATTERN,
-    SchemaProperty,
+    PropertyDraft,
     answer_object,
     nullable,
     object_schema,
@@ -117,7 +117,7 @@ def _schema_and_answer(rng: random.Random, shape: str, events: Sequence[dict[str
         case "property":
             name = styled(rng.choice(("event", "appointment", "result")), "snake")
             absence = rng.choice(("null", "omitted"))
-            wrapped = [SchemaProperty(name, schema, absence)]
+            wrapped = [PropertyDraft(name, schema, absence)]
             return object_schema(rng.choice(("Answer", "Result", "Extraction")), wrapped), answer_object(
                 wrapped, {} if one is None else {name: one}
             )
@@ -125,12 +125,12 @@ def _schema_and_answer(rng: random.Random, shape: str, events: Sequence[dict[str
             if rng.random() < 0.4:
                 return {"type": "array", "items": schema}, answers
             name = rng.choice(_LIST_NAMES)
-            listed = [SchemaProperty(name, {"type": "array", "items": schema})]
+            listed = [PropertyDraft(name, {"type": "array", "items": schema})]
             return object_schema(rng.choice(("Events", "Calendar", "Result")), listed), {name: answers}
     return schema, one
 
 
-def _draw_properties(rng: random.Random) -> dict[str, SchemaProperty] | None:
+def _draw_properties(rng: random.Random) -> dict[str, PropertyDraft] | None:
     """Properties by field with other names, in another order, or fewer of them; None for the canonical schema."""
     if rng.random() < _CANONICAL_SCHEMA_SHARE:
         return None
@@ -148,7 +148,7 @@ def _draw_properties(rng: random.Random) -> dict[str, SchemaProperty] | None:
         schema = dict(EVENT_SCHEMA["properties"][field])
         if rng.random() < 0.1:
             schema["description"] = _DESCRIPTIONS[field]
-        properties[field] = SchemaProperty(name, schema, "never" if field == "title" else absence)
+        properties[field] = PropertyDraft(name, schema, "never" if field == "title" else absence)
     return properties
 
 

@@ -19,7 +19,7 @@ from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.schemas import (
     STYLES,
     TIME_PATTERN,
-    SchemaProperty,
+    PropertyDraft,
     answer_object,
     draw_title,
     object_schema,
@@ -140,7 +140,7 @@ def _schema_and_answer(
         fields = rng.sample(fields, rng.randint(2, len(fields)))
     elif rng.random() < 0.3:
         rng.shuffle(fields)
-    properties: dict[str, SchemaProperty] = {}
+    properties: dict[str, PropertyDraft] = {}
     values: dict[str, Any] = {}
     needs_day = False
     for each in fields:
@@ -155,7 +155,7 @@ def _schema_and_answer(
         elif as_written:
             schema["description"] = "as written"
         is_always = value is not None and rng.random() < 0.7
-        properties[name] = SchemaProperty(name, schema, "never" if is_always else absence)
+        properties[name] = PropertyDraft(name, schema, "never" if is_always else absence)
         if value is not None:
             values[name] = value.text if as_written else value.value
             needs_day = needs_day or (each.kind.base in ("date", "past_day", "time") and not as_written)
@@ -190,6 +190,6 @@ def value_schema(rng: random.Random, kind: Kind, value: Any = None, *, as_writte
             assert kind.items is not None
             return {"type": "array", "items": value_schema(rng, kind.items)}
         case "object":
-            parts = [SchemaProperty(part.name, value_schema(rng, part.kind)) for part in kind.parts]
+            parts = [PropertyDraft(part.name, value_schema(rng, part.kind)) for part in kind.parts]
             return object_schema(styled(kind.choices[0], "pascal"), parts)
     return {"type": "string"}

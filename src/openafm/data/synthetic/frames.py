@@ -22,13 +22,13 @@ from openafm.data.synthetic.source_text import (
     Line,
     Slot,
     SourceTextError,
-    Span,
+    MarkedSpan,
     TextSection,
     parse_frame,
     read_sections,
     walk,
 )
-from openafm.data.synthetic.words import Words, is_held_out, split_of, words_of
+from openafm.data.synthetic.words import LanguageWords, is_held_out, split_of, words_of
 
 ItemT = TypeVar("ItemT")
 
@@ -99,7 +99,7 @@ class LanguageFrames:
     def __init__(self, language: str, split: Split, errors: list[SourceTextError] | None = None) -> None:
         self._errors = errors
         self.language, self.split = language, split
-        self.words: Words = words_of(language, split)
+        self.words: LanguageWords = words_of(language, split)
         self.calendar = CalendarPhrases(language)
         self.titles, self.title_patterns, self.title_lists = self._read_titles(source_file(language, "titles.txt"))
         self.places = self._read_places(source_file(language, "places.txt"))
@@ -223,7 +223,7 @@ class LanguageFrames:
 
         def read(line: Line) -> Frame:
             frame = parse_frame(line)
-            if sum(isinstance(part, Span) for part in walk(frame.parts)) != 1:
+            if sum(isinstance(part, MarkedSpan) for part in walk(frame.parts)) != 1:
                 raise line.error("mark the place with one <...>")
             return check_slots(frame, known)
 
@@ -293,7 +293,7 @@ def check_event_frame(frame: Frame, distractors: frozenset[str] | set[str], form
                 fields.append(name.removesuffix("_bare"))
                 if form and form not in forms:
                     raise frame.line.error(f"no title has the form '{form}'; known: {', '.join(sorted(forms))}")
-            case Span(field=field):
+            case MarkedSpan(field=field):
                 if not field:
                     raise frame.line.error("mark spans as <title: ...> or <place: ...>, or write '\\<' for the character")
                 fields.append(field)

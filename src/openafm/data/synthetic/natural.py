@@ -21,7 +21,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.data.synthetic.frames import frames_of
 from openafm.data.synthetic.labels import NamedLabel, labeled_turns
 from openafm.data.synthetic.reference import fill
-from openafm.data.synthetic.schemas import STYLES, SchemaProperty, answer_object, object_schema, styled
+from openafm.data.synthetic.schemas import STYLES, PropertyDraft, answer_object, object_schema, styled
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
@@ -206,7 +206,7 @@ def _define(rng: random.Random, requests: NaturalSet, intent: str, style: str) -
     words = words_of_intent(intent)
     slots = list(requests.slots.get(intent, ()))
     rng.shuffle(slots)
-    properties = [SchemaProperty(slot, {"type": "string"}, "omitted") for slot in slots]
+    properties = [PropertyDraft(slot, {"type": "string"}, "omitted") for slot in slots]
     return ToolDefinition(
         name=styled(words, style),
         description=rng.choice((words.capitalize() + ".", words.capitalize(), "")) or words,
@@ -225,7 +225,7 @@ def _form_turns(rng: random.Random, requests: NaturalSet) -> tuple[Turn, ...]:
     rng.shuffle(names)
     absence, style = rng.choice(("omitted", "null")), rng.choice(STYLES)
     renamed = {name: styled(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower(), style) for name in names}
-    properties = [SchemaProperty(renamed[name], {"type": "string"}, absence) for name in names]
+    properties = [PropertyDraft(renamed[name], {"type": "string"}, absence) for name in names]
     values = {renamed[name]: value for name, value in request.slots.items() if name in renamed}
     title = styled(words_of_intent(intent or rng.choice(("booking", "request", "details"))), "pascal")
     return (

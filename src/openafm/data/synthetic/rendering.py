@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, Part, Particle, Slot, Span
+from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, Part, Particle, Slot, MarkedSpan
 
 BARE = "bare"  # the field of text between plain `<` and `>`
 
@@ -54,7 +54,7 @@ class _Rendering:
                         first = found[0]
                         found = (Piece(capitalize(first.text, self._language), first.field), *found[1:])
                     pieces.extend(Piece(text, field, True) for text, field, _ in found)
-                case Span():
+                case MarkedSpan():
                     pieces.append(Piece(text_of(self.pieces(part.parts)), part.field or BARE))
                 case Group():
                     if self._keep(part.names):

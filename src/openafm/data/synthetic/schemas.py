@@ -14,7 +14,7 @@ STYLES = ("snake", "snake", "snake", "camel", "camel", "pascal", "kebab", "space
 
 
 @dataclass(frozen=True)
-class SchemaProperty:
+class PropertyDraft:
     """A property: its name, its schema, and how its absence is written: left out, null, or not at all."""
 
     name: str
@@ -38,7 +38,7 @@ def nullable(schema: JsonSchema) -> JsonSchema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def object_schema(title: str, properties: Sequence[SchemaProperty], description: str = "") -> JsonSchema:
+def object_schema(title: str, properties: Sequence[PropertyDraft], description: str = "") -> JsonSchema:
     """Return the schema of an object, as the framework writes it."""
     return {
         "title": title,
@@ -51,7 +51,7 @@ def object_schema(title: str, properties: Sequence[SchemaProperty], description:
     }
 
 
-def answer_object(properties: Sequence[SchemaProperty], values: Mapping[str, Any]) -> dict[str, Any]:
+def answer_object(properties: Sequence[PropertyDraft], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the object that has these values, in the order of the properties; missing ones are omitted or null."""
     answer: dict[str, Any] = {}
     for prop in properties:

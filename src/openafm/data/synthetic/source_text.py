@@ -96,7 +96,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Span:
+class MarkedSpan:
     """Text between `<` and `>`: the value of a field, letter by letter. An empty field is the bare part of a phrase."""
 
     field: str
@@ -126,7 +126,7 @@ class Particle:
     after_vowel: str
 
 
-Part: TypeAlias = Literal | Slot | Span | Choice | Group | Particle
+Part: TypeAlias = Literal | Slot | MarkedSpan | Choice | Group | Particle
 Parts: TypeAlias = tuple[Part, ...]
 
 
@@ -158,7 +158,7 @@ def walk(parts: Parts) -> Iterator[Part]:
     for part in parts:
         yield part
         match part:
-            case Span() | Group():
+            case MarkedSpan() | Group():
                 yield from walk(part.parts)
             case Choice():
                 for option in part.options:
@@ -172,7 +172,7 @@ def walk_slots(parts: Parts) -> Iterator[Slot]:
 def names_of(parts: Parts) -> frozenset[str]:
     """Names of the slots and of the marked spans in `parts`."""
     return frozenset(
-        part.name if isinstance(part, Slot) else part.field for part in walk(parts) if isinstance(part, Slot | Span)
+        part.name if isinstance(part, Slot) else part.field for part in walk(parts) if isinstance(part, Slot | MarkedSpan)
     ) - {""}
 
 
@@ -246,7 +246,7 @@ class _FrameParser:
                 match = _SPAN.match(self._text, self._at)
                 assert match is not None
                 self._at = match.end()
-                return Span(match[1] or "", self._nested(">"))
+                return MarkedSpan(match[1] or "", self._nested(">"))
             case "(":
                 particle = _PARTICLE.match(self._text, self._at)
                 if particle and self._at and self._text[self._at - 1] in "}>":

@@ -1,4 +1,4 @@
-"""Tools: requests that call some of up to eight tools, their outputs, and what is said of them; or no tool at all."""
+"""Tools: requests that call some of up to eight tools, their outputs, and the answers; or no tool at all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openafm.data.synthetic.calendar import draw_reference_day
-from openafm.data.synthetic.catalogs import Catalog, ToolFrames, catalog_of
+from openafm.data.synthetic.catalogs import CatalogSplit, ToolFrames, catalog_of
 from openafm.data.synthetic.fields import Field
 from openafm.data.synthetic.forms import FieldValues, value_schema
 from openafm.data.synthetic.frames import frames_of
@@ -17,7 +17,7 @@ from openafm.data.synthetic.languages import Split, has_file
 from openafm.data.synthetic.messages import Distractors
 from openafm.data.synthetic.reference import draw_reference, fill
 from openafm.data.synthetic.rendering import render, text_of
-from openafm.data.synthetic.schemas import SchemaProperty, object_schema, styled
+from openafm.data.synthetic.schemas import PropertyDraft, object_schema, styled
 from openafm.data.synthetic.source_text import Frame
 from openafm.data.synthetic.styles import restyle
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
@@ -58,7 +58,7 @@ class _ToolConversation:
     def __init__(self, rng: random.Random, language: str, split: Split) -> None:
         self._rng, self._split = rng, split
         self._frames, self._english = frames_of(language, split), frames_of("en", split)
-        self._catalog: Catalog = catalog_of(language, split)
+        self._catalog: CatalogSplit = catalog_of(language, split)
         self._today = draw_reference_day(rng)
         chosen = _draw_tools(rng, self._catalog.tools, rng.choices(*_NUM_TOOLS)[0])
         style = rng.choice(_STYLES)
@@ -244,7 +244,7 @@ def _define(rng: random.Random, tool: ToolFrames, style: str) -> DefinedTool:
         schema = value_schema(rng, field.kind)
         if field.description and rng.random() < 0.3:
             schema["description"] = field.description
-        properties.append(SchemaProperty(field.name, schema, "omitted" if field.is_optional else "never"))
+        properties.append(PropertyDraft(field.name, schema, "omitted" if field.is_optional else "never"))
     title = rng.choice(_TITLES).format(styled(tool.name, "pascal"))
     description = _imperative(tool.description) if rng.random() < _IMPERATIVE_SHARE else tool.description
     definition = ToolDefinition(name=name, description=description, parameters=object_schema(title, properties))

@@ -77,7 +77,7 @@ def split_of(texts: Iterable[str], split: Split) -> tuple[str, ...]:
     return part or everything
 
 
-class Words:
+class LanguageWords:
     """The words of one language and split."""
 
     def __init__(self, language: str, split: Split) -> None:
@@ -205,9 +205,9 @@ class Words:
 
 
 @functools.cache
-def words_of(language: str, split: Split) -> Words:
+def words_of(language: str, split: Split) -> LanguageWords:
     """The words of a language and split, read once."""
-    return Words(language, split)
+    return LanguageWords(language, split)
 
 
 @functools.cache
