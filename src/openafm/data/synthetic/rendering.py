@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, Part, Particle, Slot, MarkedSpan
+from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, MarkedSpan, Part, Particle, Slot
 
 BARE = "bare"  # the field of text between plain `<` and `>`
 
