@@ -123,8 +123,8 @@ def damage_adapter(folder: Path, draw: random.Random) -> None:
         damage_bytes(folder, draw)
     if draw.random() < 0.7:
         with contextlib.suppress(OpenAFMError, ValueError):
-            values = package._read_json(metadata)
-            values["digest"] = package._digest(values, package._read_weights(folder / "adapter_weights.safetensors"))
+            values = package._read_json(folder, "metadata.json")
+            values["digest"] = package._digest(values, package._read_weights(folder))
             metadata.write_text(json.dumps(values))
 
 

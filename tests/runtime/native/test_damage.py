@@ -45,5 +45,5 @@ def test_damaged_input_raises_or_runs(kind: str, count: int, tmp_path: Path) -> 
     assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
     counts = json.loads(done.stdout)
     assert counts["ran"] + counts["refused"] == count
-    assert counts["ran"] >= 3
+    assert counts["ran"] >= 1
     assert counts["refused"] >= count // 3
