@@ -142,7 +142,10 @@ def test_the_adapter_of_a_bundle_is_trained_further(tmp_path: Path, corpus: Load
     assert open_bundle(carried).signature == open_bundle(base).signature
     start = adapter_weights(fresh_state(adapter_run(corpus, carried), "cpu").model)
     assert all(np.array_equal(start[name].numpy(), weight) for name, weight in first.items())
-    for other, message in ((LoRAConfig(rank=2), "rank 4"), (LoRAConfig(rank=4, targets=("query",)), "which the new one lacks")):
+    for other, message in (
+        (LoRAConfig(rank=2), "rank 4"),
+        (LoRAConfig(rank=4, targets=("query",)), "which the new one lacks"),
+    ):
         with pytest.raises(AdapterWeightsError, match=message):
             fresh_state(replace(config, from_bundle=carried, adapter=other), "cpu")
 
