@@ -55,7 +55,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """Of sessions at once, after the first token of each; and what they answered, by their numbers."""
+    """Tokens a second of concurrent sessions, after the first token of each; and the answers by session number."""
 
     tokens_per_second: float
     rows_a_step: float
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def throughput(engine: NativeEngine, setting: Setting) -> dict[str, float]:
-    """Tokens a second by the number of sessions, each as a ratio to one, and what one call with so many rows gives."""
+    """Tokens a second by the number of sessions, each as a ratio to one, and those of one call with that many rows."""
     ours: dict[int, list[float]] = {count: [] for count in NUM_SESSIONS}
     limit: dict[int, list[float]] = {count: [] for count in NUM_SESSIONS}
     rows: dict[int, list[float]] = {count: [] for count in NUM_SESSIONS}
@@ -120,7 +120,7 @@ def throughput(engine: NativeEngine, setting: Setting) -> dict[str, float]:
 
 
 def sessions(engine: NativeEngine, setting: Setting, numbers: list[int]) -> Found:
-    """Sessions at once."""
+    """Run concurrent sessions."""
     first, answers = threading.Barrier(len(numbers) + 1), dict[int, list[int]]()
 
     def session(number: int) -> None:
@@ -147,7 +147,7 @@ def sessions(engine: NativeEngine, setting: Setting, numbers: list[int]) -> Foun
 
 
 def one_call(engine: NativeEngine, setting: Setting, count: int) -> float:
-    """Tokens a second of one thread that steps so many sequences in one call."""
+    """Tokens a second of one thread that steps `count` sequences in one call."""
     sequences = [engine.new_sequence() for _ in range(count)]
     for number, sequence in enumerate(sequences):
         engine.step([(sequence, prompt(engine, number, PROMPT_TOKENS))])

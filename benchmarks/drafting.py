@@ -1,14 +1,13 @@
 """Speculative decoding at the size of `on_device.base`: tokens per CPU second against plain decoding, by acceptance.
 
-The target is the synthetic 2-bit bundle of that shape on the native engine, one thread, greedy. The draft model is one whose
-quality is chosen: an engine that knows the plain answer and gives its next token with the acceptance asked for, another
-otherwise, and burns the CPU time of a model of a tenth of the target's step for it, a quarter of that for each further token
-it sees at once (`--cost`). All else is what runs always: `generate` with a new `Drafter` for each acceptance, which knows
-nothing at first. A plain and a drafted answer to each prompt are taken in turns, token by token, and have the same tokens.
-Measured is the CPU time of the process after the first: with the prompt that the draft model has to see, and with all that
-is tried to learn.
+The target is the synthetic 2-bit bundle of that shape on the native engine, one thread, greedy. The draft model is
+simulated: it proposes the next token of the plain answer with the given acceptance, another token otherwise. A step takes
+the CPU time of a tenth of the target's step (`--cost`), plus a quarter of that for each further token in the same step.
+Everything else is the production code: `generate` with a new `Drafter` for each acceptance, without earlier measurements.
+A plain and a drafted answer to each prompt alternate token by token, and have the same tokens. The figure is the CPU time
+of the process after the first token. It includes the draft model's prefill and the steps that measure draft lengths.
 
-Asked for: never below 0.98 of plain. A real draft model beside `on_device.nano` is measured by benchmarks/speculation.py.
+Required: never below 0.98 of plain. A real draft model for `on_device.nano` is measured by benchmarks/speculation.py.
 
     python benchmarks/drafting.py [--quick] [--json] [--cost 0.1] [--bundle-folder FOLDER]
 
@@ -54,7 +53,7 @@ MOST_DRAFTED, PROMPT_TOKENS, SEED = 5, 16, 0
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """How much of everything, for each acceptance."""
+    """Size of the benchmark, for each acceptance."""
 
     num_layers: int
     num_answers: int
@@ -67,7 +66,7 @@ QUICK = Amount(num_layers=7, num_answers=3, num_tokens=80, num_steps=5)
 
 
 class Replay(Engine):
-    """A draft model that knows the answer: right with a chance, in a given CPU time."""
+    """A simulated draft model: right with a given probability, in a given CPU time."""
 
     class _Tokens(Cache):
         def copy(self, length: int) -> Replay._Tokens:
@@ -170,7 +169,7 @@ def main() -> None:
 
 
 def verification_costs(target: Engine, num_steps: int) -> dict[int, float]:
-    """Median CPU seconds of a step that verifies so many tokens, the counts taking turns."""
+    """Median CPU seconds of a step by the number of tokens that it verifies; the numbers alternate."""
     sequence = target.new_sequence()
     target.step([(sequence, random_prompt(target, 0))])
     seconds: dict[int, list[float]] = {count: [] for count in ROWS}
@@ -223,11 +222,11 @@ class Timed:
 
 
 def in_turns(target: Engine, text: Text, drafter: Drafter) -> Timed:
-    """Both answers at once, one token of each in turn, so that what disturbs the machine disturbs both."""
+    """Generate both answers, one token of each in turn, so that other load on the machine affects both."""
     plain, drafted = (generation(target, text.prompt, len(text.answer), choice) for choice in (None, drafter))
     tokens = {plain: [next(plain).token], drafted: [next(drafted).token]}
     seconds = {plain: 0.0, drafted: 0.0}
-    for _ in range(len(text.answer)):  # and once for the end
+    for _ in range(len(text.answer)):  # and one more for the end
         for side in (plain, drafted):
             started = process_time()
             event = next(side, None)

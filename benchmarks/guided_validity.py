@@ -1,13 +1,13 @@
 """Check that guided generation never returns an invalid value: random types, random logits, an independent judge (report 7).
 
-Every case makes a random type over everything that `@generable` can express (`guided/random_types.py`), and lets random
-logits, which know nothing of JSON, choose among what the grammar allows. The text must then satisfy three judges that know
-nothing of the grammar: `jsonschema` on the published schema, conversion to the Python type, and a judge of the Python value
-that knows nothing of schemas. A text that does not end within the token limit is invalid too.
+Every case makes a random type over everything that `@generable` can express (`guided/random_types.py`), and chooses
+by random logits among the tokens that the grammar allows. The text must then satisfy three judges that do not use the
+grammar: `jsonschema` on the published schema, conversion to the Python type, and a judge of the Python value that does not
+use the schema. A text that does not end within the token limit is invalid too.
 
-Random logits would write numbers, strings and lists for ever, so tokens that close something (`}`, `]`, `"`, then `,`, and
-the stop token) gain a bonus that grows with the length of the answer. One case in ten is cut off on purpose: there, what is
-settled so far must convert to the partial form of the type.
+Under random logits numbers, strings and lists would hardly ever end, so tokens that close something (`}`, `]`, `"`, then `,`, and
+the stop token) get a bonus that grows with the length of the answer. One case in ten is cut off on purpose: there, the
+text so far must convert to the partial form of the type.
 
     python benchmarks/guided_validity.py [--quick] [--json] [--out FILE]
 """

@@ -1,12 +1,12 @@
-"""Keys and values: what the held-out loss changes by in few bits (report section 6), and what windows save (report 2.2).
+"""Keys and values: the change of held-out loss with few bits (report section 6), and the memory that windows save (2.2).
 
 `on_device.micro` is trained on the built-in corpus, with three seeds; then keys and values pass the attention's slot, where
-they are rounded after QK-norm and rotation: symmetric, one fp16 scale for each token and head, and bf16 to compare with.
-Changes are to the loss with fp32 keys and values, on the same held-out tokens, the mean over seeds.
+they are rounded after QK-norm and rotation: symmetric, one fp16 scale for each token and head; and bf16 for comparison.
+Changes are relative to the loss with fp32 keys and values, on the same held-out tokens, the mean over seeds.
 
-Windows: the engine's cache of `server.full` and of `server.nano` with 65,536 tokens in bf16, beside the same models with all
-layers global. Bytes are those of the buffers, with slack for rollbacks and free room. The nano ones are really filled, 512
-tokens a step; those of the full model, 51 GB, are laid out in the same steps but without storage.
+Windows: the engine's cache of `server.full` and of `server.nano` with 65,536 tokens in bf16, and that of the same models with
+all layers global. Bytes are those of the buffers, including slack for rollbacks and free space. The nano caches are filled,
+512 tokens a step; those of the full model, 51 GB, are allocated in the same steps without storage.
 
     python benchmarks/kv_cache.py [--quick] [--json]
 
@@ -91,7 +91,7 @@ def changes_of(base: Base, data: Data) -> dict[str, float]:
 
 
 def windows() -> dict[str, Any]:
-    """Bytes of caches with windows and without; a saving is what the windows take off."""
+    """Bytes of caches with windows and without; a saving is the share that the windows save."""
     figures: dict[str, Any] = {}
     for name, device in (("server", torch.device("meta")), ("nano", torch.device("cpu"))):
         model = named_size("server.full" if name == "server" else "server.nano")
@@ -105,7 +105,7 @@ def windows() -> dict[str, Any]:
 
 
 def cache_bytes(config: DecoderConfig, device: torch.device) -> int:
-    """Memory of a cache that got its tokens as a prompt in pieces; where the device has storage, checks the last of them."""
+    """Memory of a cache after a chunked prefill; on a device with storage, the last tokens are checked."""
     cache = TorchCache(config, torch.bfloat16, device)
     for start in range(0, NUM_TOKENS, STEP_TOKENS):
         cache.reserve(start + STEP_TOKENS)

@@ -1,4 +1,4 @@
-"""The native runtime at the `on_device.base` shape, 56 layers of random weights, beside its peers in alternating segments.
+"""The native runtime at the `on_device.base` shape, 56 layers of random weights, compared with its peers in alternating segments.
 
 Sections, each in a file of benchmarks/native/ whose first lines say how it measures:
 - `decode`: decode_ratio, decode_stream_share, prefill_ratio_full_depth, prefill_ratio_bypass (peer.py)
@@ -7,18 +7,18 @@ Sections, each in a file of benchmarks/native/ whose first lines say how it meas
 - `context`, `batch`, `overhead`, `mask`: long_context, batch_8_ratio, overhead_share, mask_overlap (decoding.py, guided.py)
 - `start`: rss_gb, first_token_s, weights_shared (start.py)
 
-What is measured on one thread and on two has a plain key, in CPU time, and one that ends in `_2_threads`, in wall time,
-which wants a quiet machine. `batch`, `mask` and `start` are by the clock. The peer is llama.cpp through llama-cpp-python,
+Figures of one thread (CPU time) have a plain key, those of two threads (wall time) one that ends in `_2_threads`. Wall
+times, also those of `batch`, `mask` and `start`, need a quiet machine. The peer is llama.cpp through llama-cpp-python,
 built from its source distribution for this processor:
 
     pip install --no-binary llama-cpp-python llama-cpp-python     and, for one product: pip install onnxruntime onnx
 
-in any environment, whose interpreter is given by `--peer-python`. What is not installed is left out, with the reason.
+in any environment, whose interpreter is passed as `--peer-python`. Missing peers are left out, with the reason.
 
     python benchmarks/native_runtime.py [--quick] [--json] [--peer-python PYTHON] [--only SECTION,...]
 
 A full run takes about 10 minutes, and 8 GB of memory for the peer's BF16 file; it writes
-docs/benchmarks/native_runtime.json, or with `--only` what those sections give into the one that stands. `--quick` runs the
+docs/benchmarks/native_runtime.json, or with `--only` updates those sections of the existing file. `--quick` runs the
 same code with the same widths at an eighth of the depth and claims nothing.
 """
 
@@ -154,7 +154,7 @@ def _sections(setting: Setting, bundle: Bundle) -> dict[str, Callable[[], Figure
 
 
 def _keep(report: Figures, *, is_whole: bool) -> None:
-    """Write the report; what only some sections gave into the one that stands."""
+    """Write the report; with `--only`, update the sections of the existing one."""
     if not is_whole and REPORT.exists():
         kept = json.loads(REPORT.read_text(encoding="utf-8"))
         report["figures"] = kept["figures"] | report["figures"]

@@ -2,7 +2,7 @@
 
 The peer is the same engine and model with every layer run for every position. Both compute the head for the last position
 only. They alternate in one run, on one thread, and are measured in CPU time; each ratio is the median over rounds. The
-arithmetic ratio counts floating-point operations. Beside `on_device.nano` stands a body of twice its width and depth.
+arithmetic ratio counts floating-point operations. The models are `on_device.nano` and one of twice its width and depth.
 
     python benchmarks/prefill_bypass.py [--quick] [--json]
 
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def compare(config: DecoderConfig, num_rounds: int) -> dict[str, float]:
-    """Alternate the two engines over the same prompts, which one goes first as well."""
+    """Alternate the two engines over the same prompts; the first engine alternates too."""
     ours = TorchEngine(config.build(SEED))
     peer = TorchEngine(EveryLayer(config, SEED))
     generator = np.random.default_rng(SEED)
@@ -115,7 +115,7 @@ def compare(config: DecoderConfig, num_rounds: int) -> dict[str, float]:
 
 
 def time_to_first_token(engine: TorchEngine, prompt: list[int]) -> tuple[float, np.ndarray]:
-    """CPU seconds from the prompt to the first token's logits, and those."""
+    """CPU seconds from the prompt to the first token's logits, and the logits."""
     started = process_time()
     sequence = engine.new_sequence()
     (logits_V,) = engine.step([(sequence, prompt)])

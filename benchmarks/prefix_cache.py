@@ -1,15 +1,14 @@
 """Time to the first token of a session with 4,096 tokens of instructions and tools (report 7): prefilled, shared, restored.
 
 - `cold`: the first session of a process that has these instructions and tools; they are prefilled.
-- `shared`: another one, after it: they come out of the process's prefix cache.
-- `restored`: `LanguageModelSession.load` of a session that was saved, sharing nothing with others; the system still has its
-  file in memory.
+- `shared`: a later session of the process: they are read from the prefix cache.
+- `restored`: `LanguageModelSession.load` of a saved session, without shared prefixes; the file is in the page cache.
 
-Each from before the session is made to its answer of one token; the three alternate, on one thread, in CPU time of the
-process, the kernel's included; medians over rounds. `new_tokens` are those that each prefills. `restore_gb_s` is what
-`Engine.load` makes of a file's bytes, checksum included, and `copy_gb_s` what a plain copy of as many makes in the same run;
-`fork_us` is a fork of the whole. Models have random weights, of the shape of `on_device.nano` with a longer context, and of
-`on_device.base` (`--quick`: an eighth of its layers): their answers mean nothing.
+Each is measured from before the session is created to its answer of one token. The three alternate, on one thread, in CPU
+time of the process including the kernel's; medians over rounds. `new_tokens` is the number of prefilled tokens.
+`restore_gb_s` is the rate of `Engine.load` over a file's bytes, checksum included, and `copy_gb_s` that of a plain copy of
+as many; `fork_us` is the time to fork the whole sequence. Models have random weights, in the shape of `on_device.nano` with
+a longer context, and of `on_device.base` (`--quick`: an eighth of its layers).
 
     python benchmarks/prefix_cache.py [--quick] [--json] [--bundle-folder FOLDER]
 
@@ -95,7 +94,7 @@ def main() -> None:
 
 
 def nano_bundle(path: Path) -> Bundle:
-    """The shape of `on_device.nano` with room for 4,096 tokens and a prompt, and the shipped model's tokenizer."""
+    """The shape of `on_device.nano` with a context for 4,096 tokens and a prompt, and the shipped model's tokenizer."""
     tokenizer = open_bundle(shipped_bundle()).tokenizer
     config = replace(named_size("on_device.nano"), context_length=CONTEXT_LENGTH)
     return write_bundle(
@@ -109,7 +108,7 @@ def nano_bundle(path: Path) -> Bundle:
 
 
 def measure(bundle: Bundle, folder: Path, num_rounds: int) -> dict[str, Any]:
-    """The three sessions in turn, and what lies under them."""
+    """The three sessions, alternating, and the engine's own rates."""
     model = fm.SystemLanguageModel(bundle=bundle.path)
     loaded, saved = model.load(), folder / f"{bundle.name}.session"
     instructions = long_instructions(model)
@@ -153,13 +152,13 @@ def measure(bundle: Bundle, folder: Path, num_rounds: int) -> dict[str, Any]:
 
 
 def save_opening(session: fm.LanguageModelSession, path: Path) -> None:
-    """Save a session that has read its instructions and said nothing."""
+    """Save a session that has prefilled its instructions and generated nothing."""
     session._responder.prewarm("", lambda: False)
     session.save_blocking(path)
 
 
 def under_them(loaded: LoadedModel, path: Path, num_rounds: int) -> dict[str, float]:
-    """A fork and a file of 4,096 tokens, against a plain copy of as many bytes."""
+    """A fork and a file of 4,096 tokens, compared with a plain copy of as many bytes."""
     engine = loaded.engine
     sequence = engine.new_sequence()
     tokens = np.random.default_rng(0).integers(engine.vocab_size, size=OPENING_TOKENS).tolist()
@@ -189,7 +188,7 @@ def under_them(loaded: LoadedModel, path: Path, num_rounds: int) -> dict[str, fl
 
 
 def long_instructions(model: fm.SystemLanguageModel) -> str:
-    """So long that they and the tools are 4,096 tokens, to a few."""
+    """Instructions that are 4,096 tokens together with the tools, within a few."""
 
     def count(num_words: int) -> int:
         text = " ".join((SENTENCE * OPENING_TOKENS).split()[:num_words])

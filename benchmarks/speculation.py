@@ -1,18 +1,19 @@
-"""Speculative decoding: the answers with a draft model are those without, and take fewer steps of the target.
+"""Speculative decoding: answers with a draft model are unchanged, and need fewer steps of the target.
 
-Identity: greedy answers with and without a draft on random tiny models (drafts of the same model, of one like it and of
-another; free, text and JSON grammars; token limits, stop tokens and windows in the middle of drafts), and on held-out
-conversations. Law: answers of a tiny model sampled with each draft and without, other seeds, by chi-square tests of two
-samples; the smallest p times their number. Steps: `on_device.nano` and a draft of its own size, which the script distils
-from it on the built-in corpus first (`--run` keeps that run; `--draft` takes a draft that there is), on held-out
-conversations of each task, and on calls of tools alone. Passes are steps of the target for each token of an answer, prefill
-included; the plain ones feed the tokens that the grammar forces in one step, as always. Those are counted with drafts from
-the first token on, independent of measured times (`DraftLengthConfig(cost=0.2)`); the CPU time also with draft lengths from
-measured costs, as sessions use them (`by_the_clock`), which are learned during the run.
+Identity: greedy answers with and without a draft on random tiny models (the draft is the same model, a similar one or
+another one; free, text and JSON grammars; token limits, stop tokens and windows in the middle of drafts), and on held-out
+conversations. Distribution: answers of a tiny model sampled with each draft and without, under different seeds, compared by
+chi-square
+tests of two samples; the smallest p-value times their number. Steps: `on_device.nano` and a draft model of its own size, which the
+script first distills from it on the built-in corpus (`--run` stores that run; `--draft` uses an existing draft model), on
+held-out conversations of each task, and on tool calls alone. Passes are steps of the target per token of an answer,
+including prefill; plain decoding computes forced tokens in one step, as always. Passes are counted with drafting from the
+first token on, independent of measured times (`DraftLengthConfig(cost=0.2)`); CPU time also with draft lengths chosen by
+costs measured during the run, as in sessions (`by_the_clock`).
 
     python benchmarks/speculation.py [--quick] [--json] [--target BUNDLE] [--draft BUNDLE] [--run FOLDER]
 
-A full run writes docs/benchmarks/speculation.json. `--quick` runs the same code on little of everything and claims nothing.
+A full run writes docs/benchmarks/speculation.json. `--quick` runs the same code at a small size and claims nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ TASKS = {"event": 0.5, "tool": 0.2, "form": 0.15, "label": 0.05, "lookup": 0.05,
 
 @dataclass(frozen=True, kw_only=True)
 class Amount:
-    """How much of everything."""
+    """Size of the benchmark."""
 
     tiny_cases: int
     answers: int
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
     parser.add_argument("--target", help="the bundle that answers; by default the shipped one")
     parser.add_argument("--draft", help="a draft model's bundle; by default one is distilled from the target")
-    parser.add_argument("--run", type=Path, help="where the run that distils it is kept, and gone on with if it stands")
+    parser.add_argument("--run", type=Path, help="folder of the run that distills it; an existing run is resumed")
     options = parser.parse_args()
     torch.set_num_threads(1)
     amount = QUICK if options.quick else FULL
@@ -96,7 +97,7 @@ def main() -> None:
 
 
 def distilled(target: Bundle, run: Path, amount: Amount) -> Bundle:
-    """A draft after the recipe's run, on fewer examples."""
+    """Return a draft model trained by the recipe on fewer examples."""
     os.environ["OPENAFM_HOME"] = str(run / "home")
     config = draft_run(target)
     corpora = tuple(replace(corpus, num_examples=amount.examples) for corpus in map(with_tasks, config.corpora))
@@ -105,7 +106,7 @@ def distilled(target: Bundle, run: Path, amount: Amount) -> Bundle:
 
 
 def with_tasks(corpus: CorpusConfig) -> Any:
-    """A corpus of the tasks that are asked about here, if it is one of tasks."""
+    """Return the corpus restricted to the tasks that this benchmark evaluates, if it has tasks."""
     if not isinstance(corpus, SyntheticCorpusConfig):
         return corpus
     return replace(corpus, synthetic=replace(corpus.synthetic, tasks=TASKS))
@@ -134,7 +135,7 @@ def measured(target: Bundle, draft: Bundle, amount: Amount) -> dict[str, Any]:
 
 
 def held_out(count: int) -> list[Question]:
-    """Questions of messages that training never showed, as many of each task."""
+    """Held-out questions, equally many of each task."""
     asked = []
     for task in TASKS:
         conversations = generate(SyntheticConfig(tasks={task: 1.0}, split="held_out"), count)

@@ -1,6 +1,6 @@
 """Random types over everything that `@generable` can express, each with its own judge of Python values.
 
-The judges know nothing of schemas or grammars: they look at values with `re`, `isinstance` and comparisons.
+The judges do not use schemas or grammars: they check values with `re`, `isinstance` and comparisons.
 """
 
 from __future__ import annotations

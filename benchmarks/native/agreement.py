@@ -1,9 +1,9 @@
-"""Whether the native engine chooses what torch's does: teacher-forced, behind every token of prompts and of the model's own
-greedy answers to them.
+"""Agreement of the native engine with torch's: the choices after every token of prompts and of the model's own greedy answers,
+teacher-forced.
 
-Prompts are messages of the built-in corpus's held-out part. Both engines are given the texts 32 tokens at a time; a quarter
-of them also in one step each, as a session gives a prompt, and some to every set of kernels that this processor has. Says
-how often the choices are equal, and for those that are not, how close the first engine's two candidates were.
+Prompts are messages of the built-in corpus's held-out part. Both engines read the texts 32 tokens at a time; a quarter of
+them also in one step each, as in a session, and some with every set of kernels that this processor has. The figures are how
+often the choices are equal, and for the others, how close the first engine's two candidates were.
 
     python benchmarks/native/agreement.py [--quick] [--json] [--bundle NAME] [--limit 1000]
 
@@ -48,7 +48,7 @@ MOST_ANSWER, MOST_PROMPT = 64, 400  # tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """A prompt with the answer that the native engine gives it."""
+    """A prompt with the native engine's answer."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
@@ -123,7 +123,7 @@ def margins(name: str, found: ChoiceAgreement) -> dict[str, float]:
 
 
 def prompted(bundle: Bundle, engine: Engine) -> Iterator[Text]:
-    """Prompts of the corpus, each with the greedy answer that `engine` gives it."""
+    """Prompts of the corpus, each with the greedy answer of `engine`."""
     tokenizer, template = bundle.tokenizer, bundle.template
     grammar = GrammarCompiler(tokenizer, template).text()
     index = 0

@@ -1,12 +1,12 @@
-"""Decoding by our engine alone: long contexts, several sequences at once, and what Python adds to the kernels.
+"""Decoding by our engine alone: long contexts, batches of sequences, and the time outside the kernels.
 
-- `long_context_N`: a step behind N tokens to one behind 64, in turns, one thread. The cache is filled by restoring a
-  snapshot whose pages repeat: keys of many tokens are equal, which changes nothing in what is read and computed. Beside it
-  `long_context_bound_N`, the bytes that the two move: weights, and for every layer the keys and values that it reads.
-- `batch_8_ratio`: tokens a second of eight sequences in one step to those of one, two threads. `batch_8_limit` is what is
-  possible: a step takes no less than the products of eight tokens at the processor's peak, nor than reading the weights.
-- `overhead_share`: of a token's time in `generate`, what is not spent in the C library: Python, ctypes and the choice of the
-  token, greedy or (`_random`) with top-k and top-p. `overhead_ms_nano` is the same in milliseconds on the shipped nano
+- `long_context_N`: time of a step after N tokens over one after 64, alternating, one thread. The cache is filled by restoring
+a snapshot whose pages repeat: keys of many tokens are equal, which changes neither the reads nor the computation.
+`long_context_bound_N` is the ratio of the bytes that the two read: weights, and the keys and values of every layer.
+- `batch_8_ratio`: tokens a second of eight sequences in one step over those of one, two threads. `batch_8_limit` is the
+upper bound: a step takes at least the time of eight tokens' products at peak rate, and of reading the weights.
+- `overhead_share`: the share of a token's time in `generate` that is not spent in the C library: Python, ctypes and
+sampling, greedy or (`_random`) with top-k and top-p. `overhead_ms_nano` is the same in milliseconds on the shipped nano
   model. CPU time, no grammar, an engine of one thread.
 """
 
@@ -53,7 +53,7 @@ def long_context(setting: Setting, bundle: Bundle) -> Figures:
 
 
 def read_bytes(config: DecoderConfig, num_tokens: int) -> int:
-    """8-bit keys and values with their fp16 scales that a decoded token reads: every layer those of its source."""
+    """Bytes of 8-bit keys and values with fp16 scales that a decoded token reads: every layer those of its source."""
     return sum(
         num_tokens * 2 * config.kv_heads(index) * (layer.attention.head_dim + 2) for index, layer in enumerate(config.layers)
     )
@@ -81,7 +81,7 @@ def batch(setting: Setting, bundle: Bundle, probe: Probe | None) -> Figures:
 
 
 def operations(config: DecoderConfig) -> int:
-    """Of a token's products with weights, multiplications and additions, the head's among them."""
+    """Operations of a token's products with weights, multiplications and additions, including the head."""
     products = sum(outputs * inputs for outputs, inputs in matrices(config).values())
     return 2 * (products + config.vocab_size * config.dim)
 
@@ -100,7 +100,7 @@ def overhead(setting: Setting, bundle: Bundle) -> Figures:
 
 
 def outside(engine: NativeEngine, choice: SamplingConfig, num_tokens: int) -> tuple[float, float]:
-    """Median seconds of a token outside the C library, and altogether."""
+    """Median seconds of a token outside the C library, and in total."""
     with in_library() as spent:
         answer = generate(
             engine, engine.new_sequence(), tokens_of(_OPENING), sampling=choice, stop_tokens=(), max_tokens=num_tokens

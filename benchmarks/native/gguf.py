@@ -1,8 +1,8 @@
 """GGUF files of random weights, for the speed of llama.cpp on a shape: nothing is trained or converted.
 
-The llama architecture without a vocabulary, a tied head, and a body of one type. Blocks hold random codes of that type's own
-kind, with scales that keep the states finite. All layers have the same bytes, each at its own place: what is read
-does not change with what it says, and a file of gigabytes is made in seconds.
+The llama architecture without a vocabulary, a tied head, and a body of one type. Blocks hold random codes of the type,
+with scales that keep the states finite. All layers have the same bytes, each at its own offset: speed does not depend
+on the values, and a file of gigabytes is written in seconds.
 
 Layout: "GGUF", version, counts, typed keys and values, tensor entries, then the tensors, each at a multiple of 32 bytes.
 """
@@ -98,10 +98,10 @@ class _Tensor:
 
 
 def write_gguf(path: Path, config: DecoderConfig, body: str) -> Path:
-    """A model of this shape whose matrices are of the type `body`, written unless it is there. Returns `path`.
+    """Write a model of this shape with matrices of the type `body`, unless the file exists. Return `path`.
 
-    The embedding, which is the head as well, is Q4_K where the body has few bits, else as the body. Sharing of keys and
-    values has no counterpart: every layer has its own.
+    The embedding, which is also the head, is Q4_K if the body has few bits, else of the body's type. KV sharing has no
+    counterpart: every layer has its own keys and values.
     """
     if path.exists():
         return path

@@ -1,12 +1,11 @@
-"""Guided decoding beside plain decoding at the same depth, and the steps that a grammar saves.
+"""Guided decoding compared with plain decoding at the same depth, and the steps that a grammar saves.
 
-`mask_overlap` is a step of guided decoding to a step of plain decoding, both by `generate`, a token of each in turn, by the
-clock: JSON with a long text, in which nearly every token is a choice of its own and its mask is not trivial. The medians of
-steps that fed one token are compared, so that forced tokens, which make a step longer and an answer shorter, hide nothing.
-
-`tool_call_steps` is the number of steps of an answer that calls tools to the number of its tokens, of which unguided
-decoding takes one step each: names, brackets and keys are forced. `tool_call_time` is its time to that of decoding as many
-tokens plainly. Both with the shipped nano model and its tokenizer, one thread: a random model's would not be those of JSON.
+`mask_overlap` is the wall time of a guided decode step over that of a plain one, both by `generate`, alternating token by
+token: JSON with a long text, in which nearly every token is a choice and its mask is not trivial. Only steps of one token
+are compared (medians), because forced tokens make a step longer and an answer shorter.
+`tool_call_steps` is the number of steps of an answer with tool calls over the number of its tokens; unguided decoding
+takes one step for each. Names, brackets and keys are forced. `tool_call_time` is its time over that of plain decoding of
+as many tokens. Both use the shipped nano model and its tokenizer, on one thread, because a random model does not write JSON.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def mask_overlap(setting: Setting, bundle: Bundle) -> Figures:
 
 
 def step_seconds(engine: Engine, grammars: dict[str, Grammar | None], num_tokens: int) -> dict[str, list[float]]:
-    """Seconds of tokens that were chosen, each behind a step of its own; one of every answer in turn."""
+    """Seconds of tokens that were chosen, each after a step of one token; the answers alternate."""
     sequences = {name: engine.new_sequence() for name in grammars}
     answers = {
         name: generate(

@@ -1,9 +1,9 @@
-"""What the machine allows, and how near the products of the native runtime come to it.
+"""Limits of the machine, and the share of them that the products of the native runtime reach.
 
-`gemm_peak_share` is our product of 6656x2048 with 512 tokens, the rounding of its activations included, to the most 8-bit
-products that the processor makes from its registers (vpdpbusd), in CPU time of one thread. Beside it 128 and 256 tokens, and
-one token, `matvec_us`, over more matrices than caches hold, against onnxruntime's 2-bit MatMulNBits (groups of 128, 8-bit
-activations) and torch's dynamically quantized 8-bit Linear on the same shape.
+`gemm_peak_share` is the rate of our product of 6656x2048 with 512 tokens, including the rounding of activations, over the peak
+rate of 8-bit products on registers (vpdpbusd), in CPU time of one thread. Further figures are for 128 and 256 tokens, and
+for one token (`matvec_us`), over more matrices than caches hold, compared with onnxruntime's 2-bit MatMulNBits (groups of
+128, 8-bit activations) and torch's dynamically quantized 8-bit Linear on the same shape.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Probe:
 
     @staticmethod
     def unavailable() -> str | None:
-        """Why it cannot be, or None."""
+        """The reason why it is unavailable, or None."""
         flags = Path("/proc/cpuinfo")
         has = flags.exists() and "avx512_vnni" in flags.read_text(encoding="utf-8")
         return None if has else "the probe is written for AVX-512 VNNI on Linux"
@@ -64,7 +64,7 @@ class Probe:
         return np.ones(_STREAM_BYTES, np.uint8)
 
     def stream(self, num_threads: int, times: int) -> Times:
-        """Seconds in which so many threads read `_STREAM_BYTES` together, so many times."""
+        """Seconds in which the given number of threads together read `_STREAM_BYTES`, for each repetition."""
         share = _STREAM_BYTES // num_threads // 512 * 512
         starts = [self._data.ctypes.data + share * thread for thread in range(num_threads)]
 
@@ -72,7 +72,7 @@ class Probe:
             list(pool.map(lambda start: self._library.probe_stream(start, share), starts))
 
         with ThreadPoolExecutor(num_threads) as pool:
-            read()  # the threads are there, and awake as those of a model are
+            read()  # the threads have started and spin, as those of a model do
             return timed(read, times)
 
     @property
@@ -87,7 +87,7 @@ class Product:
         self._engine = NativeEngine(bundle, num_threads=1)
         self._library = native_library()
         generator = np.random.default_rng(0)
-        # One array of all, so that they lie in huge pages as the weights of a model do.
+        # One array of all matrices, so that they are in huge pages, as a model's weights are.
         num_bytes = NUM_OUTPUTS * NUM_INPUTS // 4
         room = np.zeros(NUM_MATRICES * num_bytes + 64, np.uint8)
         self._panels = room[-room.ctypes.data % 64 :][: NUM_MATRICES * num_bytes].reshape(NUM_MATRICES, num_bytes)
@@ -115,7 +115,7 @@ class Product:
 
 
 def gemm(setting: Setting, bundle: Bundle, probe: Probe) -> Figures:
-    """`gemm_peak_share` and what belongs to it."""
+    """`gemm_peak_share` and related figures."""
     product = Product(bundle)
     sides = {f"{count}": lambda count=count: timed(lambda: product.multiply(count), 4) for count in (128, 256, 512)}
     seconds = alternate(sides | {"peak": probe.products}, setting.rounds, 1)
@@ -129,7 +129,7 @@ def gemm(setting: Setting, bundle: Bundle, probe: Probe) -> Figures:
 
 
 def matvec(setting: Setting, bundle: Bundle) -> Figures:
-    """One token through the matrix against other libraries."""
+    """One token through the matrix, compared with other libraries."""
     product = Product(bundle)
     sides = {"ours": lambda: timed(lambda: product.multiply(1, NUM_MATRICES), 2)}
     figures: Figures = {}

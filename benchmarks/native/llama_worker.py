@@ -1,11 +1,11 @@
-"""llama.cpp as a process that computes when told: JSON objects, one a line, in and out. Needs llama_cpp and nothing of ours.
+"""llama.cpp as a worker process: one JSON request and reply per line. Imports llama_cpp and nothing of openafm.
 
     {"do": "open", "model": PATH, "context": 1024}
-    {"do": "prefill", "tokens": 256, "threads": 1}     forget all, then one batch; logits after its last token
-    {"do": "decode", "steps": 8, "threads": 1}         token by token behind 64, logits after each; taken back in the end
+    {"do": "prefill", "tokens": 256, "threads": 1}     clear the cache, then one batch; logits after its last token
+    {"do": "decode", "steps": 8, "threads": 1}         token by token after 64, logits after each; rolled back at the end
 
-What is computed is answered with {"wall_s": [...], "cpu_s": [...]}, an entry for each call of llama_decode: what the clock
-and the process's CPU time say. Ends with its input.
+The reply is {"wall_s": [...], "cpu_s": [...]}, wall time and the process's CPU time of each call of llama_decode. The
+process ends with its input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import llama_cpp
 
 LARGEST_BATCH, OPENING = 512, 64
-_quiet = llama_cpp.llama_log_callback(lambda level, text, user_data: None)  # kept alive: C holds it
+_quiet = llama_cpp.llama_log_callback(lambda level, text, user_data: None)  # kept alive: C has a pointer to it
 
 
 class Model:

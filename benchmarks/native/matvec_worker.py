@@ -1,8 +1,9 @@
-"""Another library's product of one token with matrices, as a process: JSON objects, one a line, in and out.
+"""Another library's product of one token with matrices, as a worker process: one JSON request and reply per line.
 
     python matvec_worker.py onnxruntime|torch OUTPUTS INPUTS MATRICES      then {"times": 2} for each round
 
-One thread. Every matrix is multiplied once, one after the other; answers {"wall_s": [...], "cpu_s": [...]} of all together.
+One thread. Every matrix is multiplied once, one after the other; the reply is {"wall_s": [...], "cpu_s": [...]}, summed over
+matrices.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def onnxruntime_2_bit(num_outputs: int, num_inputs: int, num_matrices: int) -> C
 
 
 def torch_dynamic_int8(num_outputs: int, num_inputs: int, num_matrices: int) -> Callable[[], object]:
-    """Linear with 8-bit weights and activations that are rounded as they come."""
+    """Linear with 8-bit weights and dynamically rounded activations."""
     import torch
     from torch.ao.nn.quantized.dynamic import Linear
 

@@ -1,7 +1,7 @@
-"""How the sections of native_runtime.py measure: sides that alternate in short segments, and what their times come to.
+"""Measurement for the sections of native_runtime.py: sides alternate in short segments; times are summarized by quantiles.
 
-On one thread a time is CPU time of the process that computes, which neighbors on the machine disturb less; on more it is
-wall time. Of many equal steps the 12th percentile stands for the machine undisturbed; the median is told beside it.
+On one thread, a time is CPU time of the process that computes, because other load on the machine affects it less; on more
+threads it is wall time. The 12th percentile of many equal steps estimates the undisturbed time; the median is reported too.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 PERCENTILE = 12
-_SETTLE_S = 0.02  # for threads that wait awake before they sleep
+_SETTLE_S = 0.02  # for threads that spin before they sleep
 T = TypeVar("T")
 Figures = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How much work: `--quick` or full.
+    """Size of the benchmark: `--quick` or full.
 
     Attributes:
         num_layers: of the synthetic model.
         folder: where synthetic bundles and the peers' files are kept.
         peer_python: the interpreter that has llama_cpp, and onnxruntime where that is compared with.
-        rounds, steps: of decoding; in a round every side makes so many steps.
+        rounds, steps: of decoding; every side runs `steps` steps in a round.
         prefill_rounds: rounds of prefills.
         prefill_tokens: of a prompt, by number of threads.
         contexts: tokens before the ones that are decoded, for `long_context`.
@@ -60,12 +60,12 @@ class Times:
     cpu_s: tuple[float, ...]
 
     def seconds(self, num_threads: int) -> tuple[float, ...]:
-        """What counts with so many threads."""
+        """CPU seconds for one thread, wall seconds for more."""
         return self.cpu_s if num_threads == 1 else self.wall_s
 
 
 def timed(work: Callable[[], object], times: int = 1) -> Times:
-    """Do `work` so many times and time each."""
+    """Run `work` `times` times and time each."""
     wall_s, cpu_s = [], []
     for _ in range(times):
         wall, cpu = perf_counter(), process_time()
@@ -76,7 +76,7 @@ def timed(work: Callable[[], object], times: int = 1) -> Times:
 
 
 def alternate(sides: Mapping[str, Callable[[], Times]], rounds: int, num_threads: int) -> dict[str, list[float]]:
-    """Seconds of every side, which take turns; who begins changes with the round. One round before warms up."""
+    """Seconds of every side. The sides alternate, and the first side changes with the round. One more round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(-1, rounds):
         for name, side in sorted(sides.items(), reverse=bool(number % 2)):
@@ -88,7 +88,7 @@ def alternate(sides: Mapping[str, Callable[[], Times]], rounds: int, num_threads
 
 
 def undisturbed(seconds: Iterable[float]) -> float:
-    """What one takes when nobody disturbs."""
+    """Estimate the undisturbed time: the 12th percentile."""
     return float(np.percentile(list(seconds), PERCENTILE))
 
 
@@ -101,15 +101,15 @@ def rounded(value: float, digits: int = 3) -> float:
 
 
 def suffix(num_threads: int) -> str:
-    """Of the keys of figures: those of one thread have none."""
+    """The suffix of a figure's key; empty for one thread."""
     return "" if num_threads == 1 else f"_{num_threads}_threads"
 
 
 class Worker:
-    """A process that takes JSON objects, one a line, and answers each with one."""
+    """A process that reads JSON objects, one a line, and replies to each with one."""
 
     def __init__(self, *command: str | Path) -> None:
-        # How many threads it uses it is told, or says itself: the limit of this process is not for it.
+        # The worker's number of threads is part of a request or its own choice; this process's limit must not apply.
         environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
         self._process = subprocess.Popen(
             [*map(str, command)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True

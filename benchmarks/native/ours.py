@@ -37,7 +37,7 @@ class Ours:
 
 
 def decode(engine: Engine, sequences: List[Sequence], steps: int) -> Times:
-    """Steps of one token for each sequence, taken back in the end."""
+    """Steps of one token for each sequence, rolled back at the end."""
     token = iter(tokens_of(steps))
     times = timed(
         lambda: engine.step([(sequence, [next_token]) for next_token in [next(token)] for sequence in sequences]), steps
@@ -48,7 +48,7 @@ def decode(engine: Engine, sequences: List[Sequence], steps: int) -> Times:
 
 
 def prefilled(engine: Engine, num_tokens: int) -> Sequence:
-    """A sequence that holds so many tokens: the first are computed, their keys and values stand for the others' as well."""
+    """Return a sequence of the given length: the first tokens are computed, and their keys and values are repeated."""
     sequence = engine.new_sequence()
     engine.step([(sequence, tokens_of(min(num_tokens, _SEED_TOKENS)))])
     if num_tokens <= _SEED_TOKENS:
@@ -60,5 +60,5 @@ def prefilled(engine: Engine, num_tokens: int) -> Sequence:
 
 
 def tokens_of(count: int) -> list[int]:
-    """Tokens without a pattern, of any vocabulary here."""
+    """Tokens without a pattern, valid in every vocabulary of the benchmark."""
     return [100 + i * 7919 % 16_000 for i in range(count)]

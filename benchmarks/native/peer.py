@@ -1,14 +1,14 @@
-"""Decoding and prefill beside llama.cpp: the same shape, random weights, in turns of one run.
+"""Decoding and prefill compared with llama.cpp: the same shape, random weights, alternating in one run.
 
-The peer's 2-bit types store less than ours. TQ2_0 is ternary: three values, 1.58 bits of information a weight in 2 bits of
-room, and an fp16 scale for each 256. IQ2_XXS takes eight weights at once from a codebook of 256 points, with seven signs:
-1.88 bits a weight, and a scale of 4 bits for each 32 and one in fp16 for each 256. Ours are four levels free for every
-weight, 2 bits, and a scale a row. Neither of theirs can hold such a matrix.
+The peer's 2-bit types store less than ours. TQ2_0 is ternary: three values (1.58 bits of information) in 2 bits,
+and an fp16 scale for each 256 weights. IQ2_XXS encodes eight weights together by a codebook of 256 points and seven signs:
+1.88 bits a weight, a 4-bit scale for each 32 and an fp16 scale for each 256. Our matrices have four levels for every
+weight, 2 bits, and a scale per row. Neither of the peer's types can store such a matrix.
 
-No type is best at both, so that both run and `decode_ratio` and the prefill ratios are to the better one in each phase. The
-peer has keys and values of its own in all layers and no bypass. Hence `prefill_ratio_full_depth` is to our engine on a model
-whose layers all have their own, and `prefill_ratio_bypass` on the model as it is, of whose upper layers a prompt needs the
-last token only. Both sides compute the logits of the last token.
+No type is fastest in both phases, so both run, and `decode_ratio` and the prefill ratios are relative to the faster type in
+each phase. The peer computes keys and values in all layers and has no bypass. Hence `prefill_ratio_full_depth` uses a model
+whose layers all have their own keys and values, and `prefill_ratio_bypass` the unchanged model, whose upper layers compute
+only the last token of a prompt. Both sides compute the logits of the last token.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Peer:
 
 
 def unavailable(setting: Setting) -> str | None:
-    """Why the peer cannot run, or None."""
+    """The reason why the peer cannot run, or None."""
     if can_import(setting.peer_python, "llama_cpp"):
         return None
     return f"{setting.peer_python} has no llama_cpp; pip install --no-binary llama-cpp-python llama-cpp-python"
 
 
 def compare(setting: Setting, bundle: Bundle, probe: Probe | None) -> Figures:
-    """Decoding and prefill on 1 and 2 threads; without the peer and the probe ours alone."""
+    """Decoding and prefill on 1 and 2 threads; without the peer, ours alone."""
     reason = unavailable(setting)
     peers = {} if reason else {body: Peer(setting, body) for body in TWO_BIT_TYPES}
     figures: Figures = {"peer_skipped": reason} if reason else {"llama_cpp_python": peers["TQ2_0"].version}
@@ -122,9 +122,9 @@ def _prefill(setting: Setting, ours: Ours, every_layer: Ours, peers: dict[str, P
 
 
 def sixteen_bits(setting: Setting, bundle: Bundle) -> Figures:
-    """`decode_over_bf16`: one thread against the peer's BF16 of the same shape, a file of 6.3 GB that is removed again.
+    """`decode_over_bf16`: one thread compared with the peer's BF16 of the same shape, a file of 6.3 GB that is then removed.
 
-    It is read whole once before it is measured: the machine must hold it in memory.
+    The file is read once before measurement: it must fit into memory.
     """
     if reason := unavailable(setting):
         return {"decode_over_bf16": None, "decode_over_bf16_skipped": reason}

@@ -1,13 +1,13 @@
-"""A process that uses the synthetic bundle: how soon it answers, and what memory it takes.
+"""A process that uses the synthetic bundle: time to first token and memory.
 
 - `first_token_s`: from the start of the interpreter to the logits after a short prompt, by the clock, tokenizer and chat
-  template included, in a process that finds the weights repacked. Torch must not have been imported. `session_first_s` is
+  template included, in a process with repacked weights on disk. Torch must not have been imported. `session_first_s` is
   the same up to the first piece of an answer that a session streams, which waits for a grammar as well.
-- `rss_gb`: most memory of a process that goes on to compile a JSON grammar and to generate under it, keys and values taken
-  off, 10^9 bytes. `weights_gb` of it is the mapped file, which two such processes at once share: `weights_shared` is the
-  share of it that the system counts as shared in both, `two_processes_gb` what both take together.
+- `rss_gb`: peak memory of a process that also compiles a JSON grammar and generates under it, minus keys and values, in
+10^9 bytes. `weights_gb` of it is the mapped file, which two concurrent processes share: `weights_shared` is the
+share of it that the system counts as shared in both, `two_processes_gb` the memory of both together.
 
-As a script it is that process: `python start.py BUNDLE`; a line of JSON when it has its first token, and one when it has
+As a script this file is that process: `python start.py BUNDLE`; a line of JSON when it has its first token, and one when it has
 generated.
 """
 
@@ -30,7 +30,7 @@ _ANSWER_TOKENS = 48
 
 
 def figures(setting: Any, bundle: Any) -> dict[str, Any]:
-    """Processes one after the other for their start, then two at once for their memory."""
+    """Run processes one after the other for their start, then two concurrently for their memory."""
     from measuring import Worker, median, rounded
 
     first_s: list[float] = []
@@ -67,7 +67,7 @@ def figures(setting: Any, bundle: Any) -> dict[str, Any]:
 
 
 def _memory(pid: int, name: str = "") -> dict[str, int]:
-    """Bytes of a process's memory by kind, of mapped files whose names end so alone."""
+    """Bytes of a process's memory by kind; of mapped files only those with the given suffix."""
     total: dict[str, int] = {}
     counts = True
     for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():

@@ -1,8 +1,8 @@
-"""A compressed bundle of the `on_device.base` shape with random weights: for speed and memory, its answers mean nothing.
+"""A compressed bundle of the `on_device.base` shape with random weights, for measuring speed and memory.
 
-Codes and scales are drawn as they are stored, in seconds; nothing is trained, downloaded or computed. The scales keep states
-and logits at the size that a trained model's have. Its tokenizer has 150,000 tokens made by rule, as long as real ones:
-letters that join to syllables, syllables to words with and without a space before them, and pairs of punctuation.
+Codes and scales are drawn in their stored form, in seconds, without training. The scales give states and logits the
+magnitude of a trained model's. The tokenizer has 150,000 generated tokens, as long as real ones: letters that merge to
+syllables, syllables to words with and without a leading space, and pairs of punctuation.
 
     python benchmarks/native/synthetic.py [--layers 56] [--bundle-folder FOLDER]
 
@@ -39,16 +39,16 @@ NUMERICS = Numerics(
     weights="int2_balanced", embedding="int4_group32", activations="int8_per_token", kv="int8_per_token_head"
 )
 _VERSION, _SEED = 1, 0
-_LEVEL_STD = sqrt(1.25)  # of -1.5, -0.5, 0.5, 1.5 drawn alike
+_LEVEL_STD = sqrt(1.25)  # of -1.5, -0.5, 0.5, 1.5, drawn uniformly
 _EMBEDDING_STD, _CODE_STD = 0.05, sqrt((16**2 - 1) / 12)
 _LONGEST_WORD = 12
 
 
 def synthetic_bundle(folder: Path, *, num_layers: int = NUM_LAYERS, own_share: float = OWN_SHARE) -> Bundle:
-    """The bundle of so many layers in `folder`, made if it is not there: 876 MB and some seconds at 56 layers.
+    """Return the bundle of `num_layers` layers in `folder`; write it if absent: 876 MB and some seconds at 56 layers.
 
     Args:
-        own_share: how many of the layers have keys and values of their own; with 1 prefill has nothing to leave out.
+        own_share: share of the layers with their own keys and values; with 1 there is no prefill bypass.
 
     Raises:
         OutOfSpaceError: the disk is full.
@@ -87,7 +87,7 @@ def synthetic_config(num_layers: int = NUM_LAYERS, own_share: float = OWN_SHARE)
 
 
 def synthetic_folder() -> Path:
-    """Where scripts keep these bundles unless told otherwise: beside the caches of the native runtime."""
+    """Default folder of these bundles: next to the caches of the native runtime."""
     return cache_home() / "benchmarks"
 
 
@@ -96,7 +96,7 @@ def random_tensors(config: DecoderConfig) -> dict[str, NDArray[Any]]:
     generator = np.random.default_rng(_SEED)
     tensors: dict[str, NDArray[Any]] = {}
     for name, (num_outputs, num_inputs) in matrices(config).items():
-        # What is added to the states stays as small as in a model whose layers were initialized by their number.
+        # The residual additions are as small as in a model whose initialization depends on the number of layers.
         share = 1 / sqrt(2 * len(config.layers)) if name.rpartition(".")[2] in ("output", "down") else 1.0
         scale = share / (sqrt(num_inputs) * _LEVEL_STD)
         tensors[f"{name}.weight"] = _random_bytes(generator, (num_outputs, num_inputs // 4))
@@ -115,7 +115,7 @@ def _random_bytes(generator: np.random.Generator, shape: tuple[int, int]) -> NDA
 
 
 def synthetic_tokenizer(num_tokens: int = NUM_TOKENS) -> Tokenizer:
-    """A tokenizer of so many tokens, the same every time."""
+    """A deterministic tokenizer of the given size."""
     empty = Tokenizer(merges=())
     merges: list[tuple[str, str]] = []
     known: set[str] = set()

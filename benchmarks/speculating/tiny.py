@@ -37,7 +37,7 @@ LAWS = (RandomConfig(), RandomConfig(temperature=0.7, top_k=6), RandomConfig(tem
 
 
 class TinyModels:
-    """A target, drafts for it by name, and grammars (None: anything may come)."""
+    """A target, drafts for it by name, and grammars (None: unconstrained)."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -98,7 +98,7 @@ def random_case(tiny: TinyModels, case: int) -> bool:
 
 
 def law_p_values(tiny: TinyModels, count: int) -> list[float]:
-    """p of chi-square tests, for each draft and law, that answers with and without it come from one law."""
+    """p-values of chi-square tests, for each draft and sampling method, that answers with and without it have one distribution."""
     plain = {law: _sample(tiny, None, law, range(count)) for law in LAWS}
     return [
         _p_of_one_law(plain[law], _sample(tiny, drafter, law, range(10**6 * number, 10**6 * number + count)))
@@ -108,7 +108,7 @@ def law_p_values(tiny: TinyModels, count: int) -> list[float]:
 
 
 def _sample(tiny: TinyModels, drafter: Drafter | None, law: RandomConfig, seeds: range) -> Counter[tuple[int, ...]]:
-    """How often each answer comes to one prompt, under the grammar of a short word."""
+    """Counts of the answers to one prompt, under the grammar of a short word."""
     prompt = [NUM_SPECIAL_TOKENS + 40]
     answers = Counter[tuple[int, ...]]()
     for seed in seeds:
@@ -121,7 +121,7 @@ def _sample(tiny: TinyModels, drafter: Drafter | None, law: RandomConfig, seeds:
 
 
 def _p_of_one_law(first: Counter[tuple[int, ...]], second: Counter[tuple[int, ...]]) -> float:
-    """Two samples of one size; answers that came fewer than ten times are one answer."""
+    """Compare two samples of one size; answers with fewer than ten occurrences are pooled."""
     frequent = [answer for answer in first | second if first[answer] + second[answer] >= 10]
     table = np.array([[*(sample[answer] for answer in frequent), 0.0] for sample in (first, second)])
     table[:, -1] = first.total() - table.sum(1)

@@ -1,4 +1,4 @@
-"""Copy documents: what is repeated, what is learned."""
+"""Copy documents: the repeated tokens and the loss mask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hand-written files of every language: valid, and dates and times mean what an independent computation says."""
+"""The hand-written files of every language: valid, and the values of dates and times equal an independent computation's."""
 
 from __future__ import annotations
 

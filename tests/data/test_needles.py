@@ -1,4 +1,4 @@
-"""Needle documents: their length, what is hidden where, what is learned."""
+"""Needle documents: their length, the positions of needles, the loss mask."""
 
 from __future__ import annotations
 

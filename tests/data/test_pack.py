@@ -1,4 +1,4 @@
-"""Packing files into shards: what becomes of each kind of document, what is refused by name, and that nothing is lost."""
+"""Packing files into shards: the tokens of each kind of document, refusals that name the file, and no loss of documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The fresh held-out sets: their truth computed anew, graders that can fail, baselines that score what they should."""
+"""The fresh held-out sets: expected answers recomputed independently, graders that reject wrong answers, and scores of
+baselines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A new kind of layer part needs no change of existing code, the modularity measure of AXLearn (arXiv 2507.05411).
 
 Each kind below is a config and the module it builds, written here; decoders, contexts, the bypass, JSON and dotted overrides
-take them as they are.
+use them without changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rotary position embedding: relative, norm-keeping, and one permutation apart in its two layouts."""
+"""Rotary position embedding: relative, norm-preserving; the two layouts differ by a permutation."""
 
 from __future__ import annotations
 

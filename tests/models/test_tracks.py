@@ -1,4 +1,4 @@
-"""Parallel tracks by their identities: what one track, equal tracks and tracks computed one by one must give.
+"""Parallel tracks: identities of one track, of equal tracks and of tracks computed one by one.
 
 Shapes: T tracks, B batch, S sequence, D model dim.
 """

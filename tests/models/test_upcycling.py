@@ -1,4 +1,4 @@
-"""Upcycling: the same function at step 0, the report's size, and what cannot be upcycled."""
+"""Upcycling: the same function at step 0, the report's size, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New tokens start as the mean of the rows they replace; everything old stays to the bit."""
+"""New tokens start as the mean of the rows they replace; old weights stay bit-identical."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoders of a few thousand parameters, with weights far enough from their defaults that a wrong one shows."""
+"""Decoders of a few thousand parameters, with weights so far from their defaults that tests detect a wrong one."""
 
 from __future__ import annotations
 

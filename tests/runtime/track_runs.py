@@ -1,8 +1,8 @@
-"""Answers of a server model in as many processes as the environment says; started by test_track_parallel.py.
+"""Answers of a server model in the number of processes that the environment sets; started by test_track_parallel.py.
 
     python track_runs.py BUNDLE
 
-Prints what this process saw, as JSON.
+Prints the results of this process as JSON.
 """
 
 from __future__ import annotations

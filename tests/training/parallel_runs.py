@@ -1,6 +1,6 @@
 """Runs of tiny models over processes; `test_parallel.py` starts this once for each number of processes.
 
-    python parallel_runs.py CORPUS RESULTS      with the environment that torchrun gives
+    python parallel_runs.py CORPUS RESULTS      with the environment that torchrun sets
 
 Writes `{combination: losses and the rest}` as JSON from the first process.
 """

@@ -2,8 +2,8 @@
 
 NAME.fmadapter/  metadata.json  adapter_weights.safetensors  [draft/ (the bundle of a draft model)]
 
-The extension and the names in the metadata are those of Apple's toolkit; the weights are not compatible with it. Folders may
-come from others: only regular files with known names are read, and links are not followed.
+The extension and the names in the metadata are those of Apple's toolkit; the weights are not compatible with it. Folders are
+untrusted: only regular files with known names are read, and links are not followed.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def texts_of(document: AnyDocument) -> Iterator[str]:
 
 
 class DocumentFiles:
-    """The documents of a file, or of all files below a folder in the order of their paths; hidden ones are passed over.
+    """The documents of a file, or of all files below a folder in the order of their paths; hidden ones are skipped.
 
     Iterating reads them; `bytes_read` of `total_bytes` (as stored) says how far that is.
 
@@ -123,7 +123,7 @@ def _find(path: Path) -> list[Path]:
             raise EmptyCorpusError(f"{path} holds no file of a known kind; {known}")
         return files
     if not path.exists():
-        raise InputPathError(f"{path} does not exist; give a file or a folder of text or JSONL")
+        raise InputPathError(f"{path} does not exist; pass a file or a folder of text or JSONL")
     if _kind(path) not in (*SUFFIXES, JSON):
         raise InputPathError(f"{path}: a file of this kind is not read; {known}")
     return [path]

@@ -235,7 +235,7 @@ def _encoded(documents: Iterable[AnyDocument], tokenizer: Tokenizer, template: B
         for document in run:
             if not isinstance(document, ChatDocument):
                 raise UnknownDocumentError(
-                    f"documents of type {kind.__name__} cannot be packed; give TextDocument or ChatDocument"
+                    f"documents of type {kind.__name__} cannot be packed; pass TextDocument or ChatDocument"
                 )
             yield _encoded_chat(document, tokenizer, template)
 

@@ -77,7 +77,7 @@ class FileRecord(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord(Config):
-    """One shard. `languages` and `sources` count its documents by tag; `loss_mask` is None where all tokens are learned."""
+    """One shard. `languages` and `sources` count its documents by tag; `loss_mask` is None where all tokens carry loss."""
 
     num_tokens: int
     num_documents: int

@@ -3,7 +3,7 @@
 A small model learns to copy late and suddenly: one head must attend to the previous token and a second one to earlier
 occurrences of the current token, and the first gives no gain in loss without the second. This initialization makes the first
 heads attend to the previous token and all layers match equal content; the architecture is unchanged. The model then learns
-to copy within 0.4 M tokens, from plain weights it does not (docs/benchmarks.md). The content match follows mimetic
+to copy within 0.4 M tokens; from plain weights it does not (docs/benchmarks.md). The content match follows mimetic
 initialization (arXiv 2305.09828).
 
 Shapes: D model dim, C head dim.

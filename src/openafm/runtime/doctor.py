@@ -140,7 +140,7 @@ def examine_machine() -> Machine:
 
 
 def stream_bandwidth(num_threads: int) -> float:
-    """Return the best measured rate at which so many threads read memory together, in bytes a second."""
+    """Return the best measured rate at which `num_threads` threads read memory together, in bytes a second."""
     library = ctypes.cdll.msvcrt if sys.platform == "win32" else ctypes.CDLL(None)
     search = library.memchr  # of an absent byte: reads everything at full speed
     search.restype, search.argtypes = ctypes.c_void_p, (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)

@@ -24,7 +24,7 @@ JsonSchema: TypeAlias = dict[str, Any]
 
 
 class ConversationError(OpenAFMError):
-    """A dictionary or a turn is not a valid conversation; the text names the message and the key."""
+    """A dictionary or a turn is not a valid conversation; the message names the turn and the key."""
 
 
 @dataclass(frozen=True, kw_only=True)

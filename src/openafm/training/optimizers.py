@@ -98,7 +98,7 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 
 
 def is_muon_matrix(name: str) -> bool:
-    """Return True for matrices of the layers by name: tracks add a dim to every parameter, so dims do not tell.
+    """Return True for matrices of the layers by name: tracks add a dim to every parameter, so dims do not identify them.
 
     Experts, stacks of matrices under names of their own, are trained by AdamW.
     """

@@ -64,7 +64,7 @@ def busy(engine: CountingEngine) -> Iterator[Sequence]:
 
 
 def queued(engine: CountingEngine, count: int) -> None:
-    """Wait until so many requests are in the queue."""
+    """Wait until `count` requests are in the queue."""
     deadline = time.monotonic() + TIMEOUT_S
     while len(engine.scheduler._queue) < count:
         assert time.monotonic() < deadline

@@ -66,7 +66,7 @@ class Simulation:
             self.plain += (1 + num_accepted) * self.seconds(self.sharing) / self.sharing
 
     def ratio(self, count: int, num_tokens: int, acceptance: Callable[[int], float], prompt: int = 5) -> float:
-        """Decode so many answers and return the time as a multiple of plain decoding's."""
+        """Decode `count` answers and return the time as a multiple of plain decoding's."""
         self.plain = self.spent = 0.0
         for _ in range(count):
             self.answer(num_tokens, acceptance, prompt)

@@ -1,4 +1,4 @@
-"""Grammars of tool calls over the tools of the Berkeley Function Calling Leaderboard, where its data is at hand."""
+"""Grammars of tool calls over the tools of the Berkeley Function Calling Leaderboard, if its data is installed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Any history of steps, rollbacks, forks, snapshots and closings equals a full pass over the tokens; layers with
-windows forget, and what they forgot is computed again."""
+windows drop keys and values, which are recomputed when needed."""
 
 from __future__ import annotations
 

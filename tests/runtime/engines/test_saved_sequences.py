@@ -142,7 +142,7 @@ def test_saving_needs_memory_for_one_copy(tmp_path: Path) -> None:
     sequence = filled(engine, random_tokens(4096))
 
     def peak(work: str) -> float:
-        """What Python holds at the most meanwhile, as a share of the file; pages of the runtime are not Python's."""
+        """Return the peak of Python's memory during a block, as a share of the file, without the runtime's pages."""
         gc.collect()
         tracemalloc.start()
         loaded = engine.save(sequence, path) if work == "save" else engine.load(path)

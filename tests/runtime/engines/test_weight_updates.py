@@ -1,4 +1,4 @@
-"""Weight updates in place and embeddings in place of tokens: what reinforcement learning and vision need of an engine."""
+"""Weight updates in place and embeddings in place of tokens: for reinforcement learning and images."""
 
 from __future__ import annotations
 

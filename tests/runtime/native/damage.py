@@ -140,7 +140,7 @@ def sign_again(folder: Path) -> None:
 
 
 def forget_weights(draw: random.Random) -> None:
-    """Repacked weights are made anew, or in memory alone; or, now and then, those of the signature are there."""
+    """Weights are repacked again, or in memory only; sometimes the repacked weights of the signature exist."""
     weights._opened.clear()
     kept = cache_home() / "weights"
     chance = draw.random()

@@ -14,7 +14,7 @@ from typing import Literal
 from openafm.adapters.delivery.errors import DeliverySetupError, UntrustedDeliveryError
 
 _PRIME = 2**255 - 19
-# y coordinates of the points of order 1, 2, 4 and 8. Anybody can sign any message for such a key.
+# y coordinates of the points of order 1, 2, 4 and 8. Anyone can sign any message for such a key.
 _ORDER_EIGHT = 0x05FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
 _SMALL_ORDER = {0, 1, _PRIME - 1, _ORDER_EIGHT, _PRIME - _ORDER_EIGHT}
 
@@ -45,7 +45,7 @@ def read_public_key(key_or_file: str | Path) -> str:
     """Return a public key, given as 64 hex digits or as its file.
 
     Raises:
-        DeliverySetupError: it is not a public key, or a key that anybody can sign for.
+        DeliverySetupError: it is not a public key, or a key that anyone can sign for.
     """
     text = str(key_or_file)
     key = text if re.fullmatch("[0-9a-f]{64}", text) else _read(Path(key_or_file), "public")
@@ -96,7 +96,7 @@ def check_signature(data: bytes, signature: str, key: str) -> None:
         library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature), data)
     except (InvalidSignature, ValueError) as error:
         raise UntrustedDeliveryError(
-            f"the manifest is not signed with the key {key:.64}; do not trust it unless its author gives you another key"
+            f"the manifest is not signed with the key {key:.64}; do not trust it unless its author sends you another key"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Render Jinja chat templates in a process of its own: `python -P jinja_worker.py`, one JSON request and reply per line.
 
-A checkpoint's template is untrusted code. Jinja's sandbox keeps it from the machine but bounds neither time nor memory; the
-parent process kills this one when a template takes too long. Imports nothing of openafm, so that it starts quickly.
+A checkpoint's template is untrusted code. Jinja's sandbox blocks access to the machine but limits neither time nor memory;
+the parent process kills this one when a template takes too long. Imports nothing of openafm, so that it starts quickly.
 """
 
 from __future__ import annotations

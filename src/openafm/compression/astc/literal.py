@@ -19,7 +19,7 @@ from openafm.compression.astc.decoder import hdr_values
 from openafm.compression.astc.encoder import ONE_PARTITION_HDR, Fit
 from openafm.compression.astc.level_search import Floats, Ranks
 
-# EndPairs are eighths of an octave. The high one lies near the largest weight, the low one so far below it.
+# In eighths of an octave: the high end point lies near the largest weight, the low one this far below it.
 _ABOVE_LARGEST = range(-2, 2)
 _BELOW_HIGH = range(10, 44, 2)
 _CHUNK = 1024

@@ -61,7 +61,7 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A line of dates.txt or times.txt, and the numbers that it is limited to."""
+    """A line of dates.txt or times.txt, with limits for its numbers."""
 
     frame: Frame
     limits: Mapping[str, frozenset[int]]
@@ -137,7 +137,7 @@ class CalendarPhrases:
         for hour, minute in itertools.product(range(6, 24), range(0, 60, 5)):
             if not self.fitting_times(hour, minute):
                 line = self.times[0].frame.line
-                raise line.error(f"no line of section 'time' can say {hour:02}:{minute:02}")
+                raise line.error(f"no line of section 'time' can express {hour:02}:{minute:02}")
 
     def draw_date(self, rng: random.Random, today: datetime.date, *, evening: bool = False) -> Phrase:
         """A day on or after `today`; a phrase like "tonight" only with `evening`."""
@@ -211,7 +211,7 @@ class CalendarPhrases:
         return text_of(render(rng.choice(self.past), rng, resolve, language=self.language))
 
     def write_other_time(self, rng: random.Random) -> str:
-        """A time that is nobody's event."""
+        """A time that belongs to no event."""
         resolve = self.time_resolver(rng.randint(6, 23), rng.choice(_MINUTES))
         return text_of(render(rng.choice(self.other_times), rng, resolve, language=self.language))
 
@@ -224,7 +224,7 @@ class CalendarPhrases:
         return text_of(render(frame, rng, lambda slot: (Piece(values[slot.name]),), language=self.language))
 
     def ambiguities(self) -> Iterator[str]:
-        """Descriptions of texts that two patterns give two values."""
+        """Descriptions of texts to which two patterns assign different values."""
         rng = random.Random(0)
         seen: dict[str, tuple[str, Line]] = {}
         for hour, minute in itertools.product(range(6, 24), range(0, 60, 5)):
@@ -342,7 +342,7 @@ def _patterns(section: TextSection) -> tuple[Pattern, ...]:
 
 
 def _frames_without_marks(section: TextSection) -> tuple[Frame, ...]:
-    """Frames whose `<...>` mean nothing."""
+    """Frames whose `<...>` have no meaning."""
     return tuple(parse_frame(line, re.sub(r"[<>]|(?: ;.*)", "", line.text)) for line in section.lines)
 
 

@@ -17,7 +17,7 @@ SourceT = TypeVar("SourceT")
 ItemT = TypeVar("ItemT")
 
 TOPICS = "topic"  # the label set of tagging: split by text only
-_HELD_OUT_DOMAINS = 7  # one domain, tool or label set of so many is held out
+_HELD_OUT_DOMAINS = 7  # one domain, tool or label set in this many is held out
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class LabelSet:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolFrames:
-    """A tool with the requests that call it and the outputs that it gives."""
+    """A tool with requests that call it and its outputs."""
 
     name: str
     description: str
@@ -210,8 +210,8 @@ class CatalogSplit:
 def catalog_of(language: str, split: Split) -> CatalogSplit:
     """The catalogs of a language and split.
 
-    One tool, form and label set of seven is held out, by its name: training sees nothing of it, in any language. So is one
-    text of eight of the other label sets.
+    One tool, form and label set of seven is held out, by its name: it is not in the training split in any language. One text
+    in eight of the other label sets is held out too.
     """
     whole, is_for_scores = catalogs(language), split == "held_out"
     label_sets = [

@@ -56,7 +56,7 @@ _LIST_NAMES = ("events", "appointments", "entries", "items")
 _CANONICAL_SCHEMA_SHARE = 0.65
 _CANONICAL_INSTRUCTIONS_SHARE, _IN_PROMPT_SHARE, _ENGLISH_SHARE = 0.3, 0.1, 0.5
 _NOTHING_SHARE = 0.25
-# Of messages with an event, the share whose schema would also allow to answer that there is none.
+# Of messages with an event, the share whose schema also allows the answer that there is no event.
 _MAY_BE_NOTHING_SHARE = 0.3
 _SHAPES = ("null", "null", "null", "property", "list", "list")
 

@@ -1,4 +1,4 @@
-"""Fields of forms and parameters of tools: what kind of value they have, how to draw one and how to write it."""
+"""Fields of forms and parameters of tools: kinds of values, how to draw a value and how to write it."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ class FieldValues:
         return (Piece(text, slot.name),)
 
     def _draw(self, declared: Field, slot: Slot) -> Value:
-        """A value that no other field has: which one is meant must be clear."""
+        """A value that no other field has, so that it identifies its field."""
         for _ in range(10):
             value = draw_value(self._rng, declared.kind, self._frames, self._today, slot)
             if value.value not in [other.value for other in self.drawn.values()]:
@@ -132,7 +132,7 @@ def _assigned(kind: Kind, text: str) -> Any:
 def _schema_and_answer(
     rng: random.Random, domain: FormDomain, statement: Statement
 ) -> tuple[JsonSchema, dict[str, Any], bool]:
-    """A schema of some fields, the answer, and whether it takes the reference day to give it."""
+    """A schema of some fields, the answer, and whether the answer depends on the reference day."""
     style = rng.choice(STYLES)
     absence = rng.choice(("omitted", "omitted", "null"))
     fields = [each for each in domain.fields if each.name in statement.values or rng.random() < 0.6]

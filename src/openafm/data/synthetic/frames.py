@@ -55,7 +55,7 @@ INSTRUCTION_SECTIONS = {
     "also": frozenset({"first", "second"}),
     "wrap": frozenset({"request"}),
 }
-_HELD_OUT_FRAMES = 8  # one frame of so many is held out
+_HELD_OUT_FRAMES = 8  # one frame in this many is held out
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class LanguageFrames:
         self.instructions = self._read_instructions(source_file(language, "instructions.txt"))
 
     def _parse(self, lines: Iterable[Line], read: Callable[[Line], ItemT]) -> list[ItemT]:
-        """What `read` makes of each line."""
+        """The result of `read` for each line."""
         items = []
         for line in lines:
             try:

@@ -1,4 +1,4 @@
-"""Lookup: a list of keys and values in random order, a key, and its value. What reading a reference week is learned from."""
+"""Lookup: a list of keys and values in random order, a key, and its value. It trains the reading of a reference week."""
 
 from __future__ import annotations
 

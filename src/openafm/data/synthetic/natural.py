@@ -1,6 +1,6 @@
 """Requests that people wrote, with intents and slots, as labels, tools and forms of the corpus.
 
-The sets are read from a folder that the project does not contain; `ATTRIBUTIONS` belongs into the card of a model trained on
+The sets are read from a folder that the project does not contain; `ATTRIBUTIONS` goes into the card of a model trained on
 them. Only their training parts are read. Requests that are nearly the same as one of a test part are left out.
 """
 

@@ -53,7 +53,7 @@ def tool_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, .
 
 
 class _ToolConversation:
-    """One conversation while it is put together."""
+    """One conversation while it is built."""
 
     def __init__(self, rng: random.Random, language: str, split: Split) -> None:
         self._rng, self._split = rng, split
@@ -87,7 +87,7 @@ class _ToolConversation:
         return f"{text} {draw_reference(rng, wording, self._today)}".strip() if has_dates else text
 
     def _no_call(self) -> tuple[Turn, ...]:
-        """Small talk, or a request for a tool that is not there."""
+        """Small talk, or a request for an absent tool."""
         rng = self._rng
         if rng.random() < 0.5 and self._catalog.small_talk:
             talk = rng.choice(self._catalog.small_talk)

@@ -58,7 +58,7 @@ _LATIN = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "vi"
 _FOREIGN_SHARE = 0.12
 _INVENTED_SHARE = 0.35
 _MOST_WORDS = 3000  # of a faker list
-_HELD_OUT_PART = 5  # one word of so many is held out, by its checksum
+_HELD_OUT_PART = 5  # one word in this many is held out, by its checksum
 FRAME_SECTIONS = ("street", "company", "phone")
 REQUIRED_SECTIONS = ("name", "syllable", "street", "company", "phone", "food", "animal", "product", "hobby", "city")
 OTHER_SECTIONS = ("person", "surname", "job")
@@ -66,7 +66,7 @@ COMPUTED = frozenset({"word", "n", "price", "code", "email", "url", "room"})
 
 
 def is_held_out(text: str, part: int = _HELD_OUT_PART) -> bool:
-    """True for one text of `part`: what the split of a word, a frame, a domain or a tool depends on."""
+    """True for one text in `part`: the split of a word, a frame, a domain or a tool depends on."""
     return zlib.crc32(text.encode()) % part == 0
 
 
@@ -148,7 +148,7 @@ class LanguageWords:
         return rng.choice(self._lists[kind])
 
     def invent(self, rng: random.Random) -> str:
-        """A word that means nothing. Its checksum says which split it is part of."""
+        """A meaningless word. Its checksum determines its split."""
         syllables = self._lists["syllable"]
         is_short = len(syllables[0]) == 1 and not syllables[0].isascii()
         while True:

@@ -130,7 +130,7 @@ class StepRequest:
         turn: requests with lower numbers are computed first.
         is_inline: computed in the thread of the caller that waits for it.
         is_over: computed or failed.
-        is_abandoned: nobody wants the result.
+        is_abandoned: the caller no longer waits for the result.
         is_taken: the result was requested.
         is_holding: no other request can use the sequences.
         runs_alone: a computation together with other requests failed.

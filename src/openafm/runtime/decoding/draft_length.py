@@ -96,7 +96,7 @@ class DraftLength:
             self._run_length += _WEIGHT * (length - self._run_length)
 
     def _step_seconds(self, num_rows: int, sharing: float) -> float:
-        """Return this sequence's share of a step in which every sequence has so many rows; 0 while unknown."""
+        """Return this sequence's share of the time of a step with `num_rows` rows per sequence; 0 while unknown."""
         if self._cost is not None:
             return 1.0
         return (self._target.seconds(round(sharing * num_rows)) or 0.0) / sharing

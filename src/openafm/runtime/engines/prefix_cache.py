@@ -61,7 +61,7 @@ class PrefixCache:
             return sum(store.num_bytes for store in self._stores.values())
 
     def may_keep(self, num_tokens: int) -> bool:
-        """Return True if a prefix of so many tokens may be stored."""
+        """Return True if a prefix of this length may be stored."""
         return self._most_bytes > 0 and num_tokens >= LEAST_TOKENS
 
     @contextlib.contextmanager

@@ -14,7 +14,7 @@ from openafm.models.config import (
     TiedHeadConfig,
 )
 
-LARGEST_INPUT = 8192  # up to so many inputs, integer sums are exact in fp32
+LARGEST_INPUT = 8192  # up to this many inputs, integer sums are exact in fp32
 LEVEL_ZEROS = {"int2_balanced": 1.5, "int2_unbalanced": 2.0}
 
 
