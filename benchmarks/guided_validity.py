@@ -5,9 +5,9 @@ by random logits among the tokens that the grammar allows. The text must then sa
 grammar: `jsonschema` on the published schema, conversion to the Python type, and a judge of the Python value that does not
 use the schema. A text that does not end within the token limit is invalid too.
 
-Under random logits numbers, strings and lists would hardly ever end, so tokens that close something (`}`, `]`, `"`, then `,`, and
-the stop token) get a bonus that grows with the length of the answer. One case in ten is cut off on purpose: there, the
-text so far must convert to the partial form of the type.
+Under random logits numbers, strings and lists would hardly ever end, so tokens that close something (`}`, `]`, `"`, then
+`,`, and the stop token) get a bonus that grows with the length of the answer. One case in ten is cut off on purpose: there,
+the text so far must convert to the partial form of the type.
 
     python benchmarks/guided_validity.py [--quick] [--json] [--out FILE]
 """

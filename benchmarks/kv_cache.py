@@ -4,9 +4,9 @@
 they are rounded after QK-norm and rotation: symmetric, one fp16 scale for each token and head; and bf16 for comparison.
 Changes are relative to the loss with fp32 keys and values, on the same held-out tokens, the mean over seeds.
 
-Windows: the engine's cache of `server.full` and of `server.nano` with 65,536 tokens in bf16, and that of the same models with
-all layers global. Bytes are those of the buffers, including slack for rollbacks and free space. The nano caches are filled,
-512 tokens a step; those of the full model, 51 GB, are allocated in the same steps without storage.
+Windows: the engine's cache of `server.full` and of `server.nano` with 65,536 tokens in bf16, and that of the same models
+with all layers global. Bytes are those of the buffers, including slack for rollbacks and free space. The nano caches are
+filled, 512 tokens a step; those of the full model, 51 GB, are allocated in the same steps without storage.
 
     python benchmarks/kv_cache.py [--quick] [--json]
 

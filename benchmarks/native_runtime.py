@@ -1,4 +1,4 @@
-"""The native runtime at the `on_device.base` shape, 56 layers of random weights, compared with its peers in alternating segments.
+"""The native runtime at the `on_device.base` shape, 56 layers of random weights, compared with its peers.
 
 Sections, each in a file of benchmarks/native/ whose first lines say how it measures:
 - `decode`: decode_ratio, decode_stream_share, prefill_ratio_full_depth, prefill_ratio_bypass (peer.py)

@@ -3,13 +3,12 @@
 Identity: greedy answers with and without a draft on random tiny models (the draft is the same model, a similar one or
 another one; free, text and JSON grammars; token limits, stop tokens and windows in the middle of drafts), and on held-out
 conversations. Distribution: answers of a tiny model sampled with each draft and without, under different seeds, compared by
-chi-square
-tests of two samples; the smallest p-value times their number. Steps: `on_device.nano` and a draft model of its own size, which the
-script first distills from it on the built-in corpus (`--run` stores that run; `--draft` uses an existing draft model), on
-held-out conversations of each task, and on tool calls alone. Passes are steps of the target per token of an answer,
-including prefill; plain decoding computes forced tokens in one step, as always. Passes are counted with drafting from the
-first token on, independent of measured times (`DraftLengthConfig(cost=0.2)`); CPU time also with draft lengths chosen by
-costs measured during the run, as in sessions (`by_the_clock`).
+chi-square tests of two samples; the smallest p-value times their number. Steps: `on_device.nano` and a draft model of its
+own size, which the script first distills from it on the built-in corpus (`--run` stores that run; `--draft` uses an existing
+draft model), on held-out conversations of each task, and on tool calls alone. Passes are steps of the target per token of an
+answer, including prefill; plain decoding computes forced tokens in one step, as always. Passes are counted with drafting
+from the first token on, independent of measured times (`DraftLengthConfig(cost=0.2)`); CPU time also with draft lengths
+chosen by costs measured during the run, as in sessions (`by_the_clock`).
 
     python benchmarks/speculation.py [--quick] [--json] [--target BUNDLE] [--draft BUNDLE] [--run FOLDER]
 

@@ -1,5 +1,4 @@
-"""Agreement of the native engine with torch's: the choices after every token of prompts and of the model's own greedy answers,
-teacher-forced.
+"""Agreement of the native engine's choices with torch's after every token of prompts and of greedy answers, teacher-forced.
 
 Prompts are messages of the built-in corpus's held-out part. Both engines read the texts 32 tokens at a time; a quarter of
 them also in one step each, as in a session, and some with every set of kernels that this processor has. The figures are how

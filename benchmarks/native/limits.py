@@ -1,9 +1,9 @@
 """Limits of the machine, and the share of them that the products of the native runtime reach.
 
-`gemm_peak_share` is the rate of our product of 6656x2048 with 512 tokens, including the rounding of activations, over the peak
-rate of 8-bit products on registers (vpdpbusd), in CPU time of one thread. Further figures are for 128 and 256 tokens, and
-for one token (`matvec_us`), over more matrices than caches hold, compared with onnxruntime's 2-bit MatMulNBits (groups of
-128, 8-bit activations) and torch's dynamically quantized 8-bit Linear on the same shape.
+`gemm_peak_share` is the rate of our product of 6656x2048 with 512 tokens, including the rounding of activations, over the
+peak rate of 8-bit products on registers (vpdpbusd), in CPU time of one thread. Further figures are for 128 and 256 tokens,
+and for one token (`matvec_us`), over more matrices than caches hold, compared with onnxruntime's 2-bit MatMulNBits (groups
+of 128, 8-bit activations) and torch's dynamically quantized 8-bit Linear on the same shape.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
   template included, in a process with repacked weights on disk. Torch must not have been imported. `session_first_s` is
   the same up to the first piece of an answer that a session streams, which waits for a grammar as well.
 - `rss_gb`: peak memory of a process that also compiles a JSON grammar and generates under it, minus keys and values, in
-10^9 bytes. `weights_gb` of it is the mapped file, which two concurrent processes share: `weights_shared` is the
-share of it that the system counts as shared in both, `two_processes_gb` the memory of both together.
+  10^9 bytes. `weights_gb` of it is the mapped file, which two concurrent processes share: `weights_shared` is the
+  share of it that the system counts as shared in both, `two_processes_gb` the memory of both together.
 
-As a script this file is that process: `python start.py BUNDLE`; a line of JSON when it has its first token, and one when it has
-generated.
+As a script this file is that process: `python start.py BUNDLE`; a line of JSON when it has its first token, and one when it
+has generated.
 """
 
 from __future__ import annotations

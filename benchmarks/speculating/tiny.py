@@ -98,7 +98,8 @@ def random_case(tiny: TinyModels, case: int) -> bool:
 
 
 def law_p_values(tiny: TinyModels, count: int) -> list[float]:
-    """p-values of chi-square tests, for each draft and sampling method, that answers with and without it have one distribution."""
+    """p-values of chi-square tests, by draft and sampling method, that a draft leaves the distribution of answers
+    unchanged."""
     plain = {law: _sample(tiny, None, law, range(count)) for law in LAWS}
     return [
         _p_of_one_law(plain[law], _sample(tiny, drafter, law, range(10**6 * number, 10**6 * number + count)))

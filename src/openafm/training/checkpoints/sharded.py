@@ -1,7 +1,7 @@
 """Tensors of a checkpoint that several processes write and any number reads, through torch.distributed.checkpoint (DCP).
 
-DCP plans which process writes which block, each block once, and which blocks a process with another layout reads. The files are
-safetensors and JSON (index.py): torch's own storage uses pickle, which runs code when it is read.
+DCP plans which process writes which block, each block once, and which blocks a process with another layout reads. The files
+are safetensors and JSON (index.py): torch's own storage uses pickle, which runs code when it is read.
 Saving runs in the caller's thread: the given state is already a copy on the host, so training continues meanwhile.
 """
 
