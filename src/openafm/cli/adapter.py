@@ -215,7 +215,7 @@ def remove(
     from openafm.framework.backends.adapter import Adapter
 
     if (name is None) == (not obsolete):
-        raise UsageError("give either the NAME of an adapter or --obsolete")
+        raise UsageError("pass either the NAME of an adapter or --obsolete")
     removed = Adapter.remove_obsolete() if name is None else [folder.name for folder in remove_adapter(name)]
     print_json({"removed": removed}) if json else print(
         "\n".join(f"removed {name}" for name in removed) or "nothing to remove"

@@ -60,7 +60,7 @@ def respond(
         print_json(answer)
     elif not answer.strip():
         raise OpenAFMError(
-            f"{described.name} gave an empty answer. It is made for extraction, labels and tool calls: give it a --schema,"
+            f"{described.name} gave an empty answer. It is made for extraction, labels and tool calls: pass a --schema,"
             " or use a larger model with --model"
         )
     else:
@@ -76,12 +76,12 @@ def read_prompt(prompt: str | None, schema: Path | None = None) -> str:
     if prompt not in (None, "-"):
         return str(prompt)
     if schema is not None and str(schema) == "-":
-        raise UsageError("standard input can hold the prompt or the schema; give one of them as an argument")
+        raise UsageError("standard input can hold the prompt or the schema; pass one of them as an argument")
     if prompt is None and sys.stdin.isatty():
-        raise UsageError('give a prompt, as in openafm respond "Dinner at 7", or pipe it to standard input')
+        raise UsageError('no prompt; pass one, as in openafm respond "Dinner at 7", or pipe it to standard input')
     text = sys.stdin.read()
     if not text.strip():
-        raise UsageError("standard input is empty; give a prompt")
+        raise UsageError("standard input is empty; pass a prompt")
     return text
 
 

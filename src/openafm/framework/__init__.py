@@ -1,1 +1,1 @@
-"""What app developers import as `openafm`: typed values out of an on-device model (report 7)."""
+"""The framework for app developers, exported by `openafm`: typed answers of an on-device model (report 7)."""

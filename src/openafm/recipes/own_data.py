@@ -69,7 +69,7 @@ def read_data(path: Path, evaluation: Path | None = None, tokenizer: Path | None
         OwnDataError: the file is not a valid description, or a path does not exist.
     """
     if not path.exists():
-        raise OwnDataError(f"{path} does not exist; give a folder or file of data, or a description in TOML or JSON")
+        raise OwnDataError(f"{path} does not exist; pass a folder or file of data, or a description in TOML or JSON")
     values = _description(path)
     try:
         data = DataConfig(sources=(DataSourceConfig(path=str(path)),)) if values is None else from_dict(DataConfig, values)

@@ -1,4 +1,4 @@
-"""Scores of a model on the fresh sets: greedy, each case in a session of its own, beside answers that need no model."""
+"""Scores of a model on the fresh sets: greedy, each case in a session of its own, and of baselines without a model."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def model_answer(model: SystemLanguageModel) -> Answer:
 
 
 def constant_answer(case: Case) -> Any:
-    """The baseline that never reads: a constant event, the first label, the first tool, nothing filled in."""
+    """The constant baseline: a constant event, the first label, the first tool, empty forms."""
     if case.tools:
         return [[case.tools[0].name, {}]]
     if case.figure.startswith(("event", "nothing")):
@@ -95,7 +95,7 @@ def constant_answer(case: Case) -> Any:
 
 
 def regex_answer(case: Case) -> Any:
-    """The baseline of patterns: events by English regular expressions, forms and tools by words beside their names."""
+    """The pattern baseline: events by English regular expressions, forms and tools by the words after their names."""
     if case.tools:
         tool = case.tools[0]
         return [[tool.name, guess(tool.parameters, case.prompt)]]

@@ -83,7 +83,7 @@ def trained_adapter(folder: Path) -> TrainedAdapter:
     from openafm.training.run import load_trained
 
     if not folder.exists():
-        raise AdapterNotFoundError(f"{folder} does not exist; give the folder of a run or of an adapter")
+        raise AdapterNotFoundError(f"{folder} does not exist; pass the folder of a run or of an adapter")
     if not (folder / "checkpoints").is_dir():
         raise UsageError(f"{folder} is neither an adapter nor the folder of a run: it has no checkpoints")
     config = from_dict(TrainerConfig, json.loads((folder / "config.json").read_text(encoding="utf-8")))

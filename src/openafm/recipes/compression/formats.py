@@ -157,7 +157,7 @@ class AstcCompression(CompressionConfig):
         )
 
     def _encode(self, decoder: Decoder, bundle: Bundle) -> _AstcEncoder:
-        """Encode the matrices of all layers and replace them in the decoder by what they decode to."""
+        """Encode the matrices of all layers and replace them in the decoder by their decoded values."""
         from openafm.compression.low_bit import layer_matrices
         from openafm.compression.post_training.calibration import compress_linears
 

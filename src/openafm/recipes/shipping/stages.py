@@ -35,7 +35,7 @@ class TrainedStages:
         if self.uncompressed.config != self.compressed.config:
             raise UsageError(f"{self.compressed.path} was not compressed from {self.uncompressed.path}")
         if not self.compressed.numerics.is_compressed:
-            raise UsageError(f"{self.compressed.path} is not compressed; give the bundle of on_device.qat")
+            raise UsageError(f"{self.compressed.path} is not compressed; pass the bundle of on_device.qat")
         if self.recovered is None:
             return
         if self.recovered.recovery_adapter is None:

@@ -1,4 +1,4 @@
-"""Requests for steps: what each sequence is fed, which part of it one computation takes, and the handle of its caller.
+"""Requests for steps: the tokens of each sequence, the chunk that one computation takes, and the handle of the caller.
 
 Shapes: N tokens of one sequence in a step, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""The queue of an engine: requests of many threads are computed together, and each gets the result it would get alone.
+"""The queue of an engine: requests of many threads are computed together, and each gets the same result as alone.
 
 An engine that combines requests has a worker thread, started on first use. Callers append requests to the queue and wait;
 the worker takes the next step from the queue, computes it without the lock and stores the results. Interrupting a waiting
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from openafm.runtime.engines.base import Sequence
 
 _GATHER_SHARE = 1 / 8  # of the latest step's time: limit of the wait for callers that took part in it
-_RECENT_STEPS = 8  # a sequence that took part in none of these steps is not expected back
+_RECENT_STEPS = 8  # a sequence without a request in this many steps is not expected
 _WORTH_A_THREAD_S = 0.002  # shorter steps do not pay for the switch to the worker and back
 
 
@@ -64,7 +64,7 @@ class Scheduler:
         self._combines = combines
         self._queue: list[StepRequest] = []
         self._current: list[TokenChunk] = []  # the step that is being computed
-        self._changed = threading.Condition(self.lock)  # the queue or what is expected, for the worker
+        self._changed = threading.Condition(self.lock)  # the queue or the expected requests, for the worker
         self._released = threading.Condition(self.lock)
         self._computing = threading.Lock()  # held during a step
         self._worker: threading.Thread | None = None
@@ -162,7 +162,7 @@ class Scheduler:
                 self._compute_next()
 
     def _compute_next(self) -> None:
-        """Compute one step of what is in the queue."""
+        """Compute one step of the requests in the queue."""
         with self.lock:
             for request in tuple(self._queue):
                 if request.is_abandoned or request.is_computed:

@@ -128,7 +128,7 @@ class _Lowering:
             if schema["not"] is True or (isinstance(schema["not"], Mapping) and not schema["not"].keys() - _ANNOTATIONS):
                 alternatives = [False]
             if not alternatives:
-                raise _refusal(f"{path}.not", "this has no complement in the grammar; list what is allowed")
+                raise _refusal(f"{path}.not", "this has no complement in the grammar; list the allowed values")
             yield {"anyOf": [self._lower(each, f"{path}.not", kinds) for each in alternatives]}
         if "if" in schema:
             yield self._conditional(schema, path, kinds)

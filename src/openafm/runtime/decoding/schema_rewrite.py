@@ -1,4 +1,4 @@
-"""JSON Schemas rewritten for the grammar engine, so that it enforces what JSON Schema and Python mean.
+"""JSON Schemas rewritten for the grammar engine, so that it enforces the semantics of JSON Schema and Python.
 
 - Keywords that the engine lacks are lowered (`schema_lowering.py`).
 - Properties have the order of `x-order`, which is the order of generation.

@@ -136,7 +136,7 @@ class Engine(ABC):
         return self._add(Sequence(self, self._new_cache(), array(_TOKEN)))
 
     def step(self, batch: List[StepInput], logits: LogitsOf = "last") -> list[NDArray[np.float32]]:
-        """Append tokens to sequences, one or more to each, and compute the logits of what follows.
+        """Append tokens to sequences, one or more to each, and compute the logits of the next token.
 
         Return fp32 logits for every entry: [V] after its last token, or [N, V] after each; the caller may modify them. If
         the step raises, no sequence is changed.

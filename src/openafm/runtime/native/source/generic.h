@@ -74,7 +74,7 @@ inline double shrink_of(double difference) {
 }
 
 // Scores of a page's keys, to base 2, to the weights of its values, each times its scale; 0 behind the first `num_keys`.
-// Brings the maximum and the sum of what came before up to date, and returns by what its outputs shrink.
+// Updates the running maximum and sum, and returns the factor for earlier outputs.
 inline double soften(double *scores, const float *value_scales, int num_keys, double *top, double *sum) {
     double highest[LANES], totals[LANES] = {};
     for (int j = 0; j < LANES; j++) highest[j] = *top;

@@ -61,7 +61,8 @@ void Pool::run(int count, Call call, const void *work) {
     while (!spin_until([this] { return unfinished_.load() == 0; })) std::this_thread::yield();
 }
 
-// A piece is half of a fair share of what is left: long pieces first, for sequential reads, short ones at the end, so that no
+// A piece is half of a fair share of the remaining items: long pieces first, for sequential reads, short ones at the end, so
+// that no
 // thread finishes much later than the others. The task cannot end, or be replaced, before a taken piece is finished.
 void Pool::take_pieces() {
     uint64_t state = state_.load();
