@@ -8,7 +8,7 @@ Two comparisons, each at equal tokens, equal batches in equal order and equal hy
   heads and feed-forwards divided over 4 tracks that combine every 4 layers; and the latter with 4 experts per track, 2 of
   them chosen, in every second layer. Equal active FLOPs within 1 %; the parameters differ and are reported.
 
-All models train in turns, one update each, so that tokens per CPU-second compare. Three seeds determine weights and data
+All models train alternately, one update each, so that tokens per CPU-second compare. Three seeds determine weights and data
 order. A full run has 300 updates of 2,048 tokens, 614,400 tokens, for each of 5 models and 3 seeds, about 20 minutes on
 one thread: 0.7 to 1 million parameters in an early stage of training. It shows costs in quality at that scale, not at
 larger ones.

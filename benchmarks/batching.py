@@ -9,7 +9,7 @@ Fairness: time between the tokens of a session, alone and while another thread p
 
     python benchmarks/batching.py [--quick] [--json] [--bundle-folder FOLDER]
 
-The model is the synthetic one of the `on_device.base` shape (native/synthetic.py), on 2 threads, by the clock: a quiet
+The model is the synthetic one of the `on_device.base` shape (native/synthetic.py), on 2 threads, in wall time: a quiet
 machine. A full run takes about four minutes and writes docs/benchmarks/batching.json. `--quick` runs the same code on an
 eighth of the depth and claims nothing.
 """

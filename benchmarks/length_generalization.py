@@ -9,7 +9,7 @@ copying, which trains the retrieval. They differ in attention only:
 
 Each is then evaluated on held-out text of once, twice and four times that length. A needle is found if each of its tokens is
 the most likely one; by chance that never happens. The figures beyond the trained length of an arm that has not learned the
-task at that length mean nothing: see `learned`.
+task at that length have no meaning: see `learned`.
 
     python benchmarks/length_generalization.py [--quick] [--json] [--out FILE.png]
 

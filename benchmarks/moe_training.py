@@ -248,7 +248,7 @@ def peer_config(shape: DecoderConfig) -> transformers.Qwen3MoeConfig:
 
 
 def feed_forwards(config: DecoderConfig) -> tuple[DenseFeedForwardConfig, ExpertsConfig]:
-    """The two kinds of layers, in turns."""
+    """The two kinds of layers, alternating."""
     dense, experts = (layer.feed_forward for layer in config.layers[:2])
     assert isinstance(dense, DenseFeedForwardConfig)
     assert isinstance(experts, ExpertsConfig)

@@ -1,6 +1,6 @@
 """The native runtime at the `on_device.base` shape, 56 layers of random weights, compared with its peers.
 
-Sections, each in a file of benchmarks/native/ whose first lines say how it measures:
+Sections, each in a file of benchmarks/native/ whose docstring describes the measurement:
 - `decode`: decode_ratio, decode_stream_share, prefill_ratio_full_depth, prefill_ratio_bypass (peer.py)
 - `bf16`: decode_over_bf16 (peer.py)
 - `products`: gemm_peak_share, matvec_ratio_* (limits.py)

@@ -3,11 +3,11 @@
 - `per_request_ms`: `await session.respond(...)` in a new session minus `generate` on the same tokens under the same grammar,
   alternating; the larger of a text and a typed answer. Engine steps are timed separately and excluded from the difference.
   Required: at most 3 ms + 2 %.
-- `tick_loss`: share of 10 ms ticks lost in the event loop that awaits the responses, by the clock; beside it the share lost
+- `tick_loss`: share of 10 ms ticks lost in the event loop that awaits the responses, in wall time; and the share lost
   while another process generates the same, which is the machine's part. Needs a quiet machine. Required: less than 0.2.
 - `mb_per_idle_session`: growth of the process by 100 sessions that have answered once, minus the bytes of their caches.
 - `second_turn_ttft_ratio`: time to first token of a second turn after 2,000 tokens, from scratch / in the session that holds
-  them; beside it the number of prefilled tokens.
+  them; and the number of prefilled tokens.
 
 Times are CPU time of the process, summed over threads, except for ticks; medians over rounds.
 

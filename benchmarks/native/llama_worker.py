@@ -61,7 +61,7 @@ class Model:
         logits = llama_cpp.llama_get_logits_ith(self.context, -1)  # waits for them
         took = perf_counter() - wall, process_time() - cpu
         if failed or not ctypes.cast(logits, ctypes.c_void_p).value or logits[0] != logits[0]:
-            raise SystemExit(f"llama.cpp failed on {count} tokens behind {self.length}")
+            raise SystemExit(f"llama.cpp failed on {count} tokens after {self.length}")
         self.length += count
         return took
 

@@ -54,7 +54,7 @@ class Setting:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Seconds of equal pieces of work, by the clock and of the processor."""
+    """Seconds of equal pieces of work: wall time and CPU time."""
 
     wall_s: tuple[float, ...]
     cpu_s: tuple[float, ...]

@@ -13,7 +13,7 @@ from openafm.runtime.engines.base import Engine, Sequence
 from openafm.runtime.engines.snapshot import read_snapshot, write_snapshot
 from openafm.runtime.native.engine import NativeEngine
 
-_SEED_TOKENS = 64  # whose keys and values are repeated where a long context is asked for
+_SEED_TOKENS = 64  # whose keys and values are repeated for a long context
 
 
 class Ours:

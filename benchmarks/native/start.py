@@ -1,6 +1,6 @@
 """A process that uses the synthetic bundle: time to first token and memory.
 
-- `first_token_s`: from the start of the interpreter to the logits after a short prompt, by the clock, tokenizer and chat
+- `first_token_s`: from the start of the interpreter to the logits after a short prompt, in wall time, tokenizer and chat
   template included, in a process with repacked weights on disk. Torch must not have been imported. `session_first_s` is
   the same up to the first piece of an answer that a session streams, which waits for a grammar as well.
 - `rss_gb`: peak memory of a process that also compiles a JSON grammar and generates under it, minus keys and values, in

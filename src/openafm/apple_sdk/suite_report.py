@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 @dataclass(frozen=True, kw_only=True)
 class TestResult:
-    """Hold one result: `outcome` is passed, failed or skipped; `reason` says why it did not pass."""
+    """Hold one result: `outcome` is passed, failed or skipped; `reason` is empty if it passed."""
 
     file: str
     name: str

@@ -13,7 +13,8 @@ from openafm.models.decoder import Decoder
 
 
 def load_decoder(bundle: Bundle, device: torch.device | None = None, adapter: AdapterPackage | None = None) -> Decoder:
-    """Return the decoder with its weights, decoded or low-bit as the numerics say, and with an adapter if one is given.
+    """Return the decoder with its weights, decoded or low-bit according to the numerics, and with an adapter if one is
+    given.
 
     Raises:
         AdapterMismatchError: the adapter is for another base.

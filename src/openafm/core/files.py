@@ -76,7 +76,7 @@ def atomic_file(path: Path, mode: str = "wb", permissions: int | None = None) ->
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary folder beside `path`; on success put it in the place of `path`, else remove it.
 
-    The files get the permissions of the umask, whatever the library that wrote them chose. A process killed half-way leaves
+    The files get the permissions of the umask, whatever the library that wrote them chose. A process killed meanwhile leaves
     the old folder intact; the name of a leftover temporary folder starts with a dot.
 
     Raises:

@@ -89,7 +89,7 @@ def texts_of(document: AnyDocument) -> Iterator[str]:
 class DocumentFiles:
     """The documents of a file, or of all files below a folder in the order of their paths; hidden ones are skipped.
 
-    Iterating reads them; `bytes_read` of `total_bytes` (as stored) says how far that is.
+    Iterating reads them; `bytes_read` of `total_bytes` (as stored) is the progress.
 
     Raises:
         InputPathError: `path` does not exist or is a file of another kind.

@@ -88,7 +88,7 @@ class LoaderConfig(Config):
         """Compare the files of all sources with their digests, or one of `num_shares` equal shares of them.
 
         Raises:
-            ShardError: a file is not what was written.
+            ShardError: a file was changed after it was written.
         """
         for source in self.sources:
             verify_shards(Path(source.path), None, share, num_shares)

@@ -54,7 +54,7 @@ def append_shards(
 ) -> Iterator[ShardWriter]:
     """Yield a writer that adds shards to the corpus at `path`. The manifest is replaced when the block succeeds.
 
-    Existing files are not rewritten. After a failure the corpus is what it was; the next call overwrites leftover files.
+    Existing files are not rewritten. After a failure the corpus is unchanged; the next call overwrites leftover files.
 
     Raises:
         ManifestError: `path` has no corpus.

@@ -6,7 +6,7 @@ from openafm.core.errors import OpenAFMError, UsageError
 
 
 class TokenizerError(OpenAFMError):
-    """A tokenizer cannot be read, trained or used; the message says why."""
+    """A tokenizer cannot be read, trained or used; the message has the reason."""
 
 
 class EncodingError(UsageError):

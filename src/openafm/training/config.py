@@ -131,7 +131,7 @@ class InductionStart(StartConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EMAConfig(Config):
-    """An exponential moving average of the weights, which the run's model has in the end.
+    """An exponential moving average of the weights, which are those of the run's final model.
 
     After update n the average moves by 1 - min(decay, n / (n + 9)) towards the weights: early updates count more, so that
     the average of a short run does not contain its random start.

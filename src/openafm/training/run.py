@@ -84,7 +84,7 @@ def train(
 ) -> TrainingResult:
     """Train in the folder `output`, from its newest intact checkpoint if it has one. More steps extend a finished run.
 
-    Under torchrun the processes divide the run as `config.parallel` says; rank 0 writes. A caller that has opened the
+    Under torchrun the processes divide the run according to `config.parallel`; rank 0 writes. A caller that has opened the
     processes passes them. SIGTERM or one Ctrl-C to any process saves and returns with `finished` False. `observers` receive
     the events of the run after its own observers.
 

@@ -100,7 +100,7 @@ def read_chat_template(
         stop: tokens that end an answer, in addition to the one that the template writes.
 
     Raises:
-        UnsupportedTemplateError: the template cannot be made append-only; the message says where.
+        UnsupportedTemplateError: the template cannot be made append-only; the message has the place.
     """
     reader = TemplateReader(jinja, tokenizer)
     layout = read_layout(reader)

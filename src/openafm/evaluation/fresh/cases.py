@@ -130,7 +130,7 @@ def object_schema(title: str, properties: dict[str, str]) -> JsonSchema:
 
 
 def _event(truth: list[str], today: datetime.date) -> dict[str, Any]:
-    """Accepted values by field; `weekday` says whether the date was given as a weekday."""
+    """Accepted values by field; `weekday` is True if the date was given as a weekday."""
     title, day, time, place = truth
     return {
         "title": tuple(title.split(";")),

@@ -17,7 +17,7 @@ _OPEN = {"additionalProperties", "patternProperties", "unevaluatedProperties", "
 
 
 def closed_schema(schema: JsonSchema) -> JsonSchema:
-    """Return a schema with `additionalProperties: false` wherever it declares properties and does not say otherwise.
+    """Return a schema with `additionalProperties: false` wherever it declares properties without `additionalProperties`.
 
     Objects that several schemas describe together (`allOf`, or `anyOf` beside `properties`) stay open, since each schema
     declares only part of the properties.

@@ -31,7 +31,7 @@ COMPLEMENTS = {
 _MAX_INSTRUCTIONS = 30_000
 _MAX_CACHED = 5_000
 _WORD = CATEGORIES[op.CATEGORY_WORD]
-_START, _NOT_WORD, _IN_WORD, _END = range(4)  # what is beside a position
+_START, _NOT_WORD, _IN_WORD, _END = range(4)  # the characters beside a position
 _State: TypeAlias = tuple[frozenset[int], int]  # instructions before the next character, and what precedes it
 
 

@@ -27,7 +27,7 @@ class CheckpointError(OpenAFMError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A file of a checkpoint is missing, unreadable, or not what was written."""
+    """A file of a checkpoint is missing, unreadable, or was changed."""
 
 
 class AnotherRunError(UsageError):

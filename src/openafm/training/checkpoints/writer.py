@@ -95,7 +95,7 @@ def _keep_newest(folder: Path, path: Path, keep: int) -> None:
 
 
 class CheckpointWriter(Observer):
-    """Write snapshots in the background, one at a time, as often as the config says."""
+    """Write snapshots in the background, one at a time, at the config's intervals."""
 
     def __init__(self, folder: Path, config: TrainerConfig, data_digest: str, processes: Processes = ALONE) -> None:
         self._write = partial(write_checkpoint, folder, config, data_digest=data_digest, processes=processes)

@@ -73,7 +73,7 @@ inline double shrink_of(double difference) {
     return exp2_of(difference < -1000.0 ? -1000.0 : difference > 0 ? 0 : difference);
 }
 
-// Scores of a page's keys, to base 2, to the weights of its values, each times its scale; 0 behind the first `num_keys`.
+// Scores of a page's keys, to base 2, to the weights of its values, each times its scale; 0 after the first `num_keys`.
 // Updates the running maximum and sum, and returns the factor for earlier outputs.
 inline double soften(double *scores, const float *value_scales, int num_keys, double *top, double *sum) {
     double highest[LANES], totals[LANES] = {};

@@ -62,8 +62,7 @@ void Pool::run(int count, Call call, const void *work) {
 }
 
 // A piece is half of a fair share of the remaining items: long pieces first, for sequential reads, short ones at the end, so
-// that no
-// thread finishes much later than the others. The task cannot end, or be replaced, before a taken piece is finished.
+// that no thread finishes much later than the others. The task cannot end, or be replaced, before a taken piece is finished.
 void Pool::take_pieces() {
     uint64_t state = state_.load();
     while (const int left = (int)(uint32_t)state) {
