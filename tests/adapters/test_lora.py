@@ -189,7 +189,7 @@ def test_a_copied_decoder_has_an_adapter_of_its_own() -> None:
 
 
 class DoubledLinear(Linear):
-    """A kind of Linear with its own weights and output, as compressed ones are: no parameter, only a buffer."""
+    """A kind of Linear with its own weights and output, like a compressed one: no parameter, only a buffer."""
 
     def __init__(self, linear: Linear) -> None:
         torch.nn.Module.__init__(self)

@@ -206,7 +206,7 @@ def test_a_draft_without_its_signature_or_with_another_is_refused(tmp_path: Path
 
 
 def test_the_first_version_is_still_read(tmp_path: Path) -> None:
-    """Folders as bundles of the first release carry them: other names in the metadata, the same rule for the digest."""
+    """Folders of the first release's bundles: other names in the metadata, the same digest rule."""
     adapter = write(tmp_path / "a")
     old = {
         "format": "openafm.adapter",

@@ -44,7 +44,8 @@ CONFIG = LoRAConfig(rank=4, alpha=8.0, start=SingularValueStart())
 def test_the_parts_are_the_weight_and_the_best_of_their_rank(
     out_dim: int, in_dim: int, stack: list[int], scale: float, seed: int, data: st.DataObject
 ) -> None:
-    """Eckart-Young: no matrix of this rank leaves less than the energy of the other singular values, in any slice."""
+    """Eckart-Young: the residual of a matrix of this rank has at least the energy of the other singular values, in every
+    slice."""
     rank = data.draw(st.integers(1, min(out_dim, in_dim)))
     weight = torch.randn(*stack, out_dim, in_dim, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     parts = split(weight, rank, scale)
@@ -101,7 +102,7 @@ def test_the_outputs_of_the_decoder_are_unchanged() -> None:
 
 @torch.no_grad()
 def test_the_residual_base_and_the_adapter_are_stored_separately() -> None:
-    """As in compression: the adapter is kept, taken off, and put on the base that was made of the residual."""
+    """As in compression: the adapter is stored, removed, and installed on the compressed residual."""
     model = tiny_decoder()
     move_singular_vectors(model, CONFIG)
     expected = model(random_tokens())
@@ -147,7 +148,7 @@ def test_an_adapted_decoder_is_unchanged() -> None:
 
 
 def test_bits_per_weight() -> None:
-    """Of nano the rank-32 adapter costs 3.0 bits per weight; of one 512 x 512 matrix 2, as measured for this project."""
+    """The rank-32 adapter costs 3.0 bits per weight of nano, and 2 of one 512 x 512 matrix."""
     nano = named_size("on_device.nano")
     assert adapter_bits_per_weight(nano, LoRAConfig()) == pytest.approx(2.95, abs=0.1)
     assert adapter_bits_per_weight(nano, LoRAConfig(rank=8), bits=32) == adapter_bits_per_weight(nano, LoRAConfig()) / 2

@@ -31,7 +31,7 @@ def tiny_config() -> DecoderConfig:
 
 
 def tiny_decoder(seed: int = 0) -> Decoder:
-    """With weights large enough that a change in any of them shows in the logits."""
+    """With weights so large that a change of any of them changes the logits."""
     torch.set_num_threads(1)
     model = tiny_config().build(seed)
     with torch.no_grad():
@@ -55,7 +55,7 @@ def perturb_adapter(weights: dict[str, Tensor], seed: int = 7) -> None:
 def random_weights(
     rank: int, names: tuple[str, ...] = ("layers.0.attention.query",), seed: int = 0
 ) -> dict[str, NDArray[np.float32]]:
-    """What an adapter on these Linears of 6 inputs and 5 outputs may hold."""
+    """Weights of an adapter of these Linears, with 6 inputs and 5 outputs."""
     generator = np.random.default_rng(seed)
     weights = {}
     for name in names:

@@ -189,7 +189,7 @@ def test_tensor_names_are_restricted(tmp_path: Path, name: str) -> None:
 
 
 def test_different_parts_have_different_signatures() -> None:
-    """In version 1 a name with a line break could make two sets of parts one text."""
+    """In version 1, a name with a line break could give two different bundles the same signed text."""
     entry = TensorEntry(dtype="F32", shape=(2,), sha256="ab")
     signatures = {
         Signature(documents=documents, tensors=tensors).hex

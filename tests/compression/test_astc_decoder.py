@@ -26,7 +26,7 @@ def is_legal(block: NDArray[np.uint8]) -> bool:
 def test_random_bits_decode_like_astcenc_or_are_refused_like_astcenc() -> None:
     blocks = np.random.default_rng(0).integers(0, 256, (3_000, 16), dtype=np.uint8)
     theirs = astcenc_decode(blocks)
-    refused = ~np.isfinite(theirs[..., 0]).all(1)  # astcenc marks errors so
+    refused = ~np.isfinite(theirs[..., 0]).all(1)  # astcenc's error color
     legal = np.array([is_legal(block) for block in blocks])
     np.testing.assert_array_equal(legal, ~refused)
     assert legal.sum() > 150

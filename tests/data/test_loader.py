@@ -25,7 +25,7 @@ LOG_NORMAL = np.maximum(1, np.random.default_rng(0).lognormal(np.log(130) - 0.32
 
 
 def make_corpus(path: Path, lengths: list[int], first_token: int = 1, digest: str = "d") -> Path:
-    """Documents whose tokens count up from `first_token` without end, so that every token says where it comes from."""
+    """Documents whose tokens count up from `first_token` without end, so that a token identifies its place."""
     token = first_token
     with write_shards(path, tokenizer_digest=digest, vocab_size=VOCAB, tokens_per_shard=2000) as writer:
         for length in lengths:
@@ -71,7 +71,7 @@ def test_every_token_is_seen_once_an_epoch_and_every_target_stays_in_its_documen
 
 
 def check_batch(loader: Loader, step: int, ends: set[int], seen: Counter[int], targets: Counter[int]) -> None:
-    """Check one batch of a corpus of counting tokens, and add what it holds to the counters."""
+    """Check one batch of a corpus of counting tokens, and add its tokens to the counters."""
     batch = loader.batch(step)
     covered = np.zeros(batch.tokens_BS.shape, dtype=bool)
     assert list(batch.documents) == sorted(batch.documents)

@@ -26,7 +26,7 @@ def test_every_language_has_events_labels_and_nothing() -> None:
 
 
 def test_dates_follow_the_listed_week() -> None:
-    """A weekday's truth is the day that the instructions list under this weekday."""
+    """The expected date of a weekday is the day that the instructions list under it."""
     for case in event_cases():
         if case.figure == "event" and case.expected["weekday"]:
             date = datetime.date.fromisoformat(case.expected["date"][0])

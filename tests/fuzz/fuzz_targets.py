@@ -1,6 +1,6 @@
 """The file formats of openafm as fuzz targets: how to write a valid example, to reseal a changed one, and to read it all.
 
-Resealing recomputes digests and signatures after a change, as an attacker would, so that the code behind the checks runs.
+Resealing recomputes digests and signatures after a change, as an attacker would, so that the code after the checks runs.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def test_mutated_files_raise_typed_errors_only(target: Target, tmp_path: Path, m
         file = rng.choice(list(valid))
         file.write_bytes(mutate(valid[file], rng))
         if target.reseal is not None and rng.random() < RESEALED_SHARE:
-            with contextlib.suppress(Exception):  # what cannot be resealed is read as it is
+            with contextlib.suppress(Exception):  # data that cannot be resealed is read unchanged
                 target.reseal(folder)
         try:
             with time_limit(), warnings.catch_warnings(action="ignore"):

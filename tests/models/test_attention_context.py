@@ -101,7 +101,7 @@ def test_packed_documents_never_see_each_other_to_the_bit(name: str) -> None:
 
 @st.composite
 def packings(draw: st.DrawFn) -> list[Span]:
-    """Documents cut out of rows at random places, some of the cuttings left as padding."""
+    """Rows divided into documents at random places; some parts are padding."""
     documents = []
     for row in range(NUM_ROWS):
         cuts = sorted({0, ROW_LENGTH} | draw(st.sets(st.integers(1, ROW_LENGTH - 1), max_size=5)))

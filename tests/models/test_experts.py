@@ -150,7 +150,7 @@ def test_an_upstream_gradient_that_is_not_contiguous() -> None:
 
 @pytest.mark.parametrize("frozen", ["x", "gate", "down", "router.weight"])
 def test_frozen_weights_get_no_gradient(frozen: str) -> None:
-    """Adapters and distillation freeze parts; the others' gradients stay as they are."""
+    """Adapters and distillation freeze parts; the others' gradients are unchanged."""
     module = experts(tracks=2)
     x = inputs(module, 6).requires_grad_()
     tensors = {"x": x, **{name: module.get_parameter(name) for name in WEIGHTS}}

@@ -89,7 +89,7 @@ def packed() -> PackedDocuments:
 
 
 def looped(tracks: list[Decoder], config: TracksConfig, norms: list[list[RMSNorm]] | None) -> Tensor:
-    """Logits of plain decoders that meet after every block, one after the other."""
+    """Logits of plain decoders, computed one after the other and combined after every block."""
     contexts = [packed() for _ in tracks]
     x_BSD = tracks[0].embed(random_tokens(NUM_ROWS, ROW_LENGTH))
     for block in range(len(tracks[0].layers) // config.block_depth):

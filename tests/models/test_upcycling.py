@@ -44,7 +44,7 @@ def experts_of(model: Decoder) -> list[Experts]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShareOfAllConfig(TopKRouterConfig):
-    """The softmax over all experts, of which the chosen keep what they have: their weights do not add up to 1."""
+    """The softmax over all experts, not renormalized over the chosen ones: their weights do not add up to 1."""
 
     def build(self, dim: int, num_experts: int) -> Router:
         return ShareOfAll(self, dim, num_experts)

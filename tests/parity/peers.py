@@ -61,7 +61,8 @@ def sharing_layers(source: int = NUM_OWN_LAYERS - 1, **attention: Any) -> list[L
 
 @torch.no_grad()
 def perturb(model: nn.Module, seed: int) -> None:
-    """Random weights that give logits of a few units; norm weights away from 1, where a forgotten norm would hide."""
+    """Random weights that give logits of a few units; norm weights differ from 1, so that a missing norm changes the
+    logits."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "norm" in name:
@@ -95,8 +96,8 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 
 
 def transformers_pairs(ours: Decoder, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs for Qwen3, its mixture of experts and SmolLM3 under the names that `openafm import` gives, half layout beside
-    ours. What sharing layers lack stays as it is."""
+    """Pairs for Qwen3, its mixture of experts and SmolLM3 under the names of `openafm import`, in the half
+    layout. Weights that sharing layers lack are unchanged."""
     weights = dict(ours.named_parameters())
     for their_name, weight in theirs.named_parameters():
         if ".mlp.experts." in their_name or ".mlp.gate." in their_name:
@@ -111,7 +112,7 @@ def transformers_pairs(ours: Decoder, theirs: nn.Module) -> Iterator[tuple[Tenso
 
 
 def _expert_pairs(weights: dict[str, Tensor], their_name: str, theirs: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """One weight of a sparse feed-forward; gate and up of an expert lie in one matrix there."""
+    """One weight of a sparse feed-forward; the peer stores gate and up of an expert in one matrix."""
     feed_forward = f"layers.{their_name.split('.')[2]}.feed_forward"
     if their_name.endswith("gate_up_proj"):
         gate, up = theirs.chunk(2, dim=1)
@@ -139,7 +140,7 @@ def _channels(ours: Tensor, theirs: Tensor, interleaved: bool) -> tuple[Tensor, 
 
 
 def tamm_pairs(ours: Decoder, theirs: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs for AFMTextV7, whose channels rotate interleaved as ours and whose q, k and v lie in one matrix."""
+    """Pairs for AFMTextV7, whose channels rotate interleaved as ours and whose q, k and v are one matrix."""
     peer: Any = theirs
     yield ours.embedding, peer.embedding.weight
     yield ours.norm.weight, peer.output_norm.weight

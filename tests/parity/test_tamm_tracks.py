@@ -68,7 +68,7 @@ def tamm_server(**options: Any) -> Any:
 
 
 def pairs(ours: Decoder, theirs: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Every weight of both, once; matrices of tracks and experts lie [..., in, out] there."""
+    """Every weight of both, once; tamm stores matrices of tracks and experts as [..., in, out]."""
     yield ours.embedding, theirs.embedding.weight
     yield ours.norm.weight, theirs.output_norm.weight
     segments = [segment for name, segment in theirs.layers.named_children() if name.startswith("segment_")]
@@ -158,7 +158,7 @@ def test_every_way_to_combine_tracks_equals_tamm_s(combine: str, norm: TrackNorm
 
 
 def test_router_logits_are_capped_as_tamm_s_are() -> None:
-    """A cap low enough to bend the logits that random weights give."""
+    """A soft cap so low that it changes the logits of random weights."""
     ours = server(with_experts(lambda e: replace(e, router=TopKRouterConfig(soft_cap=1.0))))
     theirs = tamm_server(experts_router_logits_cap=1.0)
     copy_to_peer(pairs(ours, theirs))

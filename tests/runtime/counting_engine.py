@@ -59,7 +59,7 @@ class CountingEngine(Engine):
         self.steps: list[dict[int, int]] = []
         self.threads: list[int] = []
         self._numbers: dict[int, int] = {}
-        self._caches: list[Cache] = []  # kept, so that no other gets their ids
+        self._caches: list[Cache] = []  # references, so that ids are not reused
         self._busy = threading.Lock()
 
     def _new_cache(self) -> Cache:

@@ -25,7 +25,7 @@ from openafm.tokenizer.chat_template import ChatTemplate
 
 CONTEXT_LENGTH = 96  # more than a page of keys and values
 CONFIG = shared_kv_decoder(
-    vocab_size=TOKENIZER.vocab_size + 3,  # no whole tile
+    vocab_size=TOKENIZER.vocab_size + 3,  # not a whole tile
     dim=64,
     num_own_layers=2,
     num_shared_layers=2,
@@ -79,7 +79,7 @@ def write_random_adapter(path: Path, bundle: Bundle, seed: int) -> AdapterPackag
 
 @functools.cache
 def compressed_bundle() -> Bundle:
-    """One for all tests that only read it."""
+    """Shared by all tests that only read it."""
     folder = Path(tempfile.mkdtemp(prefix="openafm-tests-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return write_compressed(folder / "compressed")

@@ -51,7 +51,7 @@ def test_bytes_of_a_token_are_those_of_the_file_and_of_the_adapter(tmp_path: Pat
     plain = compressed_bundle()
     library = sys.modules["openafm.runtime.native.library"].native_library()
     file = weights_file(plain, library)
-    assert 0 <= file.stat().st_size - doctor.bytes_per_token(plain) < 16_384  # its header and what aligns its parts
+    assert 0 <= file.stat().st_size - doctor.bytes_per_token(plain) < 16_384  # its header and padding
     lora = random_adapter_weights(1)
     adapted = write_compressed(tmp_path / "b", recovery=RecoveryAdapter(config=LORA, weights=lora))
     expected = sum(2 * weight.size for weight in lora.values())  # 16 bits each

@@ -29,7 +29,7 @@ SAMPLERS: dict[str, SamplingConfig] = {
 
 
 def answers(bundle: Bundle) -> dict[str, Any]:
-    """Tokens by each way to sample, and what a sequence keeps of them."""
+    """Tokens by sampling method, and the bytes of a sequence's cache."""
     engine = open_engine(bundle)
     found: dict[str, Any] = {}
     for name, config in SAMPLERS.items():

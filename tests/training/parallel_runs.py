@@ -137,7 +137,7 @@ def whole_tensor(parallelism: Parallelism, name: str, tensor: torch.Tensor) -> t
     if parallelism.world == 1:
         return tensor
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # two gathers where one would do
+        warnings.simplefilter("ignore")  # two gathers instead of one
         return parallelism.global_view(name, tensor).full_tensor()
 
 

@@ -42,7 +42,7 @@ def tiny_model() -> DecoderConfig:
 
 
 def write_corpus(folder: Path, num_documents: int = 120, seed: int = 0, digest: str = "0" * 64) -> LoaderConfig:
-    """Documents that count upwards from anywhere, of 2 to 40 tokens; a third of their tokens is not to be learned."""
+    """Documents that count upwards from anywhere, of 2 to 40 tokens; a third of their tokens carry no loss."""
     generator = np.random.default_rng(seed)
     with write_shards(folder, tokenizer_digest=digest, vocab_size=VOCAB_SIZE, tokens_per_shard=400) as writer:
         for _ in range(num_documents):

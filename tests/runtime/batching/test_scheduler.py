@@ -349,7 +349,7 @@ def test_an_interrupted_caller_fails_alone() -> None:
 
 
 class InterruptedLock:
-    """A lock that raises KeyboardInterrupt once in this thread: before it is taken or after it is released."""
+    """A lock that raises KeyboardInterrupt once in this thread: before it is acquired or after it is released."""
 
     def __init__(self, lock: threading.RLock, place: int) -> None:
         self._lock, self._num_left, self._thread = lock, place, threading.get_ident()

@@ -106,7 +106,7 @@ def test_engines_record_steps_with_logits_for_every_row(name: str) -> None:
     sequence, other = engine.new_sequence(), engine.new_sequence()
     with pytest.raises(TokenError):
         engine.step([(sequence, [])])
-    engine.step([(sequence, random_tokens(5))])  # only the last row goes all the way
+    engine.step([(sequence, random_tokens(5))])  # only the last row passes all layers
     assert engine.costs.seconds(5) is None
     engine.step([(sequence, [1]), (other, [2])])
     engine.step([(sequence, [1, 2, 3])], "all")
@@ -124,7 +124,7 @@ def test_old_estimates_expire() -> None:
         costs.record(1, 1.0)
     between = costs.seconds(2)
     assert between is not None
-    assert 1 < between < 2  # between one row and the many, of which no count was taken
+    assert 1 < between < 2  # between one row and many; no step had this number of rows
     costs.record(2, 1.2)
     assert costs.seconds(2) == pytest.approx(1.2)
     assert costs.latest_rows == 2

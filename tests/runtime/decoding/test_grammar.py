@@ -262,7 +262,7 @@ def test_prepared_masks_match_the_state_of_the_answer() -> None:
     logits_V = np.random.default_rng(0).normal(size=TOKENIZER.vocab_size + 3).astype(np.float32)
     for number, token in enumerate(tokens):
         prepared.prepare()
-        if number % 3 == 1:  # a mask that is not used does not outlive its place
+        if number % 3 == 1:  # an unused mask is not applied at a later position
             prepared.accept([token])
             prepared.prepare()
             prepared.rollback(1)

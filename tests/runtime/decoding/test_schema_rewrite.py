@@ -195,7 +195,7 @@ def test_the_engine_parses_rewritten_bounds_exactly(bound: float, keyword: str) 
     rewritten = enforceable_schema({"type": "number", keyword: bound})[end]
     assert rewritten <= bound if end == "maximum" else rewritten >= bound
     assert (rewritten != bound) or not keyword.startswith("exclusive")
-    if rewritten not in (0, bound):  # off by the last place that is read, and what doubles are off there
+    if rewritten not in (0, bound):  # tolerance: the last parsed digit, and the rounding of doubles
         assert abs(rewritten - bound) <= max(1e-14 * abs(bound), 1.01e-22)
     text = format(Decimal(repr(rewritten)), "f")
     edge = {"type": "number", "minimum": rewritten, "maximum": rewritten}

@@ -40,7 +40,7 @@ class Histories(RuleBasedStateMachine):
 
     @initialize(name=st.sampled_from(sorted(CONFIGS)), slack=st.sampled_from([1, 7, LEAST_SLACK]))
     def open(self, name: str, slack: int) -> None:
-        """Little slack, so that windows forget within the short context of these models, or what engines have."""
+        """Little slack, so that windows drop positions within these models' short contexts; or the engines' default."""
         kv_cache._LEAST_SLACK = slack
         self.engine, self.name = engine(name), name
         self.new()

@@ -77,7 +77,7 @@ def damage_config(folder: Path, draw: random.Random) -> None:
     part = draw.choice(["model", "model", "model", "model", "numerics", None])
     if part is None:
         config = changed(config, draw)
-    elif part == "model" and draw.random() < 0.3:  # all layers alike, as the runtime wants them
+    elif part == "model" and draw.random() < 0.3:  # identical layers, which the runtime requires
         layers = config["model"]["layers"]
         field, key = draw.choice([("attention", "num_heads"), ("attention", "head_dim"), ("feed_forward", "hidden_dim")])
         value = changed(layers[0][field][key], draw)
@@ -129,10 +129,10 @@ def damage_adapter(folder: Path, draw: random.Random) -> None:
 
 
 def sign_again(folder: Path) -> None:
-    """As someone would who makes such a bundle on purpose.
+    """Sign the damaged bundle, as an attacker would.
 
     Raises:
-        OpenAFMError, ValueError: it is not even what can be signed.
+        OpenAFMError, ValueError: the bundle cannot be signed.
     """
     documents = {name: json.loads((folder / name).read_text()) for name in DOCUMENTS}
     signature = sign(documents, read_tensors(folder / "model.safetensors").values())

@@ -1,5 +1,5 @@
-// Steps, forks and everything else that threads may do at once, in a process without Python, for the compiler's sanitizers:
-// `make sanitize`. Whatever happens beside it, a sequence's logits are those that it gets alone, to the bit.
+// Runs steps, forks and all other concurrent operations in a process without Python, for the compiler's sanitizers
+// (`make sanitize`). A sequence's logits must be bit-identical to those of the same sequence alone.
 #include <stddef.h>
 
 #include <atomic>
@@ -12,7 +12,7 @@
 
 namespace {
 
-thread_local int allocations_left = -1;  // of this thread, before memory runs out; -1: it does not
+thread_local int allocations_left = -1;  // allocations of this thread that succeed; -1: all
 
 void *allocated(size_t size, size_t alignment) {
     if (allocations_left == 0) return nullptr;
@@ -20,7 +20,7 @@ void *allocated(size_t size, size_t alignment) {
     return aligned_alloc(alignment, (size + alignment) / alignment * alignment);
 }
 
-// Every shape, with batches, pages that are begun and ended, forks, rollbacks, and copies out and in.
+// Runs every shape with batches, partial and full pages, forks, rollbacks, saves and loads.
 void steps_of_every_shape(const char *kernels) {
     int seed = 0;
     for (const Shape &shape : shapes) {
@@ -56,7 +56,7 @@ void steps_of_every_shape(const char *kernels) {
     }
 }
 
-// Sequences on their way to a thread that reads and frees them.
+// A queue of sequences for a thread that reads and frees them.
 class Handed {
 public:
     void put(Sequence sequence) {
@@ -77,7 +77,7 @@ private:
     std::vector<Sequence> sequences_;
 };
 
-// What another thread may do while steps run: with caches that take no part, but share pages with those that do.
+// Operations of another thread during steps, on caches that are not in a step but share pages with some that are.
 void fork_and_free(const Engine &engine, const Sequence &shared, Handed &handed, int seed, const std::atomic<bool> &ending) {
     Random random(seed);
     std::vector<Sequence> held;
@@ -102,7 +102,7 @@ void idle_a_little(Random &random) {
     if (up_to(random, 3) == 0) std::this_thread::sleep_for(std::chrono::microseconds(up_to(random, 2000)));
 }
 
-// An engine steps, in this thread and in a worker thread by turns, while two other threads fork and free shared pages.
+// An engine steps, alternately in this thread and in a worker thread, while two other threads fork and free shared pages.
 void steps_beside_others(const char *kernels, const Shape &shape, int seed, int num_rounds) {
     Engine engine(shape, seed, 3, kernels);
     const int vocab_size = shape.vocab_size;
@@ -147,7 +147,7 @@ void steps_beside_others(const char *kernels, const Shape &shape, int seed, int 
     engine.check(at_last, {&shared});
 }
 
-// Threads that come and go, with work and without, and products of which there are more or fewer than threads.
+// Creates and ends pools of threads, idle and busy ones, with more and fewer products than threads.
 void pools_come_and_go(const char *kernels) {
     const Weights weights(shapes[3], 5);
     Random random(6);
@@ -164,7 +164,7 @@ void pools_come_and_go(const char *kernels) {
     }
 }
 
-// Call it until it succeeds, each time with memory for one allocation more.
+// Calls it until it succeeds, each time with one more successful allocation.
 template <class Work>
 void with_ever_more_memory(const Work &work) {
     for (int most = 0;; most++) {
@@ -175,7 +175,7 @@ void with_ever_more_memory(const Work &work) {
     }
 }
 
-// Wherever in a call memory runs out, it says so, and does all of it when there is some again.
+// Every failing allocation makes the call return an error; the repeated call succeeds.
 void memory_runs_out(const char *kernels) {
     Engine engine(shapes[0], 1, 3, kernels);
     const int vocab_size = engine.weights.config.vocab_size;
@@ -206,7 +206,7 @@ void memory_runs_out(const char *kernels) {
 
 }  // namespace
 
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // where one of these becomes a part of its caller, the other not
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"  // if the compiler inlines one of these and not the other
 void *operator new(size_t size) {
     if (void *memory = allocated(size, alignof(max_align_t))) return memory;
     throw std::bad_alloc();
@@ -230,7 +230,7 @@ int main() {
         steps_of_every_shape(kernels);
         pools_come_and_go(kernels);
         memory_runs_out(kernels);
-        // Two engines at once.
+        // Two engines concurrently.
         std::thread other([kernels] { steps_beside_others(kernels, shapes[3], 8, 4); });
         steps_beside_others(kernels, shapes[0], 7, 4);
         other.join();

@@ -1,4 +1,4 @@
-// What sanitize.cpp drives: models of random weights, their sequences and steps, and what is right.
+// The engine of sanitize.cpp: models of random weights, their sequences and steps, and reference results.
 #pragma once
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,12 +37,12 @@ struct Shape {
 
 const Shape shapes[] = {
     {83, 64, 2, 2, 4, 2, 16, 200, 3, 32},
-    {16, 32, 1, 0, 1, 1, 4, 4, 0, 0},      // the least of everything
+    {16, 32, 1, 0, 1, 1, 4, 4, 0, 0},      // all sizes minimal
     {33, 96, 2, 3, 3, 1, 100, 68, 5, 16},  // nothing whole
     {300, 160, 1, 2, 8, 2, 64, 452, 0, 0},
 };
 
-// Random weights, each array in memory of its own and of its size.
+// Random weights, each array in a separate allocation of its exact size.
 class Weights {
 public:
     Weights(const Shape &shape, int seed) : shape_(shape), random_(seed) {
@@ -130,7 +130,7 @@ struct Freed {
 typedef std::unique_ptr<OaModel, Freed> Model;
 typedef std::unique_ptr<OaCache, Freed> Cache;
 
-// A sequence, and all tokens that it has seen.
+// A sequence and all its tokens.
 struct Sequence {
     Cache cache;
     Tokens tokens;
@@ -145,7 +145,7 @@ Sequence fork_of(const Sequence &sequence, size_t length) {
     return forked;
 }
 
-// A step: the arrays of one call, which must stay where they are until it is over.
+// A step: the arrays of one call, which must not move until it ends.
 struct Step {
     std::vector<OaCache *> caches;
     std::vector<int64_t> starts;
@@ -169,7 +169,7 @@ struct Step {
     void run(OaModel *model) { CHECK(succeeds(model)); }
 };
 
-// Models of the same weights: one that several threads work for, and one of a single thread, which says what is right.
+// Two models of the same weights: one with several threads, and one with a single thread as reference.
 class Engine {
 public:
     Engine(const Shape &shape, int seed, int num_threads, const char *kernels)
@@ -192,7 +192,7 @@ public:
         return counts[up_to(random, 6)];
     }
 
-    // Logits after the last of them, computed by one thread: behind what most begin with, if they do.
+    // Returns the reference logits after the last token, computed by one thread; a common prefix is computed once.
     Floats alone(const Tokens &tokens) const {
         size_t length = 0;
         while (length + 1 < tokens.size() && length < opening_.tokens.size() && tokens[length] == opening_.tokens[length])
@@ -210,7 +210,7 @@ public:
         step.run(alone_.get());
     }
 
-    // The sequences of a step have got what they get alone.
+    // Checks that the sequences of a step got the same logits as alone.
     void check(const Step &step, const std::vector<Sequence *> &sequences) const {
         const size_t vocab_size = weights.config.vocab_size;
         size_t row = 0;

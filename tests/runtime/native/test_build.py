@@ -83,7 +83,7 @@ def test_a_damaged_library_is_compiled_again(compiler: Compiler, damage: bytes |
 
 def test_an_interrupted_build_is_repeated(compiler: Compiler) -> None:
     path = built_library().path
-    path.with_suffix(".stamp").unlink()  # what is written last
+    path.with_suffix(".stamp").unlink()  # the file that is written last
     assert not is_whole(path)
     built_library()
     assert is_whole(path)

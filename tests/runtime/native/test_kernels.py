@@ -120,7 +120,7 @@ class Kernels:
 
 
 def _rounded(x_NI: Float) -> tuple[Double, Double]:
-    """Return rows rounded as the numerics say: integers and a scale for each row."""
+    """Return rows rounded by the numerics: integers and a scale for each row."""
     scale_N1 = np.maximum(np.abs(x_NI).max(-1, keepdims=True, initial=0) / np.float32(127), SMALLEST)
     return np.rint(x_NI / scale_N1).astype(np.float64), scale_N1.astype(np.float64)
 
@@ -284,7 +284,7 @@ def test_norms(name: str, size: int, exponent: int, seed: int) -> None:
     x_D = (draw.standard_normal(size) * 10.0**exponent).astype(np.float32)
     weight_D = draw.uniform(0.1, 3, size).astype(np.float32)
     factor = np.float32(1 / np.sqrt(np.mean(x_D.astype(np.float64) ** 2) + np.float64(np.float32(1e-5))))
-    # The factor to the nearest, and the products in this order: to the bit, but for a tie of the factor.
+    # The factor to the nearest, and the products in this order: bit-identical, except at a tie of the factor.
     y_D = Kernels(name).norm(x_D, weight_D, 1e-5)
     _close(y_D, (x_D * factor * weight_D).astype(np.float64), 1.3e-7 * np.abs(x_D * factor * weight_D))
 

@@ -107,6 +107,6 @@ def test_a_long_forced_run_after_drafts_takes_at_most_one_more_step(seed: int) -
         events, rows = answered(note, drafter, seed)
         assert events == plain_events
         lengths = np.array(runs(events)[1:])
-        assert sum(rows) == sum(plain_rows)  # nothing was computed that did not come
+        assert sum(rows) == sum(plain_rows)  # no rejected token was computed
         assert len(rows) <= 2 + -(-lengths.sum() // 16)
         assert len(rows) < len(plain_rows)

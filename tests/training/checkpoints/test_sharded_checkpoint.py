@@ -52,7 +52,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def losses(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """Losses of the runs below by name; one says where it was saved after step 3, the others where they go on from."""
+    """Losses of the runs below by name; one saves after step 3, the others resume from that checkpoint."""
     folder = tmp_path_factory.mktemp("runs")
     jobs: list[tuple[int, dict[str, CheckpointJob]]] = [
         (1, {"one": _job(folder, saved="one")}),
@@ -103,7 +103,7 @@ def test_other_layouts_resume_with_the_same_losses(losses: dict[str, Any], name:
     undisturbed = losses[name.partition(",")[0]]
     assert len(losses[name]) == LAST - SAVED
     assert losses[name] == pytest.approx(undisturbed[SAVED:], abs=1e-6)
-    assert undisturbed[SAVED - 1] != pytest.approx(undisturbed[SAVED], abs=1e-3)  # a lost step would show
+    assert undisturbed[SAVED - 1] != pytest.approx(undisturbed[SAVED], abs=1e-3)  # a lost step would change them
 
 
 def test_the_averaged_weights_are_loaded_by_one_process(losses: dict[str, Any]) -> None:
@@ -123,7 +123,7 @@ def test_each_block_is_written_once_and_nothing_is_pickled(losses: dict[str, Any
     assert checkpoint.record.num_processes == 4
     stored = sum(prod(tensor.shape) * tensor.dtype.itemsize for tensor in checkpoint.index.values())
     on_disk = sum((path / name).stat().st_size for name in ranks)
-    assert stored <= on_disk < stored * 1.2  # what is left are the headers
+    assert stored <= on_disk < stored * 1.2  # the remaining bytes are headers
 
 
 @pytest.fixture

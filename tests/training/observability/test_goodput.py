@@ -150,4 +150,4 @@ def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tmp_path: Path) -> 
     lines = [line for line in read_metrics(output) if "loss" in line]
     assert all(0 <= line["goodput"] <= 1 for line in lines)
     assert lines[-1]["lost_seconds/start"] == pytest.approx(found.lost["start"], rel=1e-3)
-    assert train(config, output) == result  # a finished run stays as it is
+    assert train(config, output) == result  # a finished run is unchanged

@@ -84,7 +84,7 @@ def test_a_chosen_layout_fits_and_fills_the_devices(
     assert memory.parameters + memory.optimizer < memory.peak <= chip.memory
     assert plan.compute_seconds <= plan.step_seconds <= plan.serial_seconds
     assert 0 < plan.model_flops_utilization <= 1 + 1e-9
-    # Each piece of the model lies somewhere: all copies together hold no less than the model, and little more.
+    # Each weight is on some device: all copies together hold at least the model, and little more.
     held = memory.parameters * shape.shard * shape.expert * shape.track
     assert held >= 4 * num_parameters(model)
 
