@@ -93,9 +93,7 @@ def test_every_track_gets_the_start_of_a_plain_model() -> None:
         key, query = layer.attention.keys_values.key.weight, layer.attention.query.weight
         for track in range(2):
             written = query[track] - before.attention.query.weight[track] - CONTENT_SCALE * key[track]
-            outside = written[32:] if index < NUM_POSITION_LAYERS else written  # without the head that attends to the
-            previous
-            token
+            outside = written[32:] if index < NUM_POSITION_LAYERS else written  # without the first head
             assert outside.abs().max() < 1e-6
             assert (written[:32].abs().max() > 0.01) == (index < NUM_POSITION_LAYERS)
 
