@@ -39,7 +39,7 @@ def test_respond_and_inspect_on_a_server_bundle(server: Path) -> None:
     openafm("respond", "--model", str(server), "--max-tokens", "3", "Hello")
     inspected = openafm("inspect", str(server))
     assert "tracks" in inspected
-    assert "active_parameters" in inspected
+    assert "per token" in inspected
 
 
 @pytest.mark.parametrize("size", ["micro", "nano"])

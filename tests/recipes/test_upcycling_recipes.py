@@ -156,5 +156,5 @@ def test_wrong_teachers_are_refused(tmp_path: Path) -> None:
 def test_a_teacher_is_not_upcycled_twice(tmp_path: Path) -> None:
     pretrained(tmp_path)
     run_recipe(prepare_run("on_device.upcycle_teacher", "micro", changes=later(1)), tmp_path / "teacher", "teacher")
-    with pytest.raises(UpcyclingError, match="only dense"):
+    with pytest.raises(UpcyclingError, match="only a DenseFeedForwardConfig can be upcycled"):
         prepare_run("on_device.upcycle_teacher", "micro", start="teacher", changes=later(1))

@@ -105,7 +105,10 @@ class Checkpoint:
             CheckpointError: a tensor is missing, unknown, or has another shape; the message names the first.
         """
         needed = {"model", "random"} | ({"ema"} if self.config.ema is not None else set())
-        if self._groups - GROUPS or needed - self._groups or (self.record.step > 0 and "optimizer" not in self._groups):
+        # The file of an optimizer without state, such as plain SGD, holds no tensor.
+        if self.record.step > 0 and (self.record.is_sharded or "optimizer.safetensors" not in self.record.files):
+            needed = needed | {"optimizer"}
+        if self._groups - GROUPS or needed - self._groups:
             raise CheckpointError(f"{self.path} holds the tensors {sorted(self._groups)}; needed are {sorted(needed)}")
         for group in self._groups & {"model", "ema"}:
             found = {name: self.index[f"{group}/{name}"].shape for name in self._names(group)}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from openafm.core.config import UnknownKindError
 from openafm.core.errors import UsageError
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths
@@ -36,6 +37,7 @@ def list_checkpoints(output: Path) -> list[ListedCheckpoint]:
 
     Raises:
         CheckpointError: the folder is not that of a run.
+        UnknownKindError: the config names a kind of a plugin that is not loaded.
     """
     folder = output / "checkpoints"
     if not folder.is_dir():
@@ -48,6 +50,8 @@ def _listed(path: Path) -> ListedCheckpoint:
     try:
         checkpoint = open_checkpoint(path)
         axes = checkpoint.config.parallel.shape(checkpoint.record.num_processes).axes
+    except UnknownKindError:
+        raise
     except (DamagedCheckpointError, UsageError) as error:
         return ListedCheckpoint(name=path.name, num_bytes=num_bytes, damage=str(error))
     damage = None
