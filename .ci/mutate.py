@@ -1,9 +1,9 @@
-"""Mutation testing, bounded: change one operator or constant at a time and see whether the room's tests fail.
+"""Mutation testing, bounded: change one operator or constant at a time and check that the room's tests fail.
 
     python .ci/mutate.py [--count 60] [--seconds 900] [--seed 0] [--only models] [--json]
 
-Each mutant is written to a copy of the source tree; the tests mapped to its file run against that copy. A mutant that no
-test notices is a survivor: a line whose behavior nothing checks, or an equivalent change. Exit code 0 even with survivors.
+Each mutant is written to a copy of the source tree; the tests mapped to its file run against that copy. A mutant that
+passes all tests is a survivor: an untested line, or an equivalent change. Exit code 0 even with survivors.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def mutants(pattern: str, tests: str) -> Iterator[Mutant]:
 
 
 def mutated(node: ast.AST) -> str | None:
-    """The source of a changed expression, or None where there is nothing to change."""
+    """The source of a changed expression; None if the expression has no mutation."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
         return ast.unparse(ast.Compare(node.left, [COMPARISONS[type(node.ops[0])]()], node.comparators))
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS and not is_type(node):

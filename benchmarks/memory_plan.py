@@ -6,7 +6,7 @@ beyond the imports). Then it builds the same run again and trains the same steps
 that base. Predicted is `Plan.memory.peak`, arithmetic on the config with one number fitted to these cases, their median: the
 share of the memory that a step allocates and frees that the system's allocator keeps (`Chip.allocator_share`).
 
-Every case is measured twice. `relative_error` is relative to the process as it is. `relative_error_held` compares the
+Every case is measured twice. `relative_error` is relative to the unchanged process. `relative_error_held` compares the
 arithmetic alone with the same steps under an allocator that returns freed blocks of 1 MiB and more at once
 (MALLOC_MMAP_THRESHOLD_), at the price of page faults. `kept` is the share that the allocator kept.
 

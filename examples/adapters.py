@@ -40,7 +40,7 @@ def train(folder: Path) -> Path:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
-        os.environ["OPENAFM_HOME"] = str(Path(place) / "home")  # leave nothing behind
+        os.environ["OPENAFM_HOME"] = str(Path(place) / "home")  # install nothing outside this folder
         path = train(Path(place))
         print("installed", install_adapter(path).identifier)
         print("metadata of its author:", fm.Adapter(name="tags").creator_defined_metadata)

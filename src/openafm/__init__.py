@@ -1,6 +1,6 @@
 """openafm: an open implementation of Apple Intelligence Foundation Language Models: Tech Report 2025.
 
-`import openafm as fm` gives the framework (report 7). A name is imported on first use, so `import openafm` is cheap.
+`import openafm as fm` exports the framework (report 7). A name is imported on first use, so `import openafm` is cheap.
 """
 
 from __future__ import annotations

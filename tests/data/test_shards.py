@@ -218,7 +218,7 @@ def test_memory_is_bounded_by_a_shard(tmp_path: Path) -> None:
 
 
 def test_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
-    """A file-size limit of the system makes the write itself fail, half-way through a shard."""
+    """A file-size limit of the system makes a write fail in the middle of a shard."""
     program = f"""
 import resource, signal
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Held-out tool calling: the first answer to a request, which is tool calls or, if none is needed, text."""
+"""Held-out tool calling: the first answer to a request, which is tool calls or, if no call is needed, text."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_forks_are_independent(tiny: Tiny) -> None:
     engine.step([(sequence, held[sequence])])
     fork = engine.fork(sequence)
     held[fork] = list(held[sequence])
-    for seed in range(4):  # in turns, so that one would overwrite what the other wrote
+    for seed in range(4):  # alternating, so that shared memory would be overwritten
         for branch in (sequence, fork):
             new = random_tokens(3, seed=seed + 10 * (branch is fork))
             held[branch] += new

@@ -71,7 +71,7 @@ def shipped_card(results: ShippedResults) -> str:
 A decoder of {about.parameters:,} parameters after the on-device model of *Apple Intelligence Foundation Language Models:
 Tech Report 2025*, compressed as its section 6 describes: {about.layers} layers, {about.sharing_layers} of them sharing keys
 and values, dim {about.dim}, vocabulary {about.vocab_size:,}, context {about.context_length:,} tokens. Signature
-`{about.signature}`. Licence: Apache-2.0, weights and all.
+`{about.signature}`. License: Apache-2.0, weights and all.
 
 It extracts events and tags, calls a calculator, summarizes and rewrites in sixteen languages, and calls tools and fills
 forms in English, in messages like those of its training data.
