@@ -101,7 +101,7 @@ def test_lowered_keywords(schema: Any, good: list[str], bad: list[str]) -> None:
             {"properties": {"a": {"oneOf": [{"type": "integer"}, {"type": "integer"}]}}},
             r"\$\.properties\.a\.oneOf: .* use anyOf",
         ),
-        ({"items": {"not": {"minLength": 3}}}, r"\$\.items\.not: .* list what is allowed"),
+        ({"items": {"not": {"minLength": 3}}}, r"\$\.items\.not: .* list the allowed values"),
         ({"type": "array", "uniqueItems": True}, r"\$\.uniqueItems: .* remove it"),
         ({"items": [{"contains": {"type": "null"}}]}, r"\$\.items\[0\]\.contains: "),
         ({"$dynamicRef": "file:///etc/passwd"}, r"\$\.\$dynamicRef: "),
