@@ -53,6 +53,7 @@ def test_the_framework_imports_without_heavy_libraries() -> None:
     ("command", "exit_code", "text"),
     [
         ("inspect on_device.bas", 2, "no bundle 'on_device.bas'"),
+        ("data pack", 2, "(see `openafm data pack --help`)"),
         ("train on_device.pretain --size micro", 2, "did you mean 'on_device.pretrain'"),
         ("train on_device.pretrain --size huge", 2, "sizes: micro, nano"),
         ("train on_device.sft --size micro", 2, "--from BUNDLE"),
@@ -83,6 +84,15 @@ def test_errors_are_one_line_on_standard_error(
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
     assert text in captured.err
+
+
+@pytest.mark.parametrize("command", ["train on_device.sft --size micro", "adapter train --data missing.jsonl --base nano"])
+def test_a_refused_run_leaves_no_folder(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # the shipped model
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert run(command.split()) == 2
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_inspect_a_named_size(capsys: pytest.CaptureFixture[str]) -> None:

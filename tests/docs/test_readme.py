@@ -26,3 +26,10 @@ def test_the_examples_print_the_answers_of_the_page(tmp_path: Path, monkeypatch:
             exec(compile(block, str(README), "exec"), module.__dict__)
         assert expected
         assert printed.getvalue().splitlines() == expected
+
+
+def test_make_run_installs_the_libraries_of_the_built_in_corpus() -> None:
+    makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
+    recipe = re.search(r"^\.venv/installed-run:.*\n\t.*pip install .*\.\[(.*?)\]", makefile, re.MULTILINE)
+    assert recipe is not None
+    assert "data" in recipe[1].split(",")

@@ -27,7 +27,7 @@ def complete(
     from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig
 
-    prompt = read_prompt(text)
+    prompt = read_prompt(text, example='openafm complete "Once upon a time"')
     if temperature is not None and temperature < 0:
         raise UsageError(f"--temperature must not be negative, got {temperature}")
     greedy = temperature == 0 or (temperature is None and seed is None)

@@ -119,7 +119,12 @@ def run(arguments: Sequence[str]) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     try:
-        result = app(args=list(arguments), standalone_mode=False, obj=Invocation(arguments=tuple(arguments), run=run))
+        result = app(
+            args=list(arguments),
+            prog_name="openafm",
+            standalone_mode=False,
+            obj=Invocation(arguments=tuple(arguments), run=run),
+        )
         return result if isinstance(result, int) else 0
     except OpenAFMError as error:
         if error.shared and rank():  # rank 0 prints it
@@ -127,11 +132,13 @@ def _run(arguments: Sequence[str]) -> int:
             return error.exit_code
         return _fail(" ".join(str(error).split()), error.exit_code)
     except _CommandLineError as error:
-        message = cast(typer.BadParameter, error).format_message()
+        wrong = cast(typer.BadParameter, error)
+        message = wrong.format_message()
         if "\n" in message:  # `openafm` or `openafm data` without arguments: the help
             print(message.strip())
             return 0
-        return _fail(f"{message} (see `openafm --help`)", 2)
+        command = wrong.ctx.command_path if wrong.ctx else "openafm"
+        return _fail(f"{message} (see `{command} --help`)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)
     except BrokenPipeError:

@@ -23,7 +23,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print columns padded to their widest cell, numbers right-aligned."""
+    """Print columns padded to their widest cell, numbers right-aligned. A header of empty names is left out."""
     cells = [list(header)] + [[_cell(value) for value in row] for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     for index, row in enumerate(cells):
@@ -32,7 +32,8 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
             for column, (text, width) in enumerate(zip(row, widths, strict=True))
         ]
         line = "  ".join(padded).rstrip()
-        print(styled(line, "bold") if not index else line)
+        if index or line:
+            print(line if index else styled(line, "bold"))
 
 
 def escaped(text: str) -> str:

@@ -67,7 +67,7 @@ def respond(
         print(escaped(answer))
 
 
-def read_prompt(prompt: str | None, schema: Path | None = None) -> str:
+def read_prompt(prompt: str | None, schema: Path | None = None, *, example: str = 'openafm respond "Dinner at 7"') -> str:
     """Return the prompt, from standard input if it is `-` or not given and standard input is not a terminal.
 
     Raises:
@@ -78,10 +78,10 @@ def read_prompt(prompt: str | None, schema: Path | None = None) -> str:
     if schema is not None and str(schema) == "-":
         raise UsageError("standard input can hold the prompt or the schema; pass one of them as an argument")
     if prompt is None and sys.stdin.isatty():
-        raise UsageError('no prompt; pass one, as in openafm respond "Dinner at 7", or pipe it to standard input')
+        raise UsageError(f"no text; pass one, as in {example}, or pipe it to standard input")
     text = sys.stdin.read()
     if not text.strip():
-        raise UsageError("standard input is empty; pass a prompt")
+        raise UsageError(f"standard input is empty; pass a text, as in {example}")
     return text
 
 

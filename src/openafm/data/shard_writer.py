@@ -158,7 +158,7 @@ class ShardWriter:
             EmptyCorpusError: no document was added.
         """
         if not self.num_documents and not self._shards:
-            raise EmptyCorpusError("no document to write: a corpus needs at least one")
+            raise EmptyCorpusError("no document to write: the input has no text, and a corpus needs at least one document")
         if self._tags:
             self._write_shard()
         manifest = Manifest(

@@ -168,6 +168,7 @@ def write_trained(
 
 def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
     """Lock the run folder; train the tokenizer, pack the corpora and prepare the objective unless that is done."""
+    _check_tokenizer(config)  # before the lock, which creates the folder
     opened.enter_context(folder_lock(folder / "data"))
     _check_same_run(config, folder)
     tokenizer, template = _tokenizer(config, folder)
@@ -242,6 +243,20 @@ def _check_same_run(config: RunConfig, folder: Path) -> None:
         raise AnotherRunError(f"{folder} holds a run of another config: {difference}; choose another --output or remove it")
 
 
+def _check_tokenizer(config: RunConfig) -> None:
+    """Check that the run has a tokenizer: the start bundle's, a file's, or one to train.
+
+    Raises:
+        StartBundleError: it has none, because the recipe needs a start bundle.
+    """
+    if config.start is not None or config.tokenizer_file is not None or config.tokenizer is not None:
+        return
+    needed = next((recipe.starts_from for recipe in RECIPES if recipe.name == config.recipe), None)
+    of_recipe = f" of {needed}" if needed else ""
+    before = f", or train {needed} first" if needed else ""
+    raise StartBundleError(f"{config.recipe} starts from a bundle{of_recipe}: name one with --from BUNDLE{before}")
+
+
 def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, BaseChatTemplate]:
     """Return the start bundle's tokenizer, the given file's, the one in the run folder, or one trained on the corpora."""
     given = None if config.tokenizer_file is None else Tokenizer.load(Path(config.tokenizer_file))
@@ -254,11 +269,7 @@ def _tokenizer(config: RunConfig, folder: Path) -> tuple[Tokenizer, BaseChatTemp
         return bundle.tokenizer, bundle.template
     if given is not None:
         return given, ChatTemplate()
-    if config.tokenizer is None:
-        needed = next((recipe.starts_from for recipe in RECIPES if recipe.name == config.recipe), None)
-        of_recipe = f" of {needed}" if needed else ""
-        before = f", or train {needed} first" if needed else ""
-        raise StartBundleError(f"{config.recipe} starts from a bundle{of_recipe}: name one with --from BUNDLE{before}")
+    assert config.tokenizer is not None, "checked by _check_tokenizer"
     file = folder / "tokenizer.json"
     if file.is_file() and (tokenizer := Tokenizer.load(file)).vocab_size == config.tokenizer.vocab_size:
         return tokenizer, ChatTemplate()

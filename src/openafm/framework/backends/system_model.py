@@ -213,7 +213,9 @@ class SystemLanguageModel(LanguageModel):
         with _unavailable(f"the model {bundle.name} cannot be loaded: "):
             adapter = None if self._adapter is None else resolve_adapter(self._adapter, bundle)
             draft = self._draft if adapter is None or self._draft is not None else adapter.draft
-            return loaded_model.load(bundle, adapter, None if draft is None else open_bundle(draft))
+            with _unavailable("the draft model: "):
+                opened_draft = None if draft is None else open_bundle(draft)
+            return loaded_model.load(bundle, adapter, opened_draft)
 
     def _with_use_case(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         text = _USE_CASE_INSTRUCTIONS[self.use_case]

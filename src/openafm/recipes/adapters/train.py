@@ -118,10 +118,10 @@ def train_adapter(config: AdapterRunConfig, folder: Path, name: str) -> AdapterR
     check_name(name)
     base = open_bundle(config.base)
     files = {"train": config.data} | ({} if config.evaluation is None else {"eval": config.evaluation})
+    for file in files.values():  # before the lock, which creates the folder
+        _check_conversations(Path(file))
     with folder_lock(folder / "data"):
         _check_same_run(config, folder)
-        for file in files.values():
-            _check_conversations(Path(file))
         with atomic_file(folder / "run.json", "w") as record:
             record.write(dump(config))
         for part, file in files.items():
