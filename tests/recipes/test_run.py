@@ -75,9 +75,12 @@ def test_fine_tuning_starts_from_the_bundle_and_keeps_its_tokenizer(tmp_path: Pa
     base = run_recipe(tiny_pretraining(), tmp_path / "base", "base")
     changes = {key: value for key, value in TINY.items() if not key.startswith(("tokenizer", "trainer.model"))}
     corpus = (
-        '[{"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 60}]'
+        '[{"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {"languages": {"en": 1}},'
+        ' "num_examples": 60}]'
     )
-    tuned = prepare_run("on_device.sft", "micro", start="base", changes=changes | {"corpora": corpus})
+    tuned = prepare_run(
+        "on_device.sft", "micro", start="base", changes=changes | {"corpora": corpus, "trainer.data.rows_per_step": "4"}
+    )
     result = run_recipe(tuned, tmp_path / "tuned", "tuned")
     assert open_bundle("tuned").tokenizer.digest == open_bundle("base").tokenizer.digest
     assert result.signature != base.signature
@@ -124,7 +127,8 @@ def test_a_killed_run_resumes_to_the_same_bundle(tmp_path: Path) -> None:
 def later_stage(recipe: str, start: str | None) -> RunConfig:
     changes = {key: value for key, value in TINY.items() if not key.startswith(("tokenizer", "trainer.model"))}
     corpus = (
-        '[{"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 60}]'
+        '[{"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {"languages": {"en": 1}},'
+        ' "num_examples": 60}]'
     )
     return prepare_run(recipe, "micro", start=start, changes=changes | {"corpora": corpus})
 
