@@ -43,6 +43,10 @@ define sanitized
 	TSAN_OPTIONS=halt_on_error=1 build/sanitize/driver
 endef
 
+# 20,000 mutated files over every format; the suite runs a short form.
+fuzz: .venv/installed-test
+	OMP_NUM_THREADS=1 OPENAFM_FUZZ_FILES=20000 $(BIN)/pytest -n 2 tests/fuzz
+
 check: .venv/installed-test
 	$(BIN)/ruff format --check src tests benchmarks examples .ci
 	$(BIN)/ruff check src tests benchmarks examples .ci
