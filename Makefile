@@ -16,8 +16,7 @@ test-all: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
 
 # Apple's tests of its SDK on this engine. SUITE is a checkout or a URL to clone; SWAPPED=1 replaces the SDK by openafm. The
-# last line
-# of the output has the counts.
+# last line of the output has the counts.
 test-apple-sdk: .venv/installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m openafm.apple_sdk.suite $(if $(SUITE),--suite "$(SUITE)") $(if $(SWAPPED),--swapped)
 
