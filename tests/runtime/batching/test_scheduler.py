@@ -124,7 +124,7 @@ def test_a_long_step_is_computed_by_the_worker_while_its_caller_works() -> None:
     sequence, computed = engine.new_sequence(), threading.Event()
     engine.during = lambda step: computed.set()
     begun = engine.begin([(sequence, [1])])
-    assert computed.wait(TIMEOUT_S), "nobody waits for the result yet"
+    assert computed.wait(TIMEOUT_S), "the step was not computed within the timeout"
     assert sequence.length == 0
     assert_right(begun, [1])
     assert engine.threads != [threading.get_ident()]
