@@ -1,0 +1,1 @@
+"""Pages of the web: crawling, opt-outs, WARC files."""
