@@ -155,7 +155,8 @@ def test_a_line_cut_by_the_size_limit_is_ignored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "allowed"), [(200, False), (404, True), (403, True), (301, True), (429, False), (500, False), (503, False), (0, False)]
+    ("status", "allowed"),
+    [(200, False), (404, True), (403, True), (301, True), (429, False), (500, False), (503, False), (0, False)],
 )
 def test_answers_to_the_request(status: int, allowed: bool) -> None:
     assert Robots.of_response(status, b"User-agent: *\nDisallow: /").allows("Foo", "http://e.com/") is allowed
