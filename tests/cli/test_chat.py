@@ -73,6 +73,39 @@ def test_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     assert (tmp_path / "chat.session").is_file()
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("/load absent.session", "absent.session is not a file; /load reads a conversation that /save wrote"),
+        ("/load .", ". is not a file"),
+        ("/load schema.json", "schema.json"),
+        ("/save absent/chat.session/", "absent"),
+        ("/schema absent.json", "the schema absent.json cannot be read: No such file or directory"),
+        ("/model absent", "no bundle 'absent'"),
+    ],
+)
+def test_a_wrong_argument_is_explained_without_error_numbers(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat(line, monkeypatch) == 0
+    notes = capsys.readouterr().err
+    assert message in notes
+    assert "Errno" not in notes
+
+
+@pytest.mark.parametrize("command", ["respond", "chat"])
+def test_input_that_is_not_utf_8_is_explained(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for errors, place in (("strict", "the byte 0xE9 is not UTF-8"), ("surrogateescape", "is the byte 0xE9")):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8", errors=errors))
+        code = run([command, "--instructions", ""])
+        captured = capsys.readouterr().err
+        assert place in captured
+        assert "iconv" in captured
+        assert code == (2 if errors == "strict" else 0 if command == "chat" else 1)
+
+
 def test_a_continued_line_and_a_block_are_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts: list[str] = []
     monkeypatch.setattr(ChatLoop, "_answer", lambda self, prompt: prompts.append(prompt))

@@ -13,6 +13,7 @@ import pytest
 import openafm as fm
 from openafm.bundle import bundle_place
 from openafm.cli.main import run
+from openafm.cli.output import print_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "recipes"))
 from tiny_sources import write_source
@@ -66,6 +67,9 @@ def test_the_framework_imports_without_heavy_libraries() -> None:
         ("respond hello --max-tokens 0", 2, "must be positive"),
         ("respond hello --temperature -1", 2, "non-negative"),
         ("train on_device.pretrain --name ../elsewhere", 2, "cannot name a bundle"),
+        ("respond Dinner at 7", 2, 'put the whole text in quotes, as in openafm respond "Dinner at 7"'),
+        ("complete Once upon", 2, "put the whole text in quotes"),
+        ("complete Once --stop=", 2, "--stop must not be empty"),
         ("frobnicate", 2, "frobnicate"),
         ("inspect", 2, "--help"),
     ],
@@ -148,6 +152,32 @@ def test_data_pack_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "b.txt" in capsys.readouterr().err
     (tmp_path / "empty").mkdir()
     assert run(["data", "pack", str(tmp_path / "empty"), "--out", out, "--tokenizer", tokenizer]) == 1
+
+
+def test_data_pack_reports_conversations_without_an_answer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_source(bundle_place("mine"))
+    chats = [
+        [{"role": "user", "content": "hi"}],
+        [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}],
+    ]
+    (tmp_path / "chats.jsonl").write_text("\n".join(json.dumps({"messages": messages}) for messages in chats))
+    command = ["data", "pack", str(tmp_path / "chats.jsonl"), "-o", str(tmp_path / "out"), "-m", "mine", "--json"]
+    assert run(command) == 0
+    captured = capsys.readouterr()
+    assert "1 of 2 documents are conversations without an assistant's turn" in captured.err
+    assert json.loads(captured.out)["without_answer"] == 1
+
+
+def test_tables_align_columns_of_numbers_only(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("", ""), [("steps", 12), ("folder", "/a/long/path"), ("loss", None)])
+    assert capsys.readouterr().out.splitlines() == ["steps   12", "folder  /a/long/path", "loss    -"]
+    print_table(("name", "loss"), [("a", 1.5), ("b", "-"), ("c", 12345.25)])
+    assert capsys.readouterr().out.splitlines() == [
+        "name        loss",
+        "a          1.500",
+        "b              -",
+        "c     12,345.250",
+    ]
 
 
 def test_broken_pipe_is_silent() -> None:

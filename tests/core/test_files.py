@@ -75,6 +75,20 @@ def test_the_error_of_a_held_lock_names_the_process(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+def test_a_lock_of_a_failed_block_leaves_no_folder_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    for folder in ("kept", "new/inner", "filled/inner"):
+        with pytest.raises(RuntimeError), folder_lock(tmp_path / folder):
+            if folder.startswith("filled"):
+                (tmp_path / folder / "file").touch()
+            raise RuntimeError
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["filled", "kept"]
+    assert (tmp_path / "filled" / "inner" / "file").is_file()
+    with folder_lock(tmp_path / "new"):
+        pass
+    assert (tmp_path / "new" / ".lock").is_file()
+
+
 def test_written_files_have_the_permissions_of_the_umask(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "file").touch()

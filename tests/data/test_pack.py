@@ -14,7 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openafm.core.config import ConfigError
-from openafm.data.documents import DocumentFiles, InputPathError, NotADocumentError, NotTextError, TextDocument
+from openafm.data.documents import (
+    DocumentFiles,
+    InputPathError,
+    NotADocumentError,
+    NotTextError,
+    TextDocument,
+    language_of_path,
+)
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.pack import (
     SEGMENT_CHARACTERS,
@@ -99,6 +106,33 @@ def test_a_folder_of_every_kind(tmp_path: Path, tokenizer: Tokenizer) -> None:
     learned = chat.tokens[chat.loss_mask].tolist()
     assert tokenizer.decode(learned) == "Hello.Hello again."
     assert learned.count(tokenizer.special.turn_end) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "language"),
+    [
+        ("de.txt", "de"),
+        ("news.fr.jsonl.gz", "fr"),
+        ("de/x.txt", "de"),
+        ("texts/pt-BR/2024/x.md", "pt-br"),
+        ("de/it.txt", "it"),
+        ("notes/x.txt", ""),
+        ("x.txt", ""),
+    ],
+)
+def test_languages_in_the_names_of_files_and_folders(file: str, language: str) -> None:
+    assert language_of_path(Path(file)) == language
+
+
+def test_only_folders_below_the_given_one_name_languages(tmp_path: Path) -> None:
+    for folder in ("de/fr", "de/other"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "x.txt").write_text(folder)
+    found = [document.language for document in DocumentFiles(tmp_path / "de") if isinstance(document, TextDocument)]
+    assert found == ["fr", ""]
+    (document,) = DocumentFiles(tmp_path / "de" / "fr" / "x.txt")
+    assert isinstance(document, TextDocument)
+    assert document.language == ""
 
 
 def test_a_packed_conversation_trains_on_the_answers_alone(tmp_path: Path, tokenizer: Tokenizer) -> None:

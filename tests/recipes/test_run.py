@@ -15,6 +15,8 @@ from tiny_sources import write_source
 
 from openafm.bundle import open_bundle
 from openafm.core.config import UnknownKeyError
+from openafm.data.documents import NotADocumentError
+from openafm.data.pack import pack_path
 from openafm.recipes.config import RunConfig
 from openafm.recipes.corpora import NothingToLearnError
 from openafm.recipes.prepare import prepare_run
@@ -170,8 +172,30 @@ def test_fine_tuning_without_an_assistants_turn_is_refused(tmp_path: Path, name:
     base = write_source(tmp_path / "base")
     lines = [json.dumps({"messages": [{"role": "user", "content": f"prompt {n}"}]}) for n in range(8)]
     (tmp_path / name).write_text("\n".join(lines) if name.endswith("l") else f"[{','.join(lines)}]")
-    config = prepare_run(
-        "on_device.sft", "micro", start=str(base.path), data=tmp_path / name, changes={"trainer.budget": STEPS}
-    )
+    with pytest.raises(NothingToLearnError, match="no assistant's turn"):
+        prepare_run("on_device.sft", "micro", start=str(base.path), data=tmp_path / name)
+    packed = pack_path(tmp_path / name, tmp_path / "shards", base.tokenizer, base.template)
+    assert packed.num_without_answer == 8
+    config = prepare_run("on_device.sft", "micro", start=str(base.path), data=tmp_path / "shards")
     with pytest.raises(NothingToLearnError, match="no assistant's turn"):
         run_recipe(config, tmp_path / "run", "tuned")
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", '{"text": " "}\n'])
+def test_data_without_text_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "empty.jsonl").write_text(content)
+    with pytest.raises(NothingToLearnError, match=r"empty\.jsonl has no text"):
+        prepare_run("on_device.pretrain", "micro", data=tmp_path / "empty.jsonl")
+
+
+def test_a_refused_run_leaves_no_folder(tmp_path: Path) -> None:
+    base = write_source(tmp_path / "base")
+    lines = [json.dumps({"text": "a text"})] * 1100 + ["not JSON"]  # more than are counted before the run
+    (tmp_path / "notes.jsonl").write_text("\n".join(lines))
+    changes = {"trainer.budget": STEPS}
+    config = prepare_run(
+        "on_device.text_continued", "micro", start=str(base.path), data=tmp_path / "notes.jsonl", changes=changes
+    )
+    with pytest.raises(NotADocumentError, match=r"notes\.jsonl:1101"):
+        run_recipe(config, tmp_path / "runs" / "continued", "continued")
+    assert not (tmp_path / "runs").exists()

@@ -26,6 +26,7 @@ from openafm.cli.respond import (
     default_instructions,
     generation_options,
     read_schema,
+    undecodable,
 )
 from openafm.core.errors import OpenAFMError, UsageError
 
@@ -98,8 +99,10 @@ class ChatLoop:
                     return
                 try:
                     self._handle(line)
-                except (OpenAFMError, OSError) as error:  # the session is unchanged
+                except OpenAFMError as error:  # the session is unchanged
                     _note(f"openafm: {escaped(' '.join(str(error).split()))}")
+                except OSError as error:
+                    _note(f"openafm: {escaped(f'{error.filename}: {error.strerror}' if error.filename else str(error))}")
 
     def _handle(self, line: str) -> None:
         name, _, argument = line.strip().partition(" ")
@@ -165,7 +168,10 @@ class ChatLoop:
     def _load(self, file: str) -> None:
         from openafm.framework.session.session import LanguageModelSession
 
-        self._session = LanguageModelSession.load(_path(file, "/load"), self._model)
+        path = _path(file, "/load")
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file; /load reads a conversation that /save wrote")
+        self._session = LanguageModelSession.load(path, self._model)
         num_prompts = sum(entry.__class__.__name__ == "PromptEntry" for entry in self._session.transcript)
         _note(f"loaded a conversation with {num_prompts} {'prompt' if num_prompts == 1 else 'prompts'}")
 
@@ -220,6 +226,10 @@ def _read_prompt(interactive: bool) -> str | None:
             if not interactive:
                 raise
             print()
+        except UnicodeDecodeError as error:
+            if not interactive:
+                raise UsageError(f"standard input: {undecodable(error)}") from error
+            _note(f"openafm: the line was not read: {undecodable(error)}")
 
 
 def _block(first: str, interactive: bool) -> str:

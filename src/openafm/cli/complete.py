@@ -30,12 +30,14 @@ def complete(
     prompt = read_prompt(text, example='openafm complete "Once upon a time"')
     if temperature is not None and temperature < 0:
         raise UsageError(f"--temperature must not be negative, got {temperature}")
+    if "" in (stop or ()):
+        raise UsageError("--stop must not be empty; pass the text to stop before, as in --stop END")
     greedy = temperature == 0 or (temperature is None and seed is None)
     sampling = GreedyConfig() if greedy else RandomConfig(temperature=temperature or 1.0, seed=seed)
     scorer = SystemLanguageModel(bundle=model, adapter=adapter).load().scorer
     shown = ""
     for so_far in scorer.continuations(prompt, max_tokens=max_tokens, sampling=sampling):
-        ends = [so_far.index(end) for end in stop or () if end and end in so_far]
+        ends = [so_far.index(end) for end in stop or () if end in so_far]
         part = so_far[: min(ends)] if ends else so_far
         if not json:
             print(escaped(part[len(shown) :]), end="", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -47,8 +48,22 @@ def pack(
     summary = [
         {"part": part, "documents": manifest.num_documents, "tokens": manifest.num_tokens} for part, manifest in parts
     ]
+    if report.num_without_answer:
+        total = sum(manifest.num_documents for _, manifest in parts)
+        print(
+            f"warning: {report.num_without_answer:,} of {total:,} documents are conversations without an assistant's turn;"
+            " no token of these is learned",
+            file=sys.stderr,
+        )
     if json:
-        print_json({"path": str(report.path), "skipped": report.num_skipped, "parts": summary})
+        print_json(
+            {
+                "path": str(report.path),
+                "skipped": report.num_skipped,
+                "without_answer": report.num_without_answer,
+                "parts": summary,
+            }
+        )
     else:
         print_table(("part", "documents", "tokens"), [tuple(row.values()) for row in summary])
         print(f"wrote {report.path}")

@@ -91,6 +91,9 @@ app.command()(evaluate.evaluate)
 REPORT_SECONDS = 5.0
 """How long other ranks wait, so that rank 0 prints a shared error before the launcher ends it."""
 
+ONE_TEXT = ("openafm respond", "openafm complete")
+"""Commands whose only argument is a text, which a shell splits without quotes."""
+
 # The common base of typer's exceptions for unknown options and missing arguments.
 _CommandLineError: type[Exception] = typer.BadParameter.__mro__[1]
 
@@ -138,6 +141,8 @@ def _run(arguments: Sequence[str]) -> int:
             print(message.strip())
             return 0
         command = wrong.ctx.command_path if wrong.ctx else "openafm"
+        if "unexpected extra argument" in message and command in ONE_TEXT:
+            message = f'{message.rstrip(".")}: put the whole text in quotes, as in {command} "Dinner at 7"'
         return _fail(f"{message} (see `{command} --help`)", 2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", 130)

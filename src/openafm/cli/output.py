@@ -23,13 +23,15 @@ def print_json(value: Any) -> None:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print columns padded to their widest cell, numbers right-aligned. A header of empty names is left out."""
+    """Print columns padded to their widest cell; columns of numbers are right-aligned. Empty names print no header."""
     cells = [list(header)] + [[_cell(value) for value in row] for row in rows]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    columns = range(len(header))
+    widths = [max(len(row[column]) for row in cells) for column in columns]
+    is_numeric = [all(isinstance(row[column], int | float) or row[column] == "-" for row in rows) for column in columns]
     for index, row in enumerate(cells):
         padded = [
-            text.rjust(width) if index and isinstance(rows[index - 1][column], int | float) else text.ljust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(row, widths, is_numeric, strict=True)
         ]
         line = "  ".join(padded).rstrip()
         if index or line:
@@ -75,6 +77,8 @@ def _escape(character: str) -> str:
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, float):
         return f"{value:,.3f}"
     return f"{value:,}" if isinstance(value, int) else escaped(str(value)).replace("\n", " ")

@@ -71,7 +71,7 @@ def read_prompt(prompt: str | None, schema: Path | None = None, *, example: str 
     """Return the prompt, from standard input if it is `-` or not given and standard input is not a terminal.
 
     Raises:
-        UsageError: no prompt is given, or prompt and schema are both read from standard input.
+        UsageError: no prompt is given, prompt and schema are both read from standard input, or that is not UTF-8.
     """
     if prompt not in (None, "-"):
         return str(prompt)
@@ -79,10 +79,19 @@ def read_prompt(prompt: str | None, schema: Path | None = None, *, example: str 
         raise UsageError("standard input can hold the prompt or the schema; pass one of them as an argument")
     if prompt is None and sys.stdin.isatty():
         raise UsageError(f"no text; pass one, as in {example}, or pipe it to standard input")
-    text = sys.stdin.read()
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input: {undecodable(error)}") from error
     if not text.strip():
         raise UsageError(f"standard input is empty; pass a text, as in {example}")
     return text
+
+
+def undecodable(error: UnicodeDecodeError) -> str:
+    """Return which byte is not text, and how to convert it."""
+    byte = error.object[error.start]
+    return f"the byte 0x{byte:02X} is not UTF-8; convert the text, such as with iconv -f latin1 -t utf-8"
 
 
 def read_schema(file: Path | None) -> dict[str, Any] | None:
@@ -96,8 +105,10 @@ def read_schema(file: Path | None) -> dict[str, Any] | None:
     try:
         text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
         schema = json_library.loads(text)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file} cannot be read as JSON ({error})") from error
+    except OSError as error:
+        raise UsageError(f"the schema {file} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"{file} is not JSON: {error}") from error
     if not isinstance(schema, dict):
         raise UsageError(f"{file} must hold a JSON Schema object, got {type(schema).__name__}")
     return schema

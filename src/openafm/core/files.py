@@ -111,10 +111,13 @@ def room_for(path: Path) -> Iterator[None]:
 def folder_lock(folder: Path) -> Iterator[None]:
     """Hold the exclusive lock of `folder`; the system releases it when the process ends.
 
+    If the block raises, folders that this call created and that hold only the lock file are removed.
+
     Raises:
         FolderInUseError: another process holds it.
         NotAFileError: the lock file is a link or a device, which would be overwritten through it.
     """
+    created = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
     with os.fdopen(_regular_descriptor(path, os.O_RDWR | os.O_CREAT), "r+b") as file:
@@ -129,7 +132,21 @@ def folder_lock(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
-        yield
+        try:
+            yield
+        except BaseException:
+            _remove_unused(path, created)
+            raise
+
+
+def _remove_unused(lock: Path, created: Sequence[Path]) -> None:
+    """Remove the created folders around a lock file, from the innermost, up to the first one with other content."""
+    if not created or list(lock.parent.iterdir()) != [lock]:
+        return
+    with contextlib.suppress(OSError):  # another process has put a file there, or the system does not remove open files
+        lock.unlink()
+        for folder in created:
+            folder.rmdir()
 
 
 def open_regular(root: Path, relative: str = "") -> BufferedReader:

@@ -32,7 +32,7 @@ _LANGUAGE_TAGS = (
     "uk ur uz vi yue zh zu "
 )
 LANGUAGES = frozenset(_LANGUAGE_TAGS.split())
-"""Language tags that are read from file names such as `de.txt` and `news.de.jsonl`."""
+"""Language tags that are read from names of files and folders, such as `de.txt`, `news.de.jsonl` and `de/news.txt`."""
 
 METADATA_KEYS = ("kind", "license", "opt_out")
 """Keys of a JSONL document that are stored as metadata; further ones are under `metadata`."""
@@ -99,6 +99,7 @@ class DocumentFiles:
 
     def __init__(self, path: Path) -> None:
         self.files = _find(path)
+        self._root = path if path.is_dir() else path.parent
         self.total_bytes = sum(file.stat().st_size for file in self.files)
         self.bytes_read = 0
 
@@ -106,7 +107,7 @@ class DocumentFiles:
         bytes_before = 0
         for file in self.files:
             with file.open("rb") as raw:
-                for document in _read(file, raw):
+                for document in _read(file, raw, language_of_path(file.relative_to(self._root))):
                     self.bytes_read = bytes_before + raw.tell()
                     yield document
             bytes_before += file.stat().st_size
@@ -134,9 +135,8 @@ def _kind(file: Path) -> str:
     return Path(name).suffix
 
 
-def _read(file: Path, raw: IO[bytes]) -> Iterator[AnyDocument]:
+def _read(file: Path, raw: IO[bytes], language: str) -> Iterator[AnyDocument]:
     stream = gzip.GzipFile(fileobj=raw) if file.name.lower().endswith(".gz") else raw
-    language = language_of_path(file)
     try:
         if _kind(file) in TEXT_SUFFIXES:
             yield _tagged(TextDocument(text=_decode(stream.read(), str(file)), read_from=str(file)), language)
@@ -154,10 +154,13 @@ def _read(file: Path, raw: IO[bytes]) -> Iterator[AnyDocument]:
 
 
 def language_of_path(file: Path) -> str:
-    """Return the language tag in the name of a file; empty without one."""
+    """Return the language tag in the name of a file, or else of the innermost folder that has one; empty without.
+
+    Pass a path relative to the user's folder: names above it are not about its text.
+    """
     stem = Path(file.name.lower().removesuffix(".gz")).stem
-    tag = stem.rpartition(".")[2]
-    return tag if tag.split("-")[0] in LANGUAGES and len(tag) <= 7 else ""
+    names = [stem.rpartition(".")[2], *(folder.lower() for folder in reversed(file.parent.parts))]
+    return next((name for name in names if name.split("-")[0] in LANGUAGES and len(name) <= 7), "")
 
 
 def _tagged(document: AnyDocument, language: str) -> AnyDocument:

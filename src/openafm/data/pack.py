@@ -68,12 +68,16 @@ class PackConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class PackReport:
-    """The manifests that were written. `num_skipped` counts documents without text."""
+    """The manifests that were written.
+
+    `num_skipped` counts documents without text, `num_without_answer` those in which no token carries loss.
+    """
 
     path: Path
     train: Manifest
     held_out: Manifest | None
     num_skipped: int
+    num_without_answer: int
 
 
 def pack_path(
@@ -166,7 +170,7 @@ class _Encoded:
 def _pack(
     documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig, *, append: bool = False
 ) -> PackReport:
-    num_skipped = 0
+    num_skipped = num_without_answer = 0
     with contextlib.ExitStack() as stack:
         if append:
             train = stack.enter_context(_appender(out, tokenizer, config))
@@ -180,16 +184,22 @@ def _pack(
             if not len(document.tokens):
                 num_skipped += 1
                 continue
+            loss_mask = document.loss_mask if config.learn == "answers" else None
+            num_without_answer += loss_mask is not None and not any(loss_mask)
             writer = held_out if held_out and _share_of(document.identity) < config.held_out else train
             writer.add(
                 document.tokens,
-                loss_mask=document.loss_mask if config.learn == "answers" else None,
+                loss_mask=loss_mask,
                 language=document.language or config.language,
                 source="/".join(part for part in (document.source or config.source, document.task) if part),
                 metadata=document.metadata,
             )
         return PackReport(
-            path=out, train=train.finish(), held_out=held_out.finish() if held_out else None, num_skipped=num_skipped
+            path=out,
+            train=train.finish(),
+            held_out=held_out.finish() if held_out else None,
+            num_skipped=num_skipped,
+            num_without_answer=num_without_answer,
         )
 
 

@@ -13,14 +13,14 @@ from openafm.core.config import Config, dump
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
 from openafm.data.copies import CopiesConfig, pack_copies
-from openafm.data.documents import ChatDocument, DocumentFiles, texts_of
+from openafm.data.documents import ChatDocument, DocumentFiles, TextDocument, texts_of
 from openafm.data.needles import NeedlesConfig, pack_needles
 from openafm.data.pack import PackConfig, is_held_out, pack_path, pack_synthetic
 from openafm.data.shards import ShardError, open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.data.synthetic.natural import ATTRIBUTIONS
 from openafm.tokenizer.bpe import Tokenizer
-from openafm.tokenizer.conversation import Conversation
+from openafm.tokenizer.conversation import AssistantTurn, Conversation
 from openafm.tokenizer.template import BaseChatTemplate
 
 Learn: TypeAlias = Literal["everything", "answers"]
@@ -183,6 +183,30 @@ class ShardsCorpusConfig(CorpusConfig):
         return f"the user's token shards ({Path(self.path).name})"
 
 
+def check_targets(path: Path, learn: Learn) -> None:
+    """Check that a file or folder of the user's data has a document with text to learn.
+
+    Raises:
+        NothingToLearnError: it has no text, or `learn` is "answers" and its conversations have no assistant's turn.
+    """
+    has_text = False
+    for document in DocumentFiles(path):
+        if any(text.strip() for text in texts_of(document)):
+            has_text = True
+            if learn == "everything" or isinstance(document, TextDocument) or _has_answer(document.conversation):
+                return
+    if not has_text:
+        raise NothingToLearnError(f"{path} has no text; name a file or folder with documents or conversations")
+    raise NothingToLearnError(
+        f"{path} has no assistant's turn, and this run learns only these; add answers, or train on all of its text with a"
+        " recipe such as on_device.pretrain"
+    )
+
+
+def _has_answer(conversation: Conversation) -> bool:
+    return any(isinstance(turn, AssistantTurn) for turn in conversation.turns)
+
+
 def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
     """Pack a corpus into `out`, unless `out` holds the same corpus packed with the same tokenizer.
 
@@ -198,12 +222,12 @@ def pack_corpus(corpus: CorpusConfig, out: Path, tokenizer: Tokenizer, template:
     if out.is_symlink():
         out.unlink()
     corpus.pack(out, tokenizer, template)
-    _check_targets(corpus, out)
+    _check_packed_targets(corpus, out)
     with atomic_file(record, "w") as file:
         file.write(key)
 
 
-def _check_targets(corpus: CorpusConfig, out: Path) -> None:
+def _check_packed_targets(corpus: CorpusConfig, out: Path) -> None:
     shards = open_shards(out)
     for index, record in enumerate(shards.manifest.shards):
         if shards.loss_mask(index, 0, record.num_tokens).any():

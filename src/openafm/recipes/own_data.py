@@ -35,7 +35,14 @@ from openafm.data.loader import LanguagesConfig, LoaderConfig, SourceConfig
 from openafm.data.pack import HELD_OUT, PackConfig, is_held_out, pack_documents
 from openafm.data.shards import MANIFEST
 from openafm.recipes.config import RunConfig
-from openafm.recipes.corpora import CorpusConfig, FolderCorpusConfig, Learn, ShardsCorpusConfig, SyntheticCorpusConfig
+from openafm.recipes.corpora import (
+    CorpusConfig,
+    FolderCorpusConfig,
+    Learn,
+    ShardsCorpusConfig,
+    SyntheticCorpusConfig,
+    check_targets,
+)
 from openafm.recipes.data_config import DataConfig, DataSourceConfig
 from openafm.training.config import EvaluationConfig
 
@@ -171,8 +178,16 @@ def with_data(config: RunConfig, data: DataConfig) -> RunConfig:
     The data takes the place and the weight of the built-in corpus in the recipe's mixture; other corpora, such as copies,
     keep theirs. A recipe that does not train on the built-in corpus trains on the data alone. The evaluation reads the
     evaluation file, or held-out documents of each source.
+
+    Raises:
+        NothingToLearnError: a source or the evaluation file has no document with text to learn.
     """
     learn = config.corpora[0].learn
+    for source in data.sources:
+        if not source.is_packed:
+            check_targets(Path(source.path), source.learn or learn)
+    if data.eval is not None:
+        check_targets(Path(data.eval), learn)
     kept, replaced_weight, temperature = _mixture(config)
     shares = {source.name: held_out_share(source, data) for source in data.sources}
     corpora: list[CorpusConfig] = [_corpus(source, learn, shares[source.name]) for source in data.sources]

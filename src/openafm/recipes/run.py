@@ -173,11 +173,11 @@ def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
     _check_same_run(config, folder)
     tokenizer, template = _tokenizer(config, folder)
     config.trainer.objective.check_inputs()
-    with atomic_file(folder / "run.json", "w") as file:
-        file.write(dump(config))
     for corpus in config.corpora_read:
         pack_corpus(corpus, folder / "data" / corpus.name, tokenizer, template)
         _warn_about_languages(config, corpus.name, folder)
+    with atomic_file(folder / "run.json", "w") as file:
+        file.write(dump(config))
     trainer = _located(config.trainer, folder)
     trainer.objective.prepare(trainer)
 
@@ -193,7 +193,7 @@ def _warn_about_languages(config: RunConfig, name: str, folder: Path) -> None:
     if untagged:
         print(
             f"warning: {untagged:,} of {counts.total():,} documents of '{name}' have no language and are sampled as one; tag"
-            " them with a 'language' in JSONL, in the data description, or in the file name (de.txt)",
+            " them with a 'language' in JSONL, in the data description, or in the name of the file or folder (de.txt, de/)",
             file=sys.stderr,
         )
 

@@ -338,7 +338,17 @@ def _check_encodable(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise EncodingError(
-            f"character {error.start} of the text is half of a surrogate pair ({text[error.start]!r}); "
-            "fix the text, or encode its bytes with encode_bytes()"
-        ) from None
+        raise EncodingError(_unencodable(text, error.start)) from None
+
+
+def _unencodable(text: str, position: int) -> str:
+    character = text[position]
+    if "\udc80" <= character <= "\udcff":  # Python's form of a byte that it could not decode
+        return (
+            f"character {position} of the text is the byte 0x{ord(character) - 0xDC00:02X}, which is not UTF-8; convert the"
+            " text, such as with iconv -f latin1 -t utf-8, or encode its bytes with encode_bytes()"
+        )
+    return (
+        f"character {position} of the text is half of a surrogate pair ({character!r}); fix the text, such as with"
+        " text.encode('utf-16', 'surrogatepass').decode('utf-16') for two halves, or encode its bytes with encode_bytes()"
+    )
