@@ -10,10 +10,10 @@ run: .venv/installed-run
 	$(BIN)/openafm quickstart
 
 test: .venv/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not gpu"
 
 test-all: .venv/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m "not gpu"
 
 # Apple's tests of its SDK on this engine. SUITE is a checkout or a URL to clone; SWAPPED=1 replaces the SDK by openafm. The
 # last line of the output has the counts.

@@ -16,6 +16,8 @@ from openafm.bundle import open_bundle
 from openafm.cli.main import run
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 
+pytestmark = pytest.mark.xdist_group("checkpoint_command")
+
 CHANGES = {
     "tokenizer.vocab_size": "320",
     "trainer.budget": '{"type": "StepBudget", "num_steps": 4}',

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("train_together")
+
 TIMEOUT_S = 300
 SMALL = {
     "tokenizer.vocab_size": "320",

@@ -24,6 +24,8 @@ from openafm.recipes.compression.report import (
     with_retention,
 )
 
+pytestmark = pytest.mark.xdist_group("compression_report")
+
 KEYS = {
     "name",
     "path",

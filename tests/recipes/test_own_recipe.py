@@ -13,6 +13,8 @@ import pytest
 from openafm.core.registry import PluginError
 from openafm.recipes.catalog import UnknownRecipeError, find_recipe
 
+pytestmark = pytest.mark.xdist_group("own_recipe")
+
 FILE = Path(__file__).with_name("my_recipe.py")
 
 

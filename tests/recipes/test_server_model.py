@@ -30,6 +30,8 @@ from openafm.recipes.run import run_recipe
 from openafm.runtime.engines.selection import open_engine
 from openafm.training.budgets import StepBudget
 
+pytestmark = pytest.mark.xdist_group("server_model")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Bundle:

@@ -17,6 +17,8 @@ from openafm.recipes.shipping.__main__ import main
 from openafm.recipes.shipping.package import ShippedSizeError, check_size
 from openafm.recipes.shipping.stages import changes_from_recipe
 
+pytestmark = pytest.mark.xdist_group("ship")
+
 STAGES = ("pretrain", "sft", "qat", "recovery_adapter")
 CORPUS = {"type": "SyntheticCorpusConfig", "name": "built_in", "synthetic": {"tasks": {"event": 1}}, "num_examples": 200}
 

@@ -20,6 +20,8 @@ from openafm.models.sizes import parallel_track_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 
+pytestmark = pytest.mark.xdist_group("track_parallel")
+
 HERE = Path(__file__).parents[1]
 TIMEOUT_S = 240
 TEXT = 'the cat {"name":"Mo","age":3} and the dog sat on the mat, no: the log. '

@@ -38,6 +38,8 @@ from openafm.training.initialization import fresh_state, resumed_state
 from openafm.training.observability.metrics import read_metrics
 from openafm.training.run import load_trained, train, trained_model
 
+pytestmark = pytest.mark.xdist_group("sharded_checkpoint")
+
 DIGEST = "data"
 HERE = Path(__file__).parents[1]
 SAVED, LAST = 3, 6

@@ -16,7 +16,10 @@ import pytest
 from openafm.training.observability.goodput import FILE, ProcessTimes, goodput, read_process_times
 from openafm.training.observability.metrics import read_metrics
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of a run in /proc")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="finds the processes of a run in /proc"),
+    pytest.mark.xdist_group("elastic"),
+]
 
 TORCHRUN = [
     "-m",
@@ -121,6 +124,7 @@ def is_running(process: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_workers_save_and_end_on_sigterm_and_when_their_launcher_dies(place: Path, undisturbed: dict[str, object]) -> None:
     name = "stopped"
     process = start(place, name, torchrun=False)
