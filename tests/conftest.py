@@ -12,6 +12,7 @@ settings.load_profile("openafm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use one cache for all test processes, kept for the next run, apart from the user's; one thread for each engine."""
+    """Use one cache and one home for all test processes, kept, apart from the user's; one thread for each engine."""
+    os.environ.setdefault("OPENAFM_HOME", str(config.rootpath / ".pytest_cache" / "home"))
     os.environ.setdefault("OPENAFM_CACHE", str(config.rootpath / ".pytest_cache" / "openafm"))
     os.environ.setdefault("OPENAFM_THREADS", "1")

@@ -30,6 +30,7 @@ from openafm.bundle import open_bundle, write_bundle
 from openafm.bundle.bundle import DOCUMENTS, read_all_tensors
 from openafm.bundle.decoder import load_decoder
 from openafm.bundle.signature import sign as sign_bundle
+from openafm.core.user_key import tag, user_key
 from openafm.data.shard_writer import write_shards
 from openafm.data.shards import open_shards
 from openafm.framework.session.session_file import SavedSession, read_session, write_session
@@ -252,8 +253,8 @@ def read_snapshot(folder: Path) -> object:
 
 def reseal_snapshot(folder: Path) -> None:
     data = (folder / "sequence").read_bytes()
-    start = len(b"OPENAFM-SEQUENCE-1\n")
-    (folder / "sequence").write_bytes(data[:start] + hashlib.sha256(data[start + 32 :]).digest() + data[start + 32 :])
+    start = len(b"OPENAFM-SEQUENCE-2\n")
+    (folder / "sequence").write_bytes(data[:start] + tag(user_key() or b"", (data[start + 32 :],)) + data[start + 32 :])
 
 
 def write_session_example(folder: Path) -> None:

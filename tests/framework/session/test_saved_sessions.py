@@ -143,7 +143,7 @@ def test_a_damaged_snapshot_only_costs_time(model: fm.SystemLanguageModel, saved
         "cut": data[:-1],
         "one byte": data[: -len(state) + 1],
         "flipped": data[:-5] + bytes([data[-5] ^ 1]) + data[-4:],
-        "other version": with_state(data, state.replace(b"SEQUENCE-1", b"SEQUENCE-2", 1)),
+        "other version": with_state(data, state.replace(b"SEQUENCE-2", b"SEQUENCE-9", 1)),
         "other engine": with_state(data, state.replace(signature, signature[::-1])),
         "garbage": with_state(data, b"\n" * 1000),
         "nothing": with_state(data, b""),
@@ -322,7 +322,7 @@ class Dying:
         os.kill(os.getpid(), signal.SIGKILL)
 
 class Whole:
-    def __init__(self, path): self.context = atomic_file(path)
+    def __init__(self, path, **options): self.context = atomic_file(path, **options)
     def __enter__(self): return Dying(self.context.__enter__())
     def __exit__(self, *error): return self.context.__exit__(*error)
 

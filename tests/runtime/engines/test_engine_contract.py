@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import hashlib
 import struct
 import sys
 import threading
@@ -14,6 +13,8 @@ import numpy as np
 import pytest
 from tiny_engines import CONTEXT_LENGTH, ONE_OF_EACH, TINY, Tiny, assert_close, random_tokens
 
+from openafm.core.user_key import tag
+from openafm.runtime.engines import snapshot
 from openafm.runtime.engines.base import ContextWindowError, Engine, RollbackError, SequenceError, TokenError
 from openafm.runtime.engines.snapshot import SnapshotCorruptedError, SnapshotMismatchError, read_snapshot, write_snapshot
 
@@ -181,11 +182,11 @@ def test_a_snapshot_that_does_not_fit_raises(engine: Engine) -> None:
     ],
 )
 @pytest.mark.parametrize("arrays", [b"", b"abc"])
-def test_forged_bytes_with_a_valid_digest_raise(engine: Engine, header: bytes, arrays: bytes) -> None:
+def test_forged_bytes_with_a_valid_tag_raise(engine: Engine, header: bytes, arrays: bytes) -> None:
     body = struct.pack("<I", len(header)) + header + arrays
     for crafted in (body, body[:3]):
         with pytest.raises(SnapshotCorruptedError):
-            engine.restore(b"OPENAFM-SEQUENCE-1\n" + hashlib.sha256(crafted).digest() + crafted)
+            engine.restore(b"OPENAFM-SEQUENCE-2\n" + tag(snapshot._key(), (crafted,)) + crafted)
 
 
 def test_an_empty_sequence_is_restored(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import stat
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -101,9 +102,22 @@ def test_damaged_files_raise(one: Tiny, tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(SnapshotCorruptedError):
             engine.load(path)
-    path.write_bytes(data.replace(b"SEQUENCE-1", b"SEQUENCE-9"))
+    path.write_bytes(data.replace(b"SEQUENCE-2", b"SEQUENCE-9"))
     with pytest.raises(SnapshotMismatchError, match="another version"):
         engine.load(path)
+
+
+def test_a_file_is_private_and_of_one_user(one: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, path = one.open(), tmp_path / "sequence"
+    path.write_bytes(b"")
+    engine.save(filled(engine, [1, 2, 3]), path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "another_user"))
+    with pytest.raises(SnapshotCorruptedError, match="of another user"):
+        engine.load(path)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "file"))  # no key can be stored
+    assert engine.restore(engine.snapshot(filled(engine, [1, 2, 3]))).length == 3
 
 
 def test_files_of_another_adapter_or_page_layout_raise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

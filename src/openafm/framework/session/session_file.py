@@ -3,30 +3,26 @@
 OPENAFM-SESSION-2 and the SHA-256 of the next line, in hex | the transcript as one line of JSON | a tag and a snapshot
 
 The snapshot holds keys and values that the model continues from without recomputing them, so forged ones could change
-answers. The tag, an HMAC-SHA256 of the transcript and the snapshot under a key of this user (`session_key`), is checked
-before a snapshot is used. Without a valid tag, the transcript is prefilled instead.
+answers. The tag, an HMAC-SHA256 of the transcript and the snapshot under a key of this user (`user_key`), is checked before
+a snapshot is used. Without a valid tag, the transcript is prefilled instead.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
 import json
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from openafm.core.files import atomic_file, data_home
+from openafm.core.files import atomic_file
+from openafm.core.user_key import TAG_BYTES, tag, user_key
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.framework.transcripts.wire import TranscriptError
 
 _KIND = b"OPENAFM-SESSION-"
 _MAGIC = _KIND + b"2 "
 _UNTAGGED_MAGIC = _KIND + b"1 "  # files without a tag: the transcript is read, the snapshot is ignored
-_KEY_BYTES = _TAG_BYTES = 32
-_PRIVATE = 0o600
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +45,9 @@ def write_session(path: Path, session: SavedSession) -> None:
     line = json.dumps(session.transcript.as_dict()).encode()
     digest = hashlib.sha256(line).hexdigest().encode()
     state: list[bytes | memoryview] = []
-    if session.snapshot is not None and (key := session_key()) is not None:
-        state = [_tag(key, digest, session.snapshot), session.snapshot]
-    with atomic_file(path) as file:
-        if hasattr(os, "fchmod"):
-            os.fchmod(file.fileno(), _PRIVATE)
+    if session.snapshot is not None and (key := user_key()) is not None:
+        state = [tag(key, (digest, session.snapshot)), session.snapshot]
+    with atomic_file(path, permissions=0o600) as file:
         file.writelines((_MAGIC, digest, b"\n", line, b"\n", *state))
 
 
@@ -84,47 +78,9 @@ def read_session(path: Path) -> SavedSession:
     )
 
 
-def session_key() -> bytes | None:
-    """Return the key of this user, stored in `OPENAFM_HOME` with mode 0600; create it if there is none.
-
-    A key file that other users can read, or that has the wrong size, is replaced: files saved under it only lose time.
-    Returns None if the key cannot be read or created.
-    """
-    path = data_home() / "session.key"
-    with contextlib.suppress(OSError):
-        key = _read_key(path)
-        if key is not None:
-            return key
-        with atomic_file(path) as file:
-            if hasattr(os, "fchmod"):
-                os.fchmod(file.fileno(), _PRIVATE)
-            file.write(secrets.token_bytes(_KEY_BYTES))
-        return _read_key(path)  # of the process that wrote last
-    return None
-
-
-def _read_key(path: Path) -> bytes | None:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except FileNotFoundError:
-        return None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if hasattr(os, "getuid") and (status.st_uid != os.getuid() or status.st_mode & 0o077):
-            return None
-        key = file.read(_KEY_BYTES + 1)
-    return key if len(key) == _KEY_BYTES else None
-
-
 def _authenticated(digest: bytes, state: memoryview) -> memoryview | None:
     """Return the snapshot if its tag is valid."""
-    tag, snapshot = state[:_TAG_BYTES], state[_TAG_BYTES:]
-    if not snapshot or (key := session_key()) is None:
+    stored, snapshot = state[:TAG_BYTES], state[TAG_BYTES:]
+    if not snapshot or (key := user_key()) is None:
         return None
-    return snapshot if hmac.compare_digest(tag, _tag(key, digest, snapshot)) else None
-
-
-def _tag(key: bytes, digest: bytes, snapshot: bytes | memoryview) -> bytes:
-    code = hmac.new(key, digest, hashlib.sha256)
-    code.update(snapshot)
-    return code.digest()
+    return snapshot if hmac.compare_digest(stored, tag(key, (digest, snapshot))) else None

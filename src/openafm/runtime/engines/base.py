@@ -216,7 +216,7 @@ class Engine(ABC):
             return cache.memory()
 
     def snapshot(self, sequence: Sequence) -> bytes:
-        """Return the sequence as bytes for `restore`, in this process or a later one.
+        """Return the sequence as bytes for `restore`, in this process or a later one of this user.
 
         Raises:
             SequenceError: the sequence is closed, of another engine or process, in a pending step, or has embeddings.
@@ -224,7 +224,7 @@ class Engine(ABC):
         return write_snapshot(self._snapshot(sequence))
 
     def save(self, sequence: Sequence, path: Path | str) -> None:
-        """Write `snapshot` to a file, atomically.
+        """Write `snapshot` to a file that only this user can read, atomically.
 
         Raises:
             SequenceError: the sequence is closed, of another engine or process, in a pending step, or has embeddings.
@@ -232,7 +232,7 @@ class Engine(ABC):
             OSError: the file cannot be written.
         """
         snapshot = self._snapshot(sequence)
-        with atomic_file(Path(path)) as file:
+        with atomic_file(Path(path), permissions=0o600) as file:
             file.writelines(snapshot_parts(snapshot))
 
     def load(self, path: Path | str) -> Sequence:
@@ -248,7 +248,7 @@ class Engine(ABC):
         """Return the sequence that `snapshot` wrote, without computing anything.
 
         Raises:
-            SnapshotCorruptedError: the bytes are damaged, truncated or not a snapshot.
+            SnapshotCorruptedError: the bytes are damaged, truncated, of another user, or not a snapshot.
             SnapshotMismatchError: another model, kind of engine or version of openafm wrote it.
         """
         self._check_process()

@@ -1,13 +1,17 @@
-"""Sequence snapshots: a magic line, the SHA-256 of the rest, a JSON header and raw arrays. No pickle.
+"""Sequence snapshots: a magic line, a tag of the rest, a JSON header and raw arrays. No pickle.
 
-OPENAFM-SEQUENCE-1\\n | 32 bytes SHA-256 | 4 bytes little-endian header length | header | arrays, one after the other
+OPENAFM-SEQUENCE-2\\n | 32 bytes HMAC-SHA256 | 4 bytes little-endian header length | header | arrays, one after the other
+
+The tag is made with the key of this user (`core/user_key.py`), or of this process if no key can be stored: keys and values
+of somebody else are not continued from.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import json
 import math
+import secrets
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError
+from openafm.core.user_key import TAG_BYTES, tag, user_key
 
-_MAGIC = b"OPENAFM-SEQUENCE-1\n"
-_START = len(_MAGIC) + hashlib.sha256().digest_size
+_MAGIC = b"OPENAFM-SEQUENCE-2\n"
+_START = len(_MAGIC) + TAG_BYTES
+_PROCESS_KEY = secrets.token_bytes(32)
 _DTYPES = ("float32", "float16", "uint16", "int8", "uint8", "int32")
 
 
 class SnapshotCorruptedError(OpenAFMError):
-    """The bytes are not a complete sequence snapshot."""
+    """The bytes are not a complete sequence snapshot of this user."""
 
 
 class SnapshotMismatchError(OpenAFMError):
@@ -51,17 +57,14 @@ def snapshot_parts(snapshot: SequenceSnapshot) -> list[bytes | memoryview]:
     header = json.dumps({"signature": snapshot.signature, "length": snapshot.length, "arrays": entries}).encode()
     parts: list[bytes | memoryview] = [struct.pack("<I", len(header)), header]
     parts += [np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in snapshot.arrays.values()]
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return [_MAGIC, digest.digest(), *parts]
+    return [_MAGIC, tag(_key(), parts), *parts]
 
 
 def read_snapshot(data: bytes | memoryview) -> SequenceSnapshot:
     """Return the snapshot that `write_snapshot` wrote; the arrays are read-only views of `data`.
 
     Raises:
-        SnapshotCorruptedError: the bytes are damaged, truncated or not a snapshot.
+        SnapshotCorruptedError: the bytes are damaged, truncated, of another user, or not a snapshot.
         SnapshotMismatchError: another version of the format.
     """
     if data[: len(_MAGIC)] != _MAGIC:
@@ -69,8 +72,8 @@ def read_snapshot(data: bytes | memoryview) -> SequenceSnapshot:
             raise SnapshotMismatchError("the snapshot was written by another version of openafm; prefill the tokens again")
         raise SnapshotCorruptedError("not a sequence snapshot: bad magic bytes")
     body = memoryview(data)[_START:]
-    if hashlib.sha256(body).digest() != data[len(_MAGIC) : _START]:
-        raise SnapshotCorruptedError("the snapshot is damaged or truncated; prefill the tokens again")
+    if not hmac.compare_digest(tag(_key(), (body,)), data[len(_MAGIC) : _START]):
+        raise SnapshotCorruptedError("the snapshot is damaged, truncated or of another user; prefill the tokens again")
     try:
         return _read_body(body)
     except (KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
@@ -95,6 +98,10 @@ def _read_body(body: memoryview) -> SequenceSnapshot:
     if start != len(body):
         raise ValueError(f"arrays end at byte {start} of {len(body)}")
     return SequenceSnapshot(signature=signature, length=length, arrays=arrays)
+
+
+def _key() -> bytes:
+    return user_key() or _PROCESS_KEY
 
 
 def _is_count(value: Any) -> bool:
