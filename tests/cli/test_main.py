@@ -90,6 +90,77 @@ def test_errors_are_one_line_on_standard_error(
     assert text in captured.err
 
 
+MISSING = """
+train missing.py:run
+train on_device.pretrain --size micro --data missing
+train on_device.pretrain --size micro --data texts --eval missing
+train on_device.pretrain --size micro --data texts --tokenizer missing
+train on_device.sft --size micro --from ./missing
+inspect ./missing
+use ./missing
+remove missing
+resign ./missing
+doctor ./missing
+respond hi --model ./missing
+respond hi --schema missing
+respond hi --adapter ./missing
+respond hi --draft ./missing
+chat --model ./missing
+chat --schema missing
+chat --adapter ./missing
+chat --draft ./missing
+complete hi --model ./missing
+complete hi --adapter ./missing
+evaluate ./missing
+evaluate nano --data missing
+checkpoint list missing
+checkpoint consolidate missing
+compress ./missing
+compress report ./missing
+adapter serve missing
+adapter serve texts --key missing
+adapter pull http://127.0.0.1:9 a --base ./missing
+adapter pull http://127.0.0.1:9 a --key missing
+adapter train --data missing
+adapter train --data chats.jsonl --base ./missing
+adapter train --data chats.jsonl --eval missing
+adapter draft-train missing --data texts
+adapter export missing --name a --output out
+adapter inspect ./missing
+adapter inspect missing
+adapter install missing
+adapter remove missing
+data pack missing --out out
+data pack texts --out out --model ./missing
+data pack texts --out out --tokenizer missing
+data show missing
+tokenizer train missing --out out
+tokenizer extend ./missing texts --out out --vocab-size 400
+tokenizer extend nano missing --out out --vocab-size 4000
+tokenizer report ./missing nano texts
+tokenizer report nano nano missing
+apple-sdk install --from missing
+import hf missing
+export hf ./missing out
+"""
+
+
+@pytest.mark.parametrize("command", MISSING.strip().splitlines())
+def test_a_path_that_does_not_exist_is_a_usage_error(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.undo()  # the shipped model
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("the cat sat on the mat " * 50)
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}))
+    assert run(command.split()) == 2
+    assert "missing" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("command", ["train on_device.sft --size micro", "adapter train --data missing.jsonl --base nano"])
 def test_a_refused_run_leaves_no_folder(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # the shipped model

@@ -10,7 +10,7 @@ import typer
 
 from openafm.cli import adapter_delivery
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
-from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 app = typer.Typer(
@@ -165,7 +165,7 @@ def install(
     if json:
         print_json({"identifier": adapter.identifier, "path": str(adapter.path)})
     else:
-        print(f"{adapter.identifier} is installed ({adapter.path})")
+        print_text(f"{adapter.identifier} is installed ({adapter.path})")
 
 
 @app.command("list")
@@ -217,7 +217,7 @@ def remove(
     if (name is None) == (not obsolete):
         raise UsageError("pass either the NAME of an adapter or --obsolete")
     removed = Adapter.remove_obsolete() if name is None else [folder.name for folder in remove_adapter(name)]
-    print_json({"removed": removed}) if json else print(
+    print_json({"removed": removed}) if json else print_text(
         "\n".join(f"removed {name}" for name in removed) or "nothing to remove"
     )
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json
+from openafm.cli.output import JsonOption, print_json, print_text
 
 
 def keygen(
@@ -47,7 +47,9 @@ def serve(
     if json:
         print_json({"url": url, "key": public, "adapters": offered})
     else:
-        print(f"serving {', '.join(offered)}\n\n  openafm adapter pull {url} NAME --key {public}\n\nCtrl-C stops the server")
+        print_text(
+            f"serving {', '.join(offered)}\n\n  openafm adapter pull {url} NAME --key {public}\n\nCtrl-C stops the server"
+        )
     sys.stdout.flush()  # a parent process may wait for these lines on a pipe
     try:
         server.serve_forever()
@@ -79,4 +81,4 @@ def pull(
         print_json(values | {"key": pulled.key})
     else:
         fetched = f"{pulled.num_fetched:,} bytes fetched" if pulled.num_fetched else "already installed"
-        print(f"{adapter.identifier} is installed ({adapter.path}); {fetched}, signed by {pulled.key}")
+        print_text(f"{adapter.identifier} is installed ({adapter.path}); {fetched}, signed by {pulled.key}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json
+from openafm.cli.output import JsonOption, print_json, print_text
 
 app = typer.Typer(help="Install Apple's unmodified Python SDK with openafm as its engine.", no_args_is_help=True)
 
@@ -16,7 +16,11 @@ app = typer.Typer(help="Install Apple's unmodified Python SDK with openafm as it
 def install(
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="Source distribution, packed or unpacked; default: pip downloads the pinned version."),
+        typer.Option(
+            "--from",
+            exists=True,
+            help="Source distribution, packed or unpacked; default: pip downloads the pinned version.",
+        ),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -29,7 +33,7 @@ def install(
     if json:
         print_json(done.to_dict())
         return
-    print(f"installed apple-fm-sdk {done.version} with openafm as its engine: import apple_fm_sdk ({done.path})")
+    print_text(f"installed apple-fm-sdk {done.version} with openafm as its engine: import apple_fm_sdk ({done.path})")
     if sys.platform == "darwin":
         print("To use the model of macOS instead: openafm apple-sdk uninstall, then pip install apple-fm-sdk")
 
@@ -56,4 +60,4 @@ def status(json: JsonOption = False) -> None:
     else:
         engine = "openafm" if found.is_ours else "Apple's own framework"
         changed = "" if found.is_intact else "; its files were changed, install it again"
-        print(f"apple-fm-sdk {found.version} in {found.path} uses {engine}{changed}")
+        print_text(f"apple-fm-sdk {found.version} in {found.path} uses {engine}{changed}")

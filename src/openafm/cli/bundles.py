@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import JsonOption, human_bytes, human_number, print_json, print_table
+from openafm.cli.output import JsonOption, human_bytes, human_number, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def use(
     bundle = open_bundle(name)
     bundle.verify()
     chosen = choose_model(bundle.path)
-    print_json({"bundle": str(chosen)}) if json else print(f"the current model is {chosen.name} ({chosen})")
+    print_json({"bundle": str(chosen)}) if json else print_text(f"the current model is {chosen.name} ({chosen})")
 
 
 def _list_bundles(json: bool) -> None:
@@ -91,7 +91,7 @@ def remove(
     from openafm.bundle.store import remove_bundle
 
     removed = [str(remove_bundle(name)) for name in names]
-    print_json({"removed": removed}) if json else print("\n".join(f"removed {path}" for path in removed))
+    print_json({"removed": removed}) if json else print_text("\n".join(f"removed {path}" for path in removed))
 
 
 def check_name_is_free(name: str, force: bool) -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import escaped, styled
+from openafm.cli.output import styled
 from openafm.cli.respond import (
     MAX_TOKENS,
     AdapterOption,
@@ -29,6 +29,7 @@ from openafm.cli.respond import (
     undecodable,
 )
 from openafm.core.errors import OpenAFMError, UsageError
+from openafm.core.terminal import escaped
 
 if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel

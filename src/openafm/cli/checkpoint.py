@@ -13,7 +13,7 @@ from openafm.cli.output import JsonOption, print_json, print_table
 
 app = typer.Typer(help="List and consolidate the checkpoints of a run, running or finished.", no_args_is_help=True)
 
-RunArgument = Annotated[Path, typer.Argument(help="Run folder, such as runs/server.pretrain-nano.")]
+RunArgument = Annotated[Path, typer.Argument(exists=True, help="Run folder, such as runs/server.pretrain-nano.")]
 
 
 @app.command("list")

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import escaped, print_json
+from openafm.cli.output import print_json
 from openafm.cli.respond import AdapterOption, ModelOption, SeedOption, TemperatureOption, read_prompt
 from openafm.core.errors import UsageError
+from openafm.core.terminal import escaped
 
 
 def complete(

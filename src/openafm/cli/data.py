@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
 
 app = typer.Typer(
     help="Pack text and chat JSONL into token shards; print examples of the built-in corpus.", no_args_is_help=True
@@ -23,7 +23,7 @@ def pack(
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Bundle whose tokenizer to use; default: the current model.")
     ] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer file to use instead of a bundle's.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(exists=True, help="Tokenizer file to use instead of a bundle's.")] = None,
     language: Annotated[str, typer.Option(help="Language tag of documents without one.")] = "",
     held_out: Annotated[float, typer.Option(help="Share of documents to write to OUT/held_out instead.")] = 0.0,
     append: Annotated[bool, typer.Option("--append", help="Add shards to the corpus in OUT.")] = False,
@@ -66,7 +66,7 @@ def pack(
         )
     else:
         print_table(("part", "documents", "tokens"), [tuple(row.values()) for row in summary])
-        print(f"wrote {report.path}")
+        print_text(f"wrote {report.path}")
 
 
 @app.command()
@@ -90,7 +90,7 @@ def sample(
 
 @app.command()
 def show(
-    path: Annotated[Path, typer.Argument(help="Folder of shards.")],
+    path: Annotated[Path, typer.Argument(exists=True, help="Folder of shards.")],
     json: JsonOption = False,
 ) -> None:
     """Verify a folder of shards and print its contents."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json
+from openafm.cli.output import JsonOption, print_json, print_text
 
 app = typer.Typer(help="Write bundles for other libraries.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -32,5 +32,5 @@ def hf(
         print_json({"path": str(report.path), "family": report.family, "notes": report.notes})
         return
     for note in report.notes:
-        print(f"note: {note}")
-    print(f"wrote {report.path}, a {report.family} checkpoint")
+        print_text(f"note: {note}")
+    print_text(f"wrote {report.path}, a {report.family} checkpoint")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from openafm.cli.bundles import check_name_is_free
-from openafm.cli.output import JsonOption, print_json
+from openafm.cli.output import JsonOption, print_json, print_text
 
 app = typer.Typer(help="Import open-weight models as bundles.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -26,7 +26,7 @@ def _import() -> None:
 
 @app.command()
 def hf(
-    path: Annotated[Path, typer.Argument(help="Folder with config.json, *.safetensors and tokenizer.json.")],
+    path: Annotated[Path, typer.Argument(exists=True, help="Folder with config.json, *.safetensors and tokenizer.json.")],
     name: Annotated[str | None, typer.Option(help="Name of the bundle; default: the folder's name.")] = None,
     compute: Annotated[
         Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")
@@ -48,5 +48,5 @@ def hf(
         print_json({"bundle": str(place), "notes": report.notes, "tools": tools})
         return
     for note in report.notes:
-        print(f"note: {note}")
-    print(f"imported {place.name} ({place}); `openafm use {place.name}` makes it the current model")
+        print_text(f"note: {note}")
+    print_text(f"imported {place.name} ({place}); `openafm use {place.name}` makes it the current model")

@@ -32,10 +32,11 @@ from openafm.cli import (
     train,
 )
 from openafm.cli.options import Invocation
-from openafm.cli.output import escaped, styled
+from openafm.cli.output import styled
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import data_home
 from openafm.core.processes import rank
+from openafm.core.terminal import escaped
 
 app = typer.Typer(
     name="openafm",

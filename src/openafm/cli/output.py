@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import os
 import sys
-import unicodedata
 from collections.abc import Sequence
 from typing import IO, Annotated, Any
 
 import typer
 
+from openafm.core.terminal import escaped
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31"}
-_JOINERS = "\u200c\u200d"  # letters of Persian and emoji need them
 
 
 def print_json(value: Any) -> None:
     """Print one JSON value on standard output."""
     print(escaped(json.dumps(value, ensure_ascii=False, default=str)))
+
+
+def print_text(text: str) -> None:
+    """Print text that may hold names of files, values of models or messages of other programs."""
+    print(escaped(text))
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -36,16 +41,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None
         line = "  ".join(padded).rstrip()
         if index or line:
             print(line if index else styled(line, "bold"))
-
-
-def escaped(text: str) -> str:
-    """Return text without characters that control a terminal or reorder its text; they become JSON escapes.
-
-    Line breaks and tabs are kept.
-    """
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escape(character) for character in text)
 
 
 def styled(text: str, style: str, stream: IO[str] | None = None) -> str:
@@ -67,13 +62,6 @@ def human_number(value: float) -> str:
 def human_bytes(value: float) -> str:
     """Return a number of bytes with three digits and a unit: 5.6 MB."""
     return f"{human_number(value).replace(' B', ' G')}B" if value >= 1e3 else f"{value:.0f} bytes"
-
-
-def _escape(character: str) -> str:
-    is_kept = character in "\n\t" or character in _JOINERS
-    if is_kept or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return character
-    return json.dumps(character)[1:-1]
 
 
 def _cell(value: object) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.core.terminal import escaped
 
 if TYPE_CHECKING:
     from openafm.recipes.quickstart import QuickstartResult
@@ -21,7 +22,7 @@ def quickstart(
     from openafm.recipes import quickstart as recipe
 
     def report(line: str) -> None:
-        print(line, file=sys.stderr if json else sys.stdout, flush=True)
+        print(escaped(line), file=sys.stderr if json else sys.stdout, flush=True)
 
     result = recipe.quickstart(report, sentence or recipe.SENTENCE)
     if json:
@@ -32,7 +33,7 @@ def quickstart(
 
 def _show(result: QuickstartResult) -> None:
     use = result.use
-    print(f"   {use.event}\n   first token after {use.ttft_ms:.0f} ms, then {use.tokens_per_second:.0f} tokens/s\n")
+    print_text(f"   {use.event}\n   first token after {use.ttft_ms:.0f} ms, then {use.tokens_per_second:.0f} tokens/s\n")
     print(f"Held-out event extraction, {result.scores.trained.num_examples} messages in 16 languages, exact match:")
     rows = [
         (
@@ -63,7 +64,7 @@ def _show(result: QuickstartResult) -> None:
         "\n\nWritten:"
     )
     for file in result.files:
-        print(f"  {file}")
+        print_text(f"  {file}")
     print(
         f"\nTrained for {result.train_seconds:.0f} s. Try a sentence of your own:"
         '\n  openafm respond "Coffee with Ana tomorrow at 10:30 in Cafe Roma" --schema examples/event.json -m micro'

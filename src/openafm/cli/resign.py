@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json
+from openafm.cli.output import JsonOption, print_json, print_text
 
 
 def resign(
@@ -21,4 +21,4 @@ def resign(
     if json:
         print_json({"bundle": str(bundle.path), "signature": bundle.signature})
     else:
-        print(f"{bundle.name} has format version 2 and the signature {bundle.signature}")
+        print_text(f"{bundle.name} has format version 2 and the signature {bundle.signature}")

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import escaped, print_json
+from openafm.cli.output import print_json
 from openafm.core.errors import OpenAFMError, UsageError
+from openafm.core.terminal import escaped
 
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; default: the current model.")]
 AdapterOption = Annotated[str | None, typer.Option(help="Adapter: the name of an installed one, or a path.")]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
 
 if TYPE_CHECKING:
     from openafm.tokenizer.bpe import Tokenizer
@@ -56,7 +56,7 @@ def extend(
 def report(
     before: TokenizerArgument,
     after: TokenizerArgument,
-    corpora: Annotated[Path, typer.Argument(help="Folder with one text file per language: en.jsonl.gz, de.txt, ...")],
+    corpora: Annotated[Path, typer.Argument(exists=True, help="Folder with one text file per language: en.jsonl.gz, de.txt, ...")],
     json: JsonOption = False,
 ) -> None:
     """Compare the tokens per character of two vocabularies by language."""
@@ -91,4 +91,4 @@ def _save(tokenizer: Tokenizer, out: Path, json: bool) -> None:
     if json:
         print_json({"path": str(out), "vocab_size": tokenizer.vocab_size, "digest": tokenizer.digest})
     else:
-        print(f"wrote {out}: {tokenizer.vocab_size:,} tokens")
+        print_text(f"wrote {out}: {tokenizer.vocab_size:,} tokens")

@@ -1,8 +1,13 @@
-"""Rank and number of the processes of a run, from the environment that torchrun sets. Imports torch only in `backend`."""
+"""Rank and number of the processes of a run, from the environment that torchrun sets, and finalizers that respect forks.
+
+Imports torch only in `backend`.
+"""
 
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Callable
 
 
 def rank() -> int:
@@ -13,6 +18,20 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes of this run; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def finalize(owner: object, free: Callable[..., object], *arguments: object, at_exit: bool = False) -> None:
+    """Call `free(*arguments)` when `owner` is collected, in this process only.
+
+    A forked process has none of the threads that `free` may join, and its copies of locks may be held for ever.
+    """
+    process = os.getpid()
+
+    def run() -> None:
+        if os.getpid() == process:
+            free(*arguments)
+
+    weakref.finalize(owner, run).atexit = at_exit
 
 
 def backend() -> str:

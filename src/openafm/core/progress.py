@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol, TextIO
 
+from openafm.core.terminal import escaped
+
 
 class Progress(Protocol):
     """A running task. `update` sets the amount done; `note` prints a permanent line."""
@@ -45,7 +47,7 @@ class PlainProgress:
         self.note(f"{self._title}: {share:.0f}%{' ' + status if status else ''}")
 
     def note(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
+        print(escaped(line), file=self._stream, flush=True)
 
 
 @contextmanager
@@ -69,6 +71,6 @@ def _terminal_bar(title: str, total: float, stream: TextIO) -> Iterator[Progress
                 rich_progress.update(task, completed=done, status=status)
 
             def note(self, line: str) -> None:
-                rich_progress.console.print(line, highlight=False, markup=False)
+                rich_progress.console.print(escaped(line), highlight=False, markup=False)
 
         yield Bar()

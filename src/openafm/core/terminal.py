@@ -1,29 +1,23 @@
-"""Escaping of untrusted text for the terminal: model output, adapter metadata, tensor names, replies of servers."""
+"""Escaping of untrusted text for the terminal: model output, metadata, tensor names, notes of imports, file names."""
 
 from __future__ import annotations
 
 import json
 import unicodedata
 
-_KEPT = set("\n\t\u00ad\u200c\u200d")  # line structure, soft hyphens, and the joiners of Persian, Indic scripts and emoji
+_KEPT = "\n\t\u00ad\u200c\u200d"  # line structure, soft hyphens, and the joiners of Persian, Indic scripts and emoji
+_HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
-def printable(text: str) -> str:
-    """Return `text` with control, bidirectional and other invisible format characters as visible escapes, such as \\x1b.
+def escaped(text: str) -> str:
+    """Return text without characters that control a terminal, reorder its text or are invisible; they become JSON escapes.
 
-    Each character is escaped independently, so the pieces of a stream may be escaped one by one.
+    Each character is escaped independently, so the pieces of a stream may be escaped one by one. JSON keeps its value.
     """
-    return "".join(_escaped(char) if _is_hidden(char) else char for char in text)
-
-
-def printable_json(text: str) -> str:
-    """Return JSON text with these characters as JSON escapes; its value is the same."""
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(json.dumps(char)[1:-1] if _is_hidden(char) else char for char in text)
 
 
 def _is_hidden(char: str) -> bool:
-    return not char.isprintable() and unicodedata.category(char) in ("Cc", "Cf", "Cs") and char not in _KEPT
-
-
-def _escaped(char: str) -> str:
-    return char.encode("ascii", "backslashreplace").decode("ascii") if ord(char) > 127 else f"\\x{ord(char):02x}"
+    return unicodedata.category(char) in _HIDDEN and char not in _KEPT

@@ -29,6 +29,7 @@ from openafm.bundle import Bundle
 from openafm.core.config import ConfigError, from_dict, to_dict
 from openafm.core.errors import UsageError
 from openafm.core.files import write_json
+from openafm.core.terminal import escaped
 from openafm.data.batch import Batch
 from openafm.data.documents import AnyDocument, DocumentFiles
 from openafm.data.loader import LanguagesConfig, LoaderConfig, SourceConfig
@@ -327,4 +328,4 @@ def _absolute(base: Path, path: str) -> str:
 
 
 def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(escaped(line), file=sys.stderr, flush=True)

@@ -22,6 +22,7 @@ from openafm.core.config import dump
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, folder_lock
 from openafm.core.progress import Progress, progress
+from openafm.core.terminal import escaped
 from openafm.data.shards import read_manifest
 from openafm.models.decoder import Decoder
 from openafm.training.budgets import TimeBudget
@@ -270,4 +271,4 @@ def _no_note(line: str) -> None:
 
 
 def _note(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(escaped(line), file=sys.stderr, flush=True)

@@ -221,6 +221,7 @@ def test_a_flood_ends_at_the_deadline(text: str) -> None:
         ("x" * 65536, "a line of more than 4,194,304 bytes"),
         (delta(content="x" * 2**20), "more than 16,777,216 characters"),
         (delta(tool_calls=[{"function": {"arguments": "x" * 2**20}}]), "more than 16,777,216 characters"),
+        (delta(tool_calls=[{"index": 0, "function": {"name": "x"}}]), "a tool whose name has more than 1,000 characters"),
     ],
 )
 def test_an_endless_line_or_reply_is_refused(text: str, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
@@ -117,3 +118,14 @@ _loading = threading.Lock()
 # Keys: identity of the bundle, digest of the adapter, identity of the draft model.
 _loaded: WeakValueDictionary[tuple[str, str, str], LoadedModel] = WeakValueDictionary()
 _latest: LoadedModel | None = None  # a strong reference: consecutive sessions reuse the weights
+
+
+def _forget_after_fork() -> None:
+    """Load models again in a forked process: engines cannot be used there, and another thread may have held the lock."""
+    global _loading, _latest
+    _loading, _latest = threading.Lock(), None
+    _loaded.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)

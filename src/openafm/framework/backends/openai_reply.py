@@ -18,7 +18,9 @@ from openafm.framework.schema.wire_schema import WireSchema
 from openafm.tokenizer.conversation import AssistantTurn, ToolCall
 from openafm.tokenizer.schema_text import compact_json
 
+_COUNTS = ("prompt_tokens", "completion_tokens", "prompt_tokens_details")
 _MAX_CALLS = 128
+_MAX_NAME_CHARACTERS = 1_000
 _MAX_CHARACTERS = 16 * 2**20  # of text, refusal and arguments together
 _FENCE = "```"
 
@@ -93,7 +95,8 @@ class Reply:
             EndpointError: the chunk is not a chat-completion chunk, or the reply is too long.
         """
         try:
-            self._usage = self._usage | (chunk.get("usage") or {})
+            usage = chunk.get("usage") or {}
+            self._usage |= {name: count for name in _COUNTS if (count := usage.get(name)) is not None}
             for choice in chunk.get("choices") or ():
                 delta = choice.get("delta") or {}
                 self._finish = choice.get("finish_reason") or self._finish
@@ -192,6 +195,8 @@ class Reply:
             if index not in self._calls and len(self._calls) >= _MAX_CALLS:
                 raise EndpointError(f"the reply has more than {_MAX_CALLS} tool calls")
             call = self._calls.setdefault(index, _PartialCall())
+            if len(call.name) + len(name) > _MAX_NAME_CHARACTERS:
+                raise EndpointError(f"the reply calls a tool whose name has more than {_MAX_NAME_CHARACTERS:,} characters")
             call.name += name
             self._add(call.arguments, arguments)
             yield ToolCallPiece(index=index, name=call.name, arguments=arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class RequestQueue:
         self._last: QueuedRequest | None = None
         self._active: QueuedRequest | None = None
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     @property
     def active(self) -> QueuedRequest | None:
@@ -60,8 +62,16 @@ class RequestQueue:
         """Append a request to the queue. Return the future to wait for before it may run, or None.
 
         Raises:
-            ConcurrentRequestsError: another request is running and `when_busy` is `"raise"`.
+            ConcurrentRequestsError: another request is running and `when_busy` is `"raise"`, or it was running in another
+                process when this one was forked.
         """
+        if os.getpid() != self._process:
+            if self._last is not None and not self._last.finished.done():
+                raise ConcurrentRequestsError(
+                    "this session was answering a request when its process was forked, which never ends in the fork;"
+                    " create another session"
+                )
+            self._lock, self._process = threading.Lock(), os.getpid()  # another thread may have held it
         with self._lock:
             previous = self._last
             is_busy = previous is not None and not previous.finished.done()

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
+from openafm.core.processes import finalize
 from openafm.runtime.batching.pending import Pending, StepEntry, StepRequest, TokenChunk
 from openafm.runtime.batching.scheduler import Scheduler
 from openafm.runtime.batching.step_costs import StepCosts
@@ -101,7 +102,7 @@ class Engine(ABC):
         self.scheduler = Scheduler(combines=self.combines)
         self._process = os.getpid()
         self._sequences: weakref.WeakSet[Sequence] = weakref.WeakSet()
-        weakref.finalize(self, self.scheduler.stop)
+        finalize(self, self.scheduler.stop, at_exit=True)
 
     @abstractmethod
     def _new_cache(self) -> Cache:

@@ -10,6 +10,7 @@ from typing import Literal
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
+from openafm.core.terminal import escaped
 from openafm.models.accounting import kv_bytes
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.native.build import NativeBuildError
@@ -81,4 +82,8 @@ def kv_bytes_per_token(bundle: Bundle, engine: Literal["native", "torch"]) -> in
 @cache
 def _warn(reason: str) -> None:
     """Print once why the slower engine runs."""
-    print(f"openafm: {reason}; using torch, which is many times slower (see `openafm doctor`)", file=sys.stderr, flush=True)
+    print(
+        f"openafm: {escaped(reason)}; using torch, which is many times slower (see `openafm doctor`)",
+        file=sys.stderr,
+        flush=True,
+    )

@@ -29,6 +29,7 @@ from tempfile import TemporaryDirectory
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import FolderInUseError, folder_lock
+from openafm.core.terminal import escaped
 
 SOURCE = Path(__file__).parent / "source"
 COMPILERS = ("c++", "g++", "clang++")
@@ -268,7 +269,7 @@ def _delayed_message() -> Iterator[None]:
 
 
 def _print(message: str) -> None:
-    print(f"openafm: {message}", file=sys.stderr, flush=True)
+    print(f"openafm: {escaped(message)}", file=sys.stderr, flush=True)
 
 
 def private_folder(path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-import weakref
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
+from openafm.core.processes import finalize
 from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.base import Cache, Engine
 from openafm.runtime.native.library import VERSION, kernel_names, native_library
@@ -42,7 +42,7 @@ class NativeCache(Cache):
 
     def __init__(self, model: NativeModel, handle: int) -> None:
         self.handle, self._model = handle, model
-        weakref.finalize(self, model.library.oa_cache_free, handle).atexit = False  # the worker may be computing
+        finalize(self, model.library.oa_cache_free, handle)  # not at exit: the worker may be computing
 
     def copy(self, length: int) -> NativeCache:
         handle = self._model.library.oa_cache_fork(self.handle, length)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import OpenAFMError
+from openafm.core.processes import finalize
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -86,7 +86,7 @@ class NativeModel:
         self.handle = library.oa_model_new(ctypes.byref(self._config), num_threads, name)
         if not self.handle:
             raise OutOfMemoryError(f"the native runtime cannot start with kernels {kernels or kernel_names(library)[0]}")
-        weakref.finalize(self, library.oa_model_free, self.handle).atexit = False  # the worker may be computing
+        finalize(self, library.oa_model_free, self.handle)  # not at exit: the worker may be computing
 
     def _layer(self, config: DecoderConfig, index: int, shapes: Mapping[str, tuple[int, int]]) -> LayerStruct:
         attention = cast(AttentionConfig, config.layers[index].attention)
