@@ -56,7 +56,9 @@ def extend(
 def report(
     before: TokenizerArgument,
     after: TokenizerArgument,
-    corpora: Annotated[Path, typer.Argument(exists=True, help="Folder with one text file per language: en.jsonl.gz, de.txt, ...")],
+    corpora: Annotated[
+        Path, typer.Argument(exists=True, help="Folder with one text file per language: en.jsonl.gz, de.txt, ...")
+    ],
     json: JsonOption = False,
 ) -> None:
     """Compare the tokens per character of two vocabularies by language."""
