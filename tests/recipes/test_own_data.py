@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_sources import write_source
 from openafm.bundle import Bundle, bundle_place, open_bundle
 from openafm.data.pack import PackConfig, pack_path
 from openafm.data.shards import ForeignTokenizerError, read_manifest
+from openafm.recipes.card import model_card
 from openafm.recipes.compression.compress import compress
 from openafm.recipes.compression.formats import CalibrationConfig, calibration_batches, compression_config
 from openafm.recipes.compression.report import held_out_loss
@@ -20,6 +22,8 @@ from openafm.recipes.own_data import OwnDataError, data_of, read_data, sample_ba
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import StartBundleError, run_recipe
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
+from openafm.training.observability.goodput import Goodput
+from openafm.training.run import TrainingResult
 
 QUICK = {
     "trainer.budget": '{"type": "StepBudget", "num_steps": 2}',
@@ -112,6 +116,11 @@ def test_later_stages_inherit_the_data_of_their_start(
     assert read_manifest(tmp_path / "sft" / "data" / "chat").num_documents == 120 - held_out.num_documents
     metrics = (tmp_path / "sft" / "metrics.jsonl").read_text()
     assert "held_out_loss" in metrics
+    card = open_bundle("tuned").card()
+    trained_on = card[card.index("Training data") : card.index("Held-out data, not trained on")]
+    assert "- `chat`: the user's files (chat.jsonl); learns answers" in trained_on
+    assert "- documents held out of `chat`" in card[card.index("Held-out data, not trained on") :]
+    assert "held-out loss" in card
 
     capsys.readouterr()
     quantized = prepare_run("on_device.qat", "micro", start="tuned", changes=QUICK)
@@ -135,6 +144,35 @@ def test_later_stages_inherit_the_data_of_their_start(
     file.unlink()
     with pytest.raises(OwnDataError, match="which does not exist; name its data with --data"):
         prepare_run("on_device.qat", "micro", start="tuned")
+
+
+def test_the_card_tells_training_from_evaluation_data(tmp_path: Path, base: Bundle) -> None:
+    data = read_data(chats(tmp_path / "chat.jsonl", 60), chats(tmp_path / "tests.jsonl", 8, seed=1))
+    config = prepare_run("on_device.sft", "micro", start="base", data=data)
+    tokenizer_only = FolderCorpusConfig(name="other", path=str(tmp_path / "tests.jsonl"))
+    config = replace(config, corpora=(*config.corpora, tokenizer_only))
+    result = TrainingResult(
+        folder=tmp_path,
+        finished=True,
+        step=1,
+        num_steps=1,
+        num_tokens=1,
+        seconds=1,
+        loss=1.0,
+        held_out_loss=None,
+        goodput=Goodput(),
+    )
+    card = model_card("tuned", config, result)
+    training, rest = card.split("Held-out data, not trained on:\n")
+    held_out, tokenizer = rest.split("Data of the tokenizer only:\n")
+    assert "chat.jsonl" in training
+    assert "tests.jsonl" not in training
+    assert "- `eval`: the user's files (tests.jsonl)" in held_out
+    assert "chat.jsonl" not in held_out
+    assert tokenizer.startswith("- `other`")
+    assert "held-out loss" not in card
+    no_evaluation = replace(config, trainer=replace(config.trainer, evaluation=None))
+    assert "Held-out data, not trained on:\n- none" in model_card("tuned", no_evaluation, result)
 
 
 def test_samples_of_training_and_held_out_documents_are_disjoint(tmp_path: Path, base: Bundle) -> None:

@@ -47,6 +47,9 @@ def train(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use this tokenizer.json; default: the start bundle's, or a new one.")
     ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Every so many steps, generate from held-out prompts into the log.")
+    ] = None,
     changes: SetOption = None,
     plugins: PluginsOption = None,
     output: Annotated[
@@ -77,7 +80,8 @@ def train(
     name = name or found.default_name(found.checked_size(size))
     bundle_place(name)  # raises for an invalid name before the training
     described = own_data(data, evaluation, tokenizer)
-    config = prepare_run(recipe, size, start=start, data=described, changes=parse_changes(changes), plugins=plugins or ())
+    changed = ({} if samples is None else {"samples": f'{{"every_steps": {samples}}}'}) | parse_changes(changes)
+    config = prepare_run(recipe, size, start=start, data=described, changes=changed, plugins=plugins or ())
     result = run_recipe(config, output or Path("runs") / name, name)
     if rank():
         return 0

@@ -39,6 +39,7 @@ from openafm.training.resuming import first_difference, resume_difference
 
 if TYPE_CHECKING:
     from openafm.models.decoder import Decoder
+    from openafm.training.observability.samples import Sampler
     from openafm.training.run import TrainingResult
 
 DRAFTED_CONVERSATIONS = 16
@@ -116,7 +117,8 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
         trainer.parallel.shape(everyone.world)
         trainer.parallel.check_model(trainer.model)
         everyone.run_on_main(lambda: _prepare(config, folder, opened))
-        result = train(trainer, folder, processes=everyone)
+        sampler = None if config.samples is None or not everyone.is_main else _sampler(config, trainer, folder)
+        result = train(trainer, folder, processes=everyone, sampler=sampler)
         if not result.finished:
             raise RunInterruptedError(folder, result)
         return everyone.run_on_main(lambda: _finish(config, trainer, folder, name, result))
@@ -182,6 +184,13 @@ def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
     trainer.objective.prepare(trainer)
 
 
+def _sampler(config: RunConfig, trainer: TrainerConfig, folder: Path) -> Sampler:
+    assert config.samples is not None
+    tokenizer, template = _tokenizer(config, folder)
+    evaluation = trainer.evaluation
+    return config.samples.build(trainer.data if evaluation is None else evaluation.data, tokenizer, template)
+
+
 def _warn_about_languages(config: RunConfig, name: str, folder: Path) -> None:
     """Print a warning if a source that is sampled by language has documents without one."""
     if not any(isinstance(source, LanguagesConfig) and source.name == name for source in config.trainer.data.sources):
@@ -236,7 +245,7 @@ def _check_same_run(config: RunConfig, folder: Path) -> None:
     if not (folder / "run.json").is_file() or not (folder / "checkpoints").is_dir():
         return
     found = read_run(folder)
-    difference = first_difference(found, config, ignored=("trainer", "plugins")) or resume_difference(
+    difference = first_difference(found, config, ignored=("trainer", *config.NEUTRAL)) or resume_difference(
         found.trainer, config.trainer
     )
     if difference is not None:

@@ -38,7 +38,7 @@ class Evaluator:
 
         A source is named as in `held_out_loss/chat` or, with languages, `held_out_loss/chat/de`.
         """
-        with _averaged_weights(state):
+        with averaged_weights(state):
             sums = {name: self._sums(state, batches) for name, batches in self._by_source.items()}
         total = LossSums.total(sums.values())
         means = {f"held_out_{key}": value for key, value in total.means.items()}
@@ -60,8 +60,8 @@ def _rows_of(batch: Batch, source: str) -> Batch:
 
 
 @contextmanager
-def _averaged_weights(state: TrainingState) -> Iterator[None]:
-    """Exchange weights and average while the block runs."""
+def averaged_weights(state: TrainingState) -> Iterator[None]:
+    """Use the averaged weights in the model while the block runs, if the run keeps them."""
     _exchange(state)
     try:
         yield

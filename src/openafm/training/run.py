@@ -41,6 +41,7 @@ from openafm.training.observability.goodput import Goodput, GoodputRecorder, goo
 from openafm.training.observability.meter import RunMeter
 from openafm.training.observability.metrics import MetricsLog, metrics_log, read_metrics
 from openafm.training.observability.reporting import MetricsReporter, ProgressReporter
+from openafm.training.observability.samples import Sampler, SampleReporter
 from openafm.training.observers import Observer
 from openafm.training.resuming import resume_notes
 from openafm.training.signals import stop_on_signals
@@ -82,12 +83,14 @@ def train(
     device: str = "cpu",
     processes: Processes | None = None,
     observers: Sequence[Observer] = (),
+    sampler: Sampler | None = None,
 ) -> TrainingResult:
     """Train in the folder `output`, from its newest intact checkpoint if it has one. More steps extend a finished run.
 
     Under torchrun the processes divide the run according to `config.parallel`; rank 0 writes. A caller that has opened the
     processes passes them. SIGTERM or one Ctrl-C to any process saves and returns with `finished` False. `observers` receive
-    the events of the run after its own observers.
+    the events of the run after its own observers. Rank 0 reports the samples of `sampler`, for which the weights must not be
+    divided over processes.
 
     Raises:
         MeshError: the processes, the model and `config.parallel` do not fit together.
@@ -134,7 +137,9 @@ def train(
         meter = RunMeter(config.precision.compute_dtype, device, parallelism.shape, lambda: recorder.goodput)
         callbacks = [callback.build(output) for callback in config.callbacks] if ranks.is_main else []
         listeners = [*callbacks, *observers]
-        reporters = [ProgressReporter(bar, meter), MetricsReporter(log, meter, config.log_every, listeners)]
+        reporters: list[Observer] = [ProgressReporter(bar, meter), MetricsReporter(log, meter, config.log_every, listeners)]
+        if sampler is not None and ranks.is_main:
+            reporters.append(SampleReporter(sampler, state, log, bar))
         trainer.run([recorder, watching, meter, *reporters, writer, stop, *listeners], evaluator)
         writer.wait()
         recorder.close()

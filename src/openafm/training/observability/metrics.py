@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -28,27 +28,40 @@ class MetricsError(OpenAFMError):
     """A line of the log is not a JSON object with a step."""
 
 
-class ScalarWriter(Protocol):
+class BoardWriter(Protocol):
     """The part of TensorBoard's SummaryWriter that the log uses."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None: ...
+
+    def add_text(self, tag: str, text_string: str, global_step: int) -> None: ...
 
 
 class MetricsLog:
     """Append lines to a run's `metrics.jsonl`; each is flushed before the next step."""
 
-    def __init__(self, file: Any, scalars: ScalarWriter | None) -> None:
-        self._file, self._scalars = file, scalars
+    def __init__(self, file: Any, board: BoardWriter | None) -> None:
+        self._file, self._board = file, board
 
     def write(self, step: int, values: Mapping[str, float], tables: Mapping[str, Any] | None = None) -> None:
         """Write one line: the step, values by name, and non-empty tables, which TensorBoard does not get."""
         rounded = {name: float(f"{value:.6g}") if isinstance(value, float) else value for name, value in values.items()}
         filled = {name: table for name, table in (tables or {}).items() if table}
-        self._file.write(json.dumps({"step": step, **rounded, **filled}) + "\n")
-        self._file.flush()
-        if self._scalars is not None:
+        self._write_line({"step": step, **rounded, **filled})
+        if self._board is not None:
             for name, value in values.items():
-                self._scalars.add_scalar(name, value, step)
+                self._board.add_scalar(name, value, step)
+
+    def write_samples(self, step: int, samples: Sequence[Mapping[str, str]]) -> None:
+        """Write one line with the texts that the model generated at a step."""
+        self._write_line({"step": step, "samples": [dict(sample) for sample in samples]})
+        if self._board is not None:
+            for number, sample in enumerate(samples):
+                text = "\n\n".join(f"    {name}: {text!r}" for name, text in sample.items())  # Markdown's preformatted text
+                self._board.add_text(f"samples/{number}", text, step)
+
+    def _write_line(self, values: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(values) + "\n")
+        self._file.flush()
 
 
 @contextmanager
@@ -66,8 +79,8 @@ def metrics_log(folder: Path, step: int, note: Callable[[str], None]) -> Iterato
             return
         from torch.utils.tensorboard import SummaryWriter
 
-        with SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) as scalars:
-            yield MetricsLog(file, scalars)
+        with SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1) as board:
+            yield MetricsLog(file, board)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
