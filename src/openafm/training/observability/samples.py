@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from openafm.core.progress import Progress
-from openafm.core.terminal import printable_json
+from openafm.core.terminal import escaped
 from openafm.models.decoder import Decoder
 from openafm.training.evaluation import averaged_weights
 from openafm.training.observability.metrics import MetricsLog
@@ -55,4 +55,4 @@ class SampleReporter(Observer):
 
 def _brief(text: str) -> str:
     shown = text[:SHOWN_CHARACTERS] + ("..." if len(text) > SHOWN_CHARACTERS else "")
-    return printable_json(json.dumps(shown, ensure_ascii=False))
+    return escaped(json.dumps(shown, ensure_ascii=False))
