@@ -30,6 +30,7 @@ _KINDS = {
     **dict.fromkeys(("crawl-delay", "crawldelay", "crawl delay"), "crawl-delay"),
     **dict.fromkeys(("sitemap", "site-map"), "sitemap"),
     "allow": "allow",
+    "content-signal": "content-signal",
 }
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _PRODUCT_TOKEN = re.compile(r"[A-Za-z_-]*")
@@ -55,6 +56,13 @@ class Rule:
     line: int
     parts: tuple[str, ...]
     is_anchored: bool
+
+    @classmethod
+    def of_pattern(cls, pattern: str, *, is_allow: bool = False, line: int = 0) -> Rule:
+        """Return the rule of an escaped pattern."""
+        is_anchored = pattern.endswith("$")
+        parts = (pattern[:-1] if is_anchored else pattern).split("*")
+        return cls(pattern, is_allow, line, tuple(parts), is_anchored)
 
     def matches(self, path: str) -> bool:
         """Return True if the pattern matches a path and query. Runs in time linear in the path per part."""
@@ -92,6 +100,7 @@ class Decision:
 class _Group:
     rules: list[Rule] = field(default_factory=list)
     crawl_delay: float | None = None
+    signals: dict[str, str] = field(default_factory=dict)
 
 
 class Robots:
@@ -128,6 +137,9 @@ class Robots:
             elif directive.kind == "crawl-delay":
                 for agent in current:
                     groups[agent].crawl_delay = _seconds(directive.value, groups[agent].crawl_delay)
+            elif directive.kind == "content-signal":
+                for agent in current:
+                    groups[agent].signals.update(_signals(directive.value))
             elif directive.kind == "sitemap":
                 sitemaps.append(directive.value)
         return cls(groups, sitemaps)
@@ -170,6 +182,10 @@ class Robots:
     def crawl_delay(self, user_agent: str) -> float | None:
         """Return the Crawl-delay in seconds for an agent; None without one."""
         return self._group(user_agent).crawl_delay
+
+    def content_signals(self, user_agent: str) -> dict[str, str]:
+        """Return the values of Content-Signal lines for an agent, such as {"search": "yes", "ai-train": "no"}."""
+        return dict(self._group(user_agent).signals)
 
     def _group(self, user_agent: str) -> _Group:
         return self._groups.get(user_agent.lower()) or self._groups.get("*") or _Group()
@@ -284,9 +300,7 @@ def _rules(directive: Directive) -> Iterator[Rule]:
 
 
 def _rule(pattern: str, directive: Directive) -> Rule:
-    is_anchored = pattern.endswith("$")
-    parts = (pattern[:-1] if is_anchored else pattern).split("*")
-    return Rule(pattern, directive.kind == "allow", directive.line, tuple(parts), is_anchored)
+    return Rule.of_pattern(pattern, is_allow=directive.kind == "allow", line=directive.line)
 
 
 def _decode_unreserved(text: str) -> str:
@@ -306,6 +320,11 @@ def _seconds(value: str, default: float | None) -> float | None:
     if re.fullmatch(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}", value) is None:
         return default
     return max(float(value), default or 0.0)
+
+
+def _signals(value: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in value.lower().split(","))
+    return {key.strip(): setting.strip() for key, equals, setting in pairs if equals}
 
 
 def _find(text: str, characters: str, start: int) -> int:
