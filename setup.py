@@ -1,5 +1,7 @@
 """Compile the native runtime during installation if a compiler is present. pyproject.toml holds everything else."""
 
+import platform
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +11,11 @@ from setuptools.command.build_py import build_py
 
 sys.path.insert(0, str(Path(__file__).parent / "src"))
 LIBRARY = Path("openafm", "runtime", "native", "libopenafm.so")
+HAS_GLIBC = sys.platform == "linux" and platform.libc_ver()[0] == "glibc"
+STATIC = " -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL"
+"""With these options the library needs the C library only, which makes it a manylinux one."""
+OLDEST_GLIBC = 17
+"""The minor version of the oldest glibc that manylinux tags and pip know well: manylinux2014."""
 
 
 class CompilingBuild(build_py):
@@ -21,9 +28,13 @@ class CompilingBuild(build_py):
 
     def _compile(self, library):
         try:
-            from openafm.runtime.native.build import compile_library, find_compiler
+            from openafm.runtime.native.build import NativeBuildError, compile_library, find_compiler
 
-            compile_library(library, find_compiler())
+            compiler = find_compiler()
+            try:
+                compile_library(library, compiler + (STATIC if HAS_GLIBC else ""))
+            except NativeBuildError:  # a compiler without static libraries
+                compile_library(library, compiler)
         except Exception as error:  # the library is compiled at first use instead
             print(f"openafm: the native runtime was not compiled ({error}); it is at its first use", file=sys.stderr)
 
@@ -32,12 +43,22 @@ class TaggedWheel(bdist_wheel):
     """Tag the wheel for this platform if it contains the library, and for every Python version."""
 
     def get_tag(self):
-        python, abi, platform = super().get_tag()
-        if (Path(self.get_finalized_command("build_py").build_lib) / LIBRARY).is_file():
-            from sysconfig import get_platform
+        python, abi, platform_tag = super().get_tag()
+        library = Path(self.get_finalized_command("build_py").build_lib) / LIBRARY
+        if library.is_file():
+            platform_tag = self.plat_name if self.plat_name_supplied else _platform_tag(library)
+        return python, abi, platform_tag.replace("-", "_").replace(".", "_")
 
-            platform = (self.plat_name or get_platform()).replace("-", "_").replace(".", "_")
-        return python, abi, platform
+
+def _platform_tag(library):
+    """Return the manylinux tag (PEP 600) of a library that needs glibc only, or else the name of this platform."""
+    from sysconfig import get_platform
+
+    content = library.read_bytes()
+    if not HAS_GLIBC or re.search(rb"\0(?:libstdc\+\+|libgcc_s)\.so|\0GLIBC_PRIVATE\0", content):
+        return get_platform()
+    versions = [int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?=[.\0])", content)]
+    return f"manylinux_2_{max([OLDEST_GLIBC, *versions])}_{platform.machine()}"
 
 
 setup(cmdclass={"build_py": CompilingBuild, "bdist_wheel": TaggedWheel})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ NATIVE = "openafm/runtime/native"
 COMPILER = """#!/bin/sh
 if [ -n "$FAILS" ]; then echo "no such header" >&2; exit 1; fi
 for last; do :; done
-echo compiled > "$last"
+printf 'compiled\\0GLIBC_2.2.5\\0GLIBC_2.29\\0GLIBC_2.14\\0%s' "$NEEDS" > "$last"
 """
 
 
@@ -58,6 +59,8 @@ def test_a_wheel_contains_the_library_and_is_for_this_platform(checkout: Path) -
     wheel = made(checkout, "wheel")
     assert wheel.name.split("-")[2:4] == ["py3", "none"]
     assert not wheel.name.endswith("any.whl")
+    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
+        assert wheel.name.split("-")[4] == f"manylinux_2_29_{platform.machine()}.whl"
     with zipfile.ZipFile(wheel) as files:
         names = set(files.namelist())
         assert sources() | {f"{NATIVE}/libopenafm.so", f"{NATIVE}/libopenafm.stamp"} <= names
@@ -69,6 +72,12 @@ def test_a_wheel_contains_the_library_and_is_for_this_platform(checkout: Path) -
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == "True True\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="manylinux")
+def test_a_library_that_needs_a_libstdcpp_of_the_system_is_for_this_platform_only(checkout: Path) -> None:
+    wheel = made(checkout, "wheel", NEEDS="libstdc++.so.6")
+    assert wheel.name.endswith(f"-linux_{platform.machine()}.whl")
 
 
 @pytest.mark.parametrize("environment", [{"FAILS": "1"}, {"CXX": "no-such-compiler"}], ids=["fails", "absent"])
