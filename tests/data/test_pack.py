@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from dataclasses import dataclass
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openafm.core.config import ConfigError
+from openafm.core.files import ForeignFilesError
 from openafm.data.documents import (
     DocumentFiles,
     InputPathError,
@@ -34,7 +37,7 @@ from openafm.data.pack import (
     pack_texts,
 )
 from openafm.data.shard_writer import OutputFolderError
-from openafm.data.shards import EmptyCorpusError, ManifestError, Shards, open_shards
+from openafm.data.shards import EmptyCorpusError, ManifestError, Shards, open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -305,6 +308,68 @@ def test_appending_adds_shards_and_rewrites_none(tmp_path: Path, tokenizer: Toke
     pack_path(whole, tmp_path / "whole", tokenizer, TEMPLATE, config)
     appended, packed = (stored(open_shards(folder)) for folder in (out, tmp_path / "whole"))
     assert [document.tokens.tolist() for document in appended] == [document.tokens.tolist() for document in packed]
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from openafm.data import shard_writer
+from openafm.data.pack import PackConfig, pack_path
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.chat_template import ChatTemplate
+
+write, shards = shard_writer.ShardWriter._write_shard, []
+
+def counted(self):
+    shards.append(write(self))
+    if len(shards) == int(sys.argv[4]):
+        os.kill(os.getpid(), 9)
+
+shard_writer.ShardWriter._write_shard = counted
+config = PackConfig(tokens_per_shard=300, held_out=0.3)
+pack_path(Path(sys.argv[1]), Path(sys.argv[2]), Tokenizer.load(Path(sys.argv[3])), ChatTemplate(), config)
+"""
+
+
+def test_a_killed_pack_continues_after_its_last_shard(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    turns = [{"role": "user", "content": "Sum?"}, {"role": "assistant", "content": "Ten."}]
+    lines: list[dict[str, object]] = [{"text": f"line {n} " * (n % 7)} for n in range(200)]
+    lines[::5] = [{"messages": turns if n % 2 else turns[:1]} for n in range(40)]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    tokenizer.save(tmp_path / "tokenizer.json")
+    config = PackConfig(tokens_per_shard=300, held_out=0.3)
+    whole = pack_path(tmp_path / "in.jsonl", tmp_path / "whole", tokenizer, TEMPLATE, config)
+
+    arguments = [sys.executable, "-c", KILLED, tmp_path / "in.jsonl", tmp_path / "out", tmp_path / "tokenizer.json"]
+    for num_shards in (3, 2, 1):
+        killed = subprocess.run([*map(str, arguments), str(num_shards)], check=False)
+        assert killed.returncode == -9
+        assert not (tmp_path / "out").exists()
+    stored = read_manifest(tmp_path / ".out.partial").num_documents
+    report = pack_path(tmp_path / "in.jsonl", tmp_path / "out", tokenizer, TEMPLATE, config)
+    assert 0 < stored < report.train.num_documents
+    assert replace(report, path=whole.path) == whole
+    files = [
+        {file.relative_to(place): file.read_bytes() for file in place.rglob("*.*")} for place in (report.path, whole.path)
+    ]
+    assert files[0] == files[1]
+    assert not (tmp_path / ".out.partial").exists()
+
+
+def test_a_killed_pack_of_other_files_is_not_continued(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "in.txt").write_text("one two three")
+    partial = tmp_path / ".out.partial"
+    partial.mkdir()
+    (partial / ".key").write_text("another")
+    (partial / "00000.tokens.npy").write_bytes(b"old")
+    pack_path(tmp_path / "in.txt", tmp_path / "out", tokenizer, TEMPLATE)
+    assert len(open_shards(tmp_path / "out").manifest.shards) == 1
+
+    partial.mkdir()
+    (partial / "thesis.txt").write_text("mine")
+    with pytest.raises(ForeignFilesError, match=r"thesis\.txt"):
+        pack_path(tmp_path / "in.txt", tmp_path / "out", tokenizer, TEMPLATE)
+    assert (partial / "thesis.txt").read_text() == "mine"
 
 
 def test_a_failed_append_leaves_the_corpus_as_it_was(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -86,15 +86,40 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        permissions = stat.S_IMODE(temporary.stat().st_mode) & 0o666
-        for file in temporary.rglob("*"):
-            if file.is_file() and not file.is_symlink():
-                file.chmod(permissions | stat.S_IMODE(file.stat().st_mode) & 0o111)
-                _flush(file)
-        _flush(temporary)
-        _put_in_place(temporary, path)
+        _publish(temporary, path)
     except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        _raise_translated(error, path)
+
+
+@contextlib.contextmanager
+def resumable_folder(path: Path, key: str, patterns: Sequence[str]) -> Iterator[Path]:
+    """Yield a temporary folder beside `path` as `atomic_folder`, except that it outlives a kill or Ctrl-C.
+
+    The next call with the same `key` yields it again with the files that it has; with another key it is emptied first.
+    `patterns` are the names that the caller writes into it. After an error it is removed.
+
+    Raises:
+        FolderInUseError: another process is writing it.
+        ForeignFilesError: the temporary folder has other files than `patterns`.
+        OutOfSpaceError: the disk is full. The temporary folder is removed and `path` is unchanged.
+    """
+    temporary = path.parent / f".{path.name}.partial"
+    key_file, own = temporary / ".key", (*patterns, ".key", ".lock")
+    try:
+        with folder_lock(temporary):
+            if not key_file.exists() or key_file.read_text() != key:
+                check_written(temporary, own)
+                for file in [file for file in temporary.rglob("*") if file.is_file() and file.name != ".lock"]:
+                    file.unlink()
+                key_file.write_text(key)
+            yield temporary
+            key_file.unlink()
+            (temporary / ".lock").unlink()
+            _publish(temporary, path)
+    except Exception as error:
+        if not isinstance(error, FolderInUseError | ForeignFilesError):
+            shutil.rmtree(temporary, ignore_errors=True)
         _raise_translated(error, path)
 
 
@@ -254,6 +279,17 @@ def data_home() -> Path:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_DATA_HOME", Path.home() / ".local" / "share")) / "openafm"
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Flush a finished folder to disk and put it in the place of `path`."""
+    permissions = stat.S_IMODE(temporary.stat().st_mode) & 0o666
+    for file in temporary.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(permissions | stat.S_IMODE(file.stat().st_mode) & 0o111)
+            _flush(file)
+    _flush(temporary)
+    _put_in_place(temporary, path)
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:

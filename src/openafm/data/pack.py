@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from openafm.core.config import Config
+from openafm.core.config import Config, dump
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_folder
+from openafm.core.files import atomic_folder, resumable_folder
 from openafm.core.progress import Progress, progress
 from openafm.data.documents import AnyDocument, ChatDocument, DocumentFiles, NotADocumentError, TextDocument
 from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, append_shards, check_output
-from openafm.data.shards import Manifest
+from openafm.data.shards import MANIFEST, Manifest, open_shards, read_manifest
 from openafm.tokenizer.schema_text import compact_json
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from openafm.tokenizer.template import BaseChatTemplate
 
 HELD_OUT = "held_out"
+FILES = tuple(f"{side}{name}" for side in ("", f"{HELD_OUT}/") for name in ("*.npy", MANIFEST, f".{MANIFEST}.*"))
 BATCH_CHARACTERS = 1 << 20  # encoded in one call; enough work for every core
 SEGMENT_CHARACTERS = 1 << 16  # a longer text is encoded in segments
 NO_TOKEN_CROSSES = re.compile(r"[\r\n](?=\S)")  # the tokenizer ends a token at the last line break before other text
@@ -91,7 +92,8 @@ def pack_path(
 ) -> PackReport:
     """Pack a file, or every .txt, .md and .jsonl file (also .gz) below a folder, into a corpus at `out`.
 
-    With `append`, the documents become further shards of the corpus that `out` has.
+    With `append`, the documents become further shards of the corpus that `out` has. Without it, a call that was killed is
+    continued by the next call with the same files, tokenizer and config, after its last complete shard.
 
     Raises:
         InputPathError, NotTextError, NotADocumentError: a file in `path` cannot be read; the message has its name.
@@ -100,10 +102,16 @@ def pack_path(
         OutOfSpaceError: the disk is full. After any error, `out` is unchanged.
     """
     files = DocumentFiles(path)
+    config = config or PackConfig(source=path.stem)
     with progress(f"pack {path}", files.total_bytes) as bar:
         documents = _watched(files, bar, lambda _: files.bytes_read)
-        encoded = _encoded(documents, tokenizer, template)
-        return _pack(encoded, out, tokenizer, config or PackConfig(source=path.stem), append=append)
+        if append:
+            return _append(_encoded(documents, tokenizer, template), out, tokenizer, config)
+        check_output(out)
+        with resumable_folder(out, _key(files.files, tokenizer, template, config), FILES) as folder:
+            sides = _resumed(folder, tokenizer, config)
+            rest = _without_stored(documents, sides, config.held_out)
+            return _store(_encoded(rest, tokenizer, template), out, sides, config)
 
 
 def pack_texts(
@@ -167,53 +175,111 @@ class _Encoded:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def _pack(
-    documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig, *, append: bool = False
-) -> PackReport:
-    num_skipped = num_without_answer = 0
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """The writer of one side of the split, and the documents that an interrupted call has stored there."""
+
+    writer: ShardWriter
+    num_stored: int = 0
+    num_without_answer: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Sides:
+    train: _Side
+    held_out: _Side | None
+
+    def of(self, is_held_out: bool) -> _Side:
+        """Return the side of a document."""
+        return self.held_out if is_held_out and self.held_out is not None else self.train
+
+
+def _pack(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig) -> PackReport:
+    check_output(out)
+    with atomic_folder(out) as folder:
+        return _store(documents, out, _resumed(folder, tokenizer, config), config)
+
+
+def _append(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, config: PackConfig) -> PackReport:
     with contextlib.ExitStack() as stack:
-        if append:
-            train = stack.enter_context(_appender(out, tokenizer, config))
-            held_out = stack.enter_context(_appender(out / HELD_OUT, tokenizer, config)) if config.held_out else None
-        else:
-            check_output(out)
-            folder = stack.enter_context(atomic_folder(out))
-            train = _writer(folder, tokenizer, config)
-            held_out = _writer(folder / HELD_OUT, tokenizer, config) if config.held_out else None
-        for document in documents:
-            if not len(document.tokens):
-                num_skipped += 1
-                continue
-            loss_mask = document.loss_mask if config.learn == "answers" else None
-            num_without_answer += loss_mask is not None and not any(loss_mask)
-            writer = held_out if held_out and _share_of(document.identity) < config.held_out else train
-            writer.add(
-                document.tokens,
-                loss_mask=loss_mask,
-                language=document.language or config.language,
-                source="/".join(part for part in (document.source or config.source, document.task) if part),
-                metadata=document.metadata,
-            )
-        return PackReport(
-            path=out,
-            train=train.finish(),
-            held_out=held_out.finish() if held_out else None,
-            num_skipped=num_skipped,
-            num_without_answer=num_without_answer,
+        train = stack.enter_context(_appender(out, tokenizer, config))
+        held_out = stack.enter_context(_appender(out / HELD_OUT, tokenizer, config)) if config.held_out else None
+        sides = _Sides(train=_Side(writer=train), held_out=held_out and _Side(writer=held_out))
+        return _store(documents, out, sides, config)
+
+
+def _store(documents: Iterable[_Encoded], out: Path, sides: _Sides, config: PackConfig) -> PackReport:
+    num_skipped = 0
+    num_without_answer = sum(side.num_without_answer for side in (sides.train, sides.held_out) if side)
+    for document in documents:
+        if not len(document.tokens):
+            num_skipped += 1
+            continue
+        loss_mask = document.loss_mask if config.learn == "answers" else None
+        num_without_answer += loss_mask is not None and not any(loss_mask)
+        sides.of(_share_of(document.identity) < config.held_out).writer.add(
+            document.tokens,
+            loss_mask=loss_mask,
+            language=document.language or config.language,
+            source="/".join(part for part in (document.source or config.source, document.task) if part),
+            metadata=document.metadata,
         )
+    return PackReport(
+        path=out,
+        train=sides.train.writer.finish(),
+        held_out=sides.held_out.writer.finish() if sides.held_out else None,
+        num_skipped=num_skipped,
+        num_without_answer=num_without_answer,
+    )
 
 
-def _appender(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> contextlib.AbstractContextManager[ShardWriter]:
-    return append_shards(
+def _key(files: Iterable[Path], tokenizer: Tokenizer, template: BaseChatTemplate, config: PackConfig) -> str:
+    """Return what the bytes of a packed corpus depend on; of the files, their names, sizes and times of change."""
+    states = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return "\n".join([tokenizer.digest, dump(template), dump(config), *map(str, states)])
+
+
+def _resumed(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> _Sides:
+    """Return writers that continue the shards that `folder` has."""
+    train = _resumed_side(folder, tokenizer, config)
+    return _Sides(train=train, held_out=_resumed_side(folder / HELD_OUT, tokenizer, config) if config.held_out else None)
+
+
+def _resumed_side(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> _Side:
+    stored = read_manifest(folder) if (folder / MANIFEST).exists() else None
+    kept = {file.name for shard in (stored.shards if stored else ()) for file in shard.files} | {MANIFEST}
+    for file in folder.glob("*.npy"):
+        if file.name not in kept:
+            file.unlink()  # of a shard that was not completed
+    for file in folder.glob(f".{MANIFEST}.*"):
+        file.unlink()
+    writer = ShardWriter(
         folder,
         tokenizer_digest=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
         tokens_per_shard=config.tokens_per_shard,
+        existing=stored,
+        is_resumable=True,
     )
+    if stored is None:
+        return _Side(writer=writer)
+    return _Side(writer=writer, num_stored=stored.num_documents, num_without_answer=open_shards(folder).num_without_loss)
 
 
-def _writer(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> ShardWriter:
-    return ShardWriter(
+def _without_stored(documents: Iterable[AnyDocument], sides: _Sides, held_out: float) -> Iterator[AnyDocument]:
+    """Leave out the documents that an interrupted call stored: the first ones of each side."""
+    left = {side: sides.of(side).num_stored for side in (False, True)}
+    for document in documents:
+        if any(left.values()) and not (isinstance(document, TextDocument) and not document.text.strip()):
+            side = bool(held_out) and is_held_out(document, held_out)
+            if left[side]:
+                left[side] -= 1
+                continue
+        yield document
+
+
+def _appender(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> contextlib.AbstractContextManager[ShardWriter]:
+    return append_shards(
         folder,
         tokenizer_digest=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,

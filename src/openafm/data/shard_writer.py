@@ -93,7 +93,8 @@ def check_output(path: Path) -> None:
 class ShardWriter:
     """Writes shards of up to `tokens_per_shard` tokens into `folder`; a longer document gets a shard of its own.
 
-    With `existing`, the shards come after those of that manifest.
+    With `existing`, the shards come after those of that manifest. With `is_resumable`, the manifest is written after each
+    shard, so that a later writer can continue.
     """
 
     def __init__(
@@ -104,8 +105,9 @@ class ShardWriter:
         vocab_size: int,
         tokens_per_shard: int,
         existing: Manifest | None = None,
+        is_resumable: bool = False,
     ) -> None:
-        self.num_documents, self.num_tokens = 0, 0
+        self.num_documents, self.num_tokens, self._is_resumable = 0, 0, is_resumable
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._tokenizer_digest, self._vocab_size = folder, tokenizer_digest, vocab_size
         self._tokens_per_shard = tokens_per_shard
@@ -141,6 +143,8 @@ class ShardWriter:
             raise DocumentError(f"the loss mask has {len(loss_mask):,} entries for {len(ids):,} tokens")
         if self._offsets[-1] and self._offsets[-1] + len(ids) > self._tokens_per_shard:
             self._write_shard()
+            if self._is_resumable:
+                self._write_manifest()
         self._tokens += ids.astype(self._token_type).tobytes()
         self._loss_mask += b"\1" * len(ids) if loss_mask is None else np.asarray(loss_mask, dtype=np.bool_).tobytes()
         self._offsets.append(self._offsets[-1] + len(ids))
@@ -161,6 +165,9 @@ class ShardWriter:
             raise EmptyCorpusError("no document to write: the input has no text, and a corpus needs at least one document")
         if self._tags:
             self._write_shard()
+        return self._write_manifest()
+
+    def _write_manifest(self) -> Manifest:
         manifest = Manifest(
             tokenizer_digest=self._tokenizer_digest,
             vocab_size=self._vocab_size,

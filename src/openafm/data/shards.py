@@ -161,6 +161,16 @@ class Shards:
         covering = np.unpackbits(bits[first_byte : (stop + 7) // 8], bitorder="little")
         return covering[start - 8 * first_byte : stop - 8 * first_byte].view(np.bool_)
 
+    @property
+    def num_without_loss(self) -> int:
+        """Return the number of documents without a token that carries loss."""
+        masked = [shard for shard, record in enumerate(self.manifest.shards) if record.loss_mask is not None]
+        learnt = (self.loss_mask(shard, 0, int(self.offsets[shard][-1])) for shard in masked)
+        firsts = (self.offsets[shard][:-1] for shard in masked)
+        return sum(
+            int((~np.logical_or.reduceat(mask_N, first_D)).sum()) for mask_N, first_D in zip(learnt, firsts, strict=True)
+        )
+
     def languages(self, shard: int) -> npt.NDArray[np.uint16]:
         """Return the language of each document of a shard [D], as an index into the manifest's `languages`."""
         languages_D: npt.NDArray[np.uint16] = load_array(self.path, self.manifest.shards[shard].tags)[:, 0]
