@@ -12,25 +12,22 @@ from hypothesis import strategies as st
 from openafm.data.synthetic import LANGUAGES
 from openafm.data.synthetic.catalogs import catalog_of, catalogs
 from openafm.data.synthetic.frames import frames_of
-from openafm.data.synthetic.languages import has_texts
-from openafm.data.synthetic.rendering import text_of
+from openafm.data.synthetic.rendering import Piece, render, text_of
 from openafm.data.synthetic.source_text import Line, SourceTextError, parse_frame
 from openafm.data.synthetic.validate import near_duplicates, problems, shortfalls
 
-WRITTEN = [language for language in LANGUAGES if has_texts(language)]
 
-
-@pytest.mark.parametrize("language", WRITTEN)
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_the_files_of_a_language_have_no_mistakes(language: str) -> None:
     assert list(problems(language)) == []
 
 
 def test_texts_that_are_missing_are_counted() -> None:
     assert list(shortfalls("en")) == list(shortfalls("de")) == []
-    assert all(found.startswith(f"{language}/") for language in WRITTEN for found in shortfalls(language))
+    assert all(found.startswith(f"{language}/") for language in LANGUAGES for found in shortfalls(language))
 
 
-def test_every_language_has_texts_or_drafts() -> None:
+def test_every_language_has_texts() -> None:
     for language in LANGUAGES:
         frames = frames_of(language, "train")
         assert frames.language == language
@@ -102,13 +99,11 @@ def test_times_of_english(text: str, hour: int, minute: int) -> None:
         "{hh}:{mm}": "07:00",
         "{h12} {period}": "12 pm",
     }
-    from openafm.data.synthetic.rendering import render
-
     frame = parse_frame(Line(text=text, number=1, file="x"))
     assert text_of(render(frame, random.Random(0), calendar.time_resolver(hour, minute))) == written[text]
 
 
-@pytest.mark.parametrize("language", WRITTEN)
+@pytest.mark.parametrize("language", LANGUAGES)
 def test_splits_share_no_frame_word_domain_tool_or_text(language: str) -> None:
     train, held_out = frames_of(language, "train"), frames_of(language, "held_out")
     for of_split in (lambda frames: frames.events, lambda frames: frames.others, lambda frames: frames.places):
@@ -187,3 +182,25 @@ def test_a_file_that_is_missing_is_named(tmp_path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(languages, "text_folder", lambda: tmp_path)
     with pytest.raises(SourceTextError, match=r"en/words\.txt"):
         words.LanguageWords("en", "train")
+
+
+def test_digits_of_two_slots_do_not_join() -> None:
+    values = {"date": "6/25", "time": "19:00", "hh": "19", "mm": "30"}
+
+    def rendered(text: str) -> str:
+        return text_of(
+            render(
+                parse_frame(Line(text=text, number=1, file="x")), random.Random(0), lambda slot: [Piece(values[slot.name])]
+            )
+        )
+
+    assert rendered("{date}{time}") == "6/25 19:00"
+    assert rendered("{hh}{mm}") == "1930"
+
+
+@pytest.mark.parametrize(
+    ("word", "written"), [("서울", "서울로"), ("부산", "부산으로"), ("제주", "제주로"), ("8", "8로"), ("3", "3으로")]
+)
+def test_korean_particles_follow_the_last_sound(word: str, written: str) -> None:
+    frame = parse_frame(Line(text="{city}(으로/로)", number=1, file="x"))
+    assert text_of(render(frame, random.Random(0), lambda _: [Piece(word)], language="ko")) == written

@@ -216,10 +216,11 @@ class CalendarPhrases:
         return text_of(render(rng.choice(self.other_times), rng, resolve, language=self.language))
 
     def write_when(self, rng: random.Random, date: Phrase, time: Phrase, *, bare: bool = False) -> str:
-        """A day and a time together; `bare` asks for one without a preposition in front."""
+        """A day and a time together; `bare` asks for one without a preposition in front, or without a particle behind."""
         values = {"date": date.text, "date_bare": date.bare, "time": time.text, "time_bare": time.bare}
         if bare:
-            values |= {"date": date.bare} if rng.random() < 0.5 else {"date": date.bare, "time": time.bare}
+            ends_bare = self.language in ("ja", "ko") or rng.random() < 0.5
+            values |= {"date": date.bare, "time": time.bare} if ends_bare else {"date": date.bare}
         frame = rng.choice(self.when)
         return text_of(render(frame, rng, lambda slot: (Piece(values[slot.name]),), language=self.language))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from openafm.data.synthetic.catalogs import catalog_of
 from openafm.data.synthetic.frames import frames_of
-from openafm.data.synthetic.languages import LANGUAGES, Split, has_texts
+from openafm.data.synthetic.languages import LANGUAGES, Split
 from openafm.data.synthetic.natural import ATTRIBUTIONS
 
 
@@ -41,8 +41,6 @@ def card() -> Iterator[str]:
         for split in splits:
             found = counts(language, split)
             yield f"| {language} | {split} | " + " | ".join(f"{found[name]:,}" for name in names) + " |"
-    if missing := [language for language in LANGUAGES if not has_texts(language)]:
-        yield f"\nLanguages with drafts, tools and forms of which are English: {', '.join(missing)}"
     yield "\nRequests that people wrote, where their folder is given: " + "; ".join(ATTRIBUTIONS.values())
 
 

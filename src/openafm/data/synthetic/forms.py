@@ -12,7 +12,7 @@ from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.catalogs import FormDomain, catalog_of
 from openafm.data.synthetic.fields import Field, Kind, Value, draw_value
 from openafm.data.synthetic.frames import LanguageFrames, frames_of
-from openafm.data.synthetic.languages import Split, has_file
+from openafm.data.synthetic.languages import Split
 from openafm.data.synthetic.messages import Distractors
 from openafm.data.synthetic.reference import draw_reference, fill
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
@@ -45,7 +45,7 @@ class Statement:
 
 def form_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
     """Return a text of a domain, a schema for some of its fields, and their values."""
-    if rng.random() < _ENGLISH_SHARE or not has_file(language, "forms.txt"):
+    if rng.random() < _ENGLISH_SHARE:
         language = "en"
     frames, today = frames_of(language, split), draw_reference_day(rng)
     domain = rng.choice(catalog_of(language, split).forms)

@@ -41,22 +41,6 @@ def locale_of(language: str) -> Locale:
     return Locale.parse(language.replace("-", "_"))
 
 
-def has_texts(language: str) -> bool:
-    """True if people wrote the files of a language; its drafts, converted from the former lexicons, are used otherwise."""
-    return (text_folder() / language / "events.txt").exists()
-
-
-def has_file(language: str, name: str) -> bool:
-    """True if a language has a file of its own, written or as a draft."""
-    return (_folder_of(language) / name).exists()
-
-
 def source_file(language: str, name: str) -> Path:
-    """Return a file of a language, or the English one if the language lacks it."""
-    own = _folder_of(language) / name
-    return own if own.exists() else text_folder() / "en" / name
-
-
-def _folder_of(language: str) -> Path:
-    root = text_folder()
-    return root / language if has_texts(language) else root.parent / "drafts" / language
+    """Return a hand-written file of a language."""
+    return text_folder() / language / name

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from openafm.data.synthetic.source_text import Choice, Frame, Group, Literal, MarkedSpan, Part, Particle, Slot
 
+MINUTES = "mm"  # may follow the hour without a space
 BARE = "bare"  # the field of text between plain `<` and `>`
 
 
@@ -53,6 +54,8 @@ class _Rendering:
                     if part.capital and found:
                         first = found[0]
                         found = (Piece(capitalize(first.text, self._language), first.field), *found[1:])
+                    if part.name != MINUTES and _digits_meet(pieces, found):
+                        pieces.append(Piece(" "))  # 6/25 and 19:00, in languages without spaces
                     pieces.extend(Piece(text, field, True) for text, field, _ in found)
                 case MarkedSpan():
                     pieces.append(Piece(text_of(self.pieces(part.parts)), part.field or BARE))
@@ -62,9 +65,17 @@ class _Rendering:
                 case Choice():
                     pieces += self.pieces(self._rng.choice(part.options))
                 case Particle():
-                    follows_consonant = has_final_consonant(text_of(pieces[-3:]))
+                    before = text_of(pieces[-3:])
+                    follows_consonant = has_final_consonant(before)
+                    if part.after_vowel.startswith("로") and has_final_l(before):
+                        follows_consonant = False  # 서울로, 8로
                     pieces.append(Piece(part.after_consonant if follows_consonant else part.after_vowel))
         return pieces
+
+
+def _digits_meet(before: Sequence[Piece], after: Sequence[Piece]) -> bool:
+    """Whether the value of a slot ends in a digit and the next one begins with one."""
+    return bool(before and after) and before[-1].is_slot and before[-1].text[-1:].isdigit() and after[0].text[:1].isdigit()
 
 
 def text_of(pieces: Sequence[Piece]) -> str:
@@ -91,3 +102,11 @@ def has_final_consonant(text: str) -> bool:
     if last.isdigit():
         return last in "013678"
     return last.lower() in set("bcdfgklmnpqrtvxz")
+
+
+def has_final_l(text: str) -> bool:
+    """True if Korean text, read aloud, ends in the consonant rieul."""
+    last = next((char for char in reversed(text) if char.isalnum()), "")
+    if "가" <= last <= "힣":
+        return (ord(last) - ord("가")) % 28 == 8
+    return last.lower() in set("178lr")

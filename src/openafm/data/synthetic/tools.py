@@ -13,7 +13,7 @@ from openafm.data.synthetic.catalogs import CatalogSplit, ToolFrames, catalog_of
 from openafm.data.synthetic.fields import Field
 from openafm.data.synthetic.forms import FieldValues, value_schema
 from openafm.data.synthetic.frames import frames_of
-from openafm.data.synthetic.languages import Split, has_file
+from openafm.data.synthetic.languages import Split
 from openafm.data.synthetic.messages import Distractors
 from openafm.data.synthetic.reference import draw_reference, fill
 from openafm.data.synthetic.rendering import render, text_of
@@ -49,7 +49,7 @@ class Request:
 
 def tool_turns(rng: random.Random, language: str, split: Split) -> tuple[Turn, ...]:
     """Return instructions with tools, and one or two rounds of prompt, calls, outputs and answer."""
-    return _ToolConversation(rng, language if has_file(language, "tools.txt") else "en", split).turns()
+    return _ToolConversation(rng, language, split).turns()
 
 
 class _ToolConversation:
@@ -121,7 +121,9 @@ class _ToolConversation:
         return self._round(prompt, [(first, requests[0].arguments), (second, requests[1].arguments)])
 
     def _serial_pairs(self) -> list[tuple[DefinedTool, DefinedTool, Field]]:
-        """Pairs of tools of which the second takes one text, which the first may return."""
+        """Pairs of tools of which the second takes one text, which the first may return; the wording is English."""
+        if self._frames.language != "en":
+            return []
         return [
             (first, second, second.source.parameters[0])
             for first in self._tools

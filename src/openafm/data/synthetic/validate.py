@@ -15,7 +15,7 @@ from pathlib import Path
 
 from openafm.data.synthetic.catalogs import Catalogs
 from openafm.data.synthetic.frames import LanguageFrames
-from openafm.data.synthetic.languages import LANGUAGES, has_texts, text_folder
+from openafm.data.synthetic.languages import LANGUAGES, text_folder
 from openafm.data.synthetic.messages import draw_message
 from openafm.data.synthetic.source_text import SourceTextError, read_sections
 from openafm.data.synthetic.words import REQUIRED_SECTIONS
@@ -49,8 +49,7 @@ def problems(language: str) -> Iterator[str]:
         yield from frames.calendar.ambiguities()
     yield from map(str, errors)
     folder = text_folder() / language
-    if has_texts(language):
-        yield from (f"{language}/{name} is missing" for name in FILES if not (folder / name).exists())
+    yield from (f"{language}/{name} is missing" for name in FILES if not (folder / name).exists())
     for name in MINIMA:
         path = folder / f"{name}.txt"
         if path.exists():
