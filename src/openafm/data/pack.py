@@ -204,7 +204,7 @@ def _append(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, conf
     with contextlib.ExitStack() as stack:
         train = stack.enter_context(_appender(out, tokenizer, config))
         held_out = stack.enter_context(_appender(out / HELD_OUT, tokenizer, config)) if config.held_out else None
-        sides = _Sides(train=_Side(writer=train), held_out=held_out and _Side(writer=held_out))
+        sides = _Sides(train=_Side(writer=train), held_out=None if held_out is None else _Side(writer=held_out))
         return _store(documents, out, sides, config)
 
 
