@@ -1,0 +1,1 @@
+"""Deduplication of documents over shards (report section 3.1)."""

@@ -1,0 +1,1 @@
+"""Extraction of documents from pages (report section 3.1)."""

@@ -1,0 +1,1 @@
+"""Filters of extracted documents (report section 3.1)."""
