@@ -13,8 +13,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import logging
 import json
+import logging
 import os
 import pickle
 import signal
