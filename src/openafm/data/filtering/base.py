@@ -1,26 +1,34 @@
-"""The interface of filters: a config whose `build` returns an object that keeps, changes or drops one document."""
+"""The interface of filters, and two that need no model: training opt-outs and length."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
 
 from openafm.core.config import Config
 from openafm.data.web.documents import Dropped, WebDocument
 
+ValueT = TypeVar("ValueT")
+
 
 class DocumentFilter(ABC):
-    """Decides about one document at a time, from the document alone."""
+    """Keep, change or drop one document at a time. A filter keeps no state between documents, so that order never matters.
+
+    What a filter measures goes into the document's metadata below the filter's name, such as `language.confidence` or
+    `privacy.email`; reports add up these values.
+    """
 
     @abstractmethod
     def apply(self, document: WebDocument) -> WebDocument | Dropped:
-        """Return the document, a changed copy of it, or the reason for a drop."""
+        """Return the document, changed or not, or why it is dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilterConfig(Config, ABC):
-    """Base of the filters. `REASONS` lists every reason for which the filter drops documents.
+    """Base of the configs of filters. `REASONS` lists every reason for which the filter drops documents.
 
     `VERSION` is part of the key of cached results: increase it when the results of the filter change.
     """
@@ -31,3 +39,77 @@ class FilterConfig(Config, ABC):
     @abstractmethod
     def build(self) -> DocumentFilter:
         """Return the filter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptOutConfig(FilterConfig):
+    """Drop documents whose publisher opted out of training."""
+
+    REASONS: ClassVar[tuple[str, ...]] = ("training_opt_out",)
+
+    def build(self) -> DocumentFilter:
+        return OptOutFilter()
+
+
+class OptOutFilter(DocumentFilter):
+    """See `OptOutConfig`."""
+
+    def apply(self, document: WebDocument) -> WebDocument | Dropped:
+        return dropped(document, "training_opt_out", document.opt_out) if document.opt_out else document
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthConfig(FilterConfig):
+    """Drop documents with fewer or more letters than the limits.
+
+    Letters and digits count, so that markup and separators do not. Chinese, Japanese and Korean write more in a character;
+    `min_by_language` has their lower limits.
+    """
+
+    REASONS: ClassVar[tuple[str, ...]] = ("too_short", "too_long")
+
+    min_letters: int = 200
+    max_letters: int = 1_000_000
+    min_by_language: dict[str, int] = field(
+        default_factory=lambda: {"zh-Hans": 60, "zh-Hant": 60, "zh": 60, "ja": 80, "ko": 100}
+    )
+
+    def __post_init__(self) -> None:
+        limits = [self.min_letters, *self.min_by_language.values()]
+        self.require(
+            all(0 <= limit < self.max_letters for limit in limits), "the minimum must be >= 0 and below max_letters"
+        )
+
+    def build(self) -> DocumentFilter:
+        return LengthFilter(self)
+
+
+class LengthFilter(DocumentFilter):
+    """See `LengthConfig`."""
+
+    def __init__(self, config: LengthConfig) -> None:
+        self._config = config
+
+    def apply(self, document: WebDocument) -> WebDocument | Dropped:
+        count = sum(map(str.isalnum, document.text))
+        minimum = by_language(self._config.min_by_language, document.language, self._config.min_letters)
+        if count < minimum:
+            return dropped(document, "too_short", f"{count:,} letters, the minimum is {minimum:,}")
+        if count > self._config.max_letters:
+            return dropped(document, "too_long", f"{count:,} letters, the maximum is {self._config.max_letters:,}")
+        return document
+
+
+def dropped(document: WebDocument, reason: str, detail: str) -> Dropped:
+    """Return the drop of a document."""
+    return Dropped(reason=reason, detail=detail, url=document.url)
+
+
+def with_metadata(document: WebDocument, values: Mapping[str, str]) -> WebDocument:
+    """Return the document with these values added to its metadata."""
+    return dataclasses.replace(document, metadata={**document.metadata, **values}) if values else document
+
+
+def by_language(values: Mapping[str, ValueT], language: str, default: ValueT) -> ValueT:
+    """Return the value of a language tag; without one that of its prefix (`zh` for `zh-Hans`), then the default."""
+    return values.get(language, values.get(language.partition("-")[0], default))
