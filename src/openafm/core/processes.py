@@ -23,7 +23,7 @@ def world_size() -> int:
 def finalize(owner: object, free: Callable[..., object], *arguments: object, at_exit: bool = False) -> None:
     """Call `free(*arguments)` when `owner` is collected, in this process only.
 
-    A forked process has none of the threads that `free` may join, and its copies of locks may be held for ever.
+    A forked process has none of the threads that `free` may join, and its copies of locks may be held without end.
     """
     process = os.getpid()
 

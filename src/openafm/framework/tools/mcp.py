@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _MAX_PAGES = 100
 _MAX_TOOLS = 1_000
+_MAX_LISTED_CHARACTERS = 20_000_000
 _MAX_SCHEMA_CHARACTERS = 1_000_000
 _CLOSE_SECONDS = 10.0
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
@@ -267,15 +268,18 @@ class McpConnection:
 
 async def _tools(client: Client, loop: asyncio.AbstractEventLoop, names: Collection[str] | None) -> list[Tool]:
     listed: list[mcp_types.Tool] = []
-    cursor = None
+    num_characters, cursor = 0, None
     for _ in range(_MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
         listed += page.tools
+        num_characters += sum(len(str(each)) for each in page.tools)
         cursor = page.next_cursor
         if not cursor:
             break
         if len(listed) > _MAX_TOOLS:
             raise McpError(f"the server lists more than {_MAX_TOOLS:,} tools")
+        if num_characters > _MAX_LISTED_CHARACTERS:
+            raise McpError(f"the server lists tools with more than {_MAX_LISTED_CHARACTERS:,} characters")
     missing = set(names or ()) - {each.name for each in listed}
     if missing:
         raise McpError(f"the server has no tools named {', '.join(sorted(missing))}")
@@ -285,16 +289,20 @@ async def _tools(client: Client, loop: asyncio.AbstractEventLoop, names: Collect
 def _client(server: Any) -> Client:
     try:
         from mcp import Client, StdioServerParameters
+
+        from openafm.framework.tools.mcp_limits import limited_http, limited_process
     except ImportError as error:
         raise AssetsUnavailableError(_NEEDS_MCP) from error
     if isinstance(server, Client):
         return server
-    if isinstance(server, str) and not server.startswith(("http://", "https://")):
+    if isinstance(server, str) and server.startswith(("http://", "https://")):
+        return Client(limited_http(server))
+    if isinstance(server, str):
         server = shlex.split(server)
     if isinstance(server, list | tuple):
         command, *arguments = map(str, server)
         server = StdioServerParameters(command=command, args=arguments)
-    return Client(server)
+    return Client(limited_process(server) if isinstance(server, StdioServerParameters) else server)
 
 
 def _is_connected(server: Any) -> bool:
