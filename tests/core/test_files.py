@@ -18,10 +18,13 @@ from openafm.core.files import (
     OversizeFilesError,
     atomic_file,
     atomic_folder,
+    check_regular,
     copy_files,
+    file_digest,
     folder_lock,
     foreign_files,
     open_regular,
+    read_document,
     remove_written,
 )
 
@@ -218,3 +221,20 @@ def test_a_folder_with_files_of_others_is_not_removed(tmp_path: Path) -> None:
         remove_written(tmp_path / "link", patterns)
     remove_written(folder, patterns)
     assert not folder.exists()
+
+
+def test_documents_are_regular_files_of_a_limited_size(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("file", "link"):
+        assert read_document(tmp_path / name, 5) == b"12345"
+        check_regular(tmp_path / name)
+    for name in ("device", "fifo", "."):
+        for read in (read_document, check_regular, file_digest):
+            with pytest.raises(NotAFileError, match="not a regular file"):
+                read(tmp_path / name)
+    with pytest.raises(OversizeFilesError, match="more than the 4 bytes"):
+        read_document(tmp_path / "file", 4)
+    assert read_document(tmp_path / "file", None) == b"12345"

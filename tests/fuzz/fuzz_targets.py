@@ -11,7 +11,7 @@ import json
 import tempfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from mutations import mutate_json
+from safetensors.torch import save_file
 
 from openafm.adapters import package
 from openafm.adapters.config import LoRAConfig
@@ -30,6 +31,7 @@ from openafm.bundle import open_bundle, write_bundle
 from openafm.bundle.bundle import DOCUMENTS, read_all_tensors
 from openafm.bundle.decoder import load_decoder
 from openafm.bundle.signature import sign as sign_bundle
+from openafm.core.files import file_digest, read_document
 from openafm.core.user_key import tag, user_key
 from openafm.data.shard_writer import write_shards
 from openafm.data.shards import open_shards
@@ -44,6 +46,8 @@ from openafm.tokenizer.imported import read_tokenizer
 from openafm.tokenizer.imported_template import read_template
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
+from openafm.training.checkpoints.index import INDEX, IndexedTensor, TensorBlock, write_index
+from openafm.training.checkpoints.record import CONFIG as CONFIG_FILE
 from openafm.training.checkpoints.record import record_digest
 from openafm.training.checkpoints.writer import write_checkpoint
 from openafm.training.config import AdamWConfig, TrainerConfig
@@ -93,12 +97,18 @@ TRANSCRIPT: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """`write` puts a valid example into a folder, `read` reads all of it, `reseal` makes a changed one pass the checks."""
+    """`write` puts a valid example into a folder, `read` reads all of it, `reseal` makes a changed one pass the checks.
+
+    `has_values`: `read` returns arrays by name; without resealing they never differ from those that were written.
+    `reads_paths` is False if `read` opens the file itself.
+    """
 
     name: str
     write: Callable[[Path], None]
     read: Callable[[Path], object]
     reseal: Callable[[Path], None] | None = None
+    has_values: bool = False
+    reads_paths: bool = True
 
 
 def resealed_json(file: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -145,7 +155,9 @@ def read_bundle(folder: Path) -> object:
     bundle = open_bundle(folder / "cat")
     bundle.card()
     bundle.verify()
-    return bundle.tokenizer, bundle.template, load_decoder(bundle)
+    assert bundle.tokenizer
+    assert bundle.template
+    return {name: tensor.numpy() for name, tensor in load_decoder(bundle).state_dict().items()}
 
 
 def reseal_bundle(folder: Path) -> None:
@@ -191,13 +203,40 @@ def write_checkpoint_example(folder: Path) -> None:
     write_checkpoint(folder, config, fresh_state(config, "cpu").snapshot(), "data")
 
 
+def write_sharded_checkpoint(folder: Path) -> None:
+    """Write a checkpoint of two processes: halves of the rows, and an index of the blocks."""
+    write_checkpoint_example(folder)
+    (path,) = folder.glob("step-*")
+    tensors = {
+        f"{group}/{name}": it for group, its in open_checkpoint(path).read().tensors.items() for name, it in its.items()
+    }
+    files, index = [f"rank-{rank:05}-of-00002.safetensors" for rank in range(2)], {}
+    halves: dict[str, dict[str, torch.Tensor]] = {file: {} for file in files}
+    for key, tensor in tensors.items():
+        cuts = [0, len(tensor) // 2, len(tensor)] if tensor.dim() and len(tensor) > 1 else [0, None]
+        blocks = []
+        for file, start, stop in zip(files, cuts, cuts[1:], strict=False):
+            half = halves[file][key] = (tensor[start:stop] if tensor.dim() else tensor).clone()
+            offsets = (start, *[0] * (tensor.dim() - 1)) if tensor.dim() else ()
+            blocks.append(TensorBlock(file=file, key=key, offsets=offsets, shape=tuple(half.shape)))
+        index[key] = IndexedTensor(dtype=tensor.dtype, shape=tuple(tensor.shape), blocks=tuple(blocks))
+    for file in path.glob("*.safetensors"):
+        file.unlink()
+    for name, named in halves.items():
+        save_file(named, path / name)
+    write_index(path, index)
+    digests = {name: file_digest(path / name) for name in (*files, INDEX, CONFIG_FILE)}
+    replace(open_checkpoint(path).record, num_processes=2, files=digests).write(path)
+
+
 def read_checkpoint(folder: Path) -> object:
     (path,) = folder.glob("step-*")
     checkpoint = open_checkpoint(path)
     checkpoint.verify()
     model = checkpoint.config.model.build()
     checkpoint.check_layout({name: parameter.shape for name, parameter in model.named_parameters()})
-    return checkpoint.load()
+    tensors = checkpoint.load().tensors
+    return {f"{group}/{name}": tensor.numpy() for group, named in tensors.items() for name, tensor in named.items()}
 
 
 def reseal_checkpoint(folder: Path) -> None:
@@ -246,7 +285,7 @@ def write_snapshot(folder: Path) -> None:
 
 
 def read_snapshot(folder: Path) -> object:
-    sequence = engine().restore((folder / "sequence").read_bytes())
+    sequence = engine().load(folder / "sequence")
     engine().step([(sequence, [1])])
     return engine().close(sequence)
 
@@ -282,7 +321,7 @@ def read_record(folder: Path) -> object:
     from openafm.recipes.config import RunConfig
 
     with contextlib.suppress(ValueError, RecursionError):  # not JSON: the callers report it
-        return from_dict(RunConfig, json.loads((folder / "run.json").read_text(encoding="utf-8")))
+        return from_dict(RunConfig, json.loads(read_document(folder / "run.json")))
 
 
 def one_file(name: str, text: Callable[[], str], read: Callable[[str], object]) -> Target:
@@ -290,17 +329,28 @@ def one_file(name: str, text: Callable[[], str], read: Callable[[str], object]) 
         with contextlib.suppress(UnicodeDecodeError):  # the readers take text
             return read((folder / name).read_text(encoding="utf-8"))
 
-    return Target(name=name, write=lambda folder: (folder / name).write_text(text(), encoding="utf-8"), read=reader)  # type: ignore[arg-type,return-value]
+    return Target(
+        name=name, write=lambda folder: (folder / name).write_text(text(), encoding="utf-8"), read=reader, reads_paths=False
+    )  # type: ignore[arg-type,return-value]
 
 
 TARGETS = (
-    Target(name="adapter", write=write_adapter, read=read_adapter, reseal=reseal_adapter),
-    Target(name="bundle", write=write_bundle_example, read=read_bundle, reseal=reseal_bundle),
+    Target(name="adapter", write=write_adapter, read=read_adapter, reseal=reseal_adapter, has_values=True),
+    Target(name="bundle", write=write_bundle_example, read=read_bundle, reseal=reseal_bundle, has_values=True),
     one_file("tokenizer.json", lambda: tokenizer().to_json(), read_tokenizer),
     one_file("chat_template.json", lambda: ChatTemplate().to_json(), read_template),
     Target(name="shards", write=write_shards_example, read=read_shards, reseal=reseal_shards),
-    Target(name="checkpoint", write=write_checkpoint_example, read=read_checkpoint, reseal=reseal_checkpoint),
-    Target(name="manifest", write=write_manifest, read=read_manifest, reseal=reseal_manifest),
+    Target(
+        name="checkpoint", write=write_checkpoint_example, read=read_checkpoint, reseal=reseal_checkpoint, has_values=True
+    ),
+    Target(
+        name="sharded_checkpoint",
+        write=write_sharded_checkpoint,
+        read=read_checkpoint,
+        reseal=reseal_checkpoint,
+        has_values=True,
+    ),
+    Target(name="manifest", write=write_manifest, read=read_manifest, reseal=reseal_manifest, reads_paths=False),
     Target(name="snapshot", write=write_snapshot, read=read_snapshot, reseal=reseal_snapshot),
     Target(
         name="session",

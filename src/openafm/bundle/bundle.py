@@ -27,7 +27,7 @@ from openafm.bundle.tensor_file import MappedTensor, copy_tensors, read_tensors,
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_folder, write_json
+from openafm.core.files import NotAFileError, OversizeFilesError, atomic_folder, read_document, write_json
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a kind of layer is known once it is imported
 from openafm.tokenizer.bpe import Tokenizer
@@ -310,12 +310,14 @@ def read_text(file: Path) -> str:
     """Return the text of a file of a bundle.
 
     Raises:
-        BundleError: the file is missing or not UTF-8.
+        BundleError: the file is missing, too large, not a regular file, or not UTF-8.
     """
     try:
-        return file.read_text(encoding="utf-8")
+        return read_document(file).decode()
     except FileNotFoundError:
         raise BundleError(f"{file} is missing; restore it") from None
+    except (NotAFileError, OversizeFilesError) as error:
+        raise BundleError(f"{error}; restore it") from error
     except UnicodeDecodeError as error:
         raise BundleError(f"{file} is not UTF-8 text ({error})") from error
 

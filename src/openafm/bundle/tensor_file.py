@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.errors import BundleError
+from openafm.core.files import check_regular
 
 MAX_HEADER_BYTES = 100_000_000
 MAX_SHARD_BYTES = 4 << 30
@@ -63,6 +64,7 @@ def read_tensors(path: Path) -> dict[str, MappedTensor]:
         BundleError: the file is missing or truncated, or its header is malformed.
     """
     try:
+        check_regular(path)
         data = np.memmap(path, dtype=np.uint8, mode="r")
     except (OSError, ValueError) as error:
         raise BundleError(f"{path} is empty or cannot be read ({error}); restore the file") from error

@@ -21,8 +21,10 @@ from typing import IO, Any, BinaryIO, NoReturn
 from openafm.core.errors import OpenAFMError
 
 _EDQUOT = getattr(errno, "EDQUOT", errno.ENOSPC)  # Windows has no quotas
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_PLAIN = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | _PLAIN
 _NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a FIFO would wait for a writer
+MAX_DOCUMENT_BYTES = 256 << 20
 
 
 class OutOfSpaceError(OpenAFMError):
@@ -191,6 +193,30 @@ def open_regular(root: Path, relative: str = "") -> BufferedReader:
     return os.fdopen(_regular_descriptor(path, os.O_RDONLY), "rb")
 
 
+def read_document(path: Path, max_bytes: int | None = MAX_DOCUMENT_BYTES) -> bytes:
+    """Return the content of a regular file, or of a link to one.
+
+    Raises:
+        NotAFileError: it is a folder, a FIFO or a device, which would never end.
+        OversizeFilesError: it has more than `max_bytes`.
+        OSError: it does not exist or is not readable.
+    """
+    with os.fdopen(_regular_descriptor(path, os.O_RDONLY, follows_links=True), "rb") as file:
+        data = file.read() if max_bytes is None else file.read(max_bytes + 1)
+    if max_bytes is not None and len(data) > max_bytes:
+        raise OversizeFilesError(f"{path} has more than the {max_bytes:,} bytes that are allowed")
+    return data
+
+
+def check_regular(path: Path) -> None:
+    """Check that a path is a regular file, or a link to one, for libraries that open it by name.
+
+    Raises:
+        NotAFileError, OSError: as `read_document`.
+    """
+    os.close(_regular_descriptor(path, os.O_RDONLY, follows_links=True))
+
+
 def copy_files(source: Path, target: Path, names: Sequence[str], max_bytes: int) -> None:
     """Copy regular files, named relative to `source`, into the folder `target`.
 
@@ -268,8 +294,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
-    with path.open("rb") as file:
+    """Return the SHA-256 of a regular file, in hex.
+
+    Raises:
+        NotAFileError, OSError: as `read_document`.
+    """
+    with os.fdopen(_regular_descriptor(path, os.O_RDONLY, follows_links=True), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -322,12 +352,13 @@ def _temporary(path: Path) -> Path:
     return path.parent / f".{path.name}.{secrets.token_hex(4)}"
 
 
-def _regular_descriptor(path: Path, flags: int) -> int:
+def _regular_descriptor(path: Path, flags: int, *, follows_links: bool = False) -> int:
     try:
-        descriptor = os.open(path, flags | _NO_FOLLOW | _NO_WAIT, 0o666)
+        descriptor = os.open(path, flags | (_PLAIN if follows_links else _NO_FOLLOW) | _NO_WAIT, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR):
-            raise NotAFileError(f"{path} is not a regular file; links are not followed") from error
+            why = "its links lead in a circle" if follows_links else "links are not followed"
+            raise NotAFileError(f"{path} is not a regular file; {why}") from error
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

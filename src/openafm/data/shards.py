@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import file_digest
+from openafm.core.files import OversizeFilesError, file_digest, read_document
 
 MANIFEST = "manifest.json"
 FORMAT = "openafm.token_shards"
@@ -240,10 +240,10 @@ def read_manifest(path: Path) -> Manifest:
     """
     file = path / MANIFEST
     try:
-        return from_dict(Manifest, json.loads(file.read_text(encoding="utf-8")))
+        return from_dict(Manifest, json.loads(read_document(file)))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ManifestError(f"{file} does not exist: {path} is not a folder of token shards") from error
-    except (ValueError, ConfigError) as error:
+    except (OSError, OversizeFilesError, ValueError, RecursionError, ConfigError) as error:
         raise ManifestError(f"{file} is not the manifest of token shards: {error}") from error
 
 
@@ -284,6 +284,8 @@ def _check_size(path: Path, file: FileRecord) -> None:
         num_bytes = (path / file.name).stat().st_size
     except FileNotFoundError as error:
         raise TruncatedShardError(f"{path / file.name} is missing; copy the corpus again or pack it again") from error
+    except OSError as error:
+        raise TruncatedShardError(f"{path / file.name} cannot be read: {error}") from error
     if num_bytes != file.num_bytes:
         raise TruncatedShardError(
             f"{path / file.name} has {num_bytes:,} bytes, expected {file.num_bytes:,}; "

@@ -22,7 +22,7 @@ from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, op
 from openafm.bundle.store import bundle_place
 from openafm.core.config import dump, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import atomic_file, folder_lock
+from openafm.core.files import atomic_file, folder_lock, read_document
 from openafm.data.loader import LanguagesConfig, LoaderConfig
 from openafm.data.shards import read_manifest
 from openafm.recipes.card import model_card
@@ -144,7 +144,7 @@ def read_run(folder: Path) -> RunConfig:
     record = folder / "run.json"
     if not record.is_file():
         raise NoRunError(f"{folder} holds no run of a recipe: it has no run.json; `openafm train` makes one")
-    return from_dict(RunConfig, json.loads(record.read_text(encoding="utf-8")))
+    return from_dict(RunConfig, json.loads(read_document(record)))
 
 
 def write_trained(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from openafm.core.config import Config
-from openafm.core.files import atomic_file
+from openafm.core.files import OversizeFilesError, atomic_file, read_document
 from openafm.tokenizer.backend import file_form, filled_backend, make_backend, translated
 from openafm.tokenizer.byte_alphabet import bytes_of, characters
 from openafm.tokenizer.errors import EncodingError, TokenizerError
@@ -279,8 +279,8 @@ class Tokenizer:
             TokenizerError: the file is missing or is not a tokenizer of openafm.
         """
         try:
-            return Tokenizer.from_json(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, TokenizerError) as error:
+            return Tokenizer.from_json(read_document(path).decode())
+        except (OSError, OversizeFilesError, UnicodeDecodeError, TokenizerError) as error:
             raise TokenizerError(f"cannot read the tokenizer {path}: {error}") from error
 
     def _file_form(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import mcp_types as types
@@ -20,21 +19,25 @@ from openafm.framework.tools.mcp_limits import _LimitedDecoder
 from openafm.tools import McpError
 
 FLOODING = """
-import sys
-sys.path.insert(0, sys.argv[1])
-for _ in range(5):
-    sys.stdout.write("x" * 2**20)
-sys.stdout.write("\\n")
-from openafm.tools import main
-main(["mcp_sample:tools"])
+import json, sys
+capabilities = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "s", "version": "1"}}
+results = {"initialize": capabilities, "tools/list": {"tools": [{"name": "it", "inputSchema": {"type": "object"}}]}}
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["method"] == "tools/list":
+        print("x" * 5 * 2**20)
+    if "id" in request:
+        unknown = {"error": {"code": -32601, "message": "unknown"}}
+        method = request["method"]
+        reply = {"result": results[method]} if method in results else unknown
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"]} | reply), flush=True)
 """
 
 
-def test_a_long_line_of_a_process_is_dropped_and_the_next_ones_are_read(caplog: pytest.LogCaptureFixture) -> None:
-    command = [sys.executable, "-c", FLOODING, str(Path(__file__).parents[1])]
-    with fm.tools.from_mcp(command) as tools:
-        assert [tool.name for tool in tools] == ["shout"]
-    assert "a line of more than 4,194,304 characters" in caplog.text  # instead of 5 MiB
+def test_a_long_line_of_a_process_is_dropped_and_the_next_one_is_read(caplog: pytest.LogCaptureFixture) -> None:
+    with fm.tools.from_mcp([sys.executable, "-c", FLOODING]) as tools:
+        assert [tool.name for tool in tools] == ["it"]
+    assert "a line of more than 4,194,304 characters" in caplog.text
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096])

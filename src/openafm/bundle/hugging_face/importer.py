@@ -16,6 +16,7 @@ from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import read_weights
 from openafm.bundle.tensor_file import MappedTensor
 from openafm.compression.numerics import Numerics
+from openafm.core.files import read_document
 from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.imported import ImportedTokenizer
 
@@ -73,7 +74,7 @@ def _tokenizer(folder: Path) -> ImportedTokenizer:
     if not file.is_file():
         raise HuggingFaceError(f"{file} is missing; other forms of tokenizers (SentencePiece) are not supported")
     try:
-        return ImportedTokenizer(file.read_text(encoding="utf-8"))
+        return ImportedTokenizer(read_document(file).decode())
     except (TokenizerError, UnicodeDecodeError) as error:
         raise HuggingFaceError(f"{file} cannot be used: {error}") from error
 
@@ -99,7 +100,7 @@ def _jinja_source(folder: Path, settings: dict[str, Any]) -> str:
     file = folder / "chat_template.jinja"
     if file.is_file():
         try:
-            return file.read_text(encoding="utf-8")
+            return read_document(file).decode()
         except UnicodeDecodeError as error:
             raise HuggingFaceError(f"{file} is not UTF-8 text ({error}); restore it") from error
     source = settings.get("chat_template")
@@ -142,7 +143,7 @@ def _read_json(file: Path, *, may_be_missing: bool = False) -> dict[str, Any]:
     if may_be_missing and not file.is_file():
         return {}
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = json.loads(read_document(file))
     except FileNotFoundError:
         raise HuggingFaceError(f"{file} is missing; pass the folder of a Hugging Face checkpoint") from None
     except (ValueError, OSError, RecursionError) as error:

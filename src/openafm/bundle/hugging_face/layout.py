@@ -79,7 +79,7 @@ def read_layout(reader: TemplateReader) -> Layout:
     closing = after(answered, ANSWER)
     user_head = rest(between(history, ANSWER, USER_2), closing, "a second prompt")
     opening = rest(between(history, USER, ANSWER), user_tail, "an answer")
-    if re.search(r"<think>(?!.*</think>)", prompt, re.DOTALL):
+    if prompt.rfind("<think>") > prompt.rfind("</think>"):
         raise HuggingFaceError("this model always thinks before it answers, which is not supported")
     instructed = text([system(SYSTEM), user(USER)])
     system_field = _field(text([system(f" {SYSTEM} "), user(USER)]), SYSTEM)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.tensor_file import MappedTensor, read_tensors
+from openafm.core.files import read_document
 from openafm.models.config import DecoderConfig
 
 INDEX = "model.safetensors.index.json"
@@ -101,8 +102,8 @@ def _files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if index.is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            names = sorted(set(json.loads(read_document(index))["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise HuggingFaceError(f"{index} is not an index of weight files ({error!r}); restore it") from error
         if any(not isinstance(name, str) or Path(name).name != name for name in names):
             raise HuggingFaceError(f"{index} lists a file outside its folder; the checkpoint is not trustworthy")

@@ -15,7 +15,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from openafm.core.files import atomic_file
+from openafm.core.files import atomic_file, read_document
 from openafm.core.user_key import TAG_BYTES, tag, user_key
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.framework.transcripts.wire import TranscriptError
@@ -56,9 +56,10 @@ def read_session(path: Path) -> SavedSession:
 
     Raises:
         TranscriptError: the file is not a saved session, its transcript is damaged, or its format version is unknown.
+        NotAFileError: it is a folder, a FIFO or a device.
         OSError: the file cannot be read.
     """
-    data = path.read_bytes()
+    data = read_document(path, max_bytes=None)
     if not data.startswith((_MAGIC, _UNTAGGED_MAGIC)):
         if data.startswith(_KIND):
             raise TranscriptError(f"{path} was saved by another version of openafm; load it with that version")

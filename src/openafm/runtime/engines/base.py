@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
-from openafm.core.files import atomic_file
+from openafm.core.files import atomic_file, read_document
 from openafm.core.processes import finalize
 from openafm.runtime.batching.pending import Pending, StepEntry, StepRequest, TokenChunk
 from openafm.runtime.batching.scheduler import Scheduler
@@ -243,7 +243,7 @@ class Engine(ABC):
             SnapshotCorruptedError, SnapshotMismatchError: as `restore`.
             OSError: the file cannot be read.
         """
-        return self.restore(Path(path).read_bytes())
+        return self.restore(read_document(Path(path), max_bytes=None))
 
     def restore(self, data: bytes | memoryview) -> Sequence:
         """Return the sequence that `snapshot` wrote, without computing anything.

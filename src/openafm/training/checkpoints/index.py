@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from openafm.core.files import read_document
+
 INDEX = "index.json"
 _DTYPES = {
     "F64": torch.float64,
@@ -62,7 +64,7 @@ def read_index(folder: Path, files: Sequence[str]) -> Index:
     if INDEX not in files:
         return {f"{Path(file).stem}/{name}": tensor for file in files for name, tensor in _whole(folder, file).items()}
     try:
-        entries = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        entries = json.loads(read_document(folder / INDEX))
         index = {key: _from_json(key, entry) for key, entry in entries.items()}
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{folder / INDEX} is not an index of tensors: {error!r}") from error

@@ -12,7 +12,7 @@ from typing import Any
 
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import write_json
+from openafm.core.files import OversizeFilesError, read_document, write_json
 from openafm.training.checkpoints.index import INDEX
 
 FORMAT = "openafm.checkpoint"
@@ -111,6 +111,6 @@ def read_json(path: Path) -> Any:
         DamagedCheckpointError: the file is missing or not JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        return json.loads(read_document(path))
+    except (OSError, OversizeFilesError, ValueError, RecursionError) as error:
         raise DamagedCheckpointError(f"{path} is not readable: {error}") from error

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from openafm.core.config import Config, ConfigError, dump, from_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_file, file_digest, folder_lock
+from openafm.core.files import atomic_file, file_digest, folder_lock, read_document
 from openafm.core.progress import progress
 from openafm.data.batch import Batch, Origin
 from openafm.data.loader import LoaderConfig
@@ -348,12 +348,12 @@ def _remove_other_shards(folder: Path, key: CacheKey) -> None:
 def _read_manifest(folder: Path) -> CacheManifest:
     file = folder / "manifest.json"
     try:
-        return from_dict(CacheManifest, json.loads(file.read_text(encoding="utf-8")))
+        return from_dict(CacheManifest, json.loads(read_document(file)))
     except FileNotFoundError:
         raise TeacherLogitsError(
             f"{folder} holds no complete cache of a teacher's logits; write_teacher_logits makes it"
         ) from None
-    except (ValueError, ConfigError) as error:
+    except (ValueError, RecursionError, ConfigError) as error:
         raise TeacherLogitsError(f"{file} is not a manifest of teacher logits ({error}); remove {folder}") from error
 
 
