@@ -80,6 +80,7 @@ def dump(config: Config) -> str:
 def override(config: ConfigT, changes: Mapping[str, str]) -> ConfigT:
     """Return a copy of `config` with the values at dotted keys replaced, as in `{"optimizer.learning_rate": "3e-4"}`.
 
+    An item of a list of configs has its `name` as key, or its index: `{"stages.extract.max_page_mb": "8"}`.
     Values are JSON (`3e-4`, `true`, `null`, `[1, 2]`). Text that is not JSON is a string, as is text for a string field.
     """
     return _override(config, {tuple(dotted.split(".")): text for dotted, text in changes.items()}, "")
@@ -104,12 +105,36 @@ def _override(config: ConfigT, changes: Mapping[tuple[str, ...], str], path: str
         if (name,) in changes:
             value = _value_from_text(hints[name], changes[(name,)], dotted)
         below = {keys[1:]: change for keys, change in changes.items() if keys[0] == name and len(keys) > 1}
+        if below and _is_list_of_configs(value):
+            replaced[name] = _override_items(value, below, dotted)
+            continue
         if below and not isinstance(value, Config):
             raise UnknownKeyError(
                 f"unknown key '{dotted}.{next(iter(below))[0]}': '{dotted}' is a value, with no keys below it"
             )
         replaced[name] = _override(value, below, f"{dotted}.") if below else value
     return dataclasses.replace(config, **replaced)
+
+
+def _is_list_of_configs(value: Any) -> bool:
+    return isinstance(value, tuple) and bool(value) and all(isinstance(item, Config) for item in value)
+
+
+def _override_items(items: tuple[Any, ...], changes: Mapping[tuple[str, ...], str], path: str) -> tuple[Any, ...]:
+    """Apply changes to configs of a list. The key of an item is its `name`, or its index if it has none."""
+    names = [str(getattr(item, "name", index)) for index, item in enumerate(items)]
+    replaced = list(items)
+    for key in dict.fromkeys(keys[0] for keys in changes):
+        if key not in names:
+            raise UnknownKeyError(f"unknown key '{path}.{key}'{nearest(key, names)}")
+        index = names.index(key)
+        if (key,) in changes:
+            raise ConfigError(
+                f"{path}.{key}: an item is not replaced as a whole; change one of its keys, or all of '{path}'"
+            )
+        below = {keys[1:]: change for keys, change in changes.items() if keys[0] == key}
+        replaced[index] = _override(items[index], below, f"{path}.{key}.")
+    return tuple(replaced)
 
 
 def _value_from_text(hint: Any, text: str, path: str) -> Any:

@@ -184,8 +184,10 @@ def capture_bytes(capture: Capture) -> bytes:
     return out.getvalue()
 
 
-def read_pages(path: Path, *, max_body_bytes: int = MAX_BODY_BYTES, start: int = 0) -> Iterator[Page | Dropped]:
-    """Yield the pages of a WARC file in order, from byte `start`, the beginning of a record.
+def read_pages(
+    path: Path, *, max_body_bytes: int = MAX_BODY_BYTES, start: int = 0, stop: int | None = None
+) -> Iterator[Page | Dropped]:
+    """Yield the pages of a WARC file in order, from byte `start` up to `stop`, the beginnings of records.
 
     A page that was rendered has the DOM as its body. Bodies are decoded. Revisits are pages of status 304 without body.
     A file that is cut or damaged gives the pages before that place and then one `Dropped`; its reasons are `READ_REASONS`.
@@ -205,7 +207,9 @@ def read_pages(path: Path, *, max_body_bytes: int = MAX_BODY_BYTES, start: int =
             for record in ArchiveIterator(file, record_types=wanted, parse_http=False):
                 if found is not None:
                     yield found  # one record late, because the last one may be cut
-                last, found = start + record.stream_pos, _page_of(record, doms, max_body_bytes)
+                if stop is not None and record.stream_pos >= stop:
+                    return
+                last, found = record.stream_pos, _page_of(record, doms, max_body_bytes)
             problem = "" if _ends_complete(file, last) else "the file ends inside a record"
         except (OSError, EOFError, ValueError) as error:
             problem = str(error)

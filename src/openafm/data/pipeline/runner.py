@@ -1,0 +1,283 @@
+"""Run a pipeline: stages in order, shards in parallel, finished results found again by their keys."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from openafm.core.config import to_dict
+from openafm.core.errors import OpenAFMError
+from openafm.core.executors import NO_LIMITS, Executor, Failure, LimitsConfig
+from openafm.core.files import atomic_folder, file_digest, folder_lock, room_for, write_json
+from openafm.core.progress import progress
+from openafm.data.pipeline.config import (
+    QUARANTINE_REASONS,
+    DeduplicationStageConfig,
+    PipelineConfig,
+    StageConfig,
+)
+from openafm.data.pipeline.inputs import PARQUET_SUFFIXES, WARC_SUFFIXES, Shard, describe, find_inputs, shards_of
+from openafm.data.pipeline.parquet import open_parquet, pyarrow
+from openafm.data.pipeline.steps import build_stage, stage_json
+from openafm.data.pipeline.store import (
+    COUNTERS,
+    DOCUMENTS,
+    MANIFEST,
+    STAGES,
+    CorpusManifest,
+    ShardRecord,
+    StageSummary,
+    StoredFile,
+    config_key,
+    find_record,
+    key_of,
+    summarize,
+    write_counters,
+)
+from openafm.data.pipeline.tasks import (
+    DecideTask,
+    MapTask,
+    Quarantined,
+    SignaturesTask,
+    run_decide,
+    run_map,
+    run_signatures,
+    signatures_path,
+)
+
+_OWN_FILES = {STAGES, DOCUMENTS, MANIFEST, COUNTERS, "report.html", ".lock"}
+_FEW = 20
+
+
+class QuarantineError(OpenAFMError):
+    """A stage quarantined more documents than `max_quarantined` allows, or a worker died outside of any document."""
+
+
+class CorpusFolderError(OpenAFMError):
+    """The output folder holds files that are not of a corpus."""
+
+
+def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> CorpusManifest:
+    """Run a pipeline on WARC files, or on Parquet files if it has no extraction, and write the corpus to `out`.
+
+    Shards that an earlier run finished with the same stage on the same input are not computed again, also after that run was
+    killed. The corpus does not depend on the executor, its number of workers, or the order and names of the input files.
+
+    Raises:
+        PipelineInputError: there is no input of the kind that the first stage reads.
+        ParquetSchemaError: an input is Parquet with another schema.
+        CorpusFolderError: `out` has other files; nothing is written.
+        FolderInUseError: another run writes to `out`.
+        QuarantineError: a stage fails on too many documents.
+        OutOfSpaceError: the disk is full; finished shards are kept.
+    """
+    pyarrow()
+    paths = find_inputs(inputs, WARC_SUFFIXES if config.reads_pages else PARQUET_SUFFIXES)
+    if not config.reads_pages:
+        for path in paths:
+            open_parquet(path).close()
+    for stage in config.stages:
+        if not isinstance(stage, DeduplicationStageConfig):
+            build_stage(stage_json(stage), config.plugins)  # a missing library or model fails here, before any work
+    _check_folder(out)
+    with folder_lock(out), room_for(out):
+        (out / STAGES).mkdir(exist_ok=True)
+        files = describe(paths, out / STAGES, config.shard_mb << 20)
+        shards = [shard for file in files for shard in shards_of(file)]
+        summaries: list[StageSummary] = []
+        with config.executor.build() as executor:
+            for stage in config.stages:
+                summary = _Run(config, stage, executor, out).run(shards)
+                summaries.append(summary)
+                write_json(out / STAGES / stage.name / "manifest.json", to_dict(summary))
+                shards = [Shard(path=out / r.documents.path, digest=r.documents.sha256) for r in summary.shards]
+        documents = _publish(out, summaries[-1].shards)
+        described = {name: value for name, value in to_dict(config).items() if name != "executor"}
+        manifest = CorpusManifest(
+            config=described,
+            inputs=tuple(files),
+            stages=tuple(summaries),
+            documents=documents,
+            digest=hashlib.sha256("\n".join(file.sha256 for file in documents).encode()).hexdigest(),
+        )
+        write_counters(out / COUNTERS, summaries)
+        write_json(out / MANIFEST, to_dict(manifest))
+        return manifest
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One stage of one run."""
+
+    config: PipelineConfig
+    stage: StageConfig
+    executor: Executor
+    root: Path
+
+    def run(self, shards: Sequence[Shard]) -> StageSummary:
+        (self.root / STAGES / self.stage.name).mkdir(exist_ok=True)
+        decisions = self._decisions(shards) if isinstance(self.stage, DeduplicationStageConfig) else None
+        decided = file_digest(decisions) if decisions is not None else ""
+        tasks = [
+            MapTask(
+                root=self.root,
+                stage=stage_json(self.stage),
+                stage_name=self.stage.name,
+                key=self._key("map", shard.digest, decided),
+                shard=shard,
+                plugins=self.config.plugins,
+                decisions=decisions,
+            )
+            for shard in shards
+        ]
+        found = {task.key: find_record(self.root, self.stage.name, task.key) for task in tasks}
+        records = {key: record for key, record in found.items() if record is not None}
+        records |= {record.key: record for record in self._map([task for task in tasks if task.key not in records], tasks)}
+        summary = summarize(self.stage.name, key_of(config_key(self.stage)), [records[task.key] for task in tasks])
+        self._check_quarantined(summary)
+        return summary
+
+    def _key(self, *parts: object) -> str:
+        return key_of(config_key(self.stage), to_dict(self.config.limits), *parts)
+
+    def _map(self, tasks: Sequence[MapTask], all_tasks: Sequence[MapTask]) -> Iterator[ShardRecord]:
+        """Compute shards; a shard whose worker died is computed again without the document that it was processing."""
+        finished = len(all_tasks) - len(tasks)
+        with self._shown(len(all_tasks), finished) as shown:
+            while tasks:
+                again: list[MapTask] = []
+                for outcome in self.executor.map(run_map, tasks, self.config.limits, shown.on_unit):
+                    if outcome.failure is not None:
+                        again.append(_without(outcome.item, outcome.failure))
+                    elif outcome.result is not None:
+                        shown.finish_shard()
+                        yield outcome.result
+                tasks = again
+
+    def _decisions(self, shards: Sequence[Shard]) -> Path:
+        """Compute the signatures of all shards and reduce them to decisions, unless they exist."""
+        text = stage_json(self.stage)
+        tasks = [
+            SignaturesTask(
+                root=self.root,
+                stage=text,
+                stage_name=self.stage.name,
+                key=self._key("signatures", shard.digest),
+                shard=shard,
+                plugins=self.config.plugins,
+            )
+            for shard in shards
+        ]
+        paths = [signatures_path(self.root, self.stage.name, task.key) for task in tasks]
+        missing = [task for task, path in zip(tasks, paths, strict=True) if not path.is_file()]
+        limits = LimitsConfig(memory_mb=self.config.limits.memory_mb)
+        with self._shown(len(tasks), len(tasks) - len(missing), " signatures") as shown:
+            for _ in _all(self.executor.map(run_signatures, missing, limits, shown.on_unit)):
+                shown.finish_shard()
+        key = self._key("decide", [file_digest(path) for path in paths])
+        decisions = self.root / STAGES / self.stage.name / f"{key}.decisions.parquet"
+        if not decisions.is_file():
+            task = DecideTask(stage=text, signatures=tuple(paths), out=decisions, plugins=self.config.plugins)
+            list(_all(self.executor.map(run_decide, [task], NO_LIMITS)))
+        return decisions
+
+    def _check_quarantined(self, summary: StageSummary) -> None:
+        counts = {reason: count for reason, count in summary.dropped.items() if reason in QUARANTINE_REASONS}
+        total = sum(counts.values())
+        if total > _FEW and total > self.config.max_quarantined * summary.num_in:
+            raise QuarantineError(
+                f"stage '{summary.name}' failed on {total:,} of {summary.num_in:,} documents ("
+                f"{', '.join(f'{reason} {count:,}' for reason, count in counts.items())}); "
+                f"read {self.root / STAGES / summary.name} *.dropped.parquet for the details, or set max_quarantined"
+            )
+
+    @contextlib.contextmanager
+    def _shown(self, total: int, finished: int, suffix: str = "") -> Iterator[_Shown]:
+        with progress(f"{self.stage.name}{suffix}", total) as bar:
+            yield _Shown(bar, finished)
+
+
+class _Shown:
+    """Progress of a stage: finished shards, documents and their rate."""
+
+    def __init__(self, bar: Any, finished: int) -> None:
+        self._bar, self._finished, self._documents, self._started = bar, finished, 0, time.monotonic()
+        if finished:
+            bar.note(f"{finished} shards were finished before")
+        self._update()
+
+    def on_unit(self, _: int) -> None:
+        self._documents += 1
+        if self._documents % 100 == 0:
+            self._update()
+
+    def finish_shard(self) -> None:
+        self._finished += 1
+        self._update()
+
+    def _update(self) -> None:
+        rate = self._documents / max(time.monotonic() - self._started, 1e-3)
+        self._bar.update(self._finished, f"{self._documents:,} documents, {rate:,.0f}/s" if self._documents else "")
+
+
+def _without(task: MapTask, failure: Failure) -> MapTask:
+    """Return the task without the document at which its worker ended."""
+    if failure.position < 0:
+        raise QuarantineError(
+            f"a worker ended with {failure.detail} before the first document of {task.shard.path}; "
+            "raise limits.memory_mb, or run with --workers 1 to see its messages"
+        )
+    if failure.position in {each.position for each in task.quarantined}:
+        return replace(task, stop_at=failure.position)  # reading it is what ends the worker
+    poison = Quarantined(position=failure.position, reason=failure.reason, detail=failure.detail)
+    return replace(task, quarantined=(*task.quarantined, poison))
+
+
+def _all(outcomes: Iterable[Any]) -> Iterator[Any]:
+    """Yield the results; raise if a worker died."""
+    for outcome in outcomes:
+        if outcome.failure is not None:
+            raise QuarantineError(
+                f"a worker ended with {outcome.failure.detail} during deduplication; raise limits.memory_mb or make shards "
+                "smaller with shard_mb"
+            )
+        yield outcome.result
+
+
+def _publish(root: Path, records: Sequence[ShardRecord]) -> tuple[StoredFile, ...]:
+    """Put the documents of the last stage into `documents/`, as hard links where the file system has them."""
+    published: list[StoredFile] = []
+    with atomic_folder(root / DOCUMENTS) as folder:
+        for record in records:
+            if record.documents.num_rows == 0 and len(records) > 1:
+                continue
+            name = f"{len(published):05d}.parquet"
+            _link(root / record.documents.path, folder / name)
+            published.append(replace(record.documents, path=f"{DOCUMENTS}/{name}"))
+    return tuple(published)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(source, target)
+
+
+def _check_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise CorpusFolderError(f"{out} is a file; choose another output folder")
+    foreign = (
+        sorted(path.name for path in out.iterdir() if path.name not in _OWN_FILES and path.name[0] != ".")
+        if out.exists()
+        else []
+    )
+    if foreign:
+        raise CorpusFolderError(f"{out} holds {foreign[0]}, which is not of a corpus; choose another output folder")

@@ -1,0 +1,155 @@
+"""The steps of a stage for one item: page or document in, document or drop out. Built once in each worker process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from openafm.core.config import from_dict, to_dict
+from openafm.core.errors import OpenAFMError
+from openafm.core.registry import load_plugins
+from openafm.data.filtering.base import DocumentFilter
+from openafm.data.pipeline.config import (
+    DeduplicationStageConfig,
+    ExtractionStageConfig,
+    FilterStageConfig,
+    PipelineConfig,
+    StageConfig,
+)
+from openafm.data.pipeline.inputs import Shard
+from openafm.data.pipeline.parquet import read_documents
+from openafm.data.web.documents import Dropped, Page, WebDocument
+from openafm.data.web.warc import read_pages
+
+Item: TypeAlias = Page | WebDocument | Dropped
+Step: TypeAlias = Callable[[Any], WebDocument | Dropped]
+
+OK_STATUS = 200
+_HTML = ("text/html", "application/xhtml")
+
+
+class UnknownStageError(OpenAFMError):
+    """No code runs a stage of this class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedStep:
+    """One step of a stage: the class name of its config, and its function."""
+
+    name: str
+    run: Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage that is ready to run: how it reads a shard, and its steps in order."""
+
+    config: StageConfig
+    steps: tuple[NamedStep, ...]
+
+    def read(self, shard: Shard) -> Iterator[Item]:
+        """Yield the pages or documents of a shard. Pages of a file that is cut end with one `Dropped`."""
+        if isinstance(self.config, ExtractionStageConfig):
+            limit = self.config.max_page_mb << 20
+            return read_pages(shard.path, max_body_bytes=limit, start=shard.start, stop=shard.stop or None)
+        return read_documents(shard.path)
+
+    def process(self, item: Item) -> WebDocument | Dropped:
+        """Run the steps on one item until one of them drops it. An error of a step quarantines the item.
+
+        Raises:
+            OpenAFMError: a step cannot run at all, such as one whose library is not installed.
+        """
+        result: Any = item
+        for step in self.steps:
+            if isinstance(result, Dropped):
+                break
+            result = run_step(step, result)
+        if isinstance(result, WebDocument):
+            return _checked_text(result)
+        assert isinstance(result, Dropped)
+        return result
+
+
+def run_step(step: NamedStep, item: Any) -> WebDocument | Dropped:
+    """Return the result of one step; a drop if it raises an error."""
+    try:
+        return step.run(item)
+    except OpenAFMError:
+        raise
+    except MemoryError:
+        return Dropped(reason="memory", detail=step.name)
+    except Exception as error:  # a library failed on this document
+        return Dropped(reason="error", detail=f"{step.name}: {type(error).__name__}: {error}"[:500])
+
+
+def stage_json(config: StageConfig) -> str:
+    """Return the JSON form of a stage with its class name, for a worker."""
+    return json.dumps({"type": type(config).__name__, **to_dict(config)}, sort_keys=True)
+
+
+@lru_cache(maxsize=8)
+def build_stage(text: str, plugins: tuple[str, ...], decisions: Path | None = None) -> Stage:
+    """Return the stage of a JSON form, with its models loaded."""
+    load_plugins(plugins)
+    config = from_dict(StageConfig, json.loads(text))
+    return Stage(config=config, steps=tuple(_steps(config, decisions)))
+
+
+def steps_of(config: PipelineConfig) -> Iterator[tuple[StageConfig, tuple[NamedStep, ...]]]:
+    """Yield the stages that look at one document at a time, with their steps."""
+    for stage in config.stages:
+        if not isinstance(stage, DeduplicationStageConfig):
+            yield stage, tuple(_steps(stage, None))
+
+
+def _steps(config: StageConfig, decisions: Path | None) -> Iterator[NamedStep]:
+    match config:
+        case ExtractionStageConfig():
+            yield NamedStep(name="page", run=_page_check(config))
+            yield NamedStep(name=type(config.extraction).__name__, run=config.extraction.build().extract)
+            yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
+        case FilterStageConfig():
+            yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
+        case DeduplicationStageConfig() if decisions is not None:
+            method = config.deduplication.build()
+            read = method.read_decisions(decisions)
+            yield NamedStep(name=type(config.deduplication).__name__, run=lambda document: method.apply(document, read))
+        case _:
+            raise UnknownStageError(
+                f"stage '{config.name}' has the class {type(config).__name__}; use ExtractionStageConfig, "
+                "FilterStageConfig or DeduplicationStageConfig"
+            )
+
+
+def _filter(document_filter: DocumentFilter) -> Step:
+    return document_filter.apply
+
+
+def _page_check(config: ExtractionStageConfig) -> Callable[[Page], Any]:
+    def check(page: Page) -> Page | Dropped:
+        if page.status != OK_STATUS:
+            return Dropped(reason="status", detail=str(page.status), url=page.url)
+        if page.opt_out and config.opt_outs == "drop":
+            return Dropped(reason="training_opt_out", detail=page.opt_out, url=page.url)
+        kind = page.content_type.partition(";")[0].strip().lower()
+        if not kind.startswith(_HTML) and not (not kind and page.body.lstrip()[:1] == b"<"):
+            return Dropped(reason="content_type", detail=kind, url=page.url)
+        return page
+
+    return check
+
+
+def _checked_text(document: WebDocument) -> WebDocument | Dropped:
+    """Return the document if its texts can be stored; half of a surrogate pair has no UTF-8 form."""
+    texts = (document.text, document.title, document.author, document.url, *(media.alt for media in document.media))
+    try:
+        for text in (*texts, *document.metadata.values(), *(media.caption for media in document.media)):
+            text.encode()
+    except UnicodeEncodeError as error:
+        return Dropped(reason="invalid_text", detail=str(error)[:200], url=document.url)
+    return document

@@ -1,0 +1,231 @@
+"""What workers compute: one shard of a map stage, the signatures of one shard, or the decisions over all shards."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from openafm.core.config import to_dict
+from openafm.core.executors import unit
+from openafm.core.files import atomic_file, write_json
+from openafm.data.pipeline.config import DeduplicationStageConfig
+from openafm.data.pipeline.inputs import Shard
+from openafm.data.pipeline.parquet import (
+    RowWriter,
+    document_row,
+    document_schema,
+    drop_schema,
+    pyarrow,
+    read_documents,
+)
+from openafm.data.pipeline.steps import Item, Stage, build_stage
+from openafm.data.pipeline.store import STAGES, ShardRecord, StoredFile, record_path, stored_file
+from openafm.data.web.documents import Dropped, Page, WebDocument
+from openafm.data.web.urls import domain_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quarantined:
+    """A document that ended its worker: its position in the shard, and why."""
+
+    position: int
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapTask:
+    """One shard of a map stage.
+
+    `stage` is the JSON form of its config. `quarantined` are documents that ended a worker before. Reading stops at
+    `stop_at`, where it ended a worker even though that document is quarantined.
+    """
+
+    root: Path
+    stage: str
+    stage_name: str
+    key: str
+    shard: Shard
+    plugins: tuple[str, ...] = ()
+    decisions: Path | None = None
+    quarantined: tuple[Quarantined, ...] = ()
+    stop_at: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignaturesTask:
+    """The signatures of one shard."""
+
+    root: Path
+    stage: str
+    stage_name: str
+    key: str
+    shard: Shard
+    plugins: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecideTask:
+    """The decisions over the signatures of all shards."""
+
+    stage: str
+    signatures: tuple[Path, ...]
+    out: Path
+    plugins: tuple[str, ...] = field(default=())
+
+
+def run_map(task: MapTask) -> ShardRecord:
+    """Compute one shard and store its result."""
+    started = time.process_time()
+    stage = build_stage(task.stage, task.plugins, task.decisions)
+    folder = task.root / STAGES / task.stage_name
+    documents_path, drops_path = folder / f"{task.key}.documents.parquet", folder / f"{task.key}.dropped.parquet"
+    with atomic_file(documents_path) as documents, atomic_file(drops_path) as drops:
+        result = _Result(task.stage_name, documents, drops)
+        with result.writers:
+            for item, outcome in _outcomes(stage, task):
+                result.add(item, outcome)
+    record = result.record(
+        task.key,
+        stored_file(task.root, documents_path, result.num_kept),
+        stored_file(task.root, drops_path, sum(result.dropped.values())),
+        round(time.process_time() - started, 3),
+    )
+    record.check()
+    write_json(record_path(task.root, task.stage_name, task.key), to_dict(record))
+    return record
+
+
+def run_signatures(task: SignaturesTask) -> Path:
+    """Compute the signatures of one shard and store them."""
+    import pyarrow.parquet as pq
+
+    method = _deduplication(task.stage, task.plugins)
+    out = signatures_path(task.root, task.stage_name, task.key)
+    table = method.signatures(_in_units(read_documents(task.shard.path)))
+    with atomic_file(out) as file:
+        pq.write_table(table, file, compression="zstd", use_dictionary=False)
+    return out
+
+
+def run_decide(task: DecideTask) -> Path:
+    """Reduce the signatures of all shards to decisions and store them."""
+    method = _deduplication(task.stage, task.plugins)
+    temporary = task.out.with_suffix(".partial")  # renamed when it is complete
+    method.decide(task.signatures, temporary)
+    temporary.replace(task.out)
+    return task.out
+
+
+def signatures_path(root: Path, stage: str, key: str) -> Path:
+    """Return the path of the signatures of a shard."""
+    return root / STAGES / stage / f"{key}.signatures.parquet"
+
+
+def _deduplication(text: str, plugins: tuple[str, ...]) -> Any:
+    import json
+
+    from openafm.core.config import from_dict
+    from openafm.core.registry import load_plugins
+
+    load_plugins(plugins)
+    return from_dict(DeduplicationStageConfig, json.loads(text)).deduplication.build()
+
+
+def _in_units(documents: Iterator[WebDocument]) -> Iterator[WebDocument]:
+    for position, document in enumerate(documents):
+        with unit(position):
+            pass  # reports the progress; signatures of a text have no time limit of their own
+        yield document
+
+
+def _outcomes(stage: Stage, task: MapTask) -> Iterator[tuple[Item, WebDocument | Dropped]]:
+    """Yield each item of a shard with its outcome; time limits apply to reading and processing it."""
+    quarantined = {each.position: each for each in task.quarantined}
+    items = stage.read(task.shard)
+    position = 0
+    while True:
+        if position == task.stop_at:
+            detail = f"the rest of {task.shard.path.name} after document {position}: {quarantined[position].detail}"
+            yield (drop := Dropped(reason="unreadable", detail=detail)), drop
+            return
+        with unit(position):
+            try:
+                item = next(items, None)
+            except MemoryError:
+                item = Dropped(reason="unreadable", detail=f"the rest of {task.shard.path.name}: out of memory")
+                items = iter(())
+            if item is None:
+                return
+            poison = quarantined.get(position)
+            outcome = Dropped(reason=poison.reason, detail=poison.detail) if poison else stage.process(item)
+        yield item, outcome
+        position += 1
+
+
+class _Result:
+    """Writes kept documents and drops, and counts them."""
+
+    def __init__(self, stage: str, documents: IO[bytes], drops: IO[bytes]) -> None:
+        pyarrow()
+        self._stage = stage
+        self._documents = RowWriter(documents, document_schema())
+        self._drops = RowWriter(drops, drop_schema())
+        self.writers = contextlib.ExitStack()
+        self.writers.enter_context(self._documents)
+        self.writers.enter_context(self._drops)
+        self.dropped: Counter[str] = Counter()
+        self._languages: Counter[str] = Counter()
+        self._num_in = self._characters = 0
+
+    @property
+    def num_kept(self) -> int:
+        return self._documents.num_rows
+
+    def add(self, item: Item, outcome: WebDocument | Dropped) -> None:
+        self._num_in += 1
+        if isinstance(outcome, WebDocument):
+            self._documents.write(document_row(outcome))
+            self._languages[outcome.language] += 1
+            self._characters += len(outcome.text)
+            return
+        self.dropped[outcome.reason] += 1
+        url = outcome.url or item.url
+        row = {
+            "id": item.id if isinstance(item, WebDocument) else _page_id(item),
+            "url": url,
+            "domain": domain_of(url) if url else "",
+            "language": item.language if isinstance(item, WebDocument) else "",
+            "stage": self._stage,
+            "reason": outcome.reason,
+            "detail": outcome.detail,
+        }
+        self._drops.write({name: _storable(value) for name, value in row.items()})
+
+    def record(self, key: str, documents: StoredFile, drops: StoredFile, seconds: float) -> ShardRecord:
+        return ShardRecord(
+            key=key,
+            num_in=self._num_in,
+            documents=documents,
+            drops=drops,
+            dropped=dict(sorted(self.dropped.items())),
+            languages=dict(sorted(self._languages.items())),
+            characters=self._characters,
+            seconds=seconds,
+        )
+
+
+def _page_id(item: Page | Dropped) -> str:
+    """Return an identifier of a page that did not become a document."""
+    body = item.body if isinstance(item, Page) else b""
+    return hashlib.blake2b(item.url.encode("utf-8", "replace") + b"\0" + body, digest_size=16).hexdigest()
+
+
+def _storable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
