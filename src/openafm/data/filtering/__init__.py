@@ -1,6 +1,17 @@
 """Filters of extracted documents (report section 3.1)."""
 
-from openafm.data.filtering.base import DocumentFilter, FilterConfig, OptOutConfig
+from openafm.data.filtering.base import DocumentFilter, FilterConfig, LengthConfig, OptOutConfig
+from openafm.data.filtering.heuristics import HeuristicConfig, HeuristicsConfig
 from openafm.data.filtering.language import LanguageConfig
+from openafm.data.filtering.word_lists import WordListConfig
 
-__all__ = ["DocumentFilter", "FilterConfig", "LanguageConfig", "OptOutConfig"]
+__all__ = [
+    "DocumentFilter",
+    "FilterConfig",
+    "HeuristicConfig",
+    "HeuristicsConfig",
+    "LanguageConfig",
+    "LengthConfig",
+    "OptOutConfig",
+    "WordListConfig",
+]
