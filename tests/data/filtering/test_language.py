@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from openafm.data.filtering.language import CONFIDENCE_KEY, LANGUAGES, LanguageConfig, chinese_script, sample_of
+from openafm.data.filtering.language import CONFIDENCE_KEY, LANGUAGES, LanguageConfig, chinese_script, locale_of, sample_of
 from openafm.data.sites.texts import SentenceWriter
 from openafm.data.synthetic.languages import LANGUAGES as CORPUS_LANGUAGES
 from openafm.data.web.documents import Dropped, WebDocument
@@ -77,3 +77,12 @@ def test_samples_have_no_code_and_links() -> None:
     assert sample_of("# Title\n\nSee [here](https://example.org/x) `code` and\n\n```\nx = 1\n```\n- end", 400) == (
         "Title See here and end"
     )
+
+
+@pytest.mark.parametrize(("declared", "locale"), [("en-GB", "en-GB"), ("de-AT", "en"), ("en", "en"), ("", "en")])
+def test_the_region_that_a_page_declares_is_kept(declared: str, locale: str) -> None:
+    text = "This is a plain English text about the weather and the life in a large town."
+    found = LanguageConfig().build().apply(WebDocument(id="1", url="https://example.org/", text=text, language=declared))
+    assert isinstance(found, WebDocument)
+    assert found.language == "en"
+    assert locale_of(found) == locale

@@ -57,7 +57,12 @@ def test_files_add_and_remove_terms_by_locale(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[adult", "not TOML"), ("adult = 3", "table of locales"), ('[adult]\nen = "porn"', "list of terms"), (None, "cannot read")],
+    [
+        ("[adult", "not TOML"),
+        ("adult = 3", "table of locales"),
+        ('[adult]\nen = "porn"', "list of terms"),
+        (None, "cannot read"),
+    ],
 )
 def test_bad_files_are_config_errors(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "lists.toml"

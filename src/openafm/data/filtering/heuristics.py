@@ -24,7 +24,7 @@ MAX_CHARACTERS = 20_000
 """Only so many characters of a document are measured, so that the time of a page of any size is bounded."""
 
 _WORD = re.compile(r"\w+")
-_SENTENCE_ENDS = frozenset(".!?:;…。！？：；」』”\"»)）")
+_SENTENCE_ENDS = frozenset('.!?:;…。！？：；」』”"»)）')
 _CODE = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LANGUAGES = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "zh-Hans", "zh-Hant", "ja", "ko", "vi")
 CONFIDENCE_KEY = "language.confidence"
+DECLARED_KEY = "language.declared"
+"""The language tag that the page declares, if it is another one than the identified language."""
 
 _NOT_PROSE = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|\(?https?://[^\s)]+\)?|[#*_|>\[\]=~\d-]+", re.DOTALL)
 _SPACES = re.compile(r"\s+")
@@ -122,8 +124,16 @@ class LanguageFilter(DocumentFilter):
         confidence = known[language] / total
         if confidence < config.min_confidence:
             return dropped(document, "unknown_language", f"{language} with confidence {confidence:.2f}")
-        labelled = dataclasses.replace(document, language=language)
-        return with_metadata(labelled, {CONFIDENCE_KEY: f"{confidence:.4f}"})
+        values = {CONFIDENCE_KEY: f"{confidence:.4f}"}
+        if document.language not in ("", language):
+            values[DECLARED_KEY] = document.language
+        return with_metadata(dataclasses.replace(document, language=language), values)
+
+
+def locale_of(document: WebDocument) -> str:
+    """Return the tag that the page declares if it is a region of the document's language (`en-GB`), else the language."""
+    declared = document.metadata.get(DECLARED_KEY, "")
+    return declared if declared.startswith(f"{document.language}-") else document.language
 
 
 def sample_of(text: str, max_characters: int) -> str:

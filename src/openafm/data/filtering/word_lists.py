@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from openafm.core.config import ConfigError
 from openafm.data.filtering.base import DocumentFilter, FilterConfig, dropped, with_metadata
+from openafm.data.filtering.language import locale_of
 from openafm.data.web.documents import Dropped, WebDocument
 
 Terms: TypeAlias = dict[str, dict[str, tuple[str, ...]]]  # terms by category and locale
@@ -29,8 +30,8 @@ class WordListConfig(FilterConfig):
 
     A category drops a document that holds at least `min_distinct` different terms of it and more than `max_per_1000` hits in
     1,000 words (in Chinese and Japanese, 2,000 characters). So one quoted word does not drop an article. `files` are TOML
-    files of the form of `word_lists.toml`; they add terms, and take out those of their `remove` tables. A document is checked
-    against the terms of all locales (`all`), of its language, and of its locale if its language has a region (`en-GB`).
+    files of the form of `word_lists.toml`; they add terms, and take out those of their `remove` tables. A document is
+    checked against the terms of all locales (`all`), of its language, and of the locale that its page declares (`en-GB`).
     """
 
     REASONS: ClassVar[tuple[str, ...]] = ("adult", "toxicity", "word_list")
@@ -70,8 +71,9 @@ class WordListFilter(DocumentFilter):
     def apply(self, document: WebDocument) -> WebDocument | Dropped:
         lower = document.text.lower()
         found: dict[str, str] = {}
+        locale = locale_of(document)
         for category in self._config.categories:
-            pattern = self._pattern(category, document.language)
+            pattern = self._pattern(category, locale)
             if pattern is None:
                 continue
             hits = Counter(pattern.findall(lower))
@@ -104,7 +106,9 @@ def _compiled(terms: Iterable[str], is_anywhere: bool) -> re.Pattern[str] | None
     if not ordered:
         return None
     before, after = ("", "") if is_anywhere else (r"\b", r"\b")
-    parts = [re.escape(term.removesuffix("*")) + (r"\w*" if term.endswith("*") and not is_anywhere else "") for term in ordered]
+    parts = [
+        re.escape(term.removesuffix("*")) + (r"\w*" if term.endswith("*") and not is_anywhere else "") for term in ordered
+    ]
     return re.compile(f"{before}(?:{'|'.join(parts)}){after}")
 
 
