@@ -11,6 +11,7 @@ crawlers lack it: then the page's own headers and meta elements decide.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -138,8 +139,9 @@ class WarcWriter:
                     written += self._file.write(data[written:])
                 os.fsync(self._file.fileno())
             except OSError:
-                self._file.truncate(start)
-                self._file.seek(start)
+                with contextlib.suppress(OSError):  # a device; `recover` cuts what is left
+                    self._file.truncate(start)
+                    self._file.seek(start)
                 raise
         return Position(path.name, start, start + len(data))
 
