@@ -9,11 +9,15 @@ from typing import Annotated
 
 import typer
 
+from openafm.cli import data_web
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 
 app = typer.Typer(
     help="Pack text and chat JSONL into token shards; print examples of the built-in corpus.", no_args_is_help=True
 )
+
+app.command()(data_web.crawl)
+app.command()(data_web.why)
 
 
 @app.command()

@@ -191,16 +191,21 @@ def read_pages(
 ) -> Iterator[Page | Dropped]:
     """Yield the pages of a WARC file in order, from byte `start` up to `stop`, the beginnings of records.
 
-    A page that was rendered has the DOM as its body. Bodies are decoded. Revisits are pages of status 304 without body.
+    A page that was rendered has the DOM as its body. Bodies are decoded. Revisits are left out: they have no body.
     A file that is cut or damaged gives the pages before that place and then one `Dropped`; its reasons are `READ_REASONS`.
 
     Raises:
         FileNotFoundError: there is no such file.
     """
+    yield from _read(path, max_body_bytes=max_body_bytes, start=start, with_revisits=False)
+
+
+def _read(path: Path, *, max_body_bytes: int, start: int, with_revisits: bool) -> Iterator[Page | Dropped]:
     _library()
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-    wanted = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.revisit
+    wanted = WarcRecordType.response | WarcRecordType.resource
+    wanted |= WarcRecordType.revisit if with_revisits else WarcRecordType.no_type
     doms: dict[str, bytes] = {}
     last, found = start, None
     with path.open("rb") as file:
@@ -222,7 +227,7 @@ def read_pages(
 
 
 def recover(path: Path, start: int) -> list[Page]:
-    """Return the pages after byte `start` and cut the file after the last complete one.
+    """Return the pages and revisits after byte `start` and cut the file after the last complete one.
 
     A process that was killed may have written captures that it has not noted anywhere else, the last one in part.
     """
@@ -233,7 +238,10 @@ def recover(path: Path, start: int) -> list[Page]:
             if any(b"warc-type: " + kind in header for kind in (b"response", b"revisit", b"warcinfo")):
                 end = member_end
         file.truncate(end)
-    return [page for page in read_pages(path, start=start) if isinstance(page, Page)] if end > start else []
+    if end == start:
+        return []
+    found = _read(path, max_body_bytes=MAX_BODY_BYTES, start=start, with_revisits=True)
+    return [page for page in found if isinstance(page, Page)]
 
 
 def _page_of(record: WarcRecord, doms: dict[str, bytes], max_body_bytes: int) -> Page | Dropped | None:

@@ -1,0 +1,470 @@
+"""Crawl web pages into WARC files: politely, within robots.txt, resumable after any interruption.
+
+A visit is: claim a page, read robots.txt of its origin once a day, request the page, write the capture to the WARC file,
+note the outcome in the frontier. One host gets one request at a time by default. The next one follows `delay_s` after the
+headers of the answer: the server has the request by then, so requests are never closer than the delay on the server either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from openafm.core.errors import OpenAFMError
+from openafm.core.files import folder_lock
+from openafm.core.progress import Progress
+from openafm.data.web.crawl_config import CrawlConfig, CrawlError, Rules, check_config, seed_url
+from openafm.data.web.documents import Page
+from openafm.data.web.fetch import RETRIED, Fetched, Fetcher, FetchFailure, FetchLimits, retry_after_seconds, timestamp
+from openafm.data.web.frontier import Candidate, Frontier, Outcome, Task
+from openafm.data.web.inspection import Inspection, inspect_page
+from openafm.data.web.opt_out import (
+    PublisherException,
+    crawl_agent,
+    crawl_denial,
+    follows_links,
+    read_exceptions,
+    training_opt_out,
+)
+from openafm.data.web.origins import Origins
+from openafm.data.web.robots import Robots
+from openafm.data.web.sitemaps import MAX_BYTES as SITEMAP_BYTES
+from openafm.data.web.sitemaps import read_sitemap
+from openafm.data.web.urls import canonical_url, domain_of, host_of, origin_of, template_of
+from openafm.data.web.warc import Capture, WarcWriter, recover, warc_files
+
+FRONTIER = "frontier.sqlite"
+_BACKOFF_S = 1.0
+_SITEMAP_SCORE = 20.0
+_SITEMAP_DEPTH = 2  # indexes of indexes
+_CALM_ANSWERS = 0.7  # factor of the back-off after a good answer
+
+
+class Rendered(Protocol):
+    """What a renderer returns: the DOM as UTF-8 and a PNG screenshot, empty without one."""
+
+    @property
+    def dom(self) -> bytes: ...
+
+    @property
+    def screenshot(self) -> bytes: ...
+
+
+class Renderer(Protocol):
+    """Renders pages that need JavaScript (`data.rendering`)."""
+
+    def needs_rendering(self, page: Page) -> bool: ...
+
+    async def render(self, url: str, html: bytes | None = None) -> Rendered: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrawlReport:
+    """The state of a crawl after a run. `fetched` counts this run, the others the whole crawl."""
+
+    fetched: int
+    done: int
+    failed: int
+    denied: int
+    waiting: int
+    opted_out: int
+    seconds: float
+    reasons: dict[str, int]
+    next_at: float | None = None
+
+
+class Crawler:
+    """Runs crawls of one config."""
+
+    def __init__(self, config: CrawlConfig) -> None:
+        self.config = config
+
+    async def run(
+        self, seeds: Sequence[str], folder: Path, *, renderer: Renderer | None = None, progress: Progress | None = None
+    ) -> CrawlReport:
+        """Crawl from `seeds` into `folder`, or continue the crawl that the folder holds.
+
+        Raises:
+            UsageError: a seed is not a web address.
+            CrawlError: the folder holds a crawl of another config, or no page could be fetched.
+            FolderInUseError: another process crawls into the folder.
+            OutOfSpaceError: the disk is full; the crawl can be continued.
+        """
+        starts = [seed_url(url) for url in seeds]
+        with ExitStack() as stack:
+            stack.enter_context(folder_lock(folder))
+            frontier = stack.enter_context(Frontier(folder / FRONTIER))
+            check_config(frontier, self.config, folder)
+            known = json.loads(frontier.fact("seeds") or "[]")
+            frontier.set_fact("seeds", json.dumps(list(dict.fromkeys([*known, *starts]))))
+            run = _Run(self.config, frontier, folder, renderer, progress)
+            run.recover()
+            description = {"http-header-user-agent": self.config.user_agent, "robots": "classic"}
+            run.writer = stack.enter_context(
+                WarcWriter(folder, max_bytes=self.config.max_warc_bytes, description=description)
+            )
+            return await run.crawl([Candidate(url=url, source="seed", score=10.0) for url in starts])
+
+
+class _Run:
+    """One run of a crawl."""
+
+    writer: WarcWriter
+    fetcher: Fetcher
+    origins: Origins
+
+    def __init__(
+        self, config: CrawlConfig, frontier: Frontier, folder: Path, renderer: Renderer | None, progress: Progress | None
+    ) -> None:
+        self.config, self.frontier, self.folder = config, frontier, folder
+        self.renderer, self.progress = renderer, progress
+        self.exceptions: tuple[PublisherException, ...] = (
+            read_exceptions(Path(config.exceptions)) if config.exceptions else ()
+        )
+        self.rules = Rules(config, json.loads(frontier.fact("seeds") or "[]"))
+        self.priority = config.priority.build()
+        for domain, template, language, topic, pages, reward in frontier.rewards():
+            self.priority.learn(domain, template, language, topic, pages=pages, reward=reward)
+        self.of_template: Counter[str] = Counter()
+        self.of_domain: Counter[str] = Counter()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.num_fetched = 0
+
+    def recover(self) -> None:
+        """Note captures that a killed process wrote but did not note, and let its interrupted pages wait again."""
+        noted = self.frontier.warc_lengths()
+        for name, length in noted.items():
+            path = self.folder / name
+            if not path.is_file() or path.stat().st_size < length:
+                raise CrawlError(f"{path} is missing or shorter than the {length:,} bytes that were written; restore it")
+        for path in warc_files(self.folder):
+            for page in recover(path, noted.get(path.name, 0)):
+                answer = Fetched(
+                    url=page.url,
+                    status=page.status,
+                    headers=page.headers,
+                    body=page.body,
+                    request_headers={},
+                    headers_at=time.time(),
+                )
+                known = self.frontier.page(page.url)
+                inspected = inspect_page(page.url, page.headers, page.body)
+                self._note_page(page, answer, inspected, path.name, depth=known["depth"] if known is not None else 0)
+            self.frontier.set_warc_length(path.name, path.stat().st_size)
+        self.frontier.interrupted(time.time())
+
+    async def crawl(self, seeds: Iterable[Candidate]) -> CrawlReport:
+        """Visit pages until none is left, the budget is spent or all wait for too long."""
+        start = time.monotonic()
+        self.frontier.add(seeds)
+        if self.config.refetch_after_days is not None:
+            self.frontier.refetch(time.time() - self.config.refetch_after_days * 86400)
+        self.of_template = Counter(self.frontier.num_by_template())
+        self.of_domain = Counter(self.frontier.done_by_domain())
+        async with AsyncExitStack() as stack:
+            self.fetcher = await stack.enter_async_context(
+                Fetcher(self.config.user_agent, self.config.allow_private_addresses, self.config.max_connections)
+            )
+            self.origins = Origins(self.config, self.frontier, self.fetcher)
+            try:
+                next_at = await self._dispatch()
+            finally:
+                for task in self.tasks:
+                    task.cancel()
+                await asyncio.gather(*self.tasks, return_exceptions=True)
+        return self._report(time.monotonic() - start, next_at)
+
+    async def _dispatch(self) -> float | None:
+        """Start visits; return the time of the next page if the run ends because all wait for too long."""
+        while True:
+            now = time.time()
+            may_start = len(self.tasks) < self.config.max_connections
+            may_start &= self.of_domain.total() + len(self.tasks) < self.config.max_pages
+            task = self.frontier.claim(now, self.config.connections_per_host, self._score) if may_start else None
+            if task is not None:
+                self.tasks.add(asyncio.create_task(self._visit(task)))
+                continue
+            next_at = self.frontier.next_time(self.config.connections_per_host) if may_start else None
+            if not self.tasks and (next_at is None or next_at - now > self.config.max_wait_s):
+                return next_at
+            await self._pause(None if next_at is None else max(0.001, next_at - now))
+
+    async def _pause(self, seconds: float | None) -> None:
+        """Wait until a visit ends or the time is over."""
+        if not self.tasks:
+            await asyncio.sleep(seconds or 0.0)
+            return
+        done, _ = await asyncio.wait(self.tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        self.tasks -= done
+        for each in done:
+            each.result()
+
+    def _score(self, task: Task) -> float:
+        return task.score if task.kind == "sitemap" else self.priority.score(task.url, task.domain, task.depth).total
+
+    async def _visit(self, task: Task) -> None:
+        """Visit a held page."""
+        refusal = crawl_denial(task.url, self.exceptions)
+        if not refusal and task.kind == "page" and self.of_domain[task.domain] >= self.config.max_pages_per_domain:
+            refusal = f"the budget of {self.config.max_pages_per_domain} pages of {task.domain} is spent"
+        if refusal:
+            self.frontier.finish(task.url, Outcome(state="denied", reason=refusal), time.time())
+            return
+        origin = origin_of(task.url)
+        robots = self.origins.robots(origin)
+        if robots is None:
+            self._add_sitemaps(task, origin, await self.origins.load_robots(origin))
+            return
+        agent = crawl_agent(robots, self.config.agent, self.config.fallback_agents)
+        decision = robots.decide(agent, task.url)
+        delay = max(self.config.delay_s, robots.crawl_delay(agent) or 0.0)
+        if not decision.allowed or delay > self.config.max_crawl_delay_s:
+            reason = str(decision) if not decision.allowed else f"Crawl-delay of {delay:g} s"
+            self.frontier.finish(task.url, Outcome(state="denied", reason=reason), time.time())
+            return
+        if self.origins.tdm_file(origin) is None:
+            await self.origins.load_tdm_file(origin, delay)
+            self.frontier.release(task)
+            return
+        await self._request(task, robots, delay, {"robots": str(decision), "agent": agent, "delay_s": delay})
+
+    def _add_sitemaps(self, task: Task, origin: str, robots: Robots | str) -> None:
+        """Add the sitemaps of a robots.txt that was just loaded, and let the page wait for the delay."""
+        self.frontier.release(task)
+        if isinstance(robots, str):
+            state = self.frontier.host(task.host)
+            wait = min(self.config.max_backoff_s, _BACKOFF_S * 2**state.failures)
+            self.frontier.delay_host(task.host, max(state.next_at, time.time() + wait))
+            self._host_failed(task.host, robots)
+        elif self.config.sitemaps:
+            found = (canonical_url(each, origin) for each in robots.sitemaps)
+            of_host = [each for each in found if each and host_of(each) == task.host]
+            self.frontier.add(
+                Candidate(url=each, source="sitemap", kind="sitemap", score=_SITEMAP_SCORE) for each in of_host
+            )
+
+    async def _request(self, task: Task, robots: Robots, delay: float, decision: dict[str, Any]) -> None:
+        score = self.priority.score(task.url, task.domain, task.depth)
+        delay = max(delay, self.frontier.host(task.host).backoff)
+        decision |= {"score": str(score) if task.kind == "page" else f"{task.score:.3f}: a sitemap"}
+        self.frontier.start(task, time.time(), time.time() + delay, decision)
+        limits = FetchLimits(max_bytes=self.config.max_page_bytes, timeout_s=self.config.timeout_s)
+        if task.kind == "sitemap":
+            limits = replace(limits, max_bytes=SITEMAP_BYTES, content_types=(), truncate=True)
+        languages = ", ".join(self.config.priority.languages)
+        answer = await self.fetcher.fetch(
+            task.url, limits, etag=task.etag, last_modified=task.last_modified, accept_language=languages
+        )
+        at = answer.at if isinstance(answer, FetchFailure) else answer.headers_at
+        self.frontier.delay_host(task.host, at + delay)
+        if isinstance(answer, FetchFailure):
+            self._failed(task, answer.reason, answer.detail, answer.at, retry=answer.reason in RETRIED)
+        elif answer.status in (429, 503):
+            self._overloaded(task, answer, delay)
+        elif answer.status >= 500:
+            self._failed(task, f"HTTP {answer.status}", "", at, retry=True)
+        elif answer.status >= 400:
+            self.frontier.finish(
+                task.url,
+                Outcome(state="failed", reason=f"HTTP {answer.status}", status=answer.status),
+                at,
+                attempt="answered",
+            )
+            self._calm(task.host)
+        elif 300 <= answer.status < 400 and answer.status != 304:
+            self._redirected(task, answer)
+        elif task.kind == "sitemap":
+            self._sitemap(task, answer)
+        else:
+            await self._captured(task, answer, robots)
+
+    def _failed(self, task: Task, reason: str, detail: str, now: float, *, retry: bool) -> None:
+        """Note a failed request; retried ones count against the host."""
+        again = retry and task.attempts + 1 < self.config.max_attempts
+        outcome = Outcome(
+            state="waiting" if again else "failed",
+            reason=f"{reason}: {detail}" if detail else reason,
+            not_before=now + _BACKOFF_S * 2**task.attempts if again else 0.0,
+        )
+        self.frontier.finish(task.url, outcome, now, attempt=outcome.reason, counters={reason: 1})
+        if retry:
+            self._host_failed(task.host, outcome.reason)
+
+    def _overloaded(self, task: Task, answer: Fetched, delay: float) -> None:
+        """Slow down after 429 or 503, at least for as long as Retry-After asks."""
+        now = time.time()
+        backoff = min(self.config.max_backoff_s, max(2 * delay, _BACKOFF_S))
+        wait = max(backoff, retry_after_seconds(answer.headers, now))
+        self._failed(task, f"HTTP {answer.status}", "", now, retry=True)
+        self.frontier.delay_host(task.host, answer.headers_at + wait, backoff=backoff)
+
+    def _host_failed(self, host: str, reason: str) -> None:
+        failures = self.frontier.host(host).failures + 1
+        self.frontier.delay_host(host, self.frontier.host(host).next_at, failed=True)
+        if failures >= self.config.max_host_failures:
+            self.frontier.close_host(host, f"the host failed {failures} times in a row, last with {reason}")
+
+    def _calm(self, host: str) -> None:
+        """Note a good answer: failures start again at 0 and the back-off shrinks."""
+        state = self.frontier.host(host)
+        if state.failures or state.backoff:
+            backoff = state.backoff * _CALM_ANSWERS
+            self.frontier.delay_host(
+                host, state.next_at, backoff=backoff if backoff > self.config.delay_s else 0.0, failed=False
+            )
+
+    def _redirected(self, task: Task, answer: Fetched) -> None:
+        """Put the target of a redirect into the frontier; it is visited under the rules of its own host."""
+        target = canonical_url(answer.headers.get("location", ""), task.url)
+        refusal = self.rules.refusal(target, task.depth, is_redirect=True) if target else "the target is not a web address"
+        if task.redirects >= self.config.max_redirects:
+            refusal = f"more than {self.config.max_redirects} redirects"
+        reason = f"redirect to {target or answer.headers.get('location', '')[:200]}" + (f": {refusal}" if refusal else "")
+        new = Candidate(
+            url=target,
+            source="redirect",
+            kind=task.kind,
+            parent=task.url,
+            depth=task.depth,
+            redirects=task.redirects + 1,
+            score=task.score,
+        )
+        outcome = Outcome(state="failed" if refusal else "done", reason=reason, status=answer.status)
+        self.frontier.finish(
+            task.url, outcome, answer.headers_at, attempt="answered", new=[] if refusal else [new], counters={"redirects": 1}
+        )
+        self._calm(task.host)
+
+    def _sitemap(self, task: Task, answer: Fetched) -> None:
+        entries = [(canonical_url(each.url), each.is_sitemap) for each in read_sitemap(answer.body)]
+        entries = [(url, is_sitemap) for url, is_sitemap in entries if host_of(url) == task.host]
+        new = self._candidates([url for url, is_sitemap in entries if not is_sitemap], "sitemap", task.url, 1)
+        if task.depth < _SITEMAP_DEPTH:
+            below = [url for url, is_sitemap in entries if is_sitemap]
+            new += [
+                Candidate(
+                    url=url, source="sitemap", kind="sitemap", parent=task.url, depth=task.depth + 1, score=_SITEMAP_SCORE
+                )
+                for url in below
+            ]
+        counters = {"sitemaps": 1, "sitemap_urls": len(new)}
+        done = Outcome(state="done", status=answer.status)
+        self.frontier.finish(task.url, done, answer.headers_at, attempt="answered", new=new, counters=counters)
+        self._calm(task.host)
+
+    async def _captured(self, task: Task, answer: Fetched, robots: Robots) -> None:
+        """Write a page, or the note that it has not changed, to the WARC file and then to the frontier."""
+        page = Page(
+            url=task.url,
+            body=answer.body,
+            headers=answer.headers,
+            status=answer.status,
+            fetched_at=timestamp(answer.headers_at),
+            opt_out=training_opt_out(
+                task.url,
+                answer.headers,
+                answer.body,
+                robots=robots,
+                tdm_file=self.origins.tdm_file(origin_of(task.url)) or b"",
+                exceptions=self.exceptions,
+                agents=self.config.training_agents,
+            ),
+        )
+        capture = Capture(page=page, request_headers=answer.request_headers, http_version=answer.http_version, ip=answer.ip)
+        if self.renderer is not None and answer.status == 200 and self.renderer.needs_rendering(page):
+            capture = await self._rendered(self.renderer, capture)
+        inspected = inspect_page(task.url, answer.headers, capture.dom or answer.body)
+        place = self.writer.write(capture)
+        self._note_page(page, answer, inspected, place.file, place.start, place.end, depth=task.depth)
+        self._calm(task.host)
+        if self.progress is not None:
+            self.progress.update(self.of_domain.total(), f"{self.of_domain.total():,} pages, {domain_of(task.url)}")
+
+    async def _rendered(self, renderer: Renderer, capture: Capture) -> Capture:
+        """Add the rendered DOM to a capture; a page that cannot be rendered stays static."""
+        try:
+            rendered = await renderer.render(capture.page.url, capture.page.body)
+        except OpenAFMError:
+            self.frontier.count("not_rendered")
+            return capture
+        self.frontier.count("rendered")
+        return replace(capture, dom=rendered.dom, screenshot=rendered.screenshot)
+
+    def _note_page(
+        self, page: Page, answer: Fetched, inspected: Inspection, file: str, start: int = -1, end: int = -1, *, depth: int
+    ) -> None:
+        """Note a captured page, what was learned from it and the pages that it links to."""
+        digest = hashlib.sha1(page.body, usedforsecurity=False).hexdigest() if page.body else ""
+        domain, template = domain_of(page.url), template_of(page.url)
+        topic = self.priority.topic(inspected.text)
+        is_duplicate = bool(digest) and self.frontier.knows_digest(digest, page.url)
+        reward = self.priority.reward(inspected.text, inspected.language, is_duplicate=is_duplicate)
+        links = inspected.links if follows_links(page.headers, page.body) else ()
+        found = [*links, inspected.canonical] if inspected.canonical else links
+        new = self._candidates(found, "link", page.url, depth + 1)
+        is_new_page = page.status != 304
+        outcome = Outcome(
+            state="done",
+            status=page.status,
+            etag=answer.headers.get("etag", ""),
+            last_modified=answer.headers.get("last-modified", ""),
+            digest=digest,
+            opt_out=page.opt_out,
+            warc=f"{file}:{start}" if start >= 0 else file,
+            warc_lengths={file: end} if end >= 0 else {},
+            reward=(inspected.language, topic, reward) if is_new_page else None,
+        )
+        counters = {"pages": int(is_new_page), "not_modified": int(not is_new_page), "bytes": len(page.body)}
+        counters |= {"opted_out": 1} if page.opt_out else {}
+        counters |= {"duplicates": 1} if is_duplicate else {}
+        self.frontier.finish(page.url, outcome, answer.headers_at, attempt="answered", new=new, counters=counters)
+        self.of_domain[domain] += 1
+        self.num_fetched += 1
+        if is_new_page:
+            self.priority.learn(domain, template, inspected.language, topic, reward=reward)
+            if self.priority.is_rescored(template):
+                score = self.priority.score(page.url, domain, 0).total
+                self.frontier.rescore(template, score, self.config.priority.depth_penalty)
+
+    def _candidates(self, urls: Iterable[str], source: str, parent: str, depth: int) -> list[Candidate]:
+        """Return the URLs that are new and belong to the crawl; each counts against its template."""
+        found = []
+        for url in self.frontier.unknown(urls):
+            template = template_of(url)
+            is_varied = template != url.partition("://")[2]
+            if is_varied and self.of_template[template] >= self.config.max_pages_per_template:
+                continue
+            if not self.rules.refusal(url, depth):
+                self.of_template[template] += 1
+                score = self.priority.score(url, domain_of(url), depth).total
+                found.append(Candidate(url=url, source=source, parent=parent, depth=depth, score=score))
+        return found
+
+    def _report(self, seconds: float, next_at: float | None) -> CrawlReport:
+        states, counters = self.frontier.states(), self.frontier.counters()
+        reasons = Counter({f"{state}: {reason}": pages for state, reason, pages in self.frontier.reasons()})
+        report = CrawlReport(
+            fetched=self.num_fetched,
+            done=counters.get("pages", 0),
+            failed=states["failed"],
+            denied=states["denied"],
+            waiting=states["waiting"] + states["held"] + states["active"],
+            opted_out=counters.get("opted_out", 0),
+            seconds=seconds,
+            reasons=dict(reasons.most_common(20)),
+            next_at=next_at,
+        )
+        if not report.done:
+            causes = "; ".join(f"{reason} ({pages})" for reason, pages in reasons.most_common(3)) or "no page is left"
+            raise CrawlError(
+                f"no page was fetched: {causes}. Check the addresses and the network, then run the command again"
+            )
+        return report
