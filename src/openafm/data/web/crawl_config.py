@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from openafm import __version__
 from openafm.core.config import Config, from_dict, to_dict
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.data.web.frontier import Frontier
@@ -89,7 +89,7 @@ class CrawlConfig(Config):
     @property
     def user_agent(self) -> str:
         """The User-Agent header."""
-        return f"{self.agent}/{__version__}" + (f" (+{self.contact})" if self.contact else "")
+        return f"{self.agent}/{version('openafm')}" + (f" (+{self.contact})" if self.contact else "")
 
 
 class Rules:
