@@ -197,10 +197,10 @@ def read_pages(
     Raises:
         FileNotFoundError: there is no such file.
     """
-    yield from _read(path, max_body_bytes=max_body_bytes, start=start, with_revisits=False)
+    yield from _read(path, max_body_bytes=max_body_bytes, start=start, stop=stop, with_revisits=False)
 
 
-def _read(path: Path, *, max_body_bytes: int, start: int, with_revisits: bool) -> Iterator[Page | Dropped]:
+def _read(path: Path, *, max_body_bytes: int, start: int, stop: int | None, with_revisits: bool) -> Iterator[Page | Dropped]:
     _library()
     from fastwarc.warc import ArchiveIterator, WarcRecordType
 
@@ -240,7 +240,7 @@ def recover(path: Path, start: int) -> list[Page]:
         file.truncate(end)
     if end == start:
         return []
-    found = _read(path, max_body_bytes=MAX_BODY_BYTES, start=start, with_revisits=True)
+    found = _read(path, max_body_bytes=MAX_BODY_BYTES, start=start, stop=None, with_revisits=True)
     return [page for page in found if isinstance(page, Page)]
 
 
