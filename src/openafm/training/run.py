@@ -109,12 +109,13 @@ def train(
     with open_processes(processes) as ranks, stop_on_signals() as stop, _threads(config.num_threads), ExitStack() as opened:
         parallelism = Parallelism(config.parallel, config.model, ranks, device)
         checkpoints, note = output / "checkpoints", _note if ranks.is_main else _no_note
-        ranks.run_on_all(lambda: _check(config))
-        ranks.run_on_main(lambda: _lock_folder(output, opened))
         recorder = GoodputRecorder(output / GOODPUT if ranks.is_main else None)
         watching = opened.enter_context(
             watchdog(config.watchdog, output / f"hang-{ranks.rank}.txt", lambda: recorder.write_waiting("hang"))
         )
+        ranks.run_on_all(lambda: _check(config))
+        ranks.run_on_main(lambda: _lock_folder(output, opened))
+        recorder.open()
         ranks.run_on_all(lambda: config.data.verify(*machine_share()))  # each machine reads every file once
         loader = ranks.run_on_all(lambda: config.data.build(parallelism.data_rank, parallelism.data_world, verify=False))
         found = newest_checkpoint(checkpoints, config, loader.digest, note, ranks)

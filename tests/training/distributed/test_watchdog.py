@@ -38,6 +38,19 @@ corpus = LoaderConfig(sources=(SourceConfig(name="count", path=sys.argv[1]),), r
 train(tiny_run(corpus, num_steps=40, watchdog=WatchdogConfig(seconds=2.0, start_seconds=120.0)), Path(sys.argv[2]))
 """
 
+HANGING_AT_THE_START = """
+import sys, threading
+from pathlib import Path
+import openafm.training.run as run
+from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.training.distributed.watchdog import WatchdogConfig
+from tiny_runs import tiny_run
+
+run._check = lambda config: threading.Event().wait()
+corpus = LoaderConfig(sources=(SourceConfig(name="count", path=sys.argv[1]),), rows_per_step=4, row_tokens=48)
+run.train(tiny_run(corpus, num_steps=40, watchdog=WatchdogConfig(seconds=1.0, start_seconds=1.0)), Path(sys.argv[2]))
+"""
+
 SLOW = """
 import sys, time
 from pathlib import Path
@@ -92,6 +105,17 @@ def test_a_hanging_run_ends_with_its_stacks_and_resumes(tmp_path: Path) -> None:
     assert result.loss == undisturbed.loss
     assert result.goodput.lost["hang"] >= 1.9
     assert result.goodput.starts == 2
+
+
+def test_a_hang_at_the_start_is_booked_as_a_hang(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus")
+    output = tmp_path / "run"
+    process = start(HANGING_AT_THE_START, corpus.sources[0].path, str(output))
+    process.communicate()
+    assert process.returncode == EXIT_CODE
+    lost = goodput(read_process_times(output / FILE)).lost
+    assert lost["hang"] >= 0.9
+    assert lost["start"] == 0
 
 
 def test_the_start_and_long_work_have_a_longer_timeout(tmp_path: Path) -> None:

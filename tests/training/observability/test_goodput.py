@@ -39,9 +39,15 @@ def phase(recorder: GoodputRecorder, name: Phase) -> Iterator[None]:
     recorder.on_phase_end(name)
 
 
+def opened_recorder(path: Path) -> GoodputRecorder:
+    recorder = GoodputRecorder(path)
+    recorder.open()
+    return recorder
+
+
 def test_every_second_is_counted_once(tmp_path: Path) -> None:
     before_s = time.perf_counter()
-    recorder = GoodputRecorder(tmp_path / FILE)
+    recorder = opened_recorder(tmp_path / FILE)
     time.sleep(0.02)
     with phase(recorder, "data_wait"):
         time.sleep(0.03)
@@ -73,7 +79,7 @@ def test_repeated_steps_are_rework_and_time_between_processes_is_lost_to_start(t
     assert str(found) == "goodput 60.0 % of 25 s in 3 starts; lost: start 28.0 %, rework 12.0 %"
 
     (tmp_path / FILE).write_text(json.dumps({"begun": 1.0, "seconds": {"productive": 1.0}, "step": 2}) + "\n")
-    recorder = GoodputRecorder(tmp_path / FILE)
+    recorder = opened_recorder(tmp_path / FILE)
     for step in (1, 2, 3):
         with phase(recorder, "data_wait"):
             pass
@@ -110,13 +116,13 @@ def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
     whole = [{"begun": 1.0, "seconds": {"productive": float(n)}, "step": n, "ended": False} for n in (1, 2)]
     (tmp_path / FILE).write_text("".join(json.dumps(line) + "\n" for line in whole) + '{"begun": 1.0, "sec')
     assert goodput(read_process_times(tmp_path / FILE)) == Goodput(productive=2.0, starts=1)
-    GoodputRecorder(tmp_path / FILE).write_waiting("hang")
+    opened_recorder(tmp_path / FILE).write_waiting("hang")
     lines = (tmp_path / FILE).read_text().splitlines()
     assert [json.loads(line)["seconds"].keys() for line in lines] == [{"productive"}, {"hang"}]
 
 
 def test_a_wait_written_during_a_hang_is_replaced_by_the_next_step(tmp_path: Path) -> None:
-    recorder = GoodputRecorder(tmp_path / FILE)
+    recorder = opened_recorder(tmp_path / FILE)
     with phase(recorder, "data_wait"):
         time.sleep(0.02)
         recorder.write_waiting("hang")
@@ -124,6 +130,21 @@ def test_a_wait_written_during_a_hang_is_replaced_by_the_next_step(tmp_path: Pat
     recorder.on_step(step_result(1))
     recorder.close()
     assert goodput(read_process_times(tmp_path / FILE)).lost["hang"] == 0
+
+
+def test_a_hang_before_the_folder_is_locked_is_a_hang(tmp_path: Path) -> None:
+    path = tmp_path / "run" / FILE
+    waiting = GoodputRecorder(path)
+    assert not path.parent.exists()
+    time.sleep(0.02)
+    waiting.write_waiting("hang")
+    another = opened_recorder(path)  # the lines of another process are kept
+    another.on_step(step_result(1))
+    waiting.write_waiting("hang")
+    found = goodput(read_process_times(path))
+    assert found.starts == 2
+    assert found.lost["hang"] >= 0.02
+    assert found.lost["start"] < 0.02
 
 
 def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tmp_path: Path) -> None:

@@ -99,17 +99,27 @@ class GoodputRecorder(Observer):
 
     Time outside of phases and steps counts as `start` before the first of them, and as `other` after. Without a path nothing
     is written: the time of other ranks shows as waiting of the main one.
+
+    Before `open`, only `write_waiting` writes, and only appends: another process may hold the folder.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._past = [] if path is None else read_process_times(path)
-        self._last_step = max((process.step for process in self._past), default=0)
+        self._past: list[ProcessTimes] = []
+        self._last_step = 0
         self._begun, self._marked_s = time.time(), time.perf_counter()
         self._seconds: dict[str, float] = {}
         self._written_s = -FLUSH_SECONDS
         self._lock = threading.Lock()  # the watchdog's thread writes during a hang
-        self._num_lines = 0
+        self._num_lines: int | None = None  # None until the recorder is opened
+
+    def open(self) -> None:
+        """Read the records of earlier processes. The caller holds the lock of the folder."""
+        past = [] if self._path is None else read_process_times(self._path)
+        with self._lock:
+            self._past = [process for process in past if process.begun != self._begun]
+            self._last_step = max((process.step for process in self._past), default=0)
+            self._num_lines = 0
         if not self._past:
             self.write_waiting("start")  # a process killed before its first step has lost time too
 
@@ -162,13 +172,14 @@ class GoodputRecorder(Observer):
             return
         line = _line(self._times(seconds, ended))
         with room_for(self._path):
-            if self._num_lines % COMPACT_LINES == 0:
+            if self._num_lines is not None and self._num_lines % COMPACT_LINES == 0:
                 with atomic_file(self._path) as file:
                     file.writelines([*map(_line, self._past), line])
             else:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
                 with self._path.open("ab", buffering=0) as file:
                     file.write(line)
-        self._num_lines += 1
+        self._num_lines = None if self._num_lines is None else self._num_lines + 1
 
 
 def goodput(processes: Sequence[ProcessTimes]) -> Goodput:
