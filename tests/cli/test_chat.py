@@ -7,6 +7,7 @@ import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from openafm.cli.chat import ChatLoop
 from openafm.cli.main import run
 from openafm.cli.output import escaped, human_bytes, human_number
 from openafm.cli.respond import default_instructions, generation_options
+from openafm.framework.backends.language_model import FinishReason
 from openafm.framework.backends.system_model import SystemLanguageModel
 
 SCHEMA = {
@@ -153,12 +155,31 @@ def test_respond_reads_prompt_or_schema_from_standard_input(
 
 
 def test_an_empty_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("openafm.framework.session.session.LanguageModelSession.respond_blocking", lambda *_, **__: " ")
+    empty = SimpleNamespace(content=" ", finish_reason=FinishReason.STOP)
+    monkeypatch.setattr(
+        "openafm.framework.session.session.LanguageModelSession.respond_full_blocking", lambda *_, **__: empty
+    )
     assert run(["respond", "hello"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert "empty answer" in captured.err
     assert "--schema" in captured.err
+
+
+def test_an_answer_at_the_limit_is_valid_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long.json").write_text(json.dumps({"type": "array", "items": SCHEMA, "minItems": 2}))
+    assert (
+        run(["respond", "Dinner with Maria", "--schema", "long.json", "--max-tokens", "24", "--temperature", "9", "--json"])
+        == 0
+    )
+    captured = capsys.readouterr()
+    answer = json.loads(captured.out)
+    assert len(answer["content"]) >= 2
+    assert all(item.keys() == {"title"} for item in answer["content"])
+    assert answer["finish_reason"] == "length"
+    assert "ended at 24 tokens; --max-tokens" in captured.err
 
 
 def test_escapes() -> None:

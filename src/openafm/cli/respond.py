@@ -45,6 +45,7 @@ def respond(
     json: Annotated[bool, typer.Option("--json", help="Print content and usage as JSON.")] = False,
 ) -> None:
     """Answer one prompt. With --schema the answer always satisfies the schema."""
+    from openafm.framework.backends.language_model import FinishReason
     from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.framework.session.session import LanguageModelSession
 
@@ -53,10 +54,16 @@ def respond(
     options = generation_options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens)
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
     session = LanguageModelSession(default_instructions() if instructions is None else instructions, described)
-    content = session.respond_blocking(text, json_schema=json_schema, options=options)
+    response = session.respond_full_blocking(text, json_schema=json_schema, options=options)
+    content = response.content
+    if response.finish_reason is FinishReason.LENGTH:
+        print(
+            f"note: the answer was ended at {options.maximum_response_tokens} tokens; --max-tokens changes that",
+            file=sys.stderr,
+        )
     answer: Any = content if isinstance(content, str) else json_library.loads(content.to_json())
     if json:
-        print_json({"content": answer, "usage": session.usage.to_dict()})
+        print_json({"content": answer, "finish_reason": response.finish_reason.value, "usage": session.usage.to_dict()})
     elif not isinstance(answer, str):
         print_json(answer)
     elif not answer.strip():

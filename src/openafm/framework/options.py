@@ -67,6 +67,9 @@ class GenerationOptions:
         temperature: divides the logits before random sampling; 1 by default, 0 is greedy.
         maximum_response_tokens: the response is truncated after this number of tokens.
         tool_calling_mode: whether tools may, must or must not be called; allowed by default.
+        closes_at_limit: whether a guided response that reaches the token limit or the end of the context window is completed
+            as its schema allows, with open strings and lists closed; its `finish_reason` is then `LENGTH`. True by default;
+            False raises `DecodingFailureError` instead. Local models only; tool calls are never completed.
 
     Raises:
         ValueError: a value is out of range.
@@ -76,6 +79,7 @@ class GenerationOptions:
     temperature: float | None = None
     maximum_response_tokens: int | None = None
     tool_calling_mode: ToolCallingMode | None = None
+    closes_at_limit: bool | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is not None and not isinstance(self.sampling, SamplingMode):
@@ -90,6 +94,8 @@ class GenerationOptions:
             raise ValueError("'maximum_response_tokens' must be positive")
         if self.tool_calling_mode is not None and self.tool_calling_mode not in list(ToolCallingMode):
             raise ValueError("'tool_calling_mode' must be a ToolCallingMode: allowed, required or disallowed")
+        if self.closes_at_limit is not None and not isinstance(self.closes_at_limit, bool):
+            raise ValueError("'closes_at_limit' must be True or False")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options that are set, with Apple's keys."""
@@ -104,6 +110,7 @@ class GenerationOptions:
             "temperature": self.temperature,
             "maximum_response_tokens": self.maximum_response_tokens,
             "tool_calling_mode": self.tool_calling_mode and str(self.tool_calling_mode),
+            "closes_at_limit": self.closes_at_limit,
         }
         return {name: value for name, value in options.items() if value is not None}
 

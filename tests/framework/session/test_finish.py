@@ -45,7 +45,37 @@ def test_the_finish_reason_is_the_limit_that_was_reached(tmp_path: Path) -> None
 def test_a_response_cut_off_names_the_path_and_the_limit(model: fm.SystemLanguageModel) -> None:
     session = fm.LanguageModelSession(model=model)
     with pytest.raises(fm.DecodingFailureError, match=r"cut off at \$\.names.* by maximum_response_tokens=14; raise"):
-        session.respond_blocking("names", Names, options=fm.GenerationOptions(maximum_response_tokens=14))
+        session.respond_blocking(
+            "names", Names, options=fm.GenerationOptions(maximum_response_tokens=14, closes_at_limit=False)
+        )
+
+
+@pytest.mark.parametrize("max_tokens", [8, 14, 100, None])
+def test_a_guided_response_is_closed_at_the_limit(model: fm.SystemLanguageModel, max_tokens: int | None) -> None:
+    """Random weights extend strings and lists without end; the context window is a limit too."""
+    session = fm.LanguageModelSession(model=model)
+    options = fm.GenerationOptions(maximum_response_tokens=max_tokens)
+    response = session.respond_full_blocking("names", generating=Names, options=options)
+    assert response.finish_reason is fm.FinishReason.LENGTH
+    assert all(isinstance(name, str) for name in response.content.names)
+    assert max_tokens is None or response.usage.generated_tokens <= max_tokens + 1
+    assert session.respond_full_blocking("x", bool).finish_reason is fm.FinishReason.STOP
+
+
+def test_a_tool_call_is_not_closed_at_the_limit(model: fm.SystemLanguageModel) -> None:
+    called = []
+
+    @fm.tool
+    def note(words: list[str]) -> str:
+        """Take a note."""
+        called.append(words)
+        return "done"
+
+    session = fm.LanguageModelSession(model=model, tools=[note])
+    options = fm.GenerationOptions(maximum_response_tokens=60, tool_calling_mode=fm.ToolCallingMode.REQUIRED)
+    with pytest.raises(fm.DecodingFailureError, match="a tool call was cut off"):
+        session.respond_blocking("x", Names, options=options)
+    assert called == []
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,8 @@ class LocalExecutor(LanguageModelExecutor):
             grammar=grammar,
             cancelled=request.cancelled,
             drafter=model.drafter,
+            # A closed tool call would be made with truncated arguments.
+            closes=request.options.closes_at_limit is not False and request.schema is not None and not request.tools,
         )
         text = _AnswerText(model, may_call=bool(request.tools))
         with contextlib.closing(generation):

@@ -24,8 +24,8 @@ class Response(Generic[FinalT]):
         raw_content: the same as generated content.
         transcript_entries: the entries that the request appended: prompt, tool calls, tool outputs, response.
         usage: tokens and times of the request.
-        finish_reason: why the response ended: `LENGTH` if the token limit cut off a text. A guided response that is cut off
-            raises `DecodingFailureError` instead.
+        finish_reason: why the response ended: `LENGTH` if the token limit cut off a text, or ended a guided response early
+            (`GenerationOptions.closes_at_limit`).
     """
 
     content: FinalT

@@ -56,7 +56,8 @@ class Summary:
     """How a generation ended, its token counts and its times in seconds of wall time.
 
     Attributes:
-        finish: "stop" at a stop token; "length" at `max_tokens`, which may truncate a structure; or "cancelled".
+        finish: "stop" at a stop token; "length" at `max_tokens`, which may truncate a structure, or where the grammar ended
+            the answer because of that limit; or "cancelled".
         num_prompt_tokens: tokens of the prompt.
         num_tokens: tokens of the answer, the stop token included.
         num_forced_tokens: tokens of the answer that the grammar forced.
@@ -99,6 +100,7 @@ def generate(
     drafter: Drafter | None = None,
     cancelled: Callable[[], bool] = lambda: False,
     log_probabilities: bool = False,
+    closes: bool = False,
 ) -> Generation:
     """Return an iterator that appends the prompt to the sequence and generates an answer token by token.
 
@@ -114,6 +116,7 @@ def generate(
             seeded answer, nor the distribution of an unseeded one.
         cancelled: called before each choice; True ends the generation.
         log_probabilities: compute `TokenEvent.log_probability`.
+        closes: let the grammar end a JSON answer before `max_tokens` or the context window truncates it (`Grammar.matcher`).
 
     Raises:
         ContextWindowError: the prompt and one token do not fit; or, while iterating, the answer does not.
@@ -136,6 +139,7 @@ def generate(
         drafter=drafter,
         cancelled=cancelled,
         log_probabilities=log_probabilities,
+        closes=closes,
     )
     return Generation(options)
 
@@ -172,11 +176,12 @@ class _GenerationLoop:
     def __init__(self, options: _Options) -> None:
         request = self._options = options
         self._sampler = request.sampling.build()
-        self._matcher = None if request.grammar is None else request.grammar.matcher()
-        self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
-        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
         # Tokens of an answer that fit the context window after the prompt.
         self._room = request.engine.context_length - request.sequence.length - len(request.prompt_tokens)
+        most = min(request.max_tokens, self._room - 1) if request.closes else None
+        self._matcher = None if request.grammar is None else request.grammar.matcher(most)
+        self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
+        self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
         self._num_tokens = self._num_forced = self._num_prefill_steps = 0
         self._time_to_first_token_s: float | None = None
         self._mask_s = 0.0
@@ -259,7 +264,8 @@ class _GenerationLoop:
             self._accept(token)
             events.append(TokenEvent(token, bool(forced), is_stop, log_probability))
             if is_stop:
-                return _TokenRun(events, "stop")
+                is_closed = self._matcher is not None and self._matcher.is_closed
+                return _TokenRun(events, "length" if is_closed else "stop")
 
     def _out_of_room(self, events: list[TokenEvent], position: int) -> _TokenRun:
         if position >= self._options.max_tokens:
@@ -321,6 +327,7 @@ class _Options:
     drafter: Drafter | None
     cancelled: Callable[[], bool]
     log_probabilities: bool
+    closes: bool
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
+from openafm.runtime.decoding.closing import Closer
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.schema_rewrite import enforceable_schema, needs_unicode_escapes
 from openafm.tokenizer.bpe import Tokenizer
@@ -63,6 +64,7 @@ class GrammarCompiler:
         self._stop = self._template.stop_token(tokenizer)
         wrapped = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, self._stop))
         self._ll_tokenizer = llguidance.LLTokenizer(wrapped, n_vocab=tokenizer.vocab_size, eos_token=self._stop)
+        self._closer = Closer(tokenizer)
         self._cache_size = cache_size
         self._cache: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._lock = threading.Lock()
@@ -102,7 +104,7 @@ class GrammarCompiler:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-        grammar = Grammar(self._ll_tokenizer, source(), self._stop)
+        grammar = Grammar(self._ll_tokenizer, source(), self._stop, self._closer)
         with self._lock:
             self._cache[key] = grammar
             if len(self._cache) > self._cache_size:
@@ -127,7 +129,7 @@ class _Vocabulary:
 class Grammar:
     """A compiled grammar. `matcher` starts an answer; `stop_token` ends every answer."""
 
-    def __init__(self, tokenizer: LLTokenizer, source: str, stop_token: int) -> None:
+    def __init__(self, tokenizer: LLTokenizer, source: str, stop_token: int, closer: Closer) -> None:
         import llguidance
 
         matcher = llguidance.LLMatcher(tokenizer, source, log_level=0)
@@ -136,10 +138,15 @@ class Grammar:
         if warnings := matcher.get_grammar_warnings():
             raise UnsupportedSchemaError(f"part of the schema would not be enforced: {'; '.join(warnings)}")
         self._matcher, self._vocab_size, self.stop_token = matcher, tokenizer.vocab_size, stop_token
+        self._closer = closer
 
-    def matcher(self) -> Matcher:
-        """Return a matcher at the start of an answer."""
-        return Matcher(self._matcher.deep_copy(), self._vocab_size, self.stop_token)
+    def matcher(self, max_tokens: int | None = None) -> Matcher:
+        """Return a matcher at the start of an answer.
+
+        With `max_tokens` a JSON answer is closed before it exceeds that many tokens, the stop token not counted: its end is
+        forced. This fails where an item takes more than 256 tokens, and for strings whose pattern is hard to complete.
+        """
+        return Matcher(self._matcher.deep_copy(), self._vocab_size, self.stop_token, self._closer, max_tokens)
 
 
 class Matcher:
@@ -148,8 +155,17 @@ class Matcher:
     llguidance never receives the stop token, because it cannot fully roll it back.
     """
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, stop_token: int) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocab_size: int,
+        stop_token: int,
+        closer: Closer | None = None,
+        max_tokens: int | None = None,
+    ) -> None:
         self._matcher, self._vocab_size, self._stop = matcher, vocab_size, stop_token
+        self._closer, self._max_tokens = closer, max_tokens
+        self._closed_at: int | None = None  # accepted tokens when the end was forced
         self._accepted: list[int] = []
         self._bounds_V: NDArray[np.float32] | None = None  # inf for allowed tokens, else -inf; None: not computed
         self._forced = [self._compute_forced()]  # forced tokens at the start and after each accepted token
@@ -168,6 +184,11 @@ class Matcher:
     def has_stopped(self) -> bool:
         """True if the stop token has been accepted; no token is allowed after it."""
         return self._accepted[-1:] == [self._stop]
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the token limit ended the answer: its end is forced."""
+        return self._closed_at is not None
 
     def forced(self) -> tuple[int, ...]:
         """Return the tokens that must follow, the stop token included; empty if there is a choice."""
@@ -231,6 +252,8 @@ class Matcher:
             self._bounds_V = None
             self._checked(self._matcher.rollback(num_tokens - self.has_stopped))
             del self._accepted[-num_tokens:], self._forced[-num_tokens:]
+            if self._closed_at is not None and len(self._accepted) < self._closed_at:
+                self._closed_at = None
 
     def fork(self) -> Matcher:
         """Return an independent copy."""
@@ -249,7 +272,20 @@ class Matcher:
             return ()
         if self._checked(self._matcher.is_stopped()):
             return (self._stop,)
-        return tuple(self._checked(self._matcher.compute_ff_tokens()))
+        forced = tuple(self._checked(self._matcher.compute_ff_tokens()))
+        if forced or self._closer is None or self._max_tokens is None:
+            return forced
+        return self._end(self._closer, self._max_tokens - len(self._accepted))
+
+    def _end(self, closer: Closer, num_left: int) -> tuple[int, ...]:
+        """Return the end of the answer if it must begin here for `num_left` tokens to suffice, else nothing."""
+        if not closer.is_watched(num_left) or self.may_stop:
+            return ()
+        end = closer.due_end(self._matcher, self._accepted, num_left)
+        if not end:
+            return ()
+        self._closed_at = len(self._accepted)
+        return (*end, self._stop)
 
     def _checked(self, result: Any) -> Any:
         if self._matcher.is_error():

@@ -1,0 +1,94 @@
+"""The end of an incomplete JSON answer, so that an answer that reaches its token limit still satisfies its schema.
+
+It is built greedily: outside of strings it closes objects and lists first, inside it closes the string; where the
+grammar requires more, it writes the first character that the grammar allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from openafm.tokenizer.bpe import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+SLACK = 16
+"""Tokens that remain below the limit: one token may close a string, add an item and begin it."""
+
+WATCHED, WATCHED_CLOSELY, STRIDE = 256, 64, 4
+"""Tokens below the limit from which the end is computed: at every fourth token, and from 64 at every one."""
+
+_OUTSIDE = b'}],"0123456789ntf[{-.'
+_PLAIN = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+_INSIDE = b'"' + bytes(sorted(_PLAIN, key=lambda byte: (chr(byte).isalnum(), byte)))
+
+
+class Closer:
+    """Computes ends of answers in the tokens of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._bytes = tokenizer.token_bytes
+        by_byte = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size - 1, -1, -1)}
+        self._outside = tuple(by_byte[bytes([byte])] for byte in _OUTSIDE if bytes([byte]) in by_byte)
+        self._inside = tuple(by_byte[bytes([byte])] for byte in _INSIDE if bytes([byte]) in by_byte)
+
+    @staticmethod
+    def is_watched(num_left: int) -> bool:
+        """Return whether to compute the end where `num_left` tokens are left."""
+        return 0 < num_left <= WATCHED and (num_left <= WATCHED_CLOSELY or num_left % STRIDE == 0)
+
+    def due_end(self, matcher: LLMatcher, accepted: Sequence[int], most: int) -> list[int]:
+        """Return the end of the answer after `accepted` if it must begin here for `most` tokens to suffice, else nothing.
+
+        It must if one more item of the innermost open list or object might not fit. `matcher` is not changed.
+        """
+        slack = min(SLACK, (most + len(accepted)) // 4)
+        if self._end(matcher, accepted, most - slack, adds_item=True) is not None:
+            return []
+        return self._end(matcher, accepted, most, adds_item=False) or []
+
+    def _end(self, matcher: LLMatcher, accepted: Sequence[int], most: int, *, adds_item: bool) -> list[int] | None:
+        """Return tokens that complete the answer, at most `most`; None if more would be needed.
+
+        With `adds_item` the first list or object that could be closed gets one more item.
+        """
+        copy, tokens = matcher.deep_copy(), list[int]()
+        is_inside = self._is_inside(accepted, is_inside=False)
+        while not copy.is_error():
+            if copy.is_accepting() or copy.is_stopped():
+                return tokens
+            step = copy.compute_ff_tokens()
+            if not step:
+                step = self._next(copy, self._inside if is_inside else self._outside)
+                if adds_item and not is_inside and self._bytes(step[0]) in (b"}", b"]"):
+                    step, adds_item = self._next(copy, self._outside[2:]), False
+            if len(tokens) + len(step) > most or not step:
+                return None
+            copy.consume_tokens(step)
+            tokens += step
+            is_inside = self._is_inside(step, is_inside)
+        return None
+
+    def _next(self, matcher: LLMatcher, candidates: Sequence[int]) -> list[int]:
+        """Return the first candidate that is allowed, else the first allowed token."""
+        for token in candidates:
+            if matcher.validate_tokens([token]) == 1:
+                return [token]
+        bits: bytes = matcher.compute_bitmask()
+        allowed = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
+        return allowed[:1].tolist()
+
+    def _is_inside(self, tokens: Iterable[int], is_inside: bool) -> bool:
+        """Return whether a JSON string is open after the tokens."""
+        text, position = b"".join(map(self._bytes, tokens)), 0
+        while position < len(text):
+            if text[position] == ord("\\"):
+                position += 1
+            elif text[position] == ord('"'):
+                is_inside = not is_inside
+            position += 1
+        return is_inside
