@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from openafm.cli import data_web
+from openafm.cli import data_pipeline, data_web
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 
 app = typer.Typer(
@@ -20,9 +20,14 @@ app.command()(data_web.crawl)
 app.command()(data_web.why)
 
 
+app.command()(data_pipeline.run)
+app.command()(data_pipeline.report)
+app.command("try")(data_pipeline.try_page)
+
+
 @app.command()
 def pack(
-    path: Annotated[Path, typer.Argument(help="A file or folder of .txt, .md or .jsonl, each also with .gz.")],
+    path: Annotated[Path, typer.Argument(help="A file or folder of .txt, .md, .jsonl (also .gz) or .parquet, or a corpus.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Output folder for the shards.")],
     model: Annotated[
         str | None, typer.Option("--model", "-m", help="Bundle whose tokenizer to use; default: the current model.")
@@ -33,7 +38,7 @@ def pack(
     append: Annotated[bool, typer.Option("--append", help="Add shards to the corpus in OUT.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Pack a file or folder of text or chat JSONL into token shards."""
+    """Pack a file or folder of text, chat JSONL or Parquet into token shards."""
     from openafm.bundle import open_bundle, resolve_model
     from openafm.data.pack import PackConfig, pack_path
     from openafm.tokenizer.bpe import Tokenizer
@@ -59,11 +64,14 @@ def pack(
             " no token of these is learned",
             file=sys.stderr,
         )
+    if report.num_opted_out:
+        print(f"left out {report.num_opted_out:,} documents that must not be used for training", file=sys.stderr)
     if json:
         print_json(
             {
                 "path": str(report.path),
                 "skipped": report.num_skipped,
+                "opted_out": report.num_opted_out,
                 "without_answer": report.num_without_answer,
                 "parts": summary,
             }

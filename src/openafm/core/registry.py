@@ -19,6 +19,8 @@ from openafm.core.errors import UsageError
 
 ENTRY_POINT_GROUP = "openafm.kinds"
 ENVIRONMENT_VARIABLE = "OPENAFM_PLUGINS"
+FILE_PLUGIN = "openafm_plugin:"
+"""Prefix of the module name of a plugin that is a file; the rest is its path."""
 
 
 class PluginError(UsageError):
@@ -64,7 +66,7 @@ def discover_kind(name: str) -> None:
 
 
 def _import_file(file: Path) -> ModuleType:
-    name = f"openafm_plugin:{file}"
+    name = f"{FILE_PLUGIN}{file}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)

@@ -1,9 +1,12 @@
-"""Documents from files: .txt and .md (one document per file), .jsonl (one per line), each plain or gzipped.
+"""Documents from files: .txt and .md (one document per file), .jsonl (one per line), each plain or gzipped, and .parquet.
 
 A line of JSONL is plain text, `{"text": "...", "language": "en"}`, or a conversation: `{"messages": [...], ...}` as in
 `tokenizer.conversation`, or one of the formats in `chat_formats`. `source` is a tag of the document; `kind`, `license`,
 `opt_out` and the texts of an object `metadata` are stored with it. Other keys are ignored. A file given by path may also be
 .json: a list of such objects, or one object.
+
+A row of Parquet is a plain text with the columns of `pipeline.parquet`; `text` is required. Of a corpus that
+`openafm data run` wrote, the documents that it kept are read. Documents whose publisher opted out of training are skipped.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ from openafm.tokenizer.conversation import Conversation, ConversationError, User
 from openafm.tokenizer.schema_text import schema_text
 
 TEXT_SUFFIXES = (".txt", ".md")
-SUFFIXES = (*TEXT_SUFFIXES, ".jsonl")
+PARQUET = ".parquet"
+SUFFIXES = (*TEXT_SUFFIXES, ".jsonl", PARQUET)
 JSON = ".json"
 """Read only if its path is given: folders contain other JSON files too."""
 _LANGUAGE_TAGS = (
@@ -36,6 +40,10 @@ LANGUAGES = frozenset(_LANGUAGE_TAGS.split())
 
 METADATA_KEYS = ("kind", "license", "opt_out")
 """Keys of a JSONL document that are stored as metadata; further ones are under `metadata`."""
+NO_OPT_OUT = ("", "no", "false", "0")
+"""Values of `opt_out` of documents that may be used for training; any other value is the reason why not."""
+CORPUS = "corpus.json"
+"""The manifest in a folder that `openafm data run` wrote; its documents are in the subfolder `documents`."""
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -89,7 +97,8 @@ def texts_of(document: AnyDocument) -> Iterator[str]:
 class DocumentFiles:
     """The documents of a file, or of all files below a folder in the order of their paths; hidden ones are skipped.
 
-    Iterating reads them; `bytes_read` of `total_bytes` (as stored) is the progress.
+    Iterating reads them; `bytes_read` of `total_bytes` (as stored) is the progress. `num_opted_out` counts the documents
+    that were skipped because they must not be used for training.
 
     Raises:
         InputPathError: `path` does not exist or is a file of another kind.
@@ -102,20 +111,26 @@ class DocumentFiles:
         self._root = path if path.is_dir() else path.parent
         self.total_bytes = sum(file.stat().st_size for file in self.files)
         self.bytes_read = 0
+        self.num_opted_out = 0
 
     def __iter__(self) -> Iterator[AnyDocument]:
-        bytes_before = 0
+        self.num_opted_out = bytes_before = 0
         for file in self.files:
             with file.open("rb") as raw:
                 for document in _read(file, raw, language_of_path(file.relative_to(self._root))):
                     self.bytes_read = bytes_before + raw.tell()
-                    yield document
+                    if document.metadata.get("opt_out", "") in NO_OPT_OUT:
+                        yield document
+                    else:
+                        self.num_opted_out += 1
             bytes_before += file.stat().st_size
         self.bytes_read = bytes_before
 
 
 def _find(path: Path) -> list[Path]:
-    known = f"known are {', '.join(SUFFIXES)}, each also with .gz"
+    known = f"known are {', '.join(SUFFIXES)}, text and JSONL also with .gz"
+    if (path / CORPUS).is_file():
+        path = path / "documents"
     if path.is_dir():
         inside = sorted(path.rglob("*"), key=lambda file: file.relative_to(path).parts)
         shown = (file for file in inside if not any(part.startswith(".") for part in file.relative_to(path).parts))
@@ -136,6 +151,10 @@ def _kind(file: Path) -> str:
 
 
 def _read(file: Path, raw: IO[bytes], language: str) -> Iterator[AnyDocument]:
+    if _kind(file) == PARQUET:
+        for index, row in enumerate(_parquet(file)):
+            yield _tagged(replace(row, read_from=f"{file} (row {index})"), language)
+        return
     stream = gzip.GzipFile(fileobj=raw) if file.name.lower().endswith(".gz") else raw
     try:
         if _kind(file) in TEXT_SUFFIXES:
@@ -151,6 +170,20 @@ def _read(file: Path, raw: IO[bytes], language: str) -> Iterator[AnyDocument]:
                 yield _tagged(_parse(text, where), language)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise NotTextError(f"{file} is not a whole gzip file: {error}; copy it again or leave it out") from error
+
+
+def _parquet(file: Path) -> Iterator[TextDocument]:
+    from openafm.data.pipeline.parquet import read_rows
+
+    for row in read_rows(file):
+        metadata = {key: str(row[key]) for key in METADATA_KEYS if row.get(key)}
+        source, language = row.get("source"), row.get("language")
+        yield TextDocument(
+            text=str(row["text"] or ""),
+            language=language if isinstance(language, str) else "",
+            source=source if isinstance(source, str) else "",
+            metadata=metadata,
+        )
 
 
 def language_of_path(file: Path) -> str:

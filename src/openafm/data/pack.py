@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -71,7 +71,8 @@ class PackConfig(Config):
 class PackReport:
     """The manifests that were written.
 
-    `num_skipped` counts documents without text, `num_without_answer` those in which no token carries loss.
+    `num_skipped` counts documents without text, `num_without_answer` those in which no token carries loss, and
+    `num_opted_out` those that were left out because they must not be used for training.
     """
 
     path: Path
@@ -79,6 +80,7 @@ class PackReport:
     held_out: Manifest | None
     num_skipped: int
     num_without_answer: int
+    num_opted_out: int = 0
 
 
 def pack_path(
@@ -90,7 +92,7 @@ def pack_path(
     *,
     append: bool = False,
 ) -> PackReport:
-    """Pack a file, or every .txt, .md and .jsonl file (also .gz) below a folder, into a corpus at `out`.
+    """Pack a file, or every .txt, .md, .jsonl (also .gz) and .parquet file below a folder, into a corpus at `out`.
 
     With `append`, the documents become further shards of the corpus that `out` has. Without it, a call that was killed is
     continued by the next call with the same files, tokenizer and config, after its last complete shard.
@@ -106,12 +108,14 @@ def pack_path(
     with progress(f"pack {path}", files.total_bytes) as bar:
         documents = _watched(files, bar, lambda _: files.bytes_read)
         if append:
-            return _append(_encoded(documents, tokenizer, template), out, tokenizer, config)
+            report = _append(_encoded(documents, tokenizer, template), out, tokenizer, config)
+            return replace(report, num_opted_out=files.num_opted_out)
         check_output(out)
         with resumable_folder(out, _key(files.files, tokenizer, template, config), FILES) as folder:
             sides = _resumed(folder, tokenizer, config)
             rest = _without_stored(documents, sides, config.held_out)
-            return _store(_encoded(rest, tokenizer, template), out, sides, config)
+            report = _store(_encoded(rest, tokenizer, template), out, sides, config)
+            return replace(report, num_opted_out=files.num_opted_out)
 
 
 def pack_texts(

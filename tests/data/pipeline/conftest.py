@@ -41,5 +41,4 @@ def config() -> PipelineConfig:
         ),
         limits=LimitsConfig(cpu_seconds=0.5, wall_seconds=20.0, memory_mb=1024),
         executor=LocalConfig(num_workers=1),
-        plugins=("simple_kinds",),
     )

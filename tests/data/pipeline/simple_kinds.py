@@ -87,22 +87,23 @@ class EqualTexts(Deduplication):
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        first: dict[str, str] = {}
-        copies = []
-        for path in signatures:
-            for row in pq.read_table(path).to_pylist():
-                if row["text"] in first:
-                    copies.append(row["id"])
-                first.setdefault(row["text"], row["id"])
-        pq.write_table(pa.table({"id": pa.array(copies, pa.string())}), out)
+        seen: set[str] = set()
+        copies: list[dict[str, int]] = []
+        for shard, path in enumerate(signatures):
+            for position, row in enumerate(pq.read_table(path).to_pylist()):
+                if row["text"] in seen:
+                    copies.append({"shard": shard, "position": position})
+                seen.add(row["text"])
+        schema = pa.schema([("shard", pa.int64()), ("position", pa.int64())])
+        pq.write_table(pa.Table.from_pylist(copies, schema=schema), out)
 
-    def read_decisions(self, path: Path) -> Any:
+    def read_decisions(self, path: Path, shard: int) -> Any:
         import pyarrow.parquet as pq
 
-        return set(pq.read_table(path).column("id").to_pylist())
+        return {row["position"] for row in pq.read_table(path).to_pylist() if row["shard"] == shard}
 
-    def apply(self, document: WebDocument, decisions: Any) -> WebDocument | Dropped:
-        return Dropped(reason="duplicate") if document.id in decisions else document
+    def apply(self, document: WebDocument, position: int, decisions: Any) -> WebDocument | Dropped:
+        return Dropped(reason="duplicate") if position in decisions else document
 
 
 @dataclass(frozen=True, kw_only=True)

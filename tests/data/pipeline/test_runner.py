@@ -111,7 +111,7 @@ def test_output_is_identical_for_any_number_of_workers_order_and_file_names(
 
 
 def _config() -> PipelineConfig:
-    return PipelineConfig(stages=(_extract(),), plugins=("simple_kinds",), shard_mb=1)
+    return PipelineConfig(stages=(_extract(),), shard_mb=1)
 
 
 def _extract() -> ExtractionStageConfig:
@@ -233,7 +233,7 @@ def test_parquet_with_another_schema_is_refused(config: PipelineConfig, tmp_path
 
     from openafm.data.pipeline.config import FilterStageConfig
 
-    documents = PipelineConfig(stages=(FilterStageConfig(filters=(MinLengthConfig(),)),), plugins=("simple_kinds",))
+    documents = PipelineConfig(stages=(FilterStageConfig(filters=(MinLengthConfig(),)),))
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"body": ["text"]}), path)
     with pytest.raises(ParquetSchemaError, match="'text' of strings is missing; columns: body"):

@@ -34,12 +34,12 @@ class Deduplication(ABC):
         """
 
     @abstractmethod
-    def read_decisions(self, path: Path) -> Any:
-        """Return the decisions in the form that `apply` reads; called once for each shard."""
+    def read_decisions(self, path: Path, shard: int) -> Any:
+        """Return the decisions on the shard of this index in the form that `apply` reads."""
 
     @abstractmethod
-    def apply(self, document: WebDocument, decisions: Any) -> WebDocument | Dropped:
-        """Return the document, a copy without repeated parts, or the reason for a drop."""
+    def apply(self, document: WebDocument, position: int, decisions: Any) -> WebDocument | Dropped:
+        """Return the document at a position of the shard, a copy without repeated parts, or the reason for a drop."""
 
 
 @dataclass(frozen=True, kw_only=True)

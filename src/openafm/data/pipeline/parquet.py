@@ -112,7 +112,7 @@ def read_documents(path: Path) -> Iterator[WebDocument]:
     Raises:
         ParquetSchemaError: the file is not Parquet, or its columns are not those of documents.
     """
-    for row in _rows(path):
+    for row in read_rows(path):
         yield _document(row, path)
 
 
@@ -122,8 +122,23 @@ def read_drops(path: Path) -> Iterator[Drop]:
     Raises:
         ParquetSchemaError: the file is not Parquet of drops.
     """
-    for row in _rows(path, required=_DROP_COLUMNS):
+    for row in read_rows(path, required=_DROP_COLUMNS):
         yield Drop(**{name: row[name] for name in _DROP_COLUMNS})
+
+
+def read_rows(path: Path, required: Sequence[str] = _REQUIRED) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file with the required columns.
+
+    Raises:
+        ParquetSchemaError: the file is not Parquet, lacks a column, or is damaged.
+    """
+    pa = pyarrow()
+    with open_parquet(path, required) as file:
+        try:
+            for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, use_threads=False):
+                yield from batch.to_pylist()
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ParquetSchemaError(f"{path} is damaged: {error}; copy it again or leave it out") from error
 
 
 def open_parquet(path: Path, required: Sequence[str] = _REQUIRED) -> Any:
@@ -164,16 +179,6 @@ def pyarrow() -> Any:
 
 
 _MEDIA = dataclasses.fields(Media)
-
-
-def _rows(path: Path, required: Sequence[str] = _REQUIRED) -> Iterator[dict[str, Any]]:
-    pa = pyarrow()
-    with open_parquet(path, required) as file:
-        try:
-            for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, use_threads=False):
-                yield from batch.to_pylist()
-        except (pa.ArrowInvalid, OSError) as error:
-            raise ParquetSchemaError(f"{path} is damaged: {error}; copy it again or leave it out") from error
 
 
 def _document(row: dict[str, Any], path: Path) -> WebDocument:

@@ -25,7 +25,7 @@ from openafm.data.pipeline.config import (
 )
 from openafm.data.pipeline.inputs import PARQUET_SUFFIXES, WARC_SUFFIXES, Shard, describe, find_inputs, shards_of
 from openafm.data.pipeline.parquet import open_parquet, pyarrow
-from openafm.data.pipeline.steps import build_stage, stage_json
+from openafm.data.pipeline.steps import Decisions, build_stage, stage_json
 from openafm.data.pipeline.store import (
     COUNTERS,
     DOCUMENTS,
@@ -38,6 +38,7 @@ from openafm.data.pipeline.store import (
     config_key,
     find_record,
     key_of,
+    modules_of,
     summarize,
     write_counters,
 )
@@ -85,7 +86,7 @@ def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> C
             open_parquet(path).close()
     for stage in config.stages:
         if not isinstance(stage, DeduplicationStageConfig):
-            build_stage(stage_json(stage), config.plugins)  # a missing library or model fails here, before any work
+            build_stage(stage_json(stage), _plugins(config, stage))  # a missing library or model fails here, before any work
     _check_folder(out)
     with folder_lock(out), room_for(out):
         (out / STAGES).mkdir(exist_ok=True)
@@ -130,12 +131,12 @@ class _Run:
                 root=self.root,
                 stage=stage_json(self.stage),
                 stage_name=self.stage.name,
-                key=self._key("map", shard.digest, decided),
+                key=self._key("map", shard.digest, *([decided, index] if decisions else [])),
                 shard=shard,
-                plugins=self.config.plugins,
-                decisions=decisions,
+                plugins=_plugins(self.config, self.stage),
+                decisions=Decisions(path=decisions, shard=index) if decisions else None,
             )
-            for shard in shards
+            for index, shard in enumerate(shards)
         ]
         found = {task.key: find_record(self.root, self.stage.name, task.key) for task in tasks}
         records = {key: record for key, record in found.items() if record is not None}
@@ -171,7 +172,7 @@ class _Run:
                 stage_name=self.stage.name,
                 key=self._key("signatures", shard.digest),
                 shard=shard,
-                plugins=self.config.plugins,
+                plugins=_plugins(self.config, self.stage),
             )
             for shard in shards
         ]
@@ -184,7 +185,7 @@ class _Run:
         key = self._key("decide", [file_digest(path) for path in paths])
         decisions = self.root / STAGES / self.stage.name / f"{key}.decisions.parquet"
         if not decisions.is_file():
-            task = DecideTask(stage=text, signatures=tuple(paths), out=decisions, plugins=self.config.plugins)
+            task = DecideTask(stage=text, signatures=tuple(paths), out=decisions, plugins=_plugins(self.config, self.stage))
             list(_all(self.executor.map(run_decide, [task], NO_LIMITS)))
         return decisions
 
@@ -225,6 +226,11 @@ class _Shown:
     def _update(self) -> None:
         rate = self._documents / max(time.monotonic() - self._started, 1e-3)
         self._bar.update(self._finished, f"{self._documents:,} documents, {rate:,.0f}/s" if self._documents else "")
+
+
+def _plugins(config: PipelineConfig, stage: StageConfig) -> tuple[str, ...]:
+    """Return the modules that a worker imports before it reads the JSON form of a stage."""
+    return (*config.plugins, *modules_of(stage))
 
 
 def _without(task: MapTask, failure: Failure) -> MapTask:

@@ -26,7 +26,8 @@ from openafm.data.web.documents import Dropped, Page, WebDocument
 from openafm.data.web.warc import read_pages
 
 Item: TypeAlias = Page | WebDocument | Dropped
-Step: TypeAlias = Callable[[Any], WebDocument | Dropped]
+Step: TypeAlias = Callable[[Any, int], WebDocument | Dropped]
+"""A function of an item and its position in the shard."""
 
 OK_STATUS = 200
 _HTML = ("text/html", "application/xhtml")
@@ -45,6 +46,22 @@ class NamedStep:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decisions:
+    """The file of a deduplication's decisions, and the index of the shard to apply them to."""
+
+    path: Path
+    shard: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Processed:
+    """The result of a stage for one item; `before` is what the last step received, whose language and id a drop records."""
+
+    before: Item
+    outcome: WebDocument | Dropped
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stage:
     """A stage that is ready to run: how it reads a shard, and its steps in order."""
 
@@ -58,27 +75,27 @@ class Stage:
             return read_pages(shard.path, max_body_bytes=limit, start=shard.start, stop=shard.stop or None)
         return read_documents(shard.path)
 
-    def process(self, item: Item) -> WebDocument | Dropped:
+    def process(self, item: Item, position: int) -> Processed:
         """Run the steps on one item until one of them drops it. An error of a step quarantines the item.
 
         Raises:
             OpenAFMError: a step cannot run at all, such as one whose library is not installed.
         """
+        before: Any = item
         result: Any = item
         for step in self.steps:
             if isinstance(result, Dropped):
                 break
-            result = run_step(step, result)
+            before, result = result, run_step(step, result, position)
         if isinstance(result, WebDocument):
-            return _checked_text(result)
-        assert isinstance(result, Dropped)
-        return result
+            before, result = result, _checked_text(result)
+        return Processed(before=before, outcome=result)
 
 
-def run_step(step: NamedStep, item: Any) -> WebDocument | Dropped:
+def run_step(step: NamedStep, item: Any, position: int = 0) -> WebDocument | Dropped:
     """Return the result of one step; a drop if it raises an error."""
     try:
-        return step.run(item)
+        return step.run(item, position)
     except OpenAFMError:
         raise
     except MemoryError:
@@ -93,8 +110,8 @@ def stage_json(config: StageConfig) -> str:
 
 
 @lru_cache(maxsize=8)
-def build_stage(text: str, plugins: tuple[str, ...], decisions: Path | None = None) -> Stage:
-    """Return the stage of a JSON form, with its models loaded."""
+def build_stage(text: str, plugins: tuple[str, ...], decisions: Decisions | None = None) -> Stage:
+    """Return the stage of a JSON form, with its models loaded; a deduplication with its decisions on one shard."""
     load_plugins(plugins)
     config = from_dict(StageConfig, json.loads(text))
     return Stage(config=config, steps=tuple(_steps(config, decisions)))
@@ -107,18 +124,21 @@ def steps_of(config: PipelineConfig) -> Iterator[tuple[StageConfig, tuple[NamedS
             yield stage, tuple(_steps(stage, None))
 
 
-def _steps(config: StageConfig, decisions: Path | None) -> Iterator[NamedStep]:
+def _steps(config: StageConfig, decisions: Decisions | None) -> Iterator[NamedStep]:
     match config:
         case ExtractionStageConfig():
             yield NamedStep(name="page", run=_page_check(config))
-            yield NamedStep(name=type(config.extraction).__name__, run=config.extraction.build().extract)
+            extractor = config.extraction.build()
+            yield NamedStep(name=type(config.extraction).__name__, run=lambda page, _: extractor.extract(page))
             yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
         case FilterStageConfig():
             yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
         case DeduplicationStageConfig() if decisions is not None:
             method = config.deduplication.build()
-            read = method.read_decisions(decisions)
-            yield NamedStep(name=type(config.deduplication).__name__, run=lambda document: method.apply(document, read))
+            read = method.read_decisions(decisions.path, decisions.shard)
+            yield NamedStep(
+                name=type(config.deduplication).__name__, run=lambda item, place: method.apply(item, place, read)
+            )
         case _:
             raise UnknownStageError(
                 f"stage '{config.name}' has the class {type(config).__name__}; use ExtractionStageConfig, "
@@ -127,11 +147,11 @@ def _steps(config: StageConfig, decisions: Path | None) -> Iterator[NamedStep]:
 
 
 def _filter(document_filter: DocumentFilter) -> Step:
-    return document_filter.apply
+    return lambda document, _: document_filter.apply(document)
 
 
-def _page_check(config: ExtractionStageConfig) -> Callable[[Page], Any]:
-    def check(page: Page) -> Page | Dropped:
+def _page_check(config: ExtractionStageConfig) -> Callable[[Page, int], Any]:
+    def check(page: Page, _: int) -> Page | Dropped:
         if page.status != OK_STATUS:
             return Dropped(reason="status", detail=str(page.status), url=page.url)
         if page.opt_out and config.opt_outs == "drop":

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import file_digest, write_json
+from openafm.core.registry import FILE_PLUGIN
 
 CODE_VERSION = 1
 """Increase it when the results of the pipeline's own code change."""
@@ -149,14 +150,23 @@ def config_key(config: Config) -> list[object]:
 
 def versions_of(config: Config) -> dict[str, int]:
     """Return the `VERSION` of every kind in a config."""
-    found = {type(config).__name__: int(getattr(config, "VERSION", 1))}
+    return {type(each).__name__: int(getattr(each, "VERSION", 1)) for each in _configs_in(config)}
+
+
+def modules_of(config: Config) -> tuple[str, ...]:
+    """Return the modules that define the kinds in a config, as plugins that a worker process can load."""
+    return tuple(sorted({type(each).__module__.removeprefix(FILE_PLUGIN) for each in _configs_in(config)}))
+
+
+def _configs_in(config: Config) -> Iterator[Config]:
+    """Yield a config and all configs in its values."""
+    yield config
     for name in config.__dataclass_fields__:
         value = getattr(config, name)
         items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
         for item in items:
             if isinstance(item, Config):
-                found |= versions_of(item)
-    return found
+                yield from _configs_in(item)
 
 
 def stored_file(root: Path, path: Path, num_rows: int) -> StoredFile:
@@ -195,7 +205,7 @@ def summarize(name: str, config_digest: str, shards: Sequence[ShardRecord]) -> S
     )
 
 
-def added(counts: Any) -> dict[str, int]:
+def added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sum of counts by name, in the order of the names."""
     total: dict[str, int] = {}
     for each in counts:

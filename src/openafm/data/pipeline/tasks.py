@@ -24,7 +24,7 @@ from openafm.data.pipeline.parquet import (
     pyarrow,
     read_documents,
 )
-from openafm.data.pipeline.steps import Item, Stage, build_stage
+from openafm.data.pipeline.steps import Decisions, Item, Processed, Stage, build_stage
 from openafm.data.pipeline.store import STAGES, ShardRecord, StoredFile, record_path, stored_file
 from openafm.data.web.documents import Dropped, Page, WebDocument
 from openafm.data.web.urls import domain_of
@@ -53,7 +53,7 @@ class MapTask:
     key: str
     shard: Shard
     plugins: tuple[str, ...] = ()
-    decisions: Path | None = None
+    decisions: Decisions | None = None
     quarantined: tuple[Quarantined, ...] = ()
     stop_at: int | None = None
 
@@ -89,8 +89,8 @@ def run_map(task: MapTask) -> ShardRecord:
     with atomic_file(documents_path) as documents, atomic_file(drops_path) as drops:
         result = _Result(task.stage_name, documents, drops)
         with result.writers:
-            for item, outcome in _outcomes(stage, task):
-                result.add(item, outcome)
+            for processed in _processed(stage, task):
+                result.add(processed.before, processed.outcome)
     record = result.record(
         task.key,
         stored_file(task.root, documents_path, result.num_kept),
@@ -145,15 +145,16 @@ def _in_units(documents: Iterator[WebDocument]) -> Iterator[WebDocument]:
         yield document
 
 
-def _outcomes(stage: Stage, task: MapTask) -> Iterator[tuple[Item, WebDocument | Dropped]]:
-    """Yield each item of a shard with its outcome; time limits apply to reading and processing it."""
+def _processed(stage: Stage, task: MapTask) -> Iterator[Processed]:
+    """Yield the result of each item of a shard; time limits apply to reading and processing it."""
     quarantined = {each.position: each for each in task.quarantined}
     items = stage.read(task.shard)
     position = 0
     while True:
         if position == task.stop_at:
             detail = f"the rest of {task.shard.path.name} after document {position}: {quarantined[position].detail}"
-            yield (drop := Dropped(reason="unreadable", detail=detail)), drop
+            drop = Dropped(reason="unreadable", detail=detail)
+            yield Processed(before=drop, outcome=drop)
             return
         with unit(position):
             try:
@@ -164,8 +165,11 @@ def _outcomes(stage: Stage, task: MapTask) -> Iterator[tuple[Item, WebDocument |
             if item is None:
                 return
             poison = quarantined.get(position)
-            outcome = Dropped(reason=poison.reason, detail=poison.detail) if poison else stage.process(item)
-        yield item, outcome
+            if poison is None:
+                processed = stage.process(item, position)
+            else:
+                processed = Processed(before=item, outcome=Dropped(reason=poison.reason, detail=poison.detail))
+        yield processed
         position += 1
 
 
