@@ -23,6 +23,7 @@ app.command()(data_web.why)
 app.command()(data_pipeline.run)
 app.command()(data_pipeline.report)
 app.command("try")(data_pipeline.try_page)
+app.command()(data_pipeline.mixture)
 
 
 @app.command()

@@ -104,6 +104,9 @@ def try_page(
     place: Annotated[str, typer.Argument(metavar="URL_OR_FILE", help="A URL, an HTML file, or a WARC file.")],
     recipe: Annotated[str, typer.Option(help="The pipeline.")] = "web.recipe",
     url: Annotated[str, typer.Option(help="URL of the page: of an HTML file, or the one to take from a WARC file.")] = "",
+    private: Annotated[
+        bool, typer.Option("--allow-private-addresses", help="Fetch from this machine and the local network too.")
+    ] = False,
     changes: SetOption = None,
     plugins: PluginsOption = None,
     json: JsonOption = False,
@@ -114,7 +117,7 @@ def try_page(
     from openafm.recipes.web import build_pipeline
 
     config = override(build_pipeline(recipe), parse_changes(changes))
-    results = list(try_steps(config, open_page(place, url)))
+    results = list(try_steps(config, open_page(place, url, allow_private_addresses=private)))
     if json:
         print_json([asdict(result) for result in results])
         return
@@ -122,6 +125,84 @@ def try_page(
         print_text(f"{result.stage} / {result.step}: {result.outcome} ({1000 * result.seconds:.1f} ms)")
         for line in result.changes:
             print_text(f"    {line}")
+
+
+def mixture(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH[=WEIGHT]...", help="Corpora, folders of documents, or token shards; default weight: tokens."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a description for `openafm train --data`.")] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens to train on; default: one epoch of all sources.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Temperature over the languages of a source; 1 keeps them.")] = 3.0,
+    max_epochs: Annotated[float, typer.Option(help="Most repetitions of any language of a source; 0: no cap.")] = 4.0,
+    multilingual: Annotated[
+        float | None,
+        typer.Option(help="Share of languages other than English; report: 0.08, 0.30 in continued pre-training."),
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(exists=True, help="Tokenizer to count with; default: estimate.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print tokens, epochs and shares per source and language of a training mixture, before anything is trained."""
+    from openafm.data.pipeline.mixture_plan import MixtureConfig, count_tokens, plan_mixture, write_description
+    from openafm.tokenizer.bpe import Tokenizer
+
+    config = MixtureConfig(tokens=tokens, temperature=temperature, max_epochs=max_epochs, multilingual=multilingual)
+    counter = None if tokenizer is None else Tokenizer.load(tokenizer)
+    named = _weighted(sources)
+    counted = [count_tokens(name, path, counter, weight) for name, (path, weight) in named.items()]
+    plan = plan_mixture(counted, config)
+    if out is not None:
+        write_description(plan, counted, out)
+    if json:
+        print_json({**asdict(plan), "multilingual": plan.multilingual})
+        return
+    rows = [
+        (
+            cell.source,
+            cell.language,
+            cell.tokens,
+            round(plan.tokens * cell.share),
+            f"{cell.share:.2%}",
+            round(cell.epochs, 2),
+        )
+        for cell in plan.cells
+    ]
+    print_table(("source", "language", "tokens", "trained on", "share", "epochs"), rows)
+    for source in counted:
+        note = ", tokens estimated" if source.is_estimated else ""
+        print_text(f"{source.name}: {plan.share_of(source.name):.2%} of the mixture{note}")
+    print_text(f"{plan.tokens:,} tokens, {plan.multilingual:.1%} in languages other than English")
+    if plan.tokens < plan.wanted_tokens:
+        print_text(f"{plan.wanted_tokens:,} tokens were asked for; every source reaches {max_epochs:g} epochs before")
+    if out is not None:
+        print_text(f"wrote {out}; train with: openafm train on_device.pretrain --data {out}")
+
+
+def _weighted(arguments: list[str]) -> dict[str, tuple[Path, float | None]]:
+    """Return path and weight of PATH=WEIGHT arguments by unique names.
+
+    Raises:
+        UsageError: a path does not exist, or a weight is not a positive number.
+    """
+    found: dict[str, tuple[Path, float | None]] = {}
+    for argument in arguments:
+        text, equals, number = argument.rpartition("=")
+        path = Path(text if equals else argument)
+        if not path.exists():
+            raise UsageError(f"{path} does not exist; pass PATH or PATH=WEIGHT")
+        try:
+            weight = float(number) if equals else None
+        except ValueError:
+            weight = 0.0
+        if weight is not None and not 0 < weight < float("inf"):
+            raise UsageError(f"the weight in {argument} is not a number above 0")
+        stem = path.resolve().name.partition(".")[0] or "source"
+        name = next(each for each in (stem, *(f"{stem}-{i}" for i in range(2, 1000))) if each not in found)
+        found[name] = (path, weight)
+    return found
 
 
 def _expanded(patterns: list[str]) -> list[Path]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +35,10 @@ PREFETCHED_BATCHES = 2
 
 class LoaderRankError(UsageError):
     """The rank is outside the world, or the world is larger than the rows of a step."""
+
+
+class LanguageMissingError(UsageError):
+    """A source has no document in any of the languages that have a share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,24 @@ class LanguagesConfig(SourceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.temperature >= 1, f"the temperature of '{self.name}' must be at least 1, got {self.temperature}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSharesConfig(SourceConfig):
+    """A source in several languages with a given share of the rows each; documents in other languages are left out.
+
+    Shares are relative to those of the languages that the shards have. `und` are documents without a language.
+    """
+
+    shares: dict[str, float]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(bool(self.shares), f"shares of '{self.name}' must not be empty")
+        self.require(
+            min(self.shares.values(), default=0) > 0,
+            f"shares of '{self.name}' must be above 0, got {self.shares}; leave a language out instead",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +261,7 @@ def all_documents(name: str, shards: Shards) -> DocumentTable:
 def _parts(source: SourceConfig, shards: Shards) -> list[tuple[DocumentTable, float]]:
     """Return the parts of a source that are packed separately (each language, or all of it) with their shares of it."""
     everything = all_documents(source.name, shards)
-    if not isinstance(source, LanguagesConfig):
+    if not isinstance(source, LanguagesConfig | LanguageSharesConfig):
         return [(everything, 1.0)]
     language_D = np.concatenate([shards.languages(shard) for shard in range(len(shards.offsets))])
     languages = shards.manifest.languages
@@ -247,9 +269,23 @@ def _parts(source: SourceConfig, shards: Shards) -> list[tuple[DocumentTable, fl
     for tag in sorted(np.unique(language_D), key=lambda tag: languages[tag]):
         name = f"{source.name}/{languages[tag] or UNDETERMINED}"
         found[name] = found.get(name, np.False_) | (language_D == tag)  # documents without a language count as `und`
+    if isinstance(source, LanguageSharesConfig):
+        return _parts_with_shares(source, everything, found)
     parts = [everything.where(name, chosen_D) for name, chosen_D in found.items()]
     shares = tempered_shares({part.name: part.num_tokens for part in parts}, source.temperature)
     return [(part, shares[part.name]) for part in parts]
+
+
+def _parts_with_shares(
+    source: LanguageSharesConfig, everything: DocumentTable, found: Mapping[str, npt.NDArray[np.bool_]]
+) -> list[tuple[DocumentTable, float]]:
+    named = {f"{source.name}/{language}": share for language, share in source.shares.items()}
+    present = {name: named[name] for name in found if name in named}
+    if not present:
+        raise LanguageMissingError(f"{source.path} has no document in {', '.join(source.shares)}; it has {', '.join(found)}")
+    total = sum(present.values())
+    shares = {name: float(f"{share / total:.9g}") for name, share in present.items()}
+    return [(everything.where(name, found[name]), share) for name, share in shares.items()]
 
 
 class PackedSource:

@@ -12,7 +12,10 @@ from openafm.recipes.corpora import Learn
 
 @dataclass(frozen=True, kw_only=True)
 class DataSourceConfig(Config):
-    """A source of the user's data. `learn` None is the recipe's choice: all tokens, or those of the assistant's turns."""
+    """A source of the user's data. `languages` are shares by language, instead of a temperature.
+
+    `learn` None is the recipe's choice: all tokens, or those of the assistant's turns.
+    """
 
     path: str
     name: str = ""
@@ -20,9 +23,11 @@ class DataSourceConfig(Config):
     language: str = ""
     temperature: float | None = None
     learn: Learn | None = None
+    languages: dict[str, float] | None = None
 
     def __post_init__(self) -> None:
         self.require(self.weight > 0, f"weight must be above 0, got {self.weight}")
+        self.require(self.languages is None or self.temperature is None, "a source has languages or a temperature, not both")
 
     @property
     def is_packed(self) -> bool:

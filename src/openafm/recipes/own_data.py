@@ -11,6 +11,7 @@ A description is a TOML or JSON file; paths are relative to it:
     weight = 3                      # optional; share of the training rows relative to the other sources
     language = "en"                 # optional; of documents without a language
     temperature = 3.0               # optional; sample the languages of the source by temperature
+    languages = {en = 0.7, de = 0.3}    # optional; instead: shares of the languages, as `openafm data mixture` writes
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from openafm.core.files import write_json
 from openafm.core.terminal import escaped
 from openafm.data.batch import Batch
 from openafm.data.documents import AnyDocument, DocumentFiles
-from openafm.data.loader import LanguagesConfig, LoaderConfig, SourceConfig
+from openafm.data.loader import LanguagesConfig, LanguageSharesConfig, LoaderConfig, SourceConfig
 from openafm.data.pack import HELD_OUT, PackConfig, is_held_out, pack_documents
 from openafm.data.shards import MANIFEST
 from openafm.recipes.config import RunConfig
@@ -238,6 +239,8 @@ def _mixture(config: RunConfig) -> tuple[tuple[SourceConfig, ...], float, float 
 
 
 def _source(source: DataSourceConfig, weight: float, temperature: float | None) -> SourceConfig:
+    if source.languages is not None:
+        return LanguageSharesConfig(name=source.name, path=source.name, weight=weight, shares=source.languages)
     temperature = source.temperature or temperature
     if temperature is None:
         return SourceConfig(name=source.name, path=source.name, weight=weight)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import difflib
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from openafm.data.pipeline.inputs import WARC_SUFFIXES
 from openafm.data.pipeline.steps import run_step, steps_of
 from openafm.data.web.documents import Dropped, Page, WebDocument
 from openafm.data.web.opt_out import training_opt_out
-from openafm.data.web.warc import read_pages
+from openafm.data.web.warc import read_pages, warc_files
 
 _MAX_LINES = 12
 _MAX_WIDTH = 160
@@ -37,12 +39,36 @@ class StepResult:
     changes: tuple[str, ...] = ()
 
 
-def open_page(place: str, url: str = "") -> Page:
-    """Return the page of an HTML file, or the first page of a WARC file, or the one of `url` in it.
+def fetch_page(url: str, *, allow_private_addresses: bool = False) -> Page:
+    """Fetch one page as the crawler does: within its robots.txt, from a public address.
 
     Raises:
-        TrialPageError: the file does not exist or has no such page.
+        TrialPageError: the page was not fetched; the message has the reason.
     """
+    from openafm.data.web.crawl_config import CrawlConfig
+    from openafm.data.web.crawler import Crawler
+
+    config = CrawlConfig(
+        max_pages=1, max_depth=0, max_attempts=1, sitemaps=False, allow_private_addresses=allow_private_addresses
+    )
+    with tempfile.TemporaryDirectory(prefix="openafm-") as folder:
+        report = asyncio.run(Crawler(config).run([url], Path(folder)))
+        for path in warc_files(Path(folder)):
+            for page in read_pages(path):
+                if isinstance(page, Page):
+                    return page
+    reasons = ", ".join(report.reasons) or "no answer"
+    raise TrialPageError(f"{url} was not fetched: {reasons}")
+
+
+def open_page(place: str, url: str = "", *, allow_private_addresses: bool = False) -> Page:
+    """Return the page of a URL or an HTML file, or the first page of a WARC file, or the one of `url` in it.
+
+    Raises:
+        TrialPageError: the file does not exist or has no such page, or the URL cannot be fetched.
+    """
+    if place.startswith(("http://", "https://")):
+        return fetch_page(place, allow_private_addresses=allow_private_addresses)
     path = Path(place)
     if not path.is_file():
         raise TrialPageError(f"{place} does not exist; pass an HTML file, or a WARC file and --url")
