@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from openafm.core.config import ConfigError
 from openafm.core.registry import PluginError
 from openafm.recipes.catalog import UnknownRecipeError, find_recipe
 
@@ -58,6 +60,36 @@ def test_a_new_process_reads_the_results_with_the_plugin(trained: Path, command:
     assert "damaged" not in without.stderr
     done = openafm(trained, *command, *model, "--plugins", str(FILE))
     assert done.returncode == 0, done.stderr
+
+
+def test_the_config_of_a_run_is_a_recipe(trained: Path) -> None:
+    record = trained / "runs" / "my_recipe.counting" / "run.json"
+    without = openafm(trained, "train", "--config", str(record))
+    assert without.returncode == 2
+    assert "--plugins" in without.stderr
+    command = ("train", "--config", str(record), "--plugins", str(FILE), "--name", "again", "--json")
+    done = openafm(trained, *command)
+    assert done.returncode == 0, done.stderr
+    again = json.loads((trained / "runs" / "again" / "run.json").read_text())
+    assert again == json.loads(record.read_text())
+    assert openafm(trained, "inspect", "again", "--plugins", str(FILE)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "is not JSON"),
+        ("[1]", "must hold a JSON object, got list"),
+        ('{"recipe": "x", "traner": {}}', "did you mean 'trainer'"),
+        ('{"recipe": "x"}', "`openafm recipes show RECIPE` prints a config"),
+    ],
+)
+def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises((ConfigError, UnknownRecipeError), match=re.escape(message)):
+        find_recipe(str(tmp_path / "run.json"))
 
 
 def test_references_are_resolved_or_refused(tmp_path: Path) -> None:

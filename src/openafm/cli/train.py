@@ -20,7 +20,9 @@ recipes_app = typer.Typer(help="List the recipes and print their configs.", no_a
 
 RecipeArgument = Annotated[
     str,
-    typer.Argument(help="A recipe of `openafm recipes list`, such as on_device.sft, or your own: ./file.py:function."),
+    typer.Argument(
+        help="A recipe of `openafm recipes list`, such as on_device.sft, your own ./file.py:function, or a config: run.json."
+    ),
 ]
 SizeOption = Annotated[str | None, typer.Option(help="The model size; default: the recipe's largest.")]
 FromOption = Annotated[
@@ -31,7 +33,7 @@ FromOption = Annotated[
 
 def train(
     context: typer.Context,
-    recipe: RecipeArgument,
+    recipe: RecipeArgument = "",
     size: SizeOption = None,
     start: FromOption = None,
     data: Annotated[
@@ -49,6 +51,10 @@ def train(
     ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Every so many steps, generate from held-out prompts into the log.")
+    ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config", help="Instead of RECIPE: a file with a whole config, such as a run's run.json."),
     ] = None,
     changes: SetOption = None,
     plugins: PluginsOption = None,
@@ -76,6 +82,9 @@ def train(
         invocation: Invocation = context.obj
         modules = ("openafm.recipes.run", "openafm.training.run")
         return launch(invocation.run, invocation.arguments, processes=processes, restarts=restarts, modules=modules)
+    if (config_file is None) == (not recipe):
+        raise UsageError("name one recipe, as in openafm train on_device.sft, or a config with --config run.json")
+    recipe = recipe or str(config_file)
     found = find_recipe(recipe)
     name = name or found.default_name(found.checked_size(size))
     bundle_place(name)  # raises for an invalid name before the training

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from openafm.core.config import ConfigError, nearest
+from openafm.core.config import ConfigError, UnknownKindError, from_dict, nearest
 from openafm.core.registry import load_plugin
 from openafm.recipes import continued_pretraining
 from openafm.recipes.config import Recipe, RunConfig, UnknownRecipeError, summary_of
@@ -39,12 +40,16 @@ def find_recipe(name: str) -> Recipe:
     """Return a recipe by name, or from the user's code by reference: `./my_recipe.py:function` or `package.module:function`.
 
     The function has no parameters and returns a `RunConfig`, or is decorated with `recipe`. It may be left out if the module
-    has one recipe. Importing the module also registers the kinds that it defines.
+    has one recipe. Importing the module also registers the kinds that it defines. A name that ends in .json is a file with a
+    whole config, such as the `run.json` of a run.
 
     Raises:
         UnknownRecipeError: no such recipe; the message gives the nearest one.
         PluginError: the module cannot be imported.
+        ConfigError: the file is not a config of a run.
     """
+    if name.endswith(".json"):
+        return _from_file(Path(name))
     if ":" in name or name.endswith(".py"):
         return _imported(name)
     by_name = {recipe.name: recipe for recipe in RECIPES}
@@ -61,6 +66,28 @@ def build_run(name: str, size: str | None = None) -> RunConfig:
     """
     recipe = find_recipe(name)
     return recipe(recipe.checked_size(size))
+
+
+def _from_file(path: Path) -> Recipe:
+    """Return a recipe that gives the config in a file.
+
+    Its plugins are not imported: the caller names the ones to trust.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UnknownRecipeError(f"the config {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a JSON object, got {type(values).__name__}")
+    try:
+        config = from_dict(RunConfig, values)
+    except UnknownKindError:
+        raise
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}; `openafm recipes show RECIPE` prints a config") from error
+    return Recipe(name=config.recipe, summary=f"The config in {path}", sizes=(), build=lambda _: config)
 
 
 def _imported(reference: str) -> Recipe:
