@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from openafm.core.files import OutOfSpaceError
 from openafm.data.web.frontier import Candidate, Frontier, FrontierError, Outcome, Task
 
 
@@ -49,11 +50,12 @@ def test_a_reopened_frontier_repeats_interrupted_requests_and_keeps_delays(tmp_p
     frontier.add([Candidate(url="http://a.com/1", score=1.0), Candidate(url="http://a.com/2")])
     task = frontier.claim(10.0, 1, stored_score)
     assert task is not None
-    frontier.start(task, 10.0, 15.0, {})
+    frontier.start(task, 10.0, 15.0, {"delay_s": 5.0})
     with Frontier(tmp_path / "f") as again:  # the first process was killed
-        assert again.interrupted(11.0) == ["http://a.com/1"]
+        assert again.interrupted(11.0, delay=2.0) == ["http://a.com/1"]
         assert again.claim(14.0, 1, stored_score) is None
-        repeated = again.claim(15.0, 1, stored_score)
+        assert again.host("a.com").next_at == 16.0, "the delay of the request counts from the restart"
+        repeated = again.claim(16.0, 1, stored_score)
         assert repeated is not None
         assert (repeated.url, repeated.attempts) == ("http://a.com/1", 1)
         assert [outcome for _, outcome in again.attempts("http://a.com/1")] == ["interrupted"]
@@ -111,3 +113,12 @@ def test_what_is_no_frontier(tmp_path: Path) -> None:
         frontier.set_fact("format", "99")
     with pytest.raises(FrontierError, match="format 99"):
         Frontier(tmp_path / "g")
+
+
+def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with Frontier(tmp_path / "f") as frontier:
+        frontier._database.execute("PRAGMA max_page_count = 40")
+        with pytest.raises(OutOfSpaceError, match="free some and run the command again"):
+            frontier.add(Candidate(url=f"http://a.com/{'x' * 500}/{index}") for index in range(1000))
+        assert frontier.states()["waiting"] == 0, "the transaction was rolled back"
+        assert frontier.add([Candidate(url="http://a.com/")]) == 1

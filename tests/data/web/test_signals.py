@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 
 import pytest
 
@@ -11,6 +12,7 @@ from openafm.data.web.fetch import retry_after_seconds
 from openafm.data.web.inspection import inspect_page
 from openafm.data.web.priority import PriorityConfig
 from openafm.data.web.sitemaps import SitemapEntry, read_sitemap
+from openafm.data.web.tags import tags
 
 MAP = b"""\xef\xbb\xbf<?xml version="1.0"?><urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">
 <url><loc> http://e.com/a </loc><lastmod>2026-01-01</lastmod></url><url><loc>http://e.com/b</loc></url></urlset>"""
@@ -55,6 +57,18 @@ def test_inspection() -> None:
     assert found.language == "de", "identified, not declared"
 
 
+def test_links_in_comments_and_scripts_are_not_links() -> None:
+    html = b"<!-- <a href=/a> --><SCRIPT>'<a href=/b>'</SCRIPT><a href=/c><template><a href=/d></template><!-- <a href=/e>"
+    assert inspect_page("http://e.com/", {}, html, identify=False).links == ("http://e.com/c",)
+
+
+@pytest.mark.parametrize("unit", ["<!--", "<script>", "<a ", "<a href='", "<a href=x ", "</script", "<title"])
+def test_malformed_tags_take_linear_time(unit: str) -> None:
+    start = time.process_time()
+    list(tags(unit * 50_000, "a"))
+    assert time.process_time() - start < 3
+
+
 def test_charsets() -> None:
     body = HTML.format("Größe " * 50)
     for headers, data in (
@@ -62,12 +76,12 @@ def test_charsets() -> None:
         ({"content-type": "text/html; charset=unknown-9"}, body.encode()),
         ({}, body.encode("utf-16")),
     ):
-        assert "Größe" in inspect_page("http://e.com/", headers, data).text
+        assert "Größe" in inspect_page("http://e.com/", headers, data, identify=False).text
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00" * 100, b"<div>" * 5000, b"<a href=" * 1000])
 def test_malformed_pages_are_inspected(body: bytes) -> None:
-    assert inspect_page("http://e.com/", {}, body).links in ((), ("http://e.com/%3Ca",))
+    assert inspect_page("http://e.com/", {}, body, identify=False).links in ((), ("http://e.com/%3Ca",))
 
 
 def test_templates_with_reward_score_higher() -> None:

@@ -136,6 +136,7 @@ class _Run:
         self.of_template: Counter[str] = Counter()
         self.of_domain: Counter[str] = Counter()
         self.tasks: set[asyncio.Task[None]] = set()
+        self.writing = asyncio.Lock()
         self.num_fetched = 0
 
     def recover(self) -> None:
@@ -156,10 +157,10 @@ class _Run:
                     headers_at=time.time(),
                 )
                 known = self.frontier.page(page.url)
-                inspected = inspect_page(page.url, page.headers, page.body)
+                inspected = self._inspect(page, page.body)
                 self._note_page(page, answer, inspected, path.name, depth=known["depth"] if known is not None else 0)
             self.frontier.set_warc_length(path.name, path.stat().st_size)
-        self.frontier.interrupted(time.time())
+        self.frontier.interrupted(time.time(), self.config.delay_s)
 
     async def crawl(self, seeds: Iterable[Candidate]) -> CrawlReport:
         """Visit pages until none is left, the budget is spent or all wait for too long."""
@@ -230,7 +231,7 @@ class _Run:
             reason = str(decision) if not decision.allowed else f"Crawl-delay of {delay:g} s"
             self.frontier.finish(task.url, Outcome(state="denied", reason=reason), time.time())
             return
-        if self.origins.tdm_file(origin) is None:
+        if self.origins.needs_tdm_file(origin):
             await self.origins.load_tdm_file(origin, delay)
             self.frontier.release(task)
             return
@@ -373,7 +374,7 @@ class _Run:
                 answer.headers,
                 answer.body,
                 robots=robots,
-                tdm_file=self.origins.tdm_file(origin_of(task.url)) or b"",
+                tdm_file=self.origins.tdm_file(origin_of(task.url)),
                 exceptions=self.exceptions,
                 agents=self.config.training_agents,
             ),
@@ -381,12 +382,17 @@ class _Run:
         capture = Capture(page=page, request_headers=answer.request_headers, http_version=answer.http_version, ip=answer.ip)
         if self.renderer is not None and answer.status == 200 and self.renderer.needs_rendering(page):
             capture = await self._rendered(self.renderer, capture)
-        inspected = inspect_page(task.url, answer.headers, capture.dom or answer.body)
-        place = self.writer.write(capture)
-        self._note_page(page, answer, inspected, place.file, place.start, place.end, depth=task.depth)
+        inspected = self._inspect(page, capture.dom or page.body)
+        async with self.writing:  # noted in the order of the file, so that the noted length covers noted captures only
+            place = await asyncio.to_thread(self.writer.write, capture)
+            self._note_page(page, answer, inspected, place.file, place.start, place.end, depth=task.depth)
         self._calm(task.host)
         if self.progress is not None:
             self.progress.update(self.of_domain.total(), f"{self.of_domain.total():,} pages, {domain_of(task.url)}")
+
+    def _inspect(self, page: Page, body: bytes) -> Inspection:
+        identify = bool(self.config.priority.languages)
+        return inspect_page(page.url, page.headers, body, identify=identify)
 
     async def _rendered(self, renderer: Renderer, capture: Capture) -> Capture:
         """Add the rendered DOM to a capture; a page that cannot be rendered stays static."""

@@ -331,12 +331,22 @@ class Frontier:
                 (score, depth_penalty, template),
             )
 
-    def interrupted(self, now: float) -> list[str]:
-        """Return pages to `waiting` whose request was on its way when the process ended, and return their URLs."""
+    def interrupted(self, now: float, delay: float) -> list[str]:
+        """Let pages wait again whose visit was cut off, and return the URLs whose request was on its way.
+
+        Their hosts wait for the delay again, because the server may have received the request just before the kill.
+        """
         with self._transaction():
-            urls = [str(row["url"]) for row in self._all("SELECT url FROM pages WHERE state = 'active'")]
+            rows = self._all("SELECT url, host, state, decision FROM pages WHERE state IN ('held', 'active')")
+            urls = [str(row["url"]) for row in rows if row["state"] == "active"]
+            for row in rows:
+                wait = max(delay, json.loads(row["decision"] or "{}").get("delay_s", 0.0))
+                self._database.execute(
+                    "UPDATE hosts SET next_at = max(next_at, ?) WHERE host = ?", (now + wait, row["host"])
+                )
             self._database.execute("UPDATE pages SET state = 'waiting', not_before = 0 WHERE state IN ('held', 'active')")
             self._database.executemany("INSERT INTO attempts VALUES (?, ?, 'interrupted')", [(url, now) for url in urls])
+            self._count("interrupted", len(urls))
         return urls
 
     def refetch(self, before: float) -> int:

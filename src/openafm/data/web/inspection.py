@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from html import unescape
 from urllib.parse import urljoin
 
+from openafm.data.web.tags import tags
 from openafm.data.web.urls import canonical_url
 from openafm.data.web.warc import MissingLibraryError
-
-if TYPE_CHECKING:
-    from resiliparse.parse.html import DocumentNode
 
 MAX_LINKS = 2000
 MAX_TEXT = 20_000
 _SAMPLE = 2000  # characters for the identification of the language; accuracy no longer grows above
 _SPACE = re.compile(r"\s+")
+_TITLE = re.compile(r"<title[^>]{0,200}>([^<]{0,1000})", re.IGNORECASE)
+_NOT_FOLLOWED = {"nofollow", "ugc", "sponsored"}
+_NO_ADDRESSES = ("#", "javascript:", "mailto:", "tel:", "data:")
 _NO_PAGES = re.compile(
     r"\.(?:jpe?g|png|gif|webp|avif|svg|ico|bmp|tiff?|css|js|mjs|json|woff2?|ttf|eot|mp[34]|m4[av]|webm|ogg|wav|avi|mov|zip"
     r"|gz|tgz|bz2|xz|7z|rar|exe|dmg|iso|apk|deb|rpm|pdf|docx?|xlsx?|pptx?|epub|csv|xml|rss|atom)$",
@@ -36,39 +37,61 @@ class Inspection:
     language: str = ""
 
 
-def inspect_page(url: str, headers: Mapping[str, str], body: bytes) -> Inspection:
-    """Return links, title, text and language of an HTML page; malformed HTML is read as far as possible."""
+def inspect_page(url: str, headers: Mapping[str, str], body: bytes, *, identify: bool = True) -> Inspection:
+    """Return links, title, text and language of an HTML page; malformed HTML is read as far as possible.
+
+    `identify` False takes the declared language: loading the identifier costs a second, each page a millisecond.
+    """
     try:
         from resiliparse.extract.html2text import extract_plain_text
-        from resiliparse.parse.encoding import detect_encoding
-        from resiliparse.parse.html import HTMLTree
+        from resiliparse.parse.encoding import bytes_to_str, detect_encoding
     except ImportError as error:
         raise MissingLibraryError("crawling needs resiliparse; install it with: pip install 'openafm[data]'") from error
     declared = re.search(r"charset=[\"']?([\w-]+)", headers.get("content-type", ""), re.IGNORECASE)
     encoding = declared[1] if declared else detect_encoding(body[: 1 << 16]) or "utf-8"
     try:
-        tree = HTMLTree.parse_from_bytes(body, encoding)
-    except (LookupError, ValueError):
-        tree = HTMLTree.parse_from_bytes(body, "utf-8")
-    document = tree.document
-    if document is None:
-        return Inspection()
-    base = url
-    if (element := document.query_selector("base[href]")) is not None:
-        base = _joined(url, element.getattr("href") or "")
-    canonical = document.query_selector('link[rel="canonical"][href]')
-    text = _SPACE.sub(" ", extract_plain_text(tree, main_content=True, links=False, alt_texts=False) or "").strip()[
-        :MAX_TEXT
-    ]
-    root = document.query_selector("html")
-    declared_language = (root.getattr("lang") or "") if root is not None else ""
+        content = bytes_to_str(body, encoding, errors="replace")
+    except LookupError:
+        content = body.decode("utf-8", "replace")
+    text = extract_plain_text(content, main_content=True, links=False, alt_texts=False) or ""
+    text = _SPACE.sub(" ", text).strip()[:MAX_TEXT]
+    found = _Statements(base=url)
+    for name, values in tags(content, "a", "area", "iframe", "link", "base", "html"):
+        found.read(name, values)
+    title = _TITLE.search(content)
     return Inspection(
-        links=_links(document, base),
-        canonical=canonical_url(canonical.getattr("href") or "", base) if canonical is not None else "",
-        title=_SPACE.sub(" ", tree.title or "").strip(),
+        links=tuple(found.links),
+        canonical=found.canonical,
+        title=_SPACE.sub(" ", unescape(title[1])).strip() if title else "",
         text=text,
-        language=identify_language(text, declared_language or headers.get("content-language", "")),
+        language=identify_language(text if identify else "", found.language or headers.get("content-language", "")),
     )
+
+
+@dataclass
+class _Statements:
+    """What the tags of a page state. Links marked nofollow and links to files that are no pages are left out."""
+
+    base: str
+    links: dict[str, None] = field(default_factory=dict)
+    canonical: str = ""
+    language: str = ""
+
+    def read(self, name: str, values: dict[str, str]) -> None:
+        """Read a tag."""
+        relation = values.get("rel", "").lower().split()
+        if name == "html":
+            self.language = values.get("lang", "")
+        elif name == "base":
+            self.base = _joined(self.base, values.get("href", ""))
+        elif name == "link" and "canonical" in relation:
+            self.canonical = canonical_url(values.get("href", ""), self.base)
+        elif (name != "link" or "next" in relation) and not _NOT_FOLLOWED & set(relation) and len(self.links) < MAX_LINKS:
+            target = values.get("href") or values.get("src") or ""
+            if target and not target.startswith(_NO_ADDRESSES):
+                url = canonical_url(target, self.base)
+                if url and not _NO_PAGES.search(url.partition("?")[0]):
+                    self.links[url] = None
 
 
 def identify_language(text: str, declared: str = "") -> str:
@@ -81,24 +104,6 @@ def identify_language(text: str, declared: str = "") -> str:
     except ImportError:
         return default
     return str(classify(text[:_SAMPLE])[0])
-
-
-def _links(document: DocumentNode, base: str) -> tuple[str, ...]:
-    """Return the links of a document except those marked nofollow and those to files that are no pages."""
-    found: dict[str, None] = {}
-    for element in document.query_selector_all("a[href], area[href], iframe[src], link[rel=next][href]"):
-        relation = (element.getattr("rel") or "").lower().split()
-        if "nofollow" in relation or "ugc" in relation or "sponsored" in relation:
-            continue
-        target = element.getattr("href") or element.getattr("src") or ""
-        if not target or target.startswith(("#", "javascript:", "mailto:", "tel:", "data:")):
-            continue
-        url = canonical_url(target, base)
-        if url and not _NO_PAGES.search(url.partition("?")[0]):
-            found[url] = None
-        if len(found) == MAX_LINKS:
-            break
-    return tuple(found)
 
 
 def _joined(base: str, url: str) -> str:

@@ -13,7 +13,6 @@ If sources disagree, the page is opted out; only an exception of the publisher's
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import tomllib
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from openafm.core.errors import UsageError
 from openafm.data.web.robots import Robots, Rule, path_of
+from openafm.data.web.tags import attributes
 from openafm.data.web.urls import domain_of
 
 TRAINING_AGENTS = ("OpenAFMBot-Extended", "Applebot-Extended")
@@ -36,7 +36,6 @@ _NO_IMAGES = frozenset({"noai", "noimageai", "noimageindex"})
 _FOR_ALL_AGENTS = frozenset({"noai", "noimageai"})  # conventions for every agent, whichever a header names
 _WITH_VALUE = frozenset({"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"})
 _ROBOTS_META = frozenset({"robots", "openafmbot", "openafmbot-extended", "applebot", "applebot-extended"})
-_ATTRIBUTE = re.compile(r"[\s/]*([^\s\"'<>/=]+)(?:\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'>]+)))?")
 HEAD_BYTES = 256 * 1024
 """Bytes of a page in which meta elements are looked for."""
 
@@ -188,7 +187,7 @@ def meta_elements(body: bytes) -> list[tuple[str, str]]:
     text = head.decode("utf-16" if is_wide else "latin-1", "replace").lower()
     found = []
     for element in text.split("<meta")[1:]:  # each part ends before the next element, so that the time is linear
-        values = _attributes(element)
+        values = attributes(element)
         if "name" in values and "content" in values:
             found.append((values["name"].strip(), values["content"]))
     return found
@@ -224,17 +223,6 @@ def split_headers(headers: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the header lines that `join_headers` joined by line breaks."""
     for name, value in headers.items():
         yield from ((name, line) for line in value.splitlines() or [""])
-
-
-def _attributes(element: str) -> dict[str, str]:
-    """Return the attributes at the start of a text by name."""
-    values: dict[str, str] = {}
-    position = 0
-    while match := _ATTRIBUTE.match(element, position):
-        name, double, single, bare = match.groups()
-        values.setdefault(name, html.unescape(double or single or bare or ""))
-        position = match.end()
-    return values
 
 
 def _meta_directives(meta: Iterable[tuple[str, str]]) -> frozenset[str]:

@@ -40,12 +40,15 @@ class Origins:
             self._frontier.put_file(_robots_url(origin), status, body, time.time())
         return robots
 
-    def tdm_file(self, origin: str) -> bytes | None:
-        """Return the content of tdmrep.json, empty if the origin has none; None if it must be loaded."""
-        if not self._config.tdm_file:
-            return b""
+    def needs_tdm_file(self, origin: str) -> bool:
+        """Return True if tdmrep.json must be loaded before a page of the origin."""
         stored = self._frontier.file(origin + _TDM_FILE)
-        return None if stored is None else stored[2]
+        return self._config.tdm_file and (stored is None or time.time() - stored[0] >= CACHE_SECONDS)
+
+    def tdm_file(self, origin: str) -> bytes:
+        """Return the content of tdmrep.json as it was loaded last; empty if the origin has none."""
+        stored = self._frontier.file(origin + _TDM_FILE)
+        return b"" if stored is None else stored[2]
 
     async def load_tdm_file(self, origin: str, delay: float) -> None:
         """Fetch tdmrep.json."""

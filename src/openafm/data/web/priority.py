@@ -162,8 +162,8 @@ class Priority:
         found = self._topics_of_domain.get(domain)
         if not found:
             return 0.5
-        total = self._topics.total()
-        return sum(count / found.total() * (1 - self._topics[topic] / total) for topic, count in found.items())
+        total, of_domain = self._topics.total(), found.total()
+        return sum(count / of_domain * (1 - self._topics[topic] / total) for topic, count in found.items())
 
 
 def _path_rule(url: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit, urlunsplit
 
 MAX_LENGTH = 2000
@@ -38,10 +39,18 @@ def canonical_url(url: str, base: str = "") -> str:
     Scheme and host are in lower case (IDNA), the default port, dot segments and the fragment are removed, escapes are
     normalized, parameters are sorted; session ids and tracking parameters are removed. Idempotent.
     """
+    try:
+        return _canonical(urljoin(base, url.strip()) if base else url.strip())
+    except ValueError:  # an invalid IPv6 address
+        return ""
+
+
+@lru_cache(maxsize=1 << 16)  # pages of a site have most of their links in common
+def _canonical(url: str) -> str:
     from w3lib.url import canonicalize_url, safe_url_string
 
     try:
-        url = safe_url_string(urljoin(base, url.strip()) if base else url.strip())
+        url = safe_url_string(url)
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError:  # an invalid port, IPv6 address or IDNA name
