@@ -24,10 +24,12 @@ ARMS = {
 
 
 def qat_rows() -> list[Row]:
-    return [Row(method=method, of="layers", against="control", compress=_arm(config)) for method, config in ARMS.items()]
+    return [Row(method=method, of="layers", against="control", compress=arm(config)) for method, config in ARMS.items()]
 
 
-def _arm(config: QATConfig) -> Callable[[Setting], Compressed]:
+def arm(config: QATConfig) -> Callable[[Setting], Compressed]:
+    """Return a method that trains the base further with 2-bit weights and deploys it."""
+
     def compress(setting: Setting) -> Compressed:
         trained = train_further(setting.base, setting.data, setting.size, config)
         tensors = packed_tensors(trained)

@@ -141,6 +141,14 @@ def test_something_else_is_refused(site, tmp_path):
     assert names(site) == []
 
 
+@pytest.mark.parametrize("version", ["../../evil", "1/../../evil", "1.0\\n", "", "x" * 300, "1.0 evil"])
+def test_a_version_cannot_lead_out_of_the_environment(version, site, tmp_path):
+    with pytest.raises(SourceUnavailableError, match="version"):
+        install(make_source(tmp_path / "source", version), site)
+    assert names(site) == []
+    assert names(tmp_path) == ["site", "source"]
+
+
 def test_without_an_index_the_error_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(SourceUnavailableError, match="--from"):
@@ -186,5 +194,5 @@ def test_the_command_line(sdist, site, monkeypatch, capsys):
     assert run(["apple-sdk", "status", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["installer"] == "openafm"
     assert run(["apple-sdk", "uninstall"]) == 0
-    assert run(["apple-sdk", "install", "--from", str(site / "nowhere")]) == 1
+    assert run(["apple-sdk", "install", "--from", str(site / "nowhere")]) == 2
     assert "nowhere" in capsys.readouterr().err

@@ -35,7 +35,7 @@ from openafm.bundle.signature import Signature, TensorEntry, sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.config import ConfigError, UnknownKindError
 from openafm.core.errors import UsageError
-from openafm.core.files import OutOfSpaceError
+from openafm.core.files import ForeignFilesError, OutOfSpaceError
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -337,6 +337,10 @@ def test_only_a_bundle_is_ever_replaced(tmp_path: Path) -> None:
     write(tmp_path / "cat")
     (tmp_path / "cat" / "config.json").write_text("damaged")
     write(tmp_path / "cat").verify()
+    (tmp_path / "cat" / "thesis.txt").write_text("ten years")
+    with pytest.raises(ForeignFilesError, match=r"thesis\.txt, which openafm did not write"):
+        write(tmp_path / "cat")
+    assert (tmp_path / "cat" / "thesis.txt").read_text() == "ten years"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../cat", "a/b", "/tmp/cat", ".hidden", "a\\b", "c:cat"])

@@ -338,6 +338,11 @@ def test_inspect_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 def test_remove(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_source(bundle_place("mine"))
     assert run(["use", "mine"]) == 0
+    thesis = bundle_place("mine") / "thesis.txt"
+    thesis.write_text("ten years")
+    assert run(["remove", "mine"]) == 1
+    assert "thesis.txt, which openafm did not write" in capsys.readouterr().err
+    thesis.unlink()
     assert run(["remove", "mine", "--json"]) == 0
     assert not bundle_place("mine").exists()
     capsys.readouterr()

@@ -301,6 +301,7 @@ def test_appending_adds_shards_and_rewrites_none(tmp_path: Path, tokenizer: Toke
     whole = write_lines(tmp_path / "both.jsonl", {"text": "one text"}, {"text": "two text"})
     out, config = tmp_path / "out", PackConfig(source="a")
     pack_path(first, out, tokenizer, TEMPLATE, config)
+    (out / "mine.npy").write_bytes(b"of the user")
     before = {file.name: file.read_bytes() for file in out.glob("*.npy")}
     report = pack_path(second, out, tokenizer, TEMPLATE, config, append=True)
     assert report.train.num_documents == 2

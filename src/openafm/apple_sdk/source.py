@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,7 @@ from openafm.core.errors import OpenAFMError
 DISTRIBUTION, PACKAGE = "apple-fm-sdk", "apple_fm_sdk"
 PINNED_VERSION = "0.2.1"
 _PINNED_SHA256 = "e1801d68ae0517f8524c31723b1dc1a662bf9d06b7a9cc765c9dddb77e647980"
+_VERSION = re.compile(r"[0-9][0-9A-Za-z.+]{0,63}")
 _SECONDS = 300
 
 
@@ -72,6 +74,8 @@ def _read(root: Path) -> SdkSource:
         raise SourceUnavailableError(f"{root} is not a source distribution of {DISTRIBUTION} ({error})") from error
     if name != DISTRIBUTION or not (root / "src" / PACKAGE / "__init__.py").is_file():
         raise SourceUnavailableError(f"{root} holds {name} {version}, expected the source distribution of {DISTRIBUTION}")
+    if not _VERSION.fullmatch(version):  # it becomes part of a path
+        raise SourceUnavailableError(f"{root} has the version {version!r:.100}, expected one such as {PINNED_VERSION}")
     return SdkSource(root=root, version=version, metadata=metadata)
 
 

@@ -22,12 +22,12 @@ from openafm.adapters.config import LoRAConfig
 from openafm.adapters.package import AdapterPackage, open_adapter, write_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError
 from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document_digest, sign
-from openafm.bundle.store import find_bundle
+from openafm.bundle.store import FILE_PATTERNS, find_bundle
 from openafm.bundle.tensor_file import MappedTensor, copy_tensors, read_tensors, write_tensors
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import NotAFileError, OversizeFilesError, atomic_folder, read_document, write_json
+from openafm.core.files import NotAFileError, OversizeFilesError, atomic_folder, check_written, read_document, write_json
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a kind of layer is known once it is imported
 from openafm.tokenizer.bpe import Tokenizer
@@ -227,6 +227,7 @@ def write_bundle(
         OutOfSpaceError: the disk is full; `path` is unchanged.
         BundleError: a weight is not finite, a tensor name is not allowed, the tokenizer has more tokens than the model, or
             `path` is not a bundle.
+        ForeignFilesError: the bundle at `path` has files that openafm did not write.
     """
     _check_place(path)
     if tokenizer.vocab_size > config.vocab_size:
@@ -275,6 +276,7 @@ def _check_place(path: Path) -> None:
         return
     if not (path / "signature.json").is_file():
         raise BundleError(f"{path} exists and is not a bundle; choose another path")
+    check_written(path, FILE_PATTERNS)
 
 
 def _check_version(path: Path, header: dict[str, Any]) -> None:

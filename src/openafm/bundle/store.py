@@ -11,9 +11,15 @@ from pathlib import Path
 from openafm.bundle.errors import BundleError, BundleNotFoundError
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
-from openafm.core.files import data_home, write_json
+from openafm.core.files import check_written, data_home, write_json
 
 SHIPPED_NAME = "nano"
+FILE_PATTERNS = (
+    *("config.json", "tokenizer.json", "chat_template.json", "signature.json", "card.md", "data.json"),
+    *("model.safetensors", "model-*.safetensors"),
+    *("recovery.fmadapter/metadata.json", "recovery.fmadapter/adapter_weights.safetensors"),
+)
+"""Patterns of all files that a bundle may have; a folder with others is neither removed nor replaced."""
 SHIPPED_HOME = Path(__file__).parents[1] / "shipped"  # package data: read-only
 
 
@@ -88,6 +94,7 @@ def remove_bundle(name: str) -> Path:
     Raises:
         BundleNotFoundError: this user has no bundle of this name; the message has the nearest name.
         UsageError: the name is not a plain folder name, or that of the shipped bundle.
+        ForeignFilesError: the folder has files that openafm did not write; nothing is removed.
     """
     place = bundle_place(name)
     if not (place / "config.json").is_file():
@@ -99,6 +106,8 @@ def remove_bundle(name: str) -> Path:
         known = [folder.name for folder in list_bundles()]
         hint = nearest(name, known) if known else ""
         raise BundleNotFoundError(f"no bundle '{name}' in {bundles_home()}{hint}")
+    if not place.is_symlink():
+        check_written(place, FILE_PATTERNS)
     with contextlib.suppress(BundleError, BundleNotFoundError):
         if _chosen() == place.resolve():
             _choice_file().unlink()
