@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openafm.core.files import OutOfSpaceError
+from openafm.core.files import ForeignFilesError, OutOfSpaceError
 from openafm.data import shard_writer
 from openafm.data.shard_writer import DocumentError, OutputFolderError, write_shards
 from openafm.data.shards import (
@@ -176,6 +176,11 @@ def test_writer_replaces_a_corpus_but_nothing_else(tmp_path: Path) -> None:
         with pytest.raises(OutputFolderError, match="not a corpus"):
             write_small(path)
     assert thesis.read_text() == "years of work"
+    notes = tmp_path / "corpus" / "notes.npy"
+    notes.write_text("mine")
+    with pytest.raises(ForeignFilesError, match=r"notes\.npy"):
+        write_small(tmp_path / "corpus")
+    assert notes.read_text() == "mine"
 
 
 def test_killed_writer_leaves_the_old_corpus_whole(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""FIFOs, devices, folders and circular links in the place of files are typed errors: reading one could take for ever."""
+"""FIFOs, devices, folders and circular links in the place of files are typed errors: reading one may never end."""
 
 from __future__ import annotations
 

@@ -14,10 +14,15 @@ import numpy.typing as npt
 
 from openafm.core.config import to_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import atomic_folder, folder_lock, room_for, write_json
+from openafm.core.files import atomic_folder, check_written, folder_lock, room_for, write_json
 from openafm.data.shards import MANIFEST, EmptyCorpusError, FileRecord, Manifest, ManifestError, ShardRecord, read_manifest
 
 TOKENS_PER_SHARD = 1 << 24
+_ARRAYS = ("tokens", "offsets", "tags", "loss_mask")
+FILE_PATTERNS = tuple(
+    f"{folder}{name}" for folder in ("", "held_out/") for name in (MANIFEST, ".lock", *(f"[0-9]*.{it}.npy" for it in _ARRAYS))
+)
+"""Patterns of all files that a corpus may have; one with others is not replaced."""
 
 
 class DocumentError(OpenAFMError):
@@ -80,7 +85,8 @@ def check_output(path: Path) -> None:
     """Check that `path` is absent, an empty folder or an older corpus.
 
     Raises:
-        OutputFolderError: `path` has other files.
+        OutputFolderError: `path` is not a corpus.
+        ForeignFilesError: the corpus has files that openafm did not write.
     """
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
@@ -88,6 +94,7 @@ def check_output(path: Path) -> None:
         read_manifest(path)
     except ManifestError as error:
         raise OutputFolderError(f"{path} exists and is not a corpus; choose another output folder") from error
+    check_written(path, FILE_PATTERNS)
 
 
 class ShardWriter:
