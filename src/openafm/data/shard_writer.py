@@ -20,7 +20,9 @@ from openafm.data.shards import MANIFEST, EmptyCorpusError, FileRecord, Manifest
 TOKENS_PER_SHARD = 1 << 24
 _ARRAYS = ("tokens", "offsets", "tags", "loss_mask")
 FILE_PATTERNS = tuple(
-    f"{folder}{name}" for folder in ("", "held_out/") for name in (MANIFEST, ".lock", *(f"[0-9]*.{it}.npy" for it in _ARRAYS))
+    f"{folder}{name}"
+    for folder in ("", "held_out/")
+    for name in (MANIFEST, ".lock", *(f"[0-9]*.{it}.npy" for it in _ARRAYS))
 )
 """Patterns of all files that a corpus may have; one with others is not replaced."""
 
