@@ -1,7 +1,9 @@
 """The interface of deduplication: map shards to signatures, reduce these to decisions, apply the decisions to shards.
 
-The three functions are pure. Results depend on the documents and on the order of the shards, which is that of their content,
-and never on the number of workers.
+The functions are pure. A document is identified by its place: the index of its shard and its position there. Identifiers
+need not be unique: one page that was fetched twice has the same identifier twice, and exactly one copy is kept.
+
+Which texts are kept does not depend on the order of documents, on their division into shards, or on the number of workers.
 """
 
 from __future__ import annotations
@@ -13,10 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from openafm.core.config import Config
+from openafm.core.errors import OpenAFMError
 from openafm.data.web.documents import Dropped, WebDocument
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+class SignaturesError(OpenAFMError):
+    """Signatures or decisions are missing, damaged, or of another method."""
 
 
 class Deduplication(ABC):
@@ -30,7 +37,12 @@ class Deduplication(ABC):
     def decide(self, signatures: Sequence[Path], out: Path) -> None:
         """Read the Parquet files of all shards in order and write the decisions as one Parquet file to `out`.
 
-        Memory is bounded, independent of the number of documents; the docstring of each method states the bound.
+        `signatures[i]` belongs to shard i. Working files are below the folder of `out` and are removed at the end. Memory is
+        bounded, independent of the number of documents; each config states the bound.
+
+        Raises:
+            SignaturesError: a file is missing, damaged, or of another method; `out` is not written.
+            OutOfSpaceError: the disk is full; `out` is not written.
         """
 
     @abstractmethod
