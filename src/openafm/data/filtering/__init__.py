@@ -3,6 +3,7 @@
 from openafm.data.filtering.base import DocumentFilter, FilterConfig, LengthConfig, OptOutConfig
 from openafm.data.filtering.heuristics import HeuristicConfig, HeuristicsConfig
 from openafm.data.filtering.language import LanguageConfig
+from openafm.data.filtering.privacy import PrivacyConfig
 from openafm.data.filtering.word_lists import WordListConfig
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "LanguageConfig",
     "LengthConfig",
     "OptOutConfig",
+    "PrivacyConfig",
     "WordListConfig",
 ]
