@@ -1,5 +1,6 @@
 """The finder on single texts and on thousands of labelled cases."""
 
+import itertools
 import time
 
 import pytest
@@ -63,7 +64,7 @@ def test_weak_numbers_need_their_keyword() -> None:
 def test_findings_do_not_overlap() -> None:
     places = [(each.start, each.end) for each in _FINDER.find("+49 30 1234567 DE89370400440532013000 " * 20, "de")]
     assert len(places) == 40
-    assert all(last <= first for (_, last), (first, _) in zip(places, places[1:], strict=False))
+    assert all(last <= first for (_, last), (first, _) in itertools.pairwise(places))
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(5000, marks=pytest.mark.slow)])

@@ -23,7 +23,7 @@ _PLAIN |= dict.fromkeys((0x00A0, 0x2007, 0x2009, 0x202F, 0x3000), ord(" "))
 _NOT_ASCII = re.compile("[" + "".join(map(chr, _PLAIN)) + "]")
 
 _DIGITS = re.compile(r"\d+", re.ASCII)
-_MAX_GAP = 12  # characters between two runs of digits of one number: letters of an account, separators
+_MAX_GAP = 12  # letters and separators between two runs of digits of one number
 _MIN_DIGITS = 5
 _BEFORE, _AFTER = 24, 32
 
@@ -132,7 +132,7 @@ def _find_national_ids(text: str, start: int, end: int, language: str) -> Iterat
 
 
 def _find_ips(text: str, start: int, end: int, _: str) -> Iterator[tuple[int, int, str]]:
-    """Yield addresses of the public Internet; private and reserved ones identify nobody."""
+    """Yield addresses of the public Internet; private and reserved ones identify no person."""
     for match in _IPV4.finditer(text, start, end):
         octets = match.group().split(".")
         if not _is_global(match.group()) or _VERSION.search(text[max(0, match.start() - 16) : match.start()].lower()):

@@ -32,7 +32,7 @@ class IdFormat:
 
 
 def random_digits(count: int) -> Callable[[random.Random], str]:
-    """Return a drawer of so many digits."""
+    """Return a drawer of `count` digits."""
     return lambda rng: "".join(rng.choice(string.digits) for _ in range(count))
 
 

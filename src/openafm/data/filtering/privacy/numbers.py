@@ -1,4 +1,4 @@
-"""Numbers that identify a person or an account: their formats, their rules, and what must stand beside them.
+"""Numbers that identify a person or an account: their formats, their rules, and the context that they need.
 
 A format alone is not enough: a number counts only if it follows its issuer's rules (`checksums`). Some rules accept many
 ordinary numbers (a ninth or tenth of all); such numbers count only beside a keyword, or in documents of their language.
