@@ -1,7 +1,7 @@
 """Labelled cases that measure the recall and precision of the finder: personal data, and numbers that resemble it.
 
-Every case is a sentence in one of sixteen languages with one value. Values are random and belong to nobody on purpose. Their
-check digits are those of `checksums`, which tests compare with another implementation.
+Every case is a sentence in one of sixteen languages with one value. Values are random. Their check
+digits are those of `checksums`, which tests compare with another implementation.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _phone(rng: random.Random) -> Case:
 
 def _national_id(rng: random.Random) -> Case:
     form = rng.choice(ID_FORMATS)
-    # One in ten stands in a text of another language or without its name, where weak formats cannot be found.
+    # One in ten is in a text of another language or without its name, where weak formats cannot be found.
     is_hard = rng.random() < 0.1
     language = _language(rng) if is_hard else form.language
     label = form.keyword if rng.random() < 0.5 or (form.needs_keyword and not is_hard) else ""

@@ -158,7 +158,8 @@ def find_ibans(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield the places of account numbers; as many characters are read as the country's numbers have."""
     for match in _IBAN_START.finditer(text, start, end):
         length = checksums.IBAN_LENGTHS.get(match.group()[:2], 0)
-        place, characters = match.start(), []
+        place = match.start()
+        characters: list[str] = []
         while (
             place < len(text)
             and len(characters) < length
