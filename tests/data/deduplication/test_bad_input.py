@@ -8,16 +8,16 @@ import pytest
 from shard_runs import document, write_signatures
 
 from openafm.core.files import OutOfSpaceError
-from openafm.data.deduplication import ExactConfig
+from openafm.data.deduplication import ExactConfig, MinHashConfig
 from openafm.data.deduplication.base import DeduplicationConfig, SignaturesError
 from openafm.data.deduplication.sorting import ExternalSort
 
-CONFIGS = [ExactConfig()]
-BOTH = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+CONFIGS = [ExactConfig(), MinHashConfig()]
+EACH = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 SHARDS = [[document("a", "text"), document("b", "text")], [document("c", "other")]]
 
 
-@BOTH
+@EACH
 def test_a_missing_or_damaged_shard_is_reported_and_nothing_is_written(config: DeduplicationConfig, tmp_path: Path) -> None:
     method = config.build()
     paths = write_signatures(method, SHARDS, tmp_path)
@@ -42,7 +42,7 @@ def test_signatures_of_another_method_are_refused(tmp_path: Path) -> None:
         ExactConfig(by=("url",)).build().decide(paths, tmp_path / "decisions.parquet")
 
 
-@BOTH
+@EACH
 def test_a_full_disk_is_an_error_and_leaves_nothing(
     config: DeduplicationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,7 +38,7 @@ def test_order_is_that_of_a_sort_in_memory(tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("is_equal", [False, True])
 def test_memory_stays_below_the_budget(tmp_path: Path, is_equal: bool) -> None:
-    budget, count = 1 << 18, 50_000  # 1 MB of records
+    budget, count = 1 << 18, 25_000  # 0.5 MB of records
     random = np.random.default_rng(0)
     sort = ExternalSort(tmp_path, "s", DTYPE, ("key", "place"), budget)
     tracemalloc.start()

@@ -189,7 +189,7 @@ def disk_array(path: Path, dtype: Any, size: int) -> Records:
         rest = max(size, 1) * np.dtype(dtype).itemsize
         while rest:
             rest -= file.write(bytes(min(rest, 1 << 20)))
-    return np.memmap(path, dtype, "r+", shape=max(size, 1))
+    return np.asarray(np.memmap(path, dtype, "r+", shape=max(size, 1)))
 
 
 def read_shard(path: Path, shard: int, columns: Sequence[str]) -> pa.Table:
