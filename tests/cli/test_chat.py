@@ -14,7 +14,7 @@ import pytest
 
 from openafm.cli.chat import ChatLoop
 from openafm.cli.main import run
-from openafm.cli.output import escaped, human_bytes, human_number
+from openafm.cli.output import escaped, human_bytes, human_number, styled
 from openafm.cli.respond import default_instructions, generation_options
 from openafm.framework.backends.language_model import FinishReason
 from openafm.framework.backends.system_model import SystemLanguageModel
@@ -187,6 +187,17 @@ def test_escapes() -> None:
     assert json.loads(escaped(json.dumps("\U000e0041\x9b", ensure_ascii=False))) == "\U000e0041\x9b"
     for text in ("Łódź\n\t東京 👩\u200d💻", "plain"):
         assert escaped(text) == text
+
+
+def test_colors_are_for_terminals_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True  # type: ignore[method-assign]
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert styled("model", "bold", stream=terminal) == "\x1b[1mmodel\x1b[0m"
+    assert styled("model", "bold", stream=io.StringIO()) == "model"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert styled("model", "bold", stream=terminal) == "model"
 
 
 def test_numbers_for_people() -> None:

@@ -55,8 +55,9 @@ def test_every_command_of_the_page(
     write_data(tmp_path)
     page = PAGE.read_text(encoding="utf-8")
     (tmp_path / "data.toml").write_text(re.findall(r"```toml\n(.*?)```", page, re.DOTALL)[0])
+    (tmp_path / "plain.py").write_text(re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0])
     commands = [shlex.split(line) for line in re.findall(r"^    openafm (.*)$", page, re.MULTILINE)]
-    assert len(commands) >= 16
+    assert len(commands) >= 19
     for command in commands:
         tiny = [part for key, value in TINY.items() for part in ("--set", f"{key}={value}")] if command[0] == "train" else []
         code = run([*command, *tiny])
@@ -67,3 +68,14 @@ def test_every_command_of_the_page(
     assert data is not None
     assert [source.name for source in data.sources] == ["chats", "notes"]
     assert open_bundle("recovered").recovery_adapter is not None
+    samples = (tmp_path / "runs" / "on_device.sft-micro" / "metrics.jsonl").read_text()
+    assert '"samples"' in samples
+    from transformers import AutoModelForCausalLM  # takes seconds
+
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "exported")
+    assert exported.config.model_type == "llama"
+    assert (tmp_path / "exported" / "chat_template.jinja").is_file()
+
+
+def test_the_page_stays_short() -> None:
+    assert len(PAGE.read_text(encoding="utf-8").splitlines()) <= 125

@@ -46,7 +46,8 @@ HELP = """\
 /clear           start a new conversation
 /exit            end the chat; so does Ctrl-D
 
-Ctrl-C stops an answer. A line that ends with \\ continues on the next one; \"\"\" starts and ends a block of lines."""
+Ctrl-C stops an answer. A line that ends with \\ continues on the next one;
+\"\"\" starts and ends a block of lines."""
 
 
 def chat(

@@ -181,6 +181,14 @@ def test_a_changed_weight_makes_a_bundle_unavailable(tmp_path: Path) -> None:
     assert draft.is_available() == (False, Reason.MODEL_DAMAGED)
 
 
+def test_a_model_is_available_while_it_answers(model: fm.SystemLanguageModel) -> None:
+    session = fm.LanguageModelSession(model=model)
+    options = fm.GenerationOptions(maximum_response_tokens=5)
+    seen = [model.is_available() for _ in session.stream_blocking("x", options=options)]
+    assert len(seen) > 1
+    assert set(seen) == {(True, None)}
+
+
 def test_a_changed_copy_does_not_share_the_loaded_model(tmp_path: Path) -> None:
     path = write_tiny_bundle(tmp_path / "good", seed=9).path
     shutil.copytree(path, tmp_path / "copy")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_overloads
 
 import pytest
 from scripted_models import ScriptedModel, calls
@@ -169,6 +170,16 @@ def test_an_executor_with_an_async_answer_is_explained() -> None:
 
     with pytest.raises(TypeError, match="generator function"):
         fm.LanguageModelSession(model=Wrong("x")).respond_blocking("x")
+
+
+def test_the_content_of_a_typed_stream_has_a_type() -> None:
+    """A type checker reveals `snapshot.content` of `stream_response(..., generating=T)` as T."""
+    for method in (fm.LanguageModelSession.stream_response, fm.LanguageModelSession.stream_blocking):
+        returned = {
+            overload.__annotations__.get("generating"): overload.__annotations__["return"]
+            for overload in get_overloads(method)
+        }
+        assert re.search(r"\bT\b", returned["type[T]"])
 
 
 def test_equal_snapshots_are_dropped() -> None:

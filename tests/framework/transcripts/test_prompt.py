@@ -51,10 +51,15 @@ def test_an_attachment_alone(image: ImageAttachment) -> None:
     assert (image.label, image.read()) == ("photo", b"pixels")
 
 
-@pytest.mark.parametrize("prompt", [3, [3], [["nested"]], None, Spot, {"a": 1}, b"bytes"])
+@pytest.mark.parametrize("prompt", [3, [3], [["nested"]], None, Spot, {"a": 1}])
 def test_anything_else_is_refused(prompt: object) -> None:
     with pytest.raises(PromptError, match="a prompt consists of"):
         prompt_text(prompt)  # type: ignore[arg-type]
+
+
+def test_bytes_are_refused_with_the_way_to_decode_them() -> None:
+    with pytest.raises(PromptError, match=r"got bytes; decode them, such as with prompt\.decode\('utf-8'\)"):
+        prompt_text(b"caf\xe9")  # type: ignore[arg-type]
 
 
 def test_a_missing_image_is_refused_immediately(tmp_path: Path) -> None:

@@ -125,6 +125,8 @@ def _add_line(parts: list[ContentPart], line: str | None) -> None:
 
 
 def _components(prompt: Prompt) -> Iterable[PromptComponent]:
+    if isinstance(prompt, bytes | bytearray):
+        raise PromptError("a prompt is text, got bytes; decode them, such as with prompt.decode('utf-8')")
     is_one = isinstance(prompt, str | Mapping | Attachment | GeneratedContent | Generable)
     components = (prompt,) if is_one or not isinstance(prompt, Iterable) else prompt
     return cast(Iterable[PromptComponent], components)
