@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from crawl_site import Answer, Site, page, serve, tree
@@ -16,7 +17,7 @@ from crawl_site import Answer, Site, page, serve, tree
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import FolderInUseError, folder_lock
 from openafm.data.web.crawl_config import CrawlConfig, CrawlError
-from openafm.data.web.crawler import FRONTIER, Crawler, CrawlReport
+from openafm.data.web.crawler import FRONTIER, Crawler, CrawlReport, Refusal
 from openafm.data.web.documents import Page
 from openafm.data.web.frontier import Frontier
 from openafm.data.web.warc import read_pages, warc_files
@@ -142,6 +143,21 @@ def test_traps_depth_budget_and_scope(tmp_path: Path) -> None:
     with serve(Site(dict(answers))) as site:
         crawl(site, tmp_path, replace(FAST, max_pages_per_template=10))
     assert sorted(site.paths()) == sorted(["/", *(f"/s/{index}" for index in range(10))])
+
+
+def test_a_seed_that_redirects_to_another_host_is_followed(tmp_path: Path) -> None:
+    with serve(Site({"/": page("/a"), "/a": page()})) as site:
+        elsewhere = Answer(status=301, headers={"Location": f"{site.url.replace('127.0.0.1', 'localhost')}/"})
+        with serve(Site({"/": elsewhere})) as seed:
+            report = crawl(seed, tmp_path, replace(FAST, scope="host"))
+    assert (report.done, site.paths()) == (2, ["/", "/a"])
+
+
+def test_cookies_are_not_kept(tmp_path: Path) -> None:
+    answers = {"/": replace(page("/a"), headers={"Content-Type": "text/html", "Set-Cookie": "a=1"}), "/a": page()}
+    with serve(Site(dict(answers))) as site:
+        crawl(site, tmp_path)
+    assert all("cookie" not in each.headers for each in site.requests)
 
 
 def test_budget_of_pages(tmp_path: Path) -> None:
@@ -297,7 +313,14 @@ class FakeRenderer:
     def needs_rendering(self, page: Page) -> bool:
         return b"<script" in page.body
 
-    async def render(self, url: str, html: bytes | None = None) -> StaticRendered:
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+
+    async def render(
+        self, url: str, html: bytes | None = None, *, content_type: str = "", refusal: Refusal | None = None
+    ) -> StaticRendered:
+        assert refusal is not None
+        self.refusals += [await refusal(urljoin(url, path)) for path in ("/private/data.json", "/data.json")]
         if url.endswith("/crash"):
             raise OpenAFMError("the browser crashed")
         return StaticRendered(b'<html><body><a href="/found">found</a></body></html>')
@@ -306,10 +329,12 @@ class FakeRenderer:
 def test_rendered_pages_carry_their_dom_and_links(tmp_path: Path) -> None:
     script = "<script>build()</script>"
     answers = {"/": page("/built", "/crash"), "/built": page(head=script), "/crash": page(head=script), "/found": page()}
-    with serve(Site(dict(answers))) as site:
-        crawl(site, tmp_path, FAST, renderer=FakeRenderer())
+    renderer = FakeRenderer()
+    with serve(Site(dict(answers), robots="User-agent: *\nDisallow: /private")) as site:
+        crawl(site, tmp_path, FAST, renderer=renderer)
     rendered = {each.url.removeprefix(site.url): each.rendered for each in pages_of(tmp_path)}
     assert rendered == {"/": False, "/built": True, "/crash": False, "/found": False}
+    assert renderer.refusals == ["robots.txt line 2: Disallow: /private", ""] * 2
 
 
 def test_a_crawl_ends_if_all_pages_wait_for_too_long(tmp_path: Path) -> None:

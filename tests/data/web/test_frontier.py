@@ -52,7 +52,7 @@ def test_a_reopened_frontier_repeats_interrupted_requests_and_keeps_delays(tmp_p
     assert task is not None
     frontier.start(task, 10.0, 15.0, {"delay_s": 5.0})
     with Frontier(tmp_path / "f") as again:  # the first process was killed
-        assert again.interrupted(11.0, delay=2.0) == ["http://a.com/1"]
+        assert again.interrupted(11.0, delay=2.0, max_attempts=3) == ["http://a.com/1"]
         assert again.claim(14.0, 1, stored_score) is None
         assert again.host("a.com").next_at == 16.0, "the delay of the request counts from the restart"
         repeated = again.claim(16.0, 1, stored_score)
@@ -122,3 +122,14 @@ def test_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
             frontier.add(Candidate(url=f"http://a.com/{'x' * 500}/{index}") for index in range(1000))
         assert frontier.states()["waiting"] == 0, "the transaction was rolled back"
         assert frontier.add([Candidate(url="http://a.com/")]) == 1
+
+
+def test_a_page_that_ends_the_process_each_time_is_given_up(tmp_path: Path) -> None:
+    with Frontier(tmp_path / "f") as frontier:
+        frontier.add([Candidate(url="http://a.com/1")])
+        for _ in range(2):
+            task = frontier.claim(100.0, 1, stored_score)
+            assert task is not None
+            frontier.start(task, 100.0, 0.0, {})
+            frontier.interrupted(0.0, delay=0.0, max_attempts=2)
+        assert frontier.reasons() == [("failed", "interrupted 2 times", 1)]

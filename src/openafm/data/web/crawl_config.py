@@ -101,13 +101,13 @@ class Rules:
         self._domains = {domain_of(url) for url in seeds}
         self._latest_year = time.gmtime().tm_year + 1
 
-    def refusal(self, url: str, depth: int, *, is_redirect: bool = False) -> str:
+    def refusal(self, url: str, depth: int) -> str:
         """Return why a canonical URL does not belong to the crawl; empty if it does."""
         if depth > self._config.max_depth:
             return f"deeper than {self._config.max_depth} links"
-        if self._config.scope == "host" and host_of(url) not in self._hosts and not is_redirect:
+        if self._config.scope == "host" and host_of(url) not in self._hosts:
             return f"{host_of(url)} is not a host of the seeds"
-        if self._config.scope == "domain" and not self._is_in_domains(domain_of(url)) and not is_redirect:
+        if self._config.scope == "domain" and not self._is_in_domains(domain_of(url)):
             return f"{domain_of(url)} is not below a domain of the seeds"
         return trap_reason(url, self._latest_year)
 

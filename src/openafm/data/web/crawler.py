@@ -8,11 +8,10 @@ headers of the answer: the server has the request by then, so requests are never
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,16 +20,15 @@ from typing import Any, Protocol
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import folder_lock
 from openafm.core.progress import Progress
-from openafm.data.web.crawl_config import CrawlConfig, CrawlError, Rules, check_config, seed_url
+from openafm.data.web.crawl_config import CrawlConfig, CrawlError, check_config, seed_url
+from openafm.data.web.discovery import Discovery
 from openafm.data.web.documents import Page
 from openafm.data.web.fetch import RETRIED, Fetched, Fetcher, FetchFailure, FetchLimits, retry_after_seconds, timestamp
 from openafm.data.web.frontier import Candidate, Frontier, Outcome, Task
-from openafm.data.web.inspection import Inspection, inspect_page
 from openafm.data.web.opt_out import (
     PublisherException,
     crawl_agent,
     crawl_denial,
-    follows_links,
     read_exceptions,
     training_opt_out,
 )
@@ -38,14 +36,19 @@ from openafm.data.web.origins import Origins
 from openafm.data.web.robots import Robots
 from openafm.data.web.sitemaps import MAX_BYTES as SITEMAP_BYTES
 from openafm.data.web.sitemaps import read_sitemap
-from openafm.data.web.urls import canonical_url, domain_of, host_of, origin_of, template_of
+from openafm.data.web.urls import canonical_url, host_of, origin_of
 from openafm.data.web.warc import Capture, WarcWriter, recover, warc_files
 
 FRONTIER = "frontier.sqlite"
 _BACKOFF_S = 1.0
 _SITEMAP_SCORE = 20.0
 _SITEMAP_DEPTH = 2  # indexes of indexes
+_MAX_INTERRUPTIONS = 3  # times max_attempts; a page that ends the process each time is given up
 _CALM_ANSWERS = 0.7  # factor of the back-off after a good answer
+
+
+Refusal = Callable[[str], Awaitable[str]]
+"""Returns why a rendered page must not request a URL; empty if it may."""
 
 
 class Rendered(Protocol):
@@ -63,7 +66,9 @@ class Renderer(Protocol):
 
     def needs_rendering(self, page: Page) -> bool: ...
 
-    async def render(self, url: str, html: bytes | None = None) -> Rendered: ...
+    async def render(
+        self, url: str, html: bytes | None = None, *, content_type: str = "", refusal: Refusal | None = None
+    ) -> Rendered: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,15 +134,10 @@ class _Run:
         self.exceptions: tuple[PublisherException, ...] = (
             read_exceptions(Path(config.exceptions)) if config.exceptions else ()
         )
-        self.rules = Rules(config, json.loads(frontier.fact("seeds") or "[]"))
-        self.priority = config.priority.build()
-        for domain, template, language, topic, pages, reward in frontier.rewards():
-            self.priority.learn(domain, template, language, topic, pages=pages, reward=reward)
-        self.of_template: Counter[str] = Counter()
-        self.of_domain: Counter[str] = Counter()
+        self.discovery = Discovery(config, frontier)
         self.tasks: set[asyncio.Task[None]] = set()
         self.writing = asyncio.Lock()
-        self.num_fetched = 0
+        self.num_before = 0
 
     def recover(self) -> None:
         """Note captures that a killed process wrote but did not note, and let its interrupted pages wait again."""
@@ -148,19 +148,12 @@ class _Run:
                 raise CrawlError(f"{path} is missing or shorter than the {length:,} bytes that were written; restore it")
         for path in warc_files(self.folder):
             for page in recover(path, noted.get(path.name, 0)):
-                answer = Fetched(
-                    url=page.url,
-                    status=page.status,
-                    headers=page.headers,
-                    body=page.body,
-                    request_headers={},
-                    headers_at=time.time(),
-                )
                 known = self.frontier.page(page.url)
-                inspected = self._inspect(page, page.body)
-                self._note_page(page, answer, inspected, path.name, depth=known["depth"] if known is not None else 0)
+                if known is not None and known["state"] in ("waiting", "held", "active"):
+                    inspected = self.discovery.inspect(page, page.body)
+                    self.discovery.note(page, inspected, time.time(), known["depth"], path.name)
             self.frontier.set_warc_length(path.name, path.stat().st_size)
-        self.frontier.interrupted(time.time(), self.config.delay_s)
+        self.frontier.interrupted(time.time(), self.config.delay_s, _MAX_INTERRUPTIONS * self.config.max_attempts)
 
     async def crawl(self, seeds: Iterable[Candidate]) -> CrawlReport:
         """Visit pages until none is left, the budget is spent or all wait for too long."""
@@ -168,8 +161,8 @@ class _Run:
         self.frontier.add(seeds)
         if self.config.refetch_after_days is not None:
             self.frontier.refetch(time.time() - self.config.refetch_after_days * 86400)
-        self.of_template = Counter(self.frontier.num_by_template())
-        self.of_domain = Counter(self.frontier.done_by_domain())
+        self.discovery = Discovery(self.config, self.frontier)
+        self.num_before = self.discovery.num_done
         async with AsyncExitStack() as stack:
             self.fetcher = await stack.enter_async_context(
                 Fetcher(self.config.user_agent, self.config.allow_private_addresses, self.config.max_connections)
@@ -188,8 +181,8 @@ class _Run:
         while True:
             now = time.time()
             may_start = len(self.tasks) < self.config.max_connections
-            may_start &= self.of_domain.total() + len(self.tasks) < self.config.max_pages
-            task = self.frontier.claim(now, self.config.connections_per_host, self._score) if may_start else None
+            may_start &= self.discovery.num_done + len(self.tasks) < self.config.max_pages
+            task = self.frontier.claim(now, self.config.connections_per_host, self.discovery.score) if may_start else None
             if task is not None:
                 self.tasks.add(asyncio.create_task(self._visit(task)))
                 continue
@@ -208,13 +201,10 @@ class _Run:
         for each in done:
             each.result()
 
-    def _score(self, task: Task) -> float:
-        return task.score if task.kind == "sitemap" else self.priority.score(task.url, task.domain, task.depth).total
-
     async def _visit(self, task: Task) -> None:
         """Visit a held page."""
         refusal = crawl_denial(task.url, self.exceptions)
-        if not refusal and task.kind == "page" and self.of_domain[task.domain] >= self.config.max_pages_per_domain:
+        if not refusal and task.kind == "page" and self.discovery.is_spent(task.domain):
             refusal = f"the budget of {self.config.max_pages_per_domain} pages of {task.domain} is spent"
         if refusal:
             self.frontier.finish(task.url, Outcome(state="denied", reason=refusal), time.time())
@@ -253,9 +243,8 @@ class _Run:
             )
 
     async def _request(self, task: Task, robots: Robots, delay: float, decision: dict[str, Any]) -> None:
-        score = self.priority.score(task.url, task.domain, task.depth)
         delay = max(delay, self.frontier.host(task.host).backoff)
-        decision |= {"score": str(score) if task.kind == "page" else f"{task.score:.3f}: a sitemap"}
+        decision |= {"score": self.discovery.explanation(task)}
         self.frontier.start(task, time.time(), time.time() + delay, decision)
         limits = FetchLimits(max_bytes=self.config.max_page_bytes, timeout_s=self.config.timeout_s)
         if task.kind == "sitemap":
@@ -285,7 +274,7 @@ class _Run:
         elif task.kind == "sitemap":
             self._sitemap(task, answer)
         else:
-            await self._captured(task, answer, robots)
+            await self._captured(task, answer, robots, delay)
 
     def _failed(self, task: Task, reason: str, detail: str, now: float, *, retry: bool) -> None:
         """Note a failed request; retried ones count against the host."""
@@ -325,7 +314,9 @@ class _Run:
     def _redirected(self, task: Task, answer: Fetched) -> None:
         """Put the target of a redirect into the frontier; it is visited under the rules of its own host."""
         target = canonical_url(answer.headers.get("location", ""), task.url)
-        refusal = self.rules.refusal(target, task.depth, is_redirect=True) if target else "the target is not a web address"
+        if target and task.depth == 0 and task.kind == "page":
+            self.discovery.add_seed(target)
+        refusal = self.discovery.rules.refusal(target, task.depth) if target else "the target is not a web address"
         if task.redirects >= self.config.max_redirects:
             refusal = f"more than {self.config.max_redirects} redirects"
         reason = f"redirect to {target or answer.headers.get('location', '')[:200]}" + (f": {refusal}" if refusal else "")
@@ -347,7 +338,7 @@ class _Run:
     def _sitemap(self, task: Task, answer: Fetched) -> None:
         entries = [(canonical_url(each.url), each.is_sitemap) for each in read_sitemap(answer.body)]
         entries = [(url, is_sitemap) for url, is_sitemap in entries if host_of(url) == task.host]
-        new = self._candidates([url for url, is_sitemap in entries if not is_sitemap], "sitemap", task.url, 1)
+        new = self.discovery.candidates([url for url, is_sitemap in entries if not is_sitemap], "sitemap", task.url, 1)
         if task.depth < _SITEMAP_DEPTH:
             below = [url for url, is_sitemap in entries if is_sitemap]
             new += [
@@ -361,7 +352,7 @@ class _Run:
         self.frontier.finish(task.url, done, answer.headers_at, attempt="answered", new=new, counters=counters)
         self._calm(task.host)
 
-    async def _captured(self, task: Task, answer: Fetched, robots: Robots) -> None:
+    async def _captured(self, task: Task, answer: Fetched, robots: Robots, delay: float) -> None:
         """Write a page, or the note that it has not changed, to the WARC file and then to the frontier."""
         page = Page(
             url=task.url,
@@ -381,84 +372,51 @@ class _Run:
         )
         capture = Capture(page=page, request_headers=answer.request_headers, http_version=answer.http_version, ip=answer.ip)
         if self.renderer is not None and answer.status == 200 and self.renderer.needs_rendering(page):
-            capture = await self._rendered(self.renderer, capture)
-        inspected = self._inspect(page, capture.dom or page.body)
+            capture = await self._rendered(self.renderer, capture, delay)
+        inspected = self.discovery.inspect(page, capture.dom or page.body)
         async with self.writing:  # noted in the order of the file, so that the noted length covers noted captures only
             place = await asyncio.to_thread(self.writer.write, capture)
-            self._note_page(page, answer, inspected, place.file, place.start, place.end, depth=task.depth)
+            self.discovery.note(page, inspected, answer.headers_at, task.depth, place)
         self._calm(task.host)
         if self.progress is not None:
-            self.progress.update(self.of_domain.total(), f"{self.of_domain.total():,} pages, {domain_of(task.url)}")
+            self.progress.update(self.discovery.num_done, f"{self.discovery.num_done:,} pages, {task.domain}")
 
-    def _inspect(self, page: Page, body: bytes) -> Inspection:
-        identify = bool(self.config.priority.languages)
-        return inspect_page(page.url, page.headers, body, identify=identify)
+    async def _rendered(self, renderer: Renderer, capture: Capture, delay: float) -> Capture:
+        """Add the rendered DOM to a capture; a page that cannot be rendered stays static.
 
-    async def _rendered(self, renderer: Renderer, capture: Capture) -> Capture:
-        """Add the rendered DOM to a capture; a page that cannot be rendered stays static."""
+        The scripts and data of the page are requested without the delay, if robots.txt allows them. The delay to the next
+        page begins after them.
+        """
+        page = capture.page
         try:
-            rendered = await renderer.render(capture.page.url, capture.page.body)
+            rendered = await renderer.render(
+                page.url, page.body, content_type=page.content_type, refusal=self._refusal_of_resource
+            )
         except OpenAFMError:
             self.frontier.count("not_rendered")
             return capture
+        finally:
+            self.frontier.delay_host(host_of(page.url), time.time() + delay)
         self.frontier.count("rendered")
         return replace(capture, dom=rendered.dom, screenshot=rendered.screenshot)
 
-    def _note_page(
-        self, page: Page, answer: Fetched, inspected: Inspection, file: str, start: int = -1, end: int = -1, *, depth: int
-    ) -> None:
-        """Note a captured page, what was learned from it and the pages that it links to."""
-        digest = hashlib.sha1(page.body, usedforsecurity=False).hexdigest() if page.body else ""
-        domain, template = domain_of(page.url), template_of(page.url)
-        topic = self.priority.topic(inspected.text)
-        is_duplicate = bool(digest) and self.frontier.knows_digest(digest, page.url)
-        reward = self.priority.reward(inspected.text, inspected.language, is_duplicate=is_duplicate)
-        links = inspected.links if follows_links(page.headers, page.body) else ()
-        found = [*links, inspected.canonical] if inspected.canonical else links
-        new = self._candidates(found, "link", page.url, depth + 1)
-        is_new_page = page.status != 304
-        outcome = Outcome(
-            state="done",
-            status=page.status,
-            etag=answer.headers.get("etag", ""),
-            last_modified=answer.headers.get("last-modified", ""),
-            digest=digest,
-            opt_out=page.opt_out,
-            warc=f"{file}:{start}" if start >= 0 else file,
-            warc_lengths={file: end} if end >= 0 else {},
-            reward=(inspected.language, topic, reward) if is_new_page else None,
-        )
-        counters = {"pages": int(is_new_page), "not_modified": int(not is_new_page), "bytes": len(page.body)}
-        counters |= {"opted_out": 1} if page.opt_out else {}
-        counters |= {"duplicates": 1} if is_duplicate else {}
-        self.frontier.finish(page.url, outcome, answer.headers_at, attempt="answered", new=new, counters=counters)
-        self.of_domain[domain] += 1
-        self.num_fetched += 1
-        if is_new_page:
-            self.priority.learn(domain, template, inspected.language, topic, reward=reward)
-            if self.priority.is_rescored(template):
-                score = self.priority.score(page.url, domain, 0).total
-                self.frontier.rescore(template, score, self.config.priority.depth_penalty)
-
-    def _candidates(self, urls: Iterable[str], source: str, parent: str, depth: int) -> list[Candidate]:
-        """Return the URLs that are new and belong to the crawl; each counts against its template."""
-        found = []
-        for url in self.frontier.unknown(urls):
-            template = template_of(url)
-            is_varied = template != url.partition("://")[2]
-            if is_varied and self.of_template[template] >= self.config.max_pages_per_template:
-                continue
-            if not self.rules.refusal(url, depth):
-                self.of_template[template] += 1
-                score = self.priority.score(url, domain_of(url), depth).total
-                found.append(Candidate(url=url, source=source, parent=parent, depth=depth, score=score))
-        return found
+    async def _refusal_of_resource(self, url: str) -> str:
+        """Return why a rendered page must not request a URL."""
+        if refusal := crawl_denial(url, self.exceptions):
+            return refusal
+        robots: Robots | str | None = self.origins.robots(origin_of(url))
+        if robots is None:
+            robots = await self.origins.load_robots(origin_of(url))
+        if isinstance(robots, str):
+            return robots
+        decision = robots.decide(crawl_agent(robots, self.config.agent, self.config.fallback_agents), url)
+        return "" if decision.allowed else str(decision)
 
     def _report(self, seconds: float, next_at: float | None) -> CrawlReport:
         states, counters = self.frontier.states(), self.frontier.counters()
         reasons = Counter({f"{state}: {reason}": pages for state, reason, pages in self.frontier.reasons()})
         report = CrawlReport(
-            fetched=self.num_fetched,
+            fetched=self.discovery.num_done - self.num_before,
             done=counters.get("pages", 0),
             failed=states["failed"],
             denied=states["denied"],

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from http.cookiejar import DefaultCookiePolicy
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -96,6 +97,7 @@ class Fetcher:
         # httpx2 has no argument for the network backend; the pool has.
         transport._pool._network_backend = _checked_backend(self.allow_private_addresses)
         self._client = httpx2.AsyncClient(transport=transport, follow_redirects=False, trust_env=False)
+        self._client.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # a crawler has no session
         await self._client.__aenter__()
         return self
 

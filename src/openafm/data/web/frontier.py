@@ -21,6 +21,7 @@ from typing import Any, NoReturn, Self
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import OutOfSpaceError
+from openafm.data.web.frontier_schema import SCHEMA, TRIGGERS
 from openafm.data.web.urls import domain_of, host_of, template_of
 
 FORMAT = 1
@@ -28,70 +29,6 @@ STATES = ("waiting", "held", "active", "done", "failed", "denied")
 """A held page was claimed and not requested yet; an active one is being requested."""
 _CANDIDATES = 8  # pages of a host among which the current priorities choose
 _READY_HOSTS = 8
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS pages (
-    id INTEGER PRIMARY KEY,
-    url TEXT NOT NULL UNIQUE,
-    host TEXT NOT NULL,
-    domain TEXT NOT NULL,
-    template TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    source TEXT NOT NULL,
-    parent TEXT NOT NULL,
-    depth INTEGER NOT NULL,
-    redirects INTEGER NOT NULL,
-    state TEXT NOT NULL,
-    reason TEXT NOT NULL DEFAULT '',
-    score REAL NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    not_before REAL NOT NULL DEFAULT 0,
-    fetched_at REAL NOT NULL DEFAULT 0,
-    status INTEGER NOT NULL DEFAULT 0,
-    etag TEXT NOT NULL DEFAULT '',
-    last_modified TEXT NOT NULL DEFAULT '',
-    digest TEXT NOT NULL DEFAULT '',
-    opt_out TEXT NOT NULL DEFAULT '',
-    warc TEXT NOT NULL DEFAULT '',
-    decision TEXT NOT NULL DEFAULT ''
-);
-CREATE INDEX IF NOT EXISTS pages_by_host ON pages (host, score DESC) WHERE state = 'waiting';
-CREATE INDEX IF NOT EXISTS pages_by_template ON pages (template);
-CREATE INDEX IF NOT EXISTS pages_by_digest ON pages (digest) WHERE digest != '';
-CREATE TABLE IF NOT EXISTS hosts (
-    host TEXT PRIMARY KEY,
-    waiting INTEGER NOT NULL DEFAULT 0,
-    active INTEGER NOT NULL DEFAULT 0,
-    next_at REAL NOT NULL DEFAULT 0,
-    backoff REAL NOT NULL DEFAULT 0,
-    failures INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS attempts (url TEXT NOT NULL, at REAL NOT NULL, outcome TEXT NOT NULL);
-CREATE INDEX IF NOT EXISTS attempts_by_url ON attempts (url);
-CREATE TABLE IF NOT EXISTS files (
-    url TEXT PRIMARY KEY, fetched_at REAL NOT NULL, status INTEGER NOT NULL, body BLOB NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS warc (file TEXT PRIMARY KEY, length INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS rewards (
-    domain TEXT NOT NULL, template TEXT NOT NULL, language TEXT NOT NULL, topic TEXT NOT NULL,
-    pages INTEGER NOT NULL, reward REAL NOT NULL, PRIMARY KEY (domain, template, language, topic)
-) WITHOUT ROWID;
-"""
-# The counts of a host follow the states of its pages, whoever changes them.
-_TRIGGERS = """
-CREATE TRIGGER IF NOT EXISTS page_added AFTER INSERT ON pages BEGIN
-    INSERT INTO hosts (host) VALUES (NEW.host) ON CONFLICT DO NOTHING;
-    UPDATE hosts SET waiting = waiting + (NEW.state = 'waiting') WHERE host = NEW.host;
-END;
-CREATE TRIGGER IF NOT EXISTS page_changed AFTER UPDATE OF state ON pages BEGIN
-    UPDATE hosts SET
-        waiting = waiting + (NEW.state = 'waiting') - (OLD.state = 'waiting'),
-        active = active + (NEW.state IN ('held', 'active')) - (OLD.state IN ('held', 'active'))
-    WHERE host = NEW.host;
-END;
-"""
 
 
 class FrontierError(OpenAFMError):
@@ -174,7 +111,7 @@ class Frontier:
             self._database.row_factory = sqlite3.Row
             if not read_only:
                 # The WARC file is flushed first and read again after a crash, so NORMAL loses nothing.
-                self._database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA + _TRIGGERS)
+                self._database.executescript("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + SCHEMA + TRIGGERS)
             self._check_format()
         except sqlite3.Error as error:
             self._raise(error)
@@ -282,12 +219,14 @@ class Frontier:
                 "UPDATE pages SET state = ?, reason = ?, status = ?, not_before = ?,"
                 " etag = CASE WHEN ? != '' THEN ? ELSE etag END,"
                 " last_modified = CASE WHEN ? != '' THEN ? ELSE last_modified END,"
-                " digest = CASE WHEN ? != '' THEN ? ELSE digest END, opt_out = ?,"
+                " digest = CASE WHEN ? != '' THEN ? ELSE digest END,"
+                " opt_out = CASE WHEN ? != '' OR ? != 304 THEN ? ELSE opt_out END,"
                 " warc = CASE WHEN ? != '' THEN ? ELSE warc END WHERE url = ?",
                 (
                     *(outcome.state, outcome.reason, outcome.status, outcome.not_before),
                     *(outcome.etag, outcome.etag, outcome.last_modified, outcome.last_modified),
-                    *(outcome.digest, outcome.digest, outcome.opt_out, outcome.warc, outcome.warc, url),
+                    *(outcome.digest, outcome.digest, outcome.opt_out, outcome.status, outcome.opt_out),
+                    *(outcome.warc, outcome.warc, url),
                 ),
             )
             if attempt:
@@ -331,10 +270,11 @@ class Frontier:
                 (score, depth_penalty, template),
             )
 
-    def interrupted(self, now: float, delay: float) -> list[str]:
+    def interrupted(self, now: float, delay: float, max_attempts: int) -> list[str]:
         """Let pages wait again whose visit was cut off, and return the URLs whose request was on its way.
 
-        Their hosts wait for the delay again, because the server may have received the request just before the kill.
+        Their hosts wait for the delay again, because the server may have received the request just before the kill. Pages
+        with `max_attempts` fail: they may be what ends the process.
         """
         with self._transaction():
             rows = self._all("SELECT url, host, state, decision FROM pages WHERE state IN ('held', 'active')")
@@ -344,6 +284,11 @@ class Frontier:
                 self._database.execute(
                     "UPDATE hosts SET next_at = max(next_at, ?) WHERE host = ?", (now + wait, row["host"])
                 )
+            self._database.execute(
+                "UPDATE pages SET state = 'failed', reason = 'interrupted ' || attempts || ' times'"
+                " WHERE state = 'active' AND attempts >= ?",
+                (max_attempts,),
+            )
             self._database.execute("UPDATE pages SET state = 'waiting', not_before = 0 WHERE state IN ('held', 'active')")
             self._database.executemany("INSERT INTO attempts VALUES (?, ?, 'interrupted')", [(url, now) for url in urls])
             self._count("interrupted", len(urls))

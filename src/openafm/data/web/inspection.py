@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from html import unescape
 from urllib.parse import urljoin
 
-from openafm.data.web.tags import tags
+from openafm.data.web.tags import running_text, tags
 from openafm.data.web.urls import canonical_url
 from openafm.data.web.warc import MissingLibraryError
 
+MAX_BYTES = 2 << 20
+"""Bytes of a page that are inspected; the time is linear in them."""
 MAX_LINKS = 2000
 MAX_TEXT = 20_000
 _SAMPLE = 2000  # characters for the identification of the language; accuracy no longer grows above
@@ -43,18 +45,17 @@ def inspect_page(url: str, headers: Mapping[str, str], body: bytes, *, identify:
     `identify` False takes the declared language: loading the identifier costs a second, each page a millisecond.
     """
     try:
-        from resiliparse.extract.html2text import extract_plain_text
         from resiliparse.parse.encoding import bytes_to_str, detect_encoding
     except ImportError as error:
         raise MissingLibraryError("crawling needs resiliparse; install it with: pip install 'openafm[data]'") from error
+    body = body[:MAX_BYTES]
     declared = re.search(r"charset=[\"']?([\w-]+)", headers.get("content-type", ""), re.IGNORECASE)
     encoding = declared[1] if declared else detect_encoding(body[: 1 << 16]) or "utf-8"
     try:
-        content = bytes_to_str(body, encoding, errors="replace")
+        content = str(bytes_to_str(body, encoding, errors="replace"))
     except LookupError:
         content = body.decode("utf-8", "replace")
-    text = extract_plain_text(content, main_content=True, links=False, alt_texts=False) or ""
-    text = _SPACE.sub(" ", text).strip()[:MAX_TEXT]
+    text = running_text(content, MAX_TEXT)
     found = _Statements(base=url)
     for name, values in tags(content, "a", "area", "iframe", "link", "base", "html"):
         found.read(name, values)
