@@ -10,20 +10,31 @@ from typing import Any
 
 from openafm.core.config import ConfigError, nearest
 from openafm.core.registry import load_plugin
+from openafm.data.deduplication import ExactConfig
 from openafm.data.extraction.main_content import MainContentConfig
-from openafm.data.filtering import LanguageConfig
-from openafm.data.filtering.base import LengthConfig
-from openafm.data.pipeline.config import ExtractionStageConfig, PipelineConfig
+from openafm.data.filtering import HeuristicsConfig, LanguageConfig, LengthConfig, PrivacyConfig, WordListConfig
+from openafm.data.pipeline.config import (
+    DeduplicationStageConfig,
+    ExtractionStageConfig,
+    FilterStageConfig,
+    PipelineConfig,
+)
 from openafm.recipes.config import UnknownRecipeError, summary_of
 
 Build = Callable[[], PipelineConfig]
 
 
 def recipe() -> PipelineConfig:
-    """Return the pipeline of web pages: extraction, language, length."""
+    """Return the pipeline of web pages: extraction, filters, personal data masked, one document of each text and URL."""
     return PipelineConfig(
         recipe="web.recipe",
-        stages=(ExtractionStageConfig(extraction=MainContentConfig(), filters=(LanguageConfig(), LengthConfig())),),
+        stages=(
+            ExtractionStageConfig(extraction=MainContentConfig()),
+            FilterStageConfig(
+                filters=(LanguageConfig(), LengthConfig(), HeuristicsConfig(), WordListConfig(), PrivacyConfig())
+            ),
+            DeduplicationStageConfig(name="exact", deduplication=ExactConfig()),
+        ),
     )
 
 

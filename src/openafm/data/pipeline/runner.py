@@ -124,7 +124,8 @@ class _Run:
 
     def run(self, shards: Sequence[Shard]) -> StageSummary:
         (self.root / STAGES / self.stage.name).mkdir(exist_ok=True)
-        decisions = self._decisions(shards) if isinstance(self.stage, DeduplicationStageConfig) else None
+        is_reduced = isinstance(self.stage, DeduplicationStageConfig)
+        decisions, reduce_seconds = self._decisions(shards) if is_reduced else (None, 0.0)
         decided = file_digest(decisions) if decisions is not None else ""
         tasks = [
             MapTask(
@@ -141,7 +142,8 @@ class _Run:
         found = {task.key: find_record(self.root, self.stage.name, task.key) for task in tasks}
         records = {key: record for key, record in found.items() if record is not None}
         records |= {record.key: record for record in self._map([task for task in tasks if task.key not in records], tasks)}
-        summary = summarize(self.stage.name, key_of(config_key(self.stage)), [records[task.key] for task in tasks])
+        in_order = [records[task.key] for task in tasks]
+        summary = summarize(self.stage.name, key_of(config_key(self.stage)), in_order, reduce_seconds)
         self._check_quarantined(summary)
         return summary
 
@@ -162,8 +164,9 @@ class _Run:
                         yield outcome.result
                 tasks = again
 
-    def _decisions(self, shards: Sequence[Shard]) -> Path:
-        """Compute the signatures of all shards and reduce them to decisions, unless they exist."""
+    def _decisions(self, shards: Sequence[Shard]) -> tuple[Path, float]:
+        """Compute signatures and decisions, unless they exist; return the decisions and the CPU seconds."""
+        seconds = 0.0
         text = stage_json(self.stage)
         tasks = [
             SignaturesTask(
@@ -180,14 +183,15 @@ class _Run:
         missing = [task for task, path in zip(tasks, paths, strict=True) if not path.is_file()]
         limits = LimitsConfig(memory_mb=self.config.limits.memory_mb)
         with self._shown(len(tasks), len(tasks) - len(missing), " signatures") as shown:
-            for _ in _all(self.executor.map(run_signatures, missing, limits, shown.on_unit)):
+            for spent in _all(self.executor.map(run_signatures, missing, limits, shown.on_unit)):
+                seconds += spent
                 shown.finish_shard()
         key = self._key("decide", [file_digest(path) for path in paths])
         decisions = self.root / STAGES / self.stage.name / f"{key}.decisions.parquet"
         if not decisions.is_file():
             task = DecideTask(stage=text, signatures=tuple(paths), out=decisions, plugins=_plugins(self.config, self.stage))
-            list(_all(self.executor.map(run_decide, [task], NO_LIMITS)))
-        return decisions
+            seconds += sum(_all(self.executor.map(run_decide, [task], NO_LIMITS)))
+        return decisions, seconds
 
     def _check_quarantined(self, summary: StageSummary) -> None:
         counts = {reason: count for reason, count in summary.dropped.items() if reason in QUARANTINE_REASONS}

@@ -85,7 +85,10 @@ class ShardRecord(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class StageSummary(Config):
-    """The counts of a stage over all shards. `languages` and `characters` are of the documents kept."""
+    """The counts of a stage over all shards. `languages` and `characters` are of the documents kept.
+
+    `reduce_seconds` is the CPU time of signatures and decisions in the run that wrote the summary.
+    """
 
     name: str
     config_digest: str
@@ -95,11 +98,12 @@ class StageSummary(Config):
     languages: dict[str, int]
     characters: int
     shards: tuple[ShardRecord, ...]
+    reduce_seconds: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """CPU seconds of all shards."""
-        return sum(shard.seconds for shard in self.shards)
+        """CPU seconds of the stage."""
+        return sum(shard.seconds for shard in self.shards) + self.reduce_seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +195,7 @@ def record_path(root: Path, stage: str, key: str) -> Path:
     return root / STAGES / stage / f"{key}.json"
 
 
-def summarize(name: str, config_digest: str, shards: Sequence[ShardRecord]) -> StageSummary:
+def summarize(name: str, config_digest: str, shards: Sequence[ShardRecord], reduce_seconds: float) -> StageSummary:
     """Return the counts of a stage."""
     return StageSummary(
         name=name,
@@ -202,6 +206,7 @@ def summarize(name: str, config_digest: str, shards: Sequence[ShardRecord]) -> S
         languages=added(shard.languages for shard in shards),
         characters=sum(shard.characters for shard in shards),
         shards=tuple(shards),
+        reduce_seconds=round(reduce_seconds, 3),
     )
 
 

@@ -102,25 +102,27 @@ def run_map(task: MapTask) -> ShardRecord:
     return record
 
 
-def run_signatures(task: SignaturesTask) -> Path:
-    """Compute the signatures of one shard and store them."""
+def run_signatures(task: SignaturesTask) -> float:
+    """Compute the signatures of one shard and store them; return the CPU seconds."""
     import pyarrow.parquet as pq
 
+    started = time.process_time()
     method = _deduplication(task.stage, task.plugins)
     out = signatures_path(task.root, task.stage_name, task.key)
     table = method.signatures(_in_units(read_documents(task.shard.path)))
     with atomic_file(out) as file:
         pq.write_table(table, file, compression="zstd", use_dictionary=False)
-    return out
+    return time.process_time() - started
 
 
-def run_decide(task: DecideTask) -> Path:
-    """Reduce the signatures of all shards to decisions and store them."""
+def run_decide(task: DecideTask) -> float:
+    """Reduce the signatures of all shards to decisions and store them; return the CPU seconds."""
+    started = time.process_time()
     method = _deduplication(task.stage, task.plugins)
     temporary = task.out.with_suffix(".partial")  # renamed when it is complete
     method.decide(task.signatures, temporary)
     temporary.replace(task.out)
-    return task.out
+    return time.process_time() - started
 
 
 def signatures_path(root: Path, stage: str, key: str) -> Path:
