@@ -107,12 +107,23 @@ class Fetcher:
         await self._client.__aexit__(kind, error, trace)
 
     async def fetch(
-        self, url: str, limits: FetchLimits, *, etag: str = "", last_modified: str = "", accept_language: str = ""
+        self,
+        url: str,
+        limits: FetchLimits,
+        *,
+        etag: str = "",
+        last_modified: str = "",
+        accept_language: str = "",
+        headers: Mapping[str, str] | None = None,
     ) -> Fetched | FetchFailure:
-        """Fetch a URL; `etag` and `last_modified` of an earlier answer make the request conditional."""
+        """Fetch a URL; `etag` and `last_modified` of an earlier answer make the request conditional.
+
+        `headers` replace the default ones; User-Agent and Accept-Encoding stay.
+        """
         import httpx2
 
-        headers = {"user-agent": self.user_agent, "accept": "text/html,application/xhtml+xml,*/*;q=0.5"}
+        headers = {"accept": "text/html,application/xhtml+xml,*/*;q=0.5"} | dict(headers or {})
+        headers["user-agent"] = self.user_agent
         headers["accept-encoding"] = "gzip, deflate"  # both are decoded in bounded pieces
         headers |= {"accept-language": accept_language} if accept_language else {}
         headers |= {"if-none-match": etag} if etag else {}
