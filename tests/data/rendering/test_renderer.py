@@ -108,12 +108,12 @@ def _words(text: str) -> str:
 
 @needs_browser
 def test_text_of_each_kind_of_script_is_in_the_dom(running: Running) -> None:
-    site = SiteConfig(seed=1, num_pages=len(SCRIPT_KINDS), languages=("en", "ja"), script_share=1.0, charset_share=0.5).build()
+    site = SiteConfig(
+        seed=1, num_pages=len(SCRIPT_KINDS), languages=("en", "ja"), script_share=1.0, charset_share=0.5
+    ).build()
     with serve(site) as server:
         for page in site.articles:
-            rendered = running.render(
-                page.html, server.url + page.path, content_type=page.headers["content-type"]
-            )
+            rendered = running.render(page.html, server.url + page.path, content_type=page.headers["content-type"])
             assert recall(page, rendered.dom) == 1.0, page.script
             assert rendered.reasons == (), page.script
     assert {page.script for page in site.articles} == set(SCRIPT_KINDS)

@@ -29,7 +29,13 @@ _NO_NETWORK = (
     "--force-webrtc-ip-handling-policy=disable_non_proxied_udp",
     "--dns-prefetch-disable",
 )
-_ARGUMENTS = (*_NO_NETWORK, "--disable-gpu", "--mute-audio", "--disable-dev-shm-usage", "--blink-settings=imagesEnabled=false")
+_ARGUMENTS = (
+    *_NO_NETWORK,
+    "--disable-gpu",
+    "--mute-audio",
+    "--disable-dev-shm-usage",
+    "--blink-settings=imagesEnabled=false",
+)
 _starting = asyncio.Lock()
 
 
@@ -90,7 +96,7 @@ class Browser:
                 async with asyncio.timeout(_CLOSE_S):
                     return await self._tab()
             except (Error, TimeoutError):  # it ended or stalled between two pages
-                await self.stop()
+                await self.stop(kill=True)
         await self._start()
         return await self._tab()
 
@@ -105,26 +111,23 @@ class Browser:
                 total += used.rss - getattr(used, "shared", 0)
         return total / 1e6
 
-    async def stop(self) -> None:
-        """End the browser and the driver; kill them if they do not answer."""
-        import psutil
-
+    async def stop(self, *, kill: bool = False) -> None:
+        """End the browser and the driver. They are killed if they do not answer, Chromium at once with `kill`."""
         processes, driver, browser = self._processes(), self._driver, self._browser
         self._driver = self._process = self._browser = self._context = self._page = None
         self._num_pages = 0
         if driver is None:
             return
+        if kill:
+            _kill(processes[:-1])
         try:
-            async with asyncio.timeout(_CLOSE_S):
-                if browser is not None:
-                    await browser.close()
-                await driver.stop()
-        except Exception:  # noqa: BLE001, S110 - whatever a broken driver raises, its processes are killed below
-            pass
+            with contextlib.suppress(Exception):  # a broken driver raises anything
+                async with asyncio.timeout(_CLOSE_S):
+                    if browser is not None and not kill:
+                        await browser.close()
+                    await driver.stop()
         finally:
-            for process in processes:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
+            _kill(processes)
 
     async def _start(self) -> None:
         """Start the driver and Chromium."""
@@ -185,7 +188,7 @@ class Browser:
             await self.requests.handle(route)
 
     def _processes(self) -> list[Process]:
-        """Return the driver and all processes below it."""
+        """Return the processes of Chromium, and the driver as the last one."""
         import psutil
 
         if self._process is None:
@@ -193,3 +196,11 @@ class Browser:
         with contextlib.suppress(psutil.Error):
             return [*self._process.children(recursive=True), self._process]
         return []
+
+
+def _kill(processes: list[Process]) -> None:
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended
+            process.kill()

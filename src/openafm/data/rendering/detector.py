@@ -51,7 +51,11 @@ def needs_rendering(page: Page) -> bool:
     builds = _BUILDS.search(code) is not None
     if not (builds or has_source):
         return False
-    if any(_is_mount(element.id or "", code) for element in document.query_selector_all(_MOUNT) if not element.text.strip()):
+    if any(
+        _is_mount(element.id or "", code)
+        for element in document.query_selector_all(_MOUNT)
+        if not (element.text or "").strip()
+    ):
         return True
     if builds and document.query_selector(_INTERACTIVE) is not None:
         return True
@@ -62,13 +66,15 @@ def _scripts(document: DocumentNode) -> tuple[str, bool]:
     """Return the inline code of a page, and True if it loads code that does more than measure visits."""
     scripts = [each for each in document.query_selector_all("script") if _SCRIPT_TYPE.match(each.getattr("type") or "")]
     sources = [each.getattr("src") or "" for each in scripts]
-    code = "\n".join(each.text for each, source in zip(scripts, sources, strict=True) if not source)
+    code = "\n".join(each.text or "" for each, source in zip(scripts, sources, strict=True) if not source)
     return code, any(source and not _MEASURING.search(source) for source in sources)
 
 
 def _is_mount(name: str, code: str) -> bool:
     """Return True if an empty element is where an application puts its content: by its usual name, or by use in code."""
-    return _MOUNT_NAME.match(name) is not None or (bool(name) and re.search(rf"""["'#]{re.escape(name)}["']""", code) is not None)
+    return _MOUNT_NAME.match(name) is not None or (
+        bool(name) and re.search(rf"""["'#]{re.escape(name)}["']""", code) is not None
+    )
 
 
 def _text_length(document: DocumentNode) -> int:
@@ -79,4 +85,4 @@ def _text_length(document: DocumentNode) -> int:
     for element in body.query_selector_all(_NO_TEXT):
         if element.parent is not None:  # not removed with an element around it
             element.decompose()
-    return len(" ".join(body.text.split()))
+    return len(" ".join((body.text or "").split()))

@@ -50,7 +50,7 @@ class RenderError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """A rendered page: the DOM as UTF-8 HTML, a PNG screenshot (empty without one), and `REASONS` why it may be incomplete."""
+    """A rendered page: the DOM as UTF-8 HTML, a PNG screenshot (empty without one), `REASONS` why it may be incomplete."""
 
     dom: bytes
     screenshot: bytes = b""
@@ -133,7 +133,7 @@ class Renderer:
         finally:
             requests.close()
             if not is_intact:
-                await browser.stop()
+                await browser.stop(kill=True)
             self._free.put_nowait(browser)
         if len(rendered.dom) > self.config.max_dom_bytes:
             raise RenderError("too_large", f"{url} has a DOM of more than {self.config.max_dom_bytes:,} bytes")
