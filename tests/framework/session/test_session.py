@@ -22,6 +22,7 @@ import openafm as fm
 from openafm.runtime.decoding.generation import generate
 from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.runtime.engines.snapshot import read_snapshot
+from openafm.safety.blocklist import Blocklist
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import opened
 
@@ -371,6 +372,17 @@ def test_a_prompt_far_beyond_the_window_is_rejected_before_it_is_encoded(
     with pytest.raises(fm.ExceededContextWindowSizeError):
         session.respond_blocking("x" * 1_000_000)
     assert max(encoded, default=0) < 1000
+
+
+def test_a_prompt_of_megabytes_is_refused_by_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = write_tiny_bundle(tmp_path / "small", seed=1, context_length=64)
+    session = fm.LanguageModelSession(model=fm.SystemLanguageModel(bundle=bundle.path))
+    for reader in (Blocklist, Tokenizer):
+        monkeypatch.setattr(reader, "check_input" if reader is Blocklist else "encode", lambda *_: pytest.fail("was read"))
+    with pytest.raises(fm.ExceededContextWindowSizeError) as caught:
+        session.respond_blocking(" " * 3_000_000)
+    assert caught.value.token_count > 64
+    assert len(session.transcript) == 0
 
 
 def test_the_context_window_is_an_error_with_both_counts(tmp_path: Path) -> None:

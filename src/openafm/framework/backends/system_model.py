@@ -21,7 +21,7 @@ from openafm.framework.backends.language_model import (
     SystemLanguageModelUnavailableReason,
 )
 from openafm.framework.backends.loaded_model import LoadedModel
-from openafm.framework.errors import AssetsUnavailableError, FoundationModelsError
+from openafm.framework.errors import AssetsUnavailableError, ExceededContextWindowSizeError, FoundationModelsError
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
 from openafm.framework.transcripts.prompt import Prompt, prompt_text
@@ -172,7 +172,12 @@ class SystemLanguageModel(LanguageModel):
         return len(prompt) + len(template.generation_prompt(tokenizer))
 
     def check_context(self, turns: Sequence[Turn]) -> None:
-        """Do nothing: the executor counts tokens exactly."""
+        """Raise if the last turn alone exceeds the context window, by its bytes. The executor counts tokens exactly."""
+        bundle = self.described()
+        with _unavailable(f"the model {bundle.name} cannot count tokens: "):
+            num_tokens = bundle.template.fewest_tokens(bundle.tokenizer, turns[-1:])
+        if num_tokens > bundle.config.context_length:
+            raise ExceededContextWindowSizeError(num_tokens, bundle.config.context_length)
 
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
         from openafm.framework.backends.local_executor import LocalExecutor

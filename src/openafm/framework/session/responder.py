@@ -95,12 +95,12 @@ class Responder:
         guardrail = self.model.guardrail(is_guided=request.format.schema is not None)
         text = prompt_text(request.prompt)
         with _framework_errors():
-            if guardrail is not None:
-                self._check_verdict(guardrail.check_input(text), "the prompt", text)
             content, images = prompt_content(request.prompt, self.model.num_image_tokens)
             schema = request.format.schema if request.include_schema_in_prompt else None
             prompt = UserTurn(content=content, response_format=schema)
-            self.model.check_context((*self.transcript.turns, prompt))
+            self.model.check_context((*self.transcript.turns, prompt))  # before the guardrail, which reads all of it
+            if guardrail is not None:
+                self._check_verdict(guardrail.check_input(text), "the prompt", text)
             executor = self._current_executor()
             state = _RequestState(request, executor, guardrail, text, prompt, images, self._deadline())
             with executor.undone_on_error():
