@@ -52,6 +52,8 @@ check: .venv/installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/check_words.py
+	$(BIN)/python .ci/check_dependencies.py
+	$(BIN)/python -m pip check
 
 format: .venv/installed-test
 	$(BIN)/ruff format src tests benchmarks

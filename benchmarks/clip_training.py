@@ -31,7 +31,7 @@ from compressing.trained import QUICK, Data, Size, loss, micro, prepare_data, tr
 from openafm.compression.config import AbsmaxClip, ClipConfig, NewtonClip, OctavClip
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "clip_training.json"
-SIZE = Size(seeds=4, base_steps=300, extra_steps=100, held_out_rows=12, calibration_rows=1, conversations=6_000)
+SIZE = Size(seeds=3, base_steps=300, extra_steps=100, held_out_rows=12, calibration_rows=1, conversations=6_000)
 CLIPS: dict[str, ClipConfig] = {"newton": NewtonClip(), "octav": OctavClip(), "absmax": AbsmaxClip()}
 
 
