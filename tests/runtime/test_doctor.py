@@ -72,6 +72,8 @@ def test_the_reason_for_the_torch_engine_is_reported(
     assert run(["inspect", str(compressed_bundle().path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["engine"], shown["engine_kv_bytes_per_token"]) == ("torch", found["model"]["kv_bytes_per_token"])
+    state = engine.decoder.state_dict().values()
+    assert shown["engine_weight_bytes"] == pytest.approx(sum(tensor.nbytes for tensor in state), rel=0.01)
     monkeypatch.delenv("OPENAFM_ENGINE")
     monkeypatch.setattr(build, "BUILT_IN", tmp_path / "none.so")
     monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))

@@ -29,24 +29,28 @@ def inspect(
         description, here = describe_size(name), {}
     else:
         bundle = open_bundle(name)
-        description, here = describe_bundle(bundle), _kv_cache_here(bundle)
+        description = describe_bundle(bundle)
+        here = _memory_here(bundle, description)
     if json:
         print_json(description.to_dict() | here)
         return
     rows = _rows(description)
     if here:
-        rows.append(
-            ("KV cache here", f"{human_bytes(here['engine_kv_bytes_per_token'])} per token, {here['engine']} engine")
-        )
+        weights, kv = (human_bytes(here[f"engine_{part}"]) for part in ("weight_bytes", "kv_bytes_per_token"))
+        rows.append(("memory here", f"{weights} of weights, {kv} of KV cache per token, {here['engine']} engine"))
     print_table((description.name, ""), rows)
 
 
-def _kv_cache_here(bundle: Bundle) -> dict[str, Any]:
-    """Return the engine of this machine for a bundle, and the bytes of its KV cache for a token."""
-    from openafm.runtime.engines.selection import engine_name, kv_bytes_per_token
+def _memory_here(bundle: Bundle, description: Description) -> dict[str, Any]:
+    """Return the engine of this machine for a bundle, the bytes of its weights, and of its KV cache for a token."""
+    from openafm.runtime.engines.selection import engine_name, kv_bytes_per_token, weight_bytes
 
     engine = engine_name(bundle)
-    return {"engine": engine, "engine_kv_bytes_per_token": kv_bytes_per_token(bundle, engine)}
+    return {
+        "engine": engine,
+        "engine_weight_bytes": weight_bytes(description.parameters, description.bits_per_weight, engine),
+        "engine_kv_bytes_per_token": kv_bytes_per_token(bundle, engine),
+    }
 
 
 def use(

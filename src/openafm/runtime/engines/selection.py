@@ -18,6 +18,7 @@ from openafm.runtime.native.support import unsupported
 
 CHOICE = "OPENAFM_ENGINE"
 _TORCH_KV_BYTES = 4  # the torch engine keeps keys and values in fp32, whatever the bundle's numerics
+_TORCH_WEIGHT_BYTES = 4
 
 
 class EngineChoiceError(UsageError):
@@ -77,6 +78,11 @@ def kv_bytes_per_token(bundle: Bundle, engine: Literal["native", "torch"]) -> in
         return kv_bytes(config, bundle.numerics.kv, num_tokens=1)
     numbers = sum(layer.attention.kv_vectors * layer.attention.head_dim for layer in config.layers)
     return config.num_tracks * numbers * _TORCH_KV_BYTES
+
+
+def weight_bytes(num_parameters: int, bits_per_weight: float, engine: Literal["native", "torch"]) -> int:
+    """Return the bytes of weights that an engine keeps in memory: as stored by the native one, in fp32 by torch."""
+    return round(num_parameters * (bits_per_weight / 8 if engine == "native" else _TORCH_WEIGHT_BYTES))
 
 
 @cache
