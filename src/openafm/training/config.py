@@ -180,6 +180,19 @@ class BFloat16Config(PrecisionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DevicePrecisionConfig(PrecisionConfig):
+    """Compute in bf16 where the device multiplies it in hardware, else in fp32; the two give different weights."""
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        import torch
+
+        from openafm.training.precision import fast_dtype
+
+        return fast_dtype("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CompileConfig(Config):
     """torch.compile of the feed-forwards. Attention over documents, whose lengths change each step, stays eager.
 

@@ -8,7 +8,7 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.mixtures import NANO_COPIES, micro_corpus, nano_corpora, nano_evaluation, one_source
 from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER, SMALL_OPTIMIZER
 from openafm.training.budgets import StepBudget, TimeBudget
-from openafm.training.config import BFloat16Config, TrainerConfig
+from openafm.training.config import DevicePrecisionConfig, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
 
 
@@ -49,7 +49,7 @@ def _nano() -> RunConfig:
             data=LoaderConfig(sources=sources, rows_per_step=2, row_tokens=1024),
             budget=StepBudget(num_steps=4_000),
             optimizer=NANO_OPTIMIZER,
-            precision=BFloat16Config(),
+            precision=DevicePrecisionConfig(),
             num_threads=1,
             schedule=WarmupStableDecay(warmup_fraction=0.02, decay_fraction=0.3),
             evaluation=nano_evaluation(),
