@@ -65,9 +65,10 @@ golden: .venv/installed-test
 bench: .venv/installed-test
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script --quick --json || [ $$? -eq 3 ] || exit 1; done
 
-# Hours: trains, scores and bundles the shipped model from scratch. Resumes after a kill.
+# A day on one core: trains, scores and bundles the shipped model from scratch. Resumes after a kill. NATURAL is a folder of
+# requests that people wrote.
 nano: .venv/installed-run
-	$(BIN)/python -m openafm.recipes.shipping
+	nice -n 19 $(BIN)/python -m openafm.recipes.shipping $(if $(NATURAL),--natural "$(NATURAL)")
 
 clean:
 	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,9 @@ STAGES = ("pretrain", "sft", "qat", "recovery_adapter")
 CORPUS = {"type": "SyntheticCorpusConfig", "name": "built_in", "synthetic": {"tasks": {"event": 1}}, "num_examples": 200}
 
 
-def small(recipe: str, size: str, *, start: str | None = None) -> RunConfig:
+def small(recipe: str, size: str, *, start: str | None = None, changes: Mapping[str, str]) -> RunConfig:
     """Return the stage with two steps and a model of two layers."""
+    assert not changes  # no folder of natural requests
     changes = {
         "trainer.budget": '{"type": "StepBudget", "num_steps": 2}',
         "corpora": json.dumps([CORPUS]),

@@ -85,9 +85,9 @@ def on_device_draft() -> DecoderConfig:
 
 
 def on_device_nano() -> DecoderConfig:
-    """Return a laptop-sized on-device model of about 10 M parameters."""
+    """Return a laptop-sized on-device model of 7.5 M parameters."""
     return shared_kv_decoder(
-        vocab_size=16_384,
+        vocab_size=4096,
         dim=256,
         num_own_layers=5,
         num_shared_layers=3,
@@ -102,7 +102,7 @@ def on_device_nano() -> DecoderConfig:
 def on_device_nano_draft() -> DecoderConfig:
     """Return the draft model for `on_device.nano`."""
     return shared_kv_decoder(
-        vocab_size=16_384,
+        vocab_size=4096,
         dim=128,
         num_own_layers=3,
         num_shared_layers=0,

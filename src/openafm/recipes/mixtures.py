@@ -44,7 +44,7 @@ def nano_corpora() -> tuple[SyntheticCorpusConfig, ...]:
     train = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES, natural_share=NATURAL_SHARE)
     held_out = SyntheticConfig(tasks=NANO_TASKS, languages=NANO_LANGUAGES, split="held_out")
     return (
-        SyntheticCorpusConfig(name="built_in", learn="answers", synthetic=train, num_examples=200_000),
+        SyntheticCorpusConfig(name="built_in", learn="answers", synthetic=train, num_examples=400_000),
         SyntheticCorpusConfig(name="held_out", learn="answers", synthetic=held_out, num_examples=1_000),
     )
 

@@ -10,11 +10,11 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.mixtures import NANO_COPIES
 from openafm.recipes.on_device.pretrain import SMALL_OPTIMIZER
 from openafm.recipes.on_device.sft import sft
-from openafm.training.budgets import StepBudget, TimeBudget
+from openafm.training.budgets import TokenBudget
 from openafm.training.config import Float32Config, InductionStart
 from openafm.training.objectives.config import DistillationConfig
 
-BUDGETS = {"micro": TimeBudget(seconds=120), "nano": StepBudget(num_steps=600)}
+BUDGETS = {"micro": TokenBudget(num_tokens=500_000), "nano": TokenBudget(num_tokens=5_000_000)}
 
 
 @recipe("on_device.draft", sizes=("micro", "nano"), starts_from="on_device.recovery_adapter")

@@ -8,12 +8,12 @@ from openafm.adapters.config import LoRAConfig
 from openafm.compression.config import QATConfig
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.on_device.sft import sft
-from openafm.training.budgets import StepBudget, TimeBudget
+from openafm.training.budgets import TokenBudget
 from openafm.training.config import AdamWConfig, EMAConfig
 from openafm.training.schedules import WarmupStableDecay
 
-QAT_BUDGETS = {"micro": TimeBudget(seconds=90), "nano": StepBudget(num_steps=700)}
-RECOVERY_BUDGETS = {"micro": TimeBudget(seconds=30), "nano": StepBudget(num_steps=150)}
+QAT_BUDGETS = {"micro": TokenBudget(num_tokens=400_000), "nano": TokenBudget(num_tokens=6_000_000)}
+RECOVERY_BUDGETS = {"micro": TokenBudget(num_tokens=120_000), "nano": TokenBudget(num_tokens=1_200_000)}
 RECOVERY_RANKS = {"micro": 8, "nano": 2}
 
 

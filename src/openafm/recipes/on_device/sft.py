@@ -7,7 +7,7 @@ from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.mixtures import NANO_COPIES, micro_corpus, nano_corpora, nano_evaluation, one_source
 from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER, SMALL_OPTIMIZER
-from openafm.training.budgets import StepBudget, TimeBudget
+from openafm.training.budgets import TokenBudget
 from openafm.training.config import DevicePrecisionConfig, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
 
@@ -25,8 +25,8 @@ def _micro() -> RunConfig:
         tokenizer=None,
         trainer=TrainerConfig(
             model=named_size("on_device.micro"),
-            data=one_source("built_in", rows_per_step=1, row_tokens=1024),
-            budget=TimeBudget(seconds=180),
+            data=one_source("built_in", rows_per_step=2, row_tokens=1024),
+            budget=TokenBudget(num_tokens=1_200_000),
             optimizer=SMALL_OPTIMIZER,
             num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.3),
@@ -46,12 +46,12 @@ def _nano() -> RunConfig:
         tokenizer=None,
         trainer=TrainerConfig(
             model=named_size("on_device.nano"),
-            data=LoaderConfig(sources=sources, rows_per_step=2, row_tokens=1024),
-            budget=StepBudget(num_steps=4_000),
+            data=LoaderConfig(sources=sources, rows_per_step=4, row_tokens=1024),
+            budget=TokenBudget(num_tokens=60_000_000),
             optimizer=NANO_OPTIMIZER,
             precision=DevicePrecisionConfig(),
             num_threads=1,
-            schedule=WarmupStableDecay(warmup_fraction=0.02, decay_fraction=0.3),
+            schedule=WarmupStableDecay(warmup_fraction=0.02, decay_fraction=0.2),
             evaluation=nano_evaluation(),
         ),
     )

@@ -27,6 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="Bundle folder; default: the one in the package of this checkout.")
     parser.add_argument("--results", type=Path, help="JSON of all figures; default: docs/benchmarks/, or OUT.json.")
     parser.add_argument("--from-bundles", nargs="+", metavar="BUNDLE", help="Train nothing: SFT QAT [RECOVERED].")
+    parser.add_argument("--natural", type=Path, help="Folder of requests that people wrote (data/synthetic/natural.py).")
     parser.add_argument("--runs", nargs="+", type=Path, default=[], help="Run folders of --from-bundles, PRETRAIN first.")
     parser.add_argument("--without-adapter", action="store_true", help="Ship the compressed model alone.")
     parser.add_argument("--examples", type=int, default=NUM_EXAMPLES, help="Held-out examples of each task.")
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.from_bundles:
             trained = open_trained(options.from_bundles, options.runs, with_adapter)
         else:
-            trained = train_all(with_adapter)
+            trained = train_all(with_adapter, options.natural)
         ship(trained, out, results_file, options.examples)
     except OpenAFMError as error:
         print(f"openafm: {error}", file=sys.stderr)

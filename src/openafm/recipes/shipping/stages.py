@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from openafm.bundle import Bundle, open_bundle
-from openafm.core.config import to_dict
+from openafm.core.config import override, to_dict
 from openafm.core.errors import UsageError
 from openafm.core.files import data_home
 from openafm.recipes.catalog import build_run
@@ -19,6 +19,7 @@ from openafm.recipes.run import NoRunError, read_run, run_recipe
 from openafm.recipes.shipping.card import Stage
 
 SIZE = "nano"
+NATURAL_KEY = "corpora.built_in.synthetic.natural"
 STAGES = ("on_device.pretrain", "on_device.sft", "on_device.qat", "on_device.recovery_adapter")
 
 
@@ -52,13 +53,17 @@ class TrainedStages:
         return self.recovered or self.compressed
 
 
-def train_all(with_adapter: bool) -> TrainedStages:
-    """Run the stages, each from the bundle of the one before. Finished stages are skipped. Errors as `run_recipe`."""
+def train_all(with_adapter: bool, natural: Path | None = None) -> TrainedStages:
+    """Run the stages, each from the bundle of the one before. Finished stages are skipped. Errors as `run_recipe`.
+
+    `natural` is the folder of requests that people wrote; without it the model is trained on the built-in corpus alone.
+    """
+    changes = {} if natural is None else {NATURAL_KEY: str(natural.resolve())}
     bundles: list[Bundle] = []
     runs: list[Path] = []
     for recipe in STAGES if with_adapter else STAGES[:-1]:
         stage = recipe.removeprefix("on_device.")
-        config = prepare_run(recipe, SIZE, start=str(bundles[-1].path) if bundles else None)
+        config = prepare_run(recipe, SIZE, start=str(bundles[-1].path) if bundles else None, changes=changes)
         runs.append(data_home() / "runs" / "ship" / stage)
         bundles.append(open_bundle(run_recipe(config, runs[-1], f"{SIZE}-{stage}").bundle))
     _, uncompressed, compressed, *recovered = bundles
@@ -126,7 +131,10 @@ def read_stage(run: Path) -> Stage:
 
 
 def changes_from_recipe(config: RunConfig) -> dict[str, str]:
-    """Return the differences from the recipe in the form of `--set`: dotted keys to JSON."""
+    """Return the differences from the recipe in the form of `--set`: dotted keys to JSON.
+
+    The folder of natural requests is left out, since it is a path of one machine.
+    """
     recipe = build_run(config.recipe, SIZE)
     if config.trainer.from_bundle is not None:  # these values come from the bundle
         trainer = replace(
@@ -136,6 +144,8 @@ def changes_from_recipe(config: RunConfig) -> dict[str, str]:
             model=config.trainer.model,
         )
         recipe = replace(recipe, tokenizer=None, trainer=trainer)
+    if any(corpus.name == "built_in" for corpus in config.corpora):
+        config = override(config, {NATURAL_KEY: '""'})
     return {key: json.dumps(value, ensure_ascii=False) for key, value in _differences("", to_dict(config), to_dict(recipe))}
 
 
