@@ -218,13 +218,13 @@ def test_a_new_vocabulary_fits_model_and_text(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "large.txt").write_text("x" * 3_000_000)
     config = prepare_run("on_device.pretrain", "nano", data=tmp_path / "large.txt")
     assert config.tokenizer is not None
-    assert config.tokenizer.vocab_size == config.trainer.model.vocab_size == 16_384
-    (tmp_path / "small.txt").write_text("x" * 600_000)
+    assert config.tokenizer.vocab_size == config.trainer.model.vocab_size == 4_096
+    (tmp_path / "small.txt").write_text("x" * 100_000)
     config = prepare_run("on_device.pretrain", "nano", data=tmp_path / "small.txt")
     assert config.tokenizer is not None
-    assert config.tokenizer.vocab_size == 8_192
+    assert config.tokenizer.vocab_size == 2_048
     notes = capsys.readouterr().err
-    assert "8,192 tokens for the 16,384 rows" in notes
+    assert "2,048 tokens for the 4,096 rows" in notes
     assert "no evaluation: fewer than 50 documents" in notes
 
 

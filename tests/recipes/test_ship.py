@@ -207,8 +207,8 @@ def test_a_folder_without_a_run_is_refused(assembled: list[str], tmp_path: Path,
 def test_changes_from_the_recipe_reproduce_the_run() -> None:
     recipe = prepare_run("on_device.sft", "nano")
     assert changes_from_recipe(recipe) == {}
-    changed = override(recipe, {"trainer.budget.num_steps": "7", "trainer.seed": "3"})
-    assert changes_from_recipe(changed) == {"trainer.budget.num_steps": "7", "trainer.seed": "3"}
+    changed = override(recipe, {"trainer.budget.num_tokens": "7", "trainer.seed": "3"})
+    assert changes_from_recipe(changed) == {"trainer.budget.num_tokens": "7", "trainer.seed": "3"}
     timed = override(recipe, {"trainer.budget": '{"type": "TimeBudget", "seconds": 60}', "trainer.ema": '{"decay": 0.5}'})
     assert override(recipe, changes_from_recipe(timed)) == timed
     from_bundle = replace(changed, trainer=replace(changed.trainer, from_bundle="/some/where"))
