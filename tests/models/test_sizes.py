@@ -20,8 +20,8 @@ from openafm.models.sizes import SIZES, UnknownSizeError, named_size
     [
         ("on_device.base", 3_111_368_064),
         ("on_device.draft", 48_765_952),
-        ("on_device.nano", 10_687_552),
-        ("on_device.nano_draft", 2_688_064),
+        ("on_device.nano", 7_541_824),
+        ("on_device.nano_draft", 1_115_200),
         ("on_device.micro", 1_395_232),
         ("on_device.micro_draft", 229_824),
     ],

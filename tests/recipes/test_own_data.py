@@ -219,7 +219,7 @@ def test_a_new_vocabulary_fits_model_and_text(tmp_path: Path, capsys: pytest.Cap
     config = prepare_run("on_device.pretrain", "nano", data=tmp_path / "large.txt")
     assert config.tokenizer is not None
     assert config.tokenizer.vocab_size == config.trainer.model.vocab_size == 4_096
-    (tmp_path / "small.txt").write_text("x" * 100_000)
+    (tmp_path / "small.txt").write_text("x" * 150_000)
     config = prepare_run("on_device.pretrain", "nano", data=tmp_path / "small.txt")
     assert config.tokenizer is not None
     assert config.tokenizer.vocab_size == 2_048

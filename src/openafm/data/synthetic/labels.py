@@ -133,9 +133,8 @@ def _write(rng: random.Random, label: Label, frames: LanguageFrames) -> str:
 
 def _draw_language(rng: random.Random, split: Split) -> tuple[str, NamedLabel, list[NamedLabel]]:
     """A message of any language, the language's name, and those of other languages."""
-    codes = rng.sample(LANGUAGES, rng.randint(2, _MOST_LABELS))
-    if {"zh-Hans", "zh-Hant"} <= set(codes):
-        codes.remove("zh-Hant")
+    left_out = rng.choice(("zh-Hans", "zh-Hant"))  # both are called Chinese
+    codes = rng.sample([code for code in LANGUAGES if code != left_out], rng.randint(2, _MOST_LABELS))
     as_code = rng.random() < 0.3
     named = [NamedLabel(code if as_code else str(locale_of(code).get_language_name("en")), "") for code in codes]
     frames = frames_of(codes[0], split)
