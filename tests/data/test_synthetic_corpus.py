@@ -30,6 +30,7 @@ from openafm.data.synthetic import (
     example,
     generate,
 )
+from openafm.data.synthetic.labels import _draw_language
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolTurn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
@@ -291,3 +292,10 @@ def test_the_corpus_is_made_fast_enough() -> None:
     start = time.process_time()
     list(generate(SyntheticConfig(), 500))
     assert time.process_time() - start < 5  # 2 M tokens a minute take 1.5 s
+
+
+def test_a_choice_among_languages_has_two_or_more_with_different_names() -> None:
+    for seed in range(500):
+        _, gold, others = _draw_language(random.Random(seed), "train")
+        names = [gold.name, *(other.name for other in others)]
+        assert len(set(names)) == len(names) >= 2
