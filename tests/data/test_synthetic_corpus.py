@@ -11,6 +11,7 @@ import itertools
 import json
 import operator
 import os
+import random
 import re
 import subprocess
 import sys
