@@ -4,15 +4,21 @@ import errno
 import os
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from shard_runs import document, write_signatures
 
 from openafm.core.files import OutOfSpaceError
-from openafm.data.deduplication import ExactConfig, MinHashConfig
+from openafm.data.deduplication import DecontaminationConfig, ExactConfig, MinHashConfig, ParagraphsConfig
 from openafm.data.deduplication.base import DeduplicationConfig, SignaturesError
 from openafm.data.deduplication.sorting import ExternalSort
 
-CONFIGS = [ExactConfig(), MinHashConfig()]
+CONFIGS = [
+    ExactConfig(),
+    MinHashConfig(),
+    ParagraphsConfig(),
+    DecontaminationConfig(evaluation=(str(Path(__file__).with_name("evaluation.txt")),)),
+]
 EACH = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 SHARDS = [[document("a", "text"), document("b", "text")], [document("c", "other")]]
 
@@ -42,17 +48,20 @@ def test_signatures_of_another_method_are_refused(tmp_path: Path) -> None:
         ExactConfig(by=("url",)).build().decide(paths, tmp_path / "decisions.parquet")
 
 
+@pytest.mark.parametrize("place", ["sort", "write"])
 @EACH
 def test_a_full_disk_is_an_error_and_leaves_nothing(
-    config: DeduplicationConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: DeduplicationConfig, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     method = config.build()
     paths = write_signatures(method, SHARDS, tmp_path)
-    monkeypatch.setattr(ExternalSort, "_write_run", full)
-    monkeypatch.setattr(ExternalSort, "merged", full)
+    if place == "write" or isinstance(config, DecontaminationConfig):  # which does not sort
+        monkeypatch.setattr(pq, "ParquetWriter", full)
+    else:
+        monkeypatch.setattr(ExternalSort, "merged", full)
     with pytest.raises(OutOfSpaceError):
         method.decide(paths, tmp_path / "decisions.parquet")
     assert sorted(tmp_path.iterdir()) == paths

@@ -64,6 +64,10 @@ class DeduplicationConfig(Config, ABC):
     REASONS: ClassVar[tuple[str, ...]] = ()
     VERSION: ClassVar[int] = 1
 
+    def input_digests(self) -> tuple[str, ...]:
+        """Return the digests of the files that the method reads; they are part of the key of cached results."""
+        return ()
+
     @abstractmethod
     def build(self) -> Deduplication:
         """Return the method."""

@@ -43,8 +43,8 @@ class ExactConfig(DeduplicationConfig):
     document with the best quality is kept, then the one with the earliest identifier; `quality` names the value of the
     metadata, which counts as 0 where it is missing. A document without a URL is in no group of URLs.
 
-    Memory of the reduction: `memory_mb` plus the row groups of one shard. Disk: one byte for each document, and 92 bytes
-    for each while it is sorted.
+    Memory of the reduction: `memory_mb` plus the row groups of one shard. Disk: at most 138
+    bytes for each document.
     """
 
     REASONS = ("duplicate_url", "duplicate_text")

@@ -125,11 +125,11 @@ class IdentityColumns:
         self._qualities: list[float] = []
         self._digests: list[int] = []
 
-    def add(self, document: WebDocument) -> None:
-        """Add a document."""
-        self._ids.append(document.id.encode("utf-8", "replace")[:ID_BYTES].ljust(ID_BYTES, b"\0"))
-        self._qualities.append(_quality(document, self._quality))
-        self._digests.append(hash64(f"{document.id}\0{document.url}\0{document.text}"))
+    def add(self, document: WebDocument, num_rows: int = 1) -> None:
+        """Add the rows of a document."""
+        self._ids += [document.id.encode("utf-8", "replace")[:ID_BYTES].ljust(ID_BYTES, b"\0")] * num_rows
+        self._qualities += [_quality(document, self._quality)] * num_rows
+        self._digests += [hash64(f"{document.id}\0{document.url}\0{document.text}")] * num_rows
 
     def columns(self) -> dict[str, pa.Array]:
         """Return the columns."""

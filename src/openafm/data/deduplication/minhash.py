@@ -55,8 +55,8 @@ class MinHashConfig(DeduplicationConfig):
     connected components of the pairs; the document with the best quality is kept, then the one with the earliest identifier.
     Documents without words or characters are kept.
 
-    Memory of the reduction: `memory_mb` plus 64 MB plus the row groups of one shard, for any number of documents. Disk: 8
-    bytes for each document and 24 for each while a band is sorted; with `verify`, 4 x `num_hashes` bytes more for each.
+    Memory of the reduction: `memory_mb` plus 64 MB plus the row groups of one shard, for any number of documents. Disk: 33
+    bytes for each document, with `verify` 4 x `num_hashes` more, and 137 for each near-duplicate.
     """
 
     REASONS = ("near_duplicate",)
@@ -94,6 +94,7 @@ class MinHashConfig(DeduplicationConfig):
         return float(1 - (1 - similarity**num_rows) ** (self.num_hashes // num_rows))
 
     def build(self) -> Deduplication:
+        rensa()  # a missing library fails here, before any work
         return MinHashDeduplication(self)
 
 

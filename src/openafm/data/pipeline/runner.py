@@ -85,7 +85,9 @@ def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> C
         for path in paths:
             open_parquet(path).close()
     for stage in config.stages:
-        if not isinstance(stage, DeduplicationStageConfig):
+        if isinstance(stage, DeduplicationStageConfig):
+            stage.deduplication.build()
+        else:
             build_stage(stage_json(stage), _plugins(config, stage))  # a missing library or model fails here, before any work
     _check_folder(out)
     with folder_lock(out), room_for(out):
@@ -124,8 +126,9 @@ class _Run:
 
     def run(self, shards: Sequence[Shard]) -> StageSummary:
         (self.root / STAGES / self.stage.name).mkdir(exist_ok=True)
-        is_reduced = isinstance(self.stage, DeduplicationStageConfig)
-        decisions, reduce_seconds = self._decisions(shards) if is_reduced else (None, 0.0)
+        decisions, reduce_seconds = None, 0.0
+        if isinstance(self.stage, DeduplicationStageConfig):
+            decisions, reduce_seconds = self._decisions(self.stage, shards)
         decided = file_digest(decisions) if decisions is not None else ""
         tasks = [
             MapTask(
@@ -164,16 +167,16 @@ class _Run:
                         yield outcome.result
                 tasks = again
 
-    def _decisions(self, shards: Sequence[Shard]) -> tuple[Path, float]:
+    def _decisions(self, stage: DeduplicationStageConfig, shards: Sequence[Shard]) -> tuple[Path, float]:
         """Compute signatures and decisions, unless they exist; return the decisions and the CPU seconds."""
         seconds = 0.0
-        text = stage_json(self.stage)
+        text, files = stage_json(stage), stage.deduplication.input_digests()
         tasks = [
             SignaturesTask(
                 root=self.root,
                 stage=text,
                 stage_name=self.stage.name,
-                key=self._key("signatures", shard.digest),
+                key=self._key("signatures", shard.digest, *files),
                 shard=shard,
                 plugins=_plugins(self.config, self.stage),
             )
