@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from openafm.cli import data_pipeline, data_web
+from openafm.cli import data_filter, data_pipeline, data_web
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 
 app = typer.Typer(
@@ -18,6 +18,7 @@ app = typer.Typer(
 
 app.command()(data_web.crawl)
 app.command()(data_web.why)
+app.command()(data_filter.train_filter)
 
 
 app.command()(data_pipeline.run)

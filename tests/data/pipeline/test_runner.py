@@ -20,11 +20,12 @@ from simple_kinds import MinLengthConfig
 from openafm.core.config import ConfigError, UnknownKeyError, dump, override
 from openafm.core.executors import LocalConfig, RayConfig
 from openafm.core.files import OutOfSpaceError
-from openafm.data.pipeline.config import ExtractionStageConfig, PipelineConfig
+from openafm.data.filtering import WordListConfig
+from openafm.data.pipeline.config import ExtractionStageConfig, FilterStageConfig, PipelineConfig
 from openafm.data.pipeline.inputs import PipelineInputError, split_points
 from openafm.data.pipeline.parquet import ParquetSchemaError, read_documents, read_drops
 from openafm.data.pipeline.runner import CorpusFolderError, QuarantineError, run_pipeline
-from openafm.data.pipeline.store import CorpusError, read_manifest
+from openafm.data.pipeline.store import CorpusError, config_key, key_of, read_manifest
 from openafm.data.web.documents import Page
 from openafm.data.web.warc import Capture, capture_bytes
 
@@ -277,3 +278,15 @@ def test_ray_gives_the_same_corpus(config: PipelineConfig, tmp_path: Path, write
     ray = run_pipeline(replace(config, executor=RayConfig(num_workers=2)), paths, tmp_path / "ray")
     assert ray.digest == local.digest
     assert result_bytes(tmp_path / "ray") == result_bytes(tmp_path / "local")
+
+
+def test_a_changed_file_of_a_filter_changes_its_key(tmp_path: Path) -> None:
+    lists = tmp_path / "lists.toml"
+    stage = FilterStageConfig(filters=(WordListConfig(files=(str(lists),)),))
+    keys = []
+    for term in ("one", "two", "two"):
+        lists.write_text(f'[toxicity]\nen = ["{term}"]\n')
+        keys.append(key_of(config_key(stage)))
+    assert keys[0] != keys[1] == keys[2]
+    lists.unlink()
+    assert key_of(config_key(stage)) not in keys  # the filter reports the missing file

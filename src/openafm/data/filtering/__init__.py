@@ -4,6 +4,7 @@ from openafm.data.filtering.base import DocumentFilter, FilterConfig, LengthConf
 from openafm.data.filtering.heuristics import HeuristicConfig, HeuristicsConfig
 from openafm.data.filtering.language import LanguageConfig
 from openafm.data.filtering.privacy import PrivacyConfig
+from openafm.data.filtering.quality import QualityConfig
 from openafm.data.filtering.word_lists import WordListConfig
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "LengthConfig",
     "OptOutConfig",
     "PrivacyConfig",
+    "QualityConfig",
     "WordListConfig",
 ]

@@ -6,6 +6,7 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from openafm.core.config import Config
@@ -39,6 +40,10 @@ class FilterConfig(Config, ABC):
     @abstractmethod
     def build(self) -> DocumentFilter:
         """Return the filter."""
+
+    def input_files(self) -> tuple[Path, ...]:
+        """Return the files that the filter reads: results depend on their content, so keys of cached results include it."""
+        return ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,6 +46,9 @@ class WordListConfig(FilterConfig):
         self.require(bool(self.categories), "categories is empty; name at least one")
         self.require(self.min_distinct >= 1, f"min_distinct {self.min_distinct} is below 1")
 
+    def input_files(self) -> tuple[Path, ...]:
+        return tuple(map(Path, self.files))
+
     def build(self) -> DocumentFilter:
         """Return the filter.
 

@@ -148,8 +148,15 @@ def key_of(*parts: object) -> str:
 
 
 def config_key(config: Config) -> list[object]:
-    """Return the part of a key that a stage's config determines: its values, and the versions of the kinds in it."""
-    return [type(config).__name__, to_dict(config), versions_of(config)]
+    """Return the part of a key that a stage's config determines: its values, the versions of its kinds, the files they read."""
+    digests = [file_digest(file) for file in input_files_of(config)]
+    return [type(config).__name__, to_dict(config), versions_of(config), *digests]
+
+
+def input_files_of(config: Config) -> list[Path]:
+    """Return the existing files that the kinds in a config read, such as a classifier; a kind reports its missing ones."""
+    files = [file for each in _configs_in(config) for file in getattr(each, "input_files", tuple)()]
+    return [file for file in files if file.is_file()]
 
 
 def versions_of(config: Config) -> dict[str, int]:
