@@ -148,7 +148,7 @@ def key_of(*parts: object) -> str:
 
 
 def config_key(config: Config) -> list[object]:
-    """Return the part of a key that a stage's config determines: its values, the versions of its kinds, the files they read."""
+    """Return the part of a key that a config determines: its values, the versions of its kinds, and the files they read."""
     digests = [file_digest(file) for file in input_files_of(config)]
     return [type(config).__name__, to_dict(config), versions_of(config), *digests]
 
