@@ -57,13 +57,13 @@ def features_of(text: str, config: FeaturesConfig) -> NDArray[np.int64]:
     codes = np.frombuffer(data, dtype=np.uint32).astype(np.int64)
     kinds = _kinds_of_codes()[np.minimum(codes, _NUM_CODES - 1)]
     is_digit = _is_digit()[np.minimum(codes, _NUM_CODES - 1)]
-    codes = np.where(is_digit, _DIGIT, codes).astype(np.uint64)
+    plain: NDArray[np.uint64] = np.where(is_digit, _DIGIT, codes).astype(np.uint64)
     hashes = []
     if config.word_orders:
-        words = _words(codes, kinds)
+        words = _words(plain, kinds)
         hashes += [words] if 1 in config.word_orders else []
         hashes += [words[:-1] * np.uint64(_PAIR) + words[1:]] if 2 in config.word_orders else []
-    spaced = np.where(kinds == _SPACE, np.uint64(32), codes)
+    spaced: NDArray[np.uint64] = np.where(kinds == _SPACE, np.uint64(32), plain)
     hashes += [_groups(spaced, order) for order in config.character_orders]
     mixed = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(33))) * np.uint64(_MIX)

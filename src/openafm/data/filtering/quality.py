@@ -84,9 +84,7 @@ class QualityFilter(DocumentFilter):
         keep_rate = details["keep_rate"] if config.keep_rate is None else config.keep_rate
         self._classifier = classifier
         self._language = str(details["language"])
-        self.threshold = config.threshold
-        if self.threshold is None:
-            self.threshold = threshold_of(details["quantiles"], keep_rate)
+        self.threshold = threshold_of(details["quantiles"], keep_rate) if config.threshold is None else config.threshold
 
     def apply(self, document: WebDocument) -> WebDocument | Dropped:
         if self._language not in (document.language, document.language.partition("-")[0]):
