@@ -1,0 +1,101 @@
+"""The learned block classifier: two stages of boosted trees, evaluated with NumPy alone."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from openafm.data.extraction.blocks import PageBlocks
+from openafm.data.extraction.features import block_features, context_features
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeEnsemble:
+    """Boosted trees as arrays over all nodes. A leaf is its own child. `roots` are the first nodes of the trees."""
+
+    feature: NDArray[np.int32]
+    threshold: NDArray[np.float32]
+    children: NDArray[np.int32]  # two entries for each node: not greater, greater
+    value: NDArray[np.float32]
+    roots: NDArray[np.int32]
+    depth: int
+    bias: float
+
+    def probabilities(self, features: Matrix) -> Matrix:
+        """Return the probability of each row."""
+        import numpy as np
+
+        count, width = features.shape
+        flat = np.ascontiguousarray(features).ravel()
+        rows = np.repeat(np.arange(count, dtype=np.int32) * width, len(self.roots))
+        nodes = np.tile(self.roots, count)
+        for _ in range(self.depth):
+            greater = flat[rows + self.feature[nodes]] > self.threshold[nodes]
+            nodes = self.children[2 * nodes + greater]
+        logits = self.value[nodes].reshape(count, -1).sum(axis=1) + self.bias
+        result: Matrix = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockClassifier:
+    """Score the blocks of a page: `local` sees a block and its surroundings, `context` also the scores around it."""
+
+    local: TreeEnsemble
+    context: TreeEnsemble
+
+    def scores(self, page: PageBlocks) -> Matrix:
+        """Return the probability of each block that it belongs to the main content."""
+        import numpy as np
+
+        if not page.blocks:
+            return np.zeros(0, dtype=np.float32)
+        features = block_features(page)
+        return self.context.probabilities(context_features(page, features, self.local.probabilities(features)))
+
+
+def save_classifier(path: Path, classifier: BlockClassifier) -> None:
+    """Write a classifier as an npz file. Equal classifiers give equal bytes."""
+    import numpy as np
+
+    arrays: dict[str, Any] = {}
+    for name, trees in (("local", classifier.local), ("context", classifier.context)):
+        arrays |= {f"{name}.{key}": np.asarray(getattr(trees, key)) for key in _FIELDS}
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    path.write_bytes(buffer.getvalue())
+
+
+def load_classifier(path: Path) -> BlockClassifier:
+    """Read a classifier that `save_classifier` wrote."""
+    import numpy as np
+
+    with np.load(path, allow_pickle=False) as arrays:
+        local, context = (
+            TreeEnsemble(
+                **{key: arrays[f"{name}.{key}"] for key in _FIELDS if key not in ("depth", "bias")},
+                depth=int(arrays[f"{name}.depth"]),
+                bias=float(arrays[f"{name}.bias"]),
+            )
+            for name in ("local", "context")
+        )
+    return BlockClassifier(local=local, context=context)
+
+
+@functools.cache
+def shipped_classifier() -> BlockClassifier:
+    """Return the classifier that comes with the package; `train.py` wrote it."""
+    return load_classifier(Path(str(importlib.resources.files("openafm.data.extraction").joinpath("blocks.npz"))))
+
+
+_FIELDS = ("feature", "threshold", "children", "value", "roots", "depth", "bias")

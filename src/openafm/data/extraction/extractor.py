@@ -1,0 +1,188 @@
+"""Extract the main content of a page: learned block classifier, rules by domain, trafilatura or a model if it is unsure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, TypeAlias
+
+from openafm.data.extraction.base import PageExtractor, PageExtractorConfig
+from openafm.data.extraction.blocks import PageBlocks, split_blocks
+from openafm.data.extraction.classifier import BlockClassifier, shipped_classifier
+from openafm.data.extraction.dom import MissingExtractionLibraryError, check_payload, decode, parse
+from openafm.data.extraction.markdown import MarkdownText, write_markdown
+from openafm.data.extraction.metadata import PageMetadata, read_metadata
+from openafm.data.extraction.rules import DomainRule, apply_rule, read_rules, rule_for
+from openafm.data.web.documents import Dropped, Page, WebDocument
+
+DROP_REASONS = ("http_status", "not_html", "too_large", "empty", "no_dom", "too_many_blocks", "no_text")
+"""Reasons of `Extractor.extract`: the status is not 2xx, the payload is not HTML, above the limit, empty or without
+elements; the page has more blocks than the limit; or no main content of `min_chars` characters was found."""
+
+ChooseBlocks: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
+"""A function of a model: the texts of the blocks of a page -> the numbers of the blocks that are main content."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractionConfig(PageExtractorConfig):
+    """Config of an extractor.
+
+    `fallback_below` is the confidence below which trafilatura replaces the classifier's text, `model_below` that below which
+    a model is asked if one is given to `build`. `union` adds the text that trafilatura finds and the classifier does not,
+    for every page (arXiv 2602.19548: more tokens at equal quality). `links` writes link targets in the Markdown. `rules` is
+    a TOML file; without one, those of the package apply.
+    """
+
+    REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
+
+    threshold: float = 0.5
+    fallback_below: float = 0.8
+    model_below: float = 0.0
+    union: bool = False
+    links: bool = True
+    structure: bool = True
+    min_chars: int = 25
+    max_bytes: int = 8 << 20
+    max_blocks: int = 20_000
+    rules: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("threshold", "fallback_below", "model_below"):
+            value = getattr(self, name)
+            self.require(0 <= value <= 1, f"{name} is {value}; use a number from 0 to 1")
+        for name in ("min_chars", "max_bytes", "max_blocks"):
+            self.require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; use 1 or more")
+
+    def build(self, choose_blocks: ChooseBlocks | None = None) -> Extractor:
+        """Return the extractor. `choose_blocks` asks a model where the confidence is below `model_below`."""
+        return Extractor(self, shipped_classifier(), read_rules(self.rules), choose_blocks)
+
+
+class Extractor(PageExtractor):
+    """Extract documents from pages. One extractor serves any number of threads."""
+
+    def __init__(
+        self,
+        config: ExtractionConfig,
+        classifier: BlockClassifier,
+        rules: Mapping[str, DomainRule],
+        choose_blocks: ChooseBlocks | None = None,
+    ) -> None:
+        self._config, self._classifier, self._rules, self._choose_blocks = config, classifier, rules, choose_blocks
+
+    def extract(self, page: Page) -> WebDocument | Dropped:
+        """Return the document of a page, or the reason why it has none. No content of a page raises."""
+        if (dropped := check_payload(page, self._config.max_bytes)) is not None:
+            return dropped
+        html = decode(page.body, page.content_type)
+        root = parse(html)
+        if root is None:
+            return Dropped(reason="no_dom", detail="the parser found no element", url=page.url)
+        blocks = split_blocks(root)
+        if len(blocks.blocks) > self._config.max_blocks:
+            detail = f"{len(blocks.blocks)} blocks; the limit is {self._config.max_blocks}"
+            return Dropped(reason="too_many_blocks", detail=detail, url=page.url)
+        metadata = read_metadata(root)
+        text, extractor, confidence = self._text(page, html, blocks)
+        if len(text.text) < self._config.min_chars:
+            return Dropped(reason="no_text", detail=f"{len(text.text)} characters of main content", url=page.url)
+        return _document(page, metadata, text, extractor, confidence)
+
+    def _text(self, page: Page, html: str, blocks: PageBlocks) -> tuple[MarkdownText, str, float]:
+        config = self._config
+        scores = self._classifier.scores(blocks)
+        chosen = [bool(score > config.threshold) for score in scores]
+        confidence = _confidence(blocks, [float(score) for score in scores], config.threshold)
+        name = "classifier"
+        if (rule := rule_for(page.url, self._rules)) is not None:
+            chosen, confidence, name = apply_rule(rule, blocks, chosen), 1.0, "rule"
+        elif self._choose_blocks is not None and confidence < config.model_below:
+            numbers = set(self._choose_blocks([block.text for block in blocks.blocks]))
+            chosen, name = [index in numbers for index in range(len(chosen))], "model"
+        text = write_markdown(blocks, chosen, page.url, links=config.links, structure=config.structure)
+        if name == "classifier" and (config.union or confidence < config.fallback_below):
+            other = trafilatura_text(html, page.url, links=config.links, structure=config.structure)
+            if config.union:
+                return replace(text, text=_union(text.text, other)), "union", confidence
+            if other:
+                return MarkdownText(text=other, media=_clipped(text, len(other)).media), "trafilatura", confidence
+        return text, name, confidence
+
+
+def extract(page: Page, config: ExtractionConfig | None = None) -> WebDocument | Dropped:
+    """Return the document of a page, or the reason why it has none."""
+    return (config or ExtractionConfig()).build().extract(page)
+
+
+def trafilatura_text(html: str, url: str = "", *, links: bool = False, structure: bool = True) -> str:
+    """Return the main content that trafilatura finds; empty if it finds none or fails on the page.
+
+    Raises:
+        MissingExtractionLibraryError: trafilatura is not installed.
+    """
+    try:
+        import trafilatura
+    except ImportError as error:
+        raise MissingExtractionLibraryError(
+            "the fallback needs trafilatura; install openafm with its extra 'data'"
+        ) from error
+    try:
+        return (
+            trafilatura.extract(
+                html,
+                url=url or None,
+                output_format="markdown" if structure else "txt",
+                include_comments=False,
+                include_formatting=structure,
+                include_links=links and structure,
+                favor_precision=True,
+            )
+            or ""
+        )
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        return ""  # a page that its rules do not expect; the page then has no fallback text
+
+
+def _confidence(blocks: PageBlocks, scores: Sequence[float], threshold: float) -> float:
+    """The mean probability of the choices, weighted by text length; 0 without a chosen block."""
+    if not any(score > threshold for score in scores):
+        return 0.0
+    weights = [min(len(block.text), 400) for block in blocks.blocks]
+    certain = sum(weight * max(score, 1 - score) for weight, score in zip(weights, scores, strict=True))
+    return certain / max(sum(weights), 1)
+
+
+def _union(first: str, second: str) -> str:
+    """The first text, then the lines that only the second has."""
+    known = {_bare(line) for line in first.splitlines()}
+    more = [line for line in second.splitlines() if (bare := _bare(line)) and bare not in known]
+    return "\n\n".join([first, *more]) if more else first
+
+
+def _bare(line: str) -> str:
+    return "".join(filter(str.isalnum, line))
+
+
+def _clipped(text: MarkdownText, length: int) -> MarkdownText:
+    """The same media with offsets inside another text."""
+    return replace(text, media=tuple(replace(item, offset=min(item.offset, length)) for item in text.media))
+
+
+def _document(page: Page, metadata: PageMetadata, text: MarkdownText, extractor: str, confidence: float) -> WebDocument:
+    digest = hashlib.sha256(page.url.encode("utf-8", "surrogatepass") + b"\x00" + page.body).hexdigest()[:32]
+    return WebDocument(
+        id=digest,
+        url=page.url,
+        text=text.text,
+        language=metadata.language,
+        title=metadata.title,
+        author=metadata.author,
+        date=metadata.date,
+        license=metadata.license,
+        media=text.media,
+        opt_out=page.opt_out,
+        extractor=extractor,
+        confidence=round(confidence, 4),
+        metadata=metadata.more,
+    )

@@ -1,0 +1,284 @@
+"""Write chosen blocks as Markdown: headings, lists, tables, code, quotes and links, with images at their offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from urllib.parse import urljoin
+
+from openafm.data.extraction.blocks import LINE_BREAK, Block, PageBlocks, Span
+from openafm.data.web.documents import Media
+
+_LIST_INDENT = "  "
+_NO_IMAGES = frozenset(("nav", "footer", "aside", "header", "form", "button"))
+_MAX_TABLE_CELL = 600  # characters; longer cells are layout, not data
+_IMAGE_DISTANCE = 2  # blocks between an image and the next chosen block
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarkdownText:
+    """Markdown and the media in it."""
+
+    text: str
+    media: tuple[Media, ...]
+
+
+def write_markdown(
+    page: PageBlocks, chosen: Sequence[bool], url: str, *, links: bool, structure: bool = True
+) -> MarkdownText:
+    """Return the chosen blocks as Markdown. Without `structure`, as plain lines; without `links`, link texts alone."""
+    writer = _Writer(page, url, links, structure)
+    for index, block in enumerate(page.blocks):
+        if chosen[index]:
+            writer.add(index, block)
+    return writer.finish(chosen)
+
+
+class _Writer:
+    def __init__(self, page: PageBlocks, url: str, links: bool, structure: bool) -> None:
+        self._page, self._url, self._links, self._structure = page, url, links, structure
+        self._parts: list[str] = []
+        self._length = 0
+        self._offsets: dict[int, int] = {}  # start of each chosen block
+        self._table = -1
+        self._rows: dict[int, dict[int, str]] = {}
+        self._table_blocks: list[int] = []
+        self._last_list = -1
+        self._items: dict[int, int] = {}  # number of the next item of an ordered list
+        self._seen_items: set[int] = set()
+
+    def add(self, index: int, block: Block) -> None:
+        table, row, cell = self._cell_of(block.container) if self._structure else (-1, -1, -1)
+        if table != self._table:
+            self._end_table()
+        if table >= 0:
+            self._table = table
+            cells = self._rows.setdefault(row, {})
+            text = " ".join(self._inline(block).split())
+            cells[cell] = f"{cells[cell]} {text}" if cell in cells else text
+            self._table_blocks.append(index)
+            return
+        self._offsets[index] = self._length + (2 if self._parts else 0)
+        self._emit(self._formatted(block) if self._structure else _plain(block))
+
+    def finish(self, chosen: Sequence[bool]) -> MarkdownText:
+        self._end_table()
+        return MarkdownText(text="".join(self._parts), media=self._media(chosen))
+
+    def _emit(self, text: str, separator: str = "\n\n") -> None:
+        if not text:
+            return
+        if self._parts:
+            text = separator + text
+        self._parts.append(text)
+        self._length += len(text)
+
+    def _formatted(self, block: Block) -> str:
+        containers = self._page.containers
+        container = containers[block.container]
+        if block.preformatted:
+            code = block.raw.strip("\n")
+            fence = "````" if "```" in code else "```"
+            return f"{fence}\n{code}\n{fence}"
+        text = self._inline(block)
+        tag = container.tag
+        if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit():
+            return "#" * int(tag[1]) + " " + " ".join(text.split())
+        lists, item, quotes = 0, -1, 0
+        ordered = -1
+        at = block.container
+        while at > 0:
+            name = containers[at].tag
+            if name == "li" and item < 0:
+                item = at
+            elif name in ("ul", "ol", "menu", "dir"):
+                lists += 1
+                if lists == 1 and name == "ol":
+                    ordered = at
+            elif name == "blockquote":
+                quotes += 1
+            at = containers[at].parent
+        if tag == "dd":
+            text = f": {text}"
+        if item >= 0 and lists:
+            text = self._list_item(text, item, lists, ordered)
+        if quotes:
+            prefix = "> " * min(quotes, 3)
+            text = "\n".join(prefix + line for line in text.split("\n"))
+        return text
+
+    def _list_item(self, text: str, item: int, depth: int, ordered: int) -> str:
+        indent = _LIST_INDENT * (min(depth, 8) - 1)
+        marker = "- "
+        if ordered >= 0:
+            number = self._items.get(ordered, 0) + (item not in self._seen_items)
+            self._items[ordered] = number
+            marker = f"{number}. "
+        if item in self._seen_items:
+            marker = " " * len(marker)
+        self._seen_items.add(item)
+        inner = "\n" + indent + " " * len(marker)
+        return indent + marker + inner.join(text.split("\n"))
+
+    def _inline(self, block: Block) -> str:
+        spans = [span for span in block.spans if span.mark or (self._links and span.url)] if self._structure else []
+        raw = _marked(block.raw, spans, self._url) if spans else block.raw
+        lines = [" ".join(line.split()) for line in raw.split(LINE_BREAK)]
+        text = "\n".join(lines).strip()
+        while "\n\n\n" in text:
+            text = text.replace("\n\n\n", "\n\n")
+        return text
+
+    def _cell_of(self, container: int) -> tuple[int, int, int]:
+        """The table, row and cell of a block in a data table; -1 for other blocks."""
+        containers = self._page.containers
+        cell = row = -1
+        at = container
+        while at > 0:
+            tag = containers[at].tag
+            if tag in ("td", "th") and cell < 0:
+                cell = at
+            elif tag == "tr" and row < 0:
+                row = at
+            elif tag == "table":
+                return (at, row, cell) if cell >= 0 and row >= 0 and self._is_data_table(at) else (-1, -1, -1)
+            at = containers[at].parent
+        return -1, -1, -1
+
+    def _is_data_table(self, table: int) -> bool:
+        """True if a table has two rows of two cells, no long cell and no table inside. Layout tables fail."""
+        known = self._data_tables
+        if not known:
+            known.update(_data_tables(self._page))
+        return known.get(table, False)
+
+    @property
+    def _data_tables(self) -> dict[int, bool]:
+        if not hasattr(self, "_tables"):
+            self._tables: dict[int, bool] = {}
+        return self._tables
+
+    def _end_table(self) -> None:
+        if self._rows:
+            rows = [list(cells.values()) for cells in self._rows.values()]
+            width = max(map(len, rows))
+            start = self._length + (2 if self._parts else 0)
+            lines = [
+                "| " + " | ".join(cell.replace("|", "\\|") for cell in row + [""] * (width - len(row))) + " |"
+                for row in rows
+            ]
+            lines.insert(1, "|" + " --- |" * width)
+            for index in self._table_blocks:
+                self._offsets[index] = start
+            self._emit("\n".join(lines))
+        self._rows, self._table_blocks, self._table = {}, [], -1
+
+    def _media(self, chosen: Sequence[bool]) -> tuple[Media, ...]:
+        """The images next to chosen blocks, with the caption of their figure."""
+        containers, blocks = self._page.containers, self._page.blocks
+        media = []
+        for position, container, image in self._page.images:
+            if self._inside(container, _NO_IMAGES):
+                continue
+            following = range(position, min(position + _IMAGE_DISTANCE, len(blocks)))
+            offset = next((self._offsets[index] for index in following if index in self._offsets), -1)
+            if offset < 0:
+                preceding = range(position - 1, max(position - 1 - _IMAGE_DISTANCE, -1), -1)
+                if not any(index in self._offsets for index in preceding):
+                    continue
+                later = [start for index, start in self._offsets.items() if index >= position]
+                offset = min(later, default=self._length)
+            figure = self._nearest(container, "figure")
+            captions = [
+                block.text
+                for block in blocks[position : position + 4]
+                if figure >= 0
+                and containers[block.container].tag == "figcaption"
+                and self._nearest(block.container, "figure") == figure
+            ]
+            media.append(
+                Media(
+                    url=_joined(self._url, image.url),
+                    kind=image.kind,
+                    alt=image.alt,
+                    caption=" ".join(captions[:1]),
+                    offset=offset,
+                )
+            )
+        return tuple(media)
+
+    def _inside(self, container: int, tags: frozenset[str]) -> bool:
+        while container > 0:
+            if self._page.containers[container].tag in tags:
+                return True
+            container = self._page.containers[container].parent
+        return False
+
+    def _nearest(self, container: int, tag: str) -> int:
+        while container > 0:
+            if self._page.containers[container].tag == tag:
+                return container
+            container = self._page.containers[container].parent
+        return -1
+
+
+def _data_tables(page: PageBlocks) -> dict[int, bool]:
+    containers = page.containers
+    table_of: list[int] = []
+    rows: dict[int, dict[int, int]] = {}
+    result: dict[int, bool] = {}
+    for index, container in enumerate(containers):
+        table = index if container.tag == "table" else (table_of[container.parent] if container.parent >= 0 else -1)
+        table_of.append(table)
+        if container.tag == "table":
+            result[index] = True
+            rows[index] = {}
+            outer = table_of[container.parent] if container.parent >= 0 else -1
+            if outer >= 0:
+                result[outer] = False
+        elif container.tag in ("td", "th") and table >= 0:
+            rows[table][container.parent] = rows[table].get(container.parent, 0) + 1
+    for table, cells in rows.items():
+        if sum(count >= 2 for count in cells.values()) < 2:
+            result[table] = False
+    for block in page.blocks:
+        table = table_of[block.container]
+        if table >= 0 and len(block.text) > _MAX_TABLE_CELL:
+            result[table] = False
+    return result
+
+
+def _plain(block: Block) -> str:
+    return block.raw.strip("\n") if block.preformatted else block.text
+
+
+def _marked(raw: str, spans: Sequence[Span], url: str) -> str:
+    """The raw text with Markdown for its spans. Spans that cross another are left out."""
+    inserts: list[tuple[int, int, str]] = []
+    last_stop = 0
+    for span in sorted(spans, key=lambda item: (item.start, -item.stop)):
+        inner = raw[span.start : span.stop]
+        start = span.start + len(inner) - len(inner.lstrip())
+        stop = span.stop - len(inner) + len(inner.rstrip())
+        if start >= stop or start < last_stop:
+            continue
+        last_stop = stop
+        if span.url:
+            if not span.url.startswith(("#", "javascript:")):
+                inserts += [(start, 0, "["), (stop, 1, f"]({_joined(url, span.url)})")]
+        elif LINE_BREAK not in raw[start:stop]:
+            inserts += [(start, 0, span.mark), (stop, 1, span.mark)]
+    pieces, at = [], 0
+    for position, _, text in inserts:
+        pieces += [raw[at:position], text]
+        at = position
+    pieces.append(raw[at:])
+    return "".join(pieces)
+
+
+def _joined(base: str, url: str) -> str:
+    """An absolute URL without spaces; the URL itself if it is malformed."""
+    try:
+        return urljoin(base, url.strip()).replace(" ", "%20")
+    except ValueError:
+        return url

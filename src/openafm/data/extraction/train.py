@@ -1,0 +1,191 @@
+"""Train the block classifier: `python -m openafm.data.extraction.train --benchmark PATH --out blocks.npz`.
+
+The data are pages of generated sites and, with `--benchmark`, the tuning half of the public article benchmark (GitHub
+scrapinghub/article-extraction-benchmark): pages whose hash is even, so that the other half stays untouched. Needs
+scikit-learn. Equal arguments and library versions give equal bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openafm.core.errors import OpenAFMError
+from openafm.data.extraction.blocks import PageBlocks, split_blocks
+from openafm.data.extraction.classifier import BlockClassifier, TreeEnsemble, save_classifier
+from openafm.data.extraction.dom import decode, parse
+from openafm.data.extraction.features import block_features, context_features
+from openafm.data.sites import SiteConfig
+
+_WORD = re.compile(r"\w+")
+_FOLDS = 5
+_MIN_RUN = 3  # words that must align in a row to count
+_SPLIT_SEED = "openafm/0/"
+
+
+class TrainingDataError(OpenAFMError):
+    """The folder is not a copy of the article benchmark, or a library for training is absent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabeledPage:
+    """A page with the share of each block's words that belong to the main content, and the words of each block."""
+
+    blocks: PageBlocks
+    features: Any
+    shares: Any
+    num_words: Any
+    weight: float = 1.0
+
+
+def tuning_ids(ids: Sequence[str]) -> tuple[str, ...]:
+    """Return the ids of the benchmark's pages that training may use: those with an even hash."""
+    return tuple(sorted(name for name in ids if hashlib.sha256((_SPLIT_SEED + name).encode()).digest()[0] % 2 == 0))
+
+
+def read_benchmark(folder: Path) -> dict[str, tuple[bytes, str]]:
+    """Return the payload and gold text of each page of the article benchmark by its id.
+
+    Raises:
+        TrainingDataError: the folder is not a copy of the benchmark.
+    """
+    try:
+        truth = json.loads((folder / "ground-truth.json").read_text("utf-8"))
+        return {
+            name: (gzip.decompress((folder / "html" / f"{name}.html.gz").read_bytes()), str(entry["articleBody"]))
+            for name, entry in sorted(truth.items())
+        }
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        raise TrainingDataError(
+            f"'{folder}' is not a copy of the article benchmark (ground-truth.json and html/): {error}"
+        ) from error
+
+
+def label_page(body: bytes, gold: str, weight: float = 1.0) -> LabeledPage | None:
+    """Return a page with its blocks labeled by an alignment of their words with the gold text; None without blocks."""
+    import numpy as np
+
+    root = parse(decode(body))
+    blocks = split_blocks(root) if root is not None else None
+    if blocks is None or not blocks.blocks:
+        return None
+    words = [_WORD.findall(block.text) for block in blocks.blocks]
+    flat = [word for of_block in words for word in of_block]
+    counts = np.array([len(of_block) for of_block in words])
+    owner = np.repeat(np.arange(len(words)), counts)
+    matched = np.zeros(len(flat))
+    matcher = difflib.SequenceMatcher(None, flat, _WORD.findall(gold), autojunk=False)
+    for start, _, length in matcher.get_matching_blocks():
+        for position in range(start, start + length):
+            if length >= _MIN_RUN or counts[owner[position]] <= length:
+                matched[position] = 1
+    shares = np.bincount(owner, weights=matched, minlength=len(words)) / np.maximum(counts, 1)
+    return LabeledPage(blocks=blocks, features=block_features(blocks), shares=shares, num_words=counts, weight=weight)
+
+
+def training_pages(benchmark: Path | None, num_site_pages: int) -> list[LabeledPage]:
+    """Return the labeled pages of generated sites and of the benchmark's tuning half."""
+    site = SiteConfig(seed=17, num_pages=num_site_pages, script_share=0.0, duplicate_share=0.0).build()
+    labeled = [label_page(page.html, page.text, weight=0.25) for page in site.articles]
+    if benchmark is not None:
+        pages = read_benchmark(benchmark)
+        labeled += [label_page(*pages[name]) for name in tuning_ids(tuple(pages))]
+    return [page for page in labeled if page is not None]
+
+
+def train_classifier(pages: Sequence[LabeledPage], num_trees: int = 150) -> BlockClassifier:
+    """Return a classifier. The second stage is trained on scores that the first gives to pages it was not trained on."""
+    import numpy as np
+
+    fold_of = [index % _FOLDS for index in range(len(pages))]
+    scores: list[Any] = [None] * len(pages)
+    for fold in range(_FOLDS):
+        local = _fit([page for page, of in zip(pages, fold_of, strict=True) if of != fold], None, num_trees)
+        for index, page in enumerate(pages):
+            if fold_of[index] == fold:
+                scores[index] = local.probabilities(page.features)
+    local = _fit(pages, None, num_trees)
+    context = _fit(pages, [np.asarray(of_page, dtype=np.float32) for of_page in scores], num_trees)
+    return BlockClassifier(local=local, context=context)
+
+
+def _fit(pages: Sequence[LabeledPage], scores: Sequence[Any] | None, num_trees: int) -> TreeEnsemble:
+    """Boosted trees on local features, or on context features if there are scores."""
+    import numpy as np
+
+    try:
+        from sklearn.ensemble import HistGradientBoostingClassifier
+    except ImportError as error:
+        raise TrainingDataError("training needs scikit-learn; install it with pip") from error
+    rows = [
+        page.features if scores is None else context_features(page.blocks, page.features, scores[index])
+        for index, page in enumerate(pages)
+    ]
+    weights = [page.weight * (page.num_words + 4) / (page.num_words[page.shares > 0.5].sum() + 200) for page in pages]
+    weight = np.concatenate(weights)
+    model = HistGradientBoostingClassifier(
+        max_iter=num_trees,
+        learning_rate=0.08,
+        max_leaf_nodes=12,
+        min_samples_leaf=30,
+        l2_regularization=5,
+        max_features=0.3,
+        random_state=0,
+        early_stopping=False,
+    )
+    model.fit(np.concatenate(rows), np.concatenate([page.shares > 0.5 for page in pages]), weight / weight.mean())
+    return _as_arrays(model)
+
+
+def _as_arrays(model: Any) -> TreeEnsemble:
+    """The trees of a fitted model as flat arrays."""
+    import numpy as np
+
+    features, thresholds, children, values, roots = [], [], [], [], []
+    depth = start = 0
+    for (predictor,) in model._predictors:
+        nodes = predictor.nodes
+        index = np.arange(len(nodes)) + start
+        is_leaf = nodes["is_leaf"].astype(bool)
+        features.append(np.where(is_leaf, 0, nodes["feature_idx"]))
+        thresholds.append(np.where(is_leaf, np.inf, nodes["num_threshold"]))
+        left, right = (np.where(is_leaf, index, nodes[side].astype(np.int64) + start) for side in ("left", "right"))
+        children.append(np.stack([left, right], axis=1).ravel())
+        values.append(np.where(is_leaf, nodes["value"], 0.0))
+        roots.append(start)
+        depth = max(depth, int(nodes["depth"].max()))
+        start += len(nodes)
+    return TreeEnsemble(
+        feature=np.concatenate(features).astype(np.int32),
+        threshold=np.concatenate(thresholds).astype(np.float32),
+        children=np.concatenate(children).astype(np.int32),
+        value=np.concatenate(values).astype(np.float32),
+        roots=np.array(roots, dtype=np.int32),
+        depth=depth,
+        bias=float(np.ravel(model._baseline_prediction)[0]),
+    )
+
+
+def main() -> None:
+    """Train from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m openafm.data.extraction.train", description=__doc__)
+    parser.add_argument("--benchmark", type=Path, help="copy of the article benchmark; without it, generated pages alone")
+    parser.add_argument("--site-pages", type=int, default=320, help="number of generated pages")
+    parser.add_argument("--trees", type=int, default=150, help="trees of each stage")
+    parser.add_argument("--out", type=Path, default=Path("blocks.npz"), help="file to write")
+    arguments = parser.parse_args()
+    pages = training_pages(arguments.benchmark, arguments.site_pages)
+    save_classifier(arguments.out, train_classifier(pages, arguments.trees))
+    print(f"{len(pages)} pages, {sum(len(page.shares) for page in pages)} blocks: {arguments.out}")
+
+
+if __name__ == "__main__":
+    main()
