@@ -11,7 +11,7 @@ from typing import Any
 from openafm.core.config import ConfigError, nearest
 from openafm.core.registry import load_plugin
 from openafm.data.deduplication import ExactConfig
-from openafm.data.extraction.main_content import MainContentConfig
+from openafm.data.extraction import ExtractionConfig
 from openafm.data.filtering import HeuristicsConfig, LanguageConfig, LengthConfig, PrivacyConfig, WordListConfig
 from openafm.data.pipeline.config import (
     DeduplicationStageConfig,
@@ -29,7 +29,7 @@ def recipe() -> PipelineConfig:
     return PipelineConfig(
         recipe="web.recipe",
         stages=(
-            ExtractionStageConfig(extraction=MainContentConfig()),
+            ExtractionStageConfig(extraction=ExtractionConfig()),
             FilterStageConfig(
                 filters=(LanguageConfig(), LengthConfig(), HeuristicsConfig(), WordListConfig(), PrivacyConfig())
             ),

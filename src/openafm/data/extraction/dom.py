@@ -74,7 +74,10 @@ def decode(body: bytes, content_type: str = "") -> str:
         raise MissingExtractionLibraryError("extraction needs resiliparse; install openafm with its extra 'data'") from error
     declared = _CHARSET.search(content_type)
     encoding = _python_codec(declared[1]) if declared else ""
-    text: str = bytes_to_str(body, encoding or detect_encoding(body) or "utf-8")
+    encoding = encoding or _python_codec(detect_encoding(body) or "")
+    if encoding in ("", "utf-8", "ascii"):
+        return body.decode("utf-8", "replace")
+    text: str = bytes_to_str(body, encoding)
     return text
 
 
@@ -105,11 +108,11 @@ def _looks_like_markup(body: bytes) -> bool:
 
 
 def _python_codec(name: str) -> str:
-    """The name if Python knows the codec, otherwise an empty string."""
+    """Python's name of a codec of text, or an empty string."""
     import codecs
 
     try:
-        codecs.lookup(name)
-    except LookupError:
+        codec = codecs.lookup(name)
+    except (LookupError, ValueError):
         return ""
-    return name
+    return codec.name if codec._is_text_encoding else ""

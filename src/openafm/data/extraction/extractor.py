@@ -20,6 +20,8 @@ DROP_REASONS = ("http_status", "not_html", "too_large", "empty", "no_dom", "too_
 """Reasons of `Extractor.extract`: the status is not 2xx, the payload is not HTML, above the limit, empty or without
 elements; the page has more blocks than the limit; or no main content of `min_chars` characters was found."""
 
+_MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS = 2 << 20, 4000
+
 ChooseBlocks: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
 """A function of a model: the texts of the blocks of a page -> the numbers of the blocks that are main content."""
 
@@ -30,8 +32,9 @@ class ExtractionConfig(PageExtractorConfig):
 
     `fallback_below` is the confidence below which trafilatura replaces the classifier's text, `model_below` that below which
     a model is asked if one is given to `build`. `union` adds the text that trafilatura finds and the classifier does not,
-    for every page (arXiv 2602.19548: more tokens at equal quality). `links` writes link targets in the Markdown. `rules` is
-    a TOML file; without one, those of the package apply.
+    for every page (arXiv 2602.19548: more tokens at equal quality). `metadata` of a document that a model extracted holds
+    `extraction.agreement`: the share of characters on which the model and the classifier agree. `links` writes link targets
+    in the Markdown. `rules` is a TOML file; without one, those of the package apply.
     """
 
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
@@ -84,13 +87,14 @@ class Extractor(PageExtractor):
             detail = f"{len(blocks.blocks)} blocks; the limit is {self._config.max_blocks}"
             return Dropped(reason="too_many_blocks", detail=detail, url=page.url)
         metadata = read_metadata(root)
-        text, extractor, confidence = self._text(page, html, blocks)
+        text, extractor, confidence, agreement = self._text(page, html, blocks)
         if len(text.text) < self._config.min_chars:
             return Dropped(reason="no_text", detail=f"{len(text.text)} characters of main content", url=page.url)
-        return _document(page, metadata, text, extractor, confidence)
+        return _document(page, metadata, text, extractor, confidence, agreement)
 
-    def _text(self, page: Page, html: str, blocks: PageBlocks) -> tuple[MarkdownText, str, float]:
-        config = self._config
+    def _text(self, page: Page, html: str, blocks: PageBlocks) -> tuple[MarkdownText, str, float, str]:
+        """The text, the name of its extractor, the confidence, and a model's agreement with the classifier."""
+        config, agreement = self._config, ""
         scores = self._classifier.scores(blocks)
         chosen = [bool(score > config.threshold) for score in scores]
         confidence = _confidence(blocks, [float(score) for score in scores], config.threshold)
@@ -99,15 +103,18 @@ class Extractor(PageExtractor):
             chosen, confidence, name = apply_rule(rule, blocks, chosen), 1.0, "rule"
         elif self._choose_blocks is not None and confidence < config.model_below:
             numbers = set(self._choose_blocks([block.text for block in blocks.blocks]))
-            chosen, name = [index in numbers for index in range(len(chosen))], "model"
+            by_model = [index in numbers for index in range(len(chosen))]
+            agreement = f"{_agreement(blocks, chosen, by_model):.3f}"
+            chosen, name = by_model, "model"
         text = write_markdown(blocks, chosen, page.url, links=config.links, structure=config.structure)
-        if name == "classifier" and (config.union or confidence < config.fallback_below):
+        unsure = name == "classifier" and (config.union or confidence < config.fallback_below)
+        if unsure and _is_in_reach(html, blocks):
             other = trafilatura_text(html, page.url, links=config.links, structure=config.structure)
             if config.union:
-                return replace(text, text=_union(text.text, other)), "union", confidence
+                return replace(text, text=_union(text.text, other)), "union", confidence, agreement
             if other:
-                return MarkdownText(text=other, media=_clipped(text, len(other)).media), "trafilatura", confidence
-        return text, name, confidence
+                return MarkdownText(text=other, media=_clipped(text, len(other)).media), "trafilatura", confidence, agreement
+        return text, name, confidence, agreement
 
 
 def extract(page: Page, config: ExtractionConfig | None = None) -> WebDocument | Dropped:
@@ -153,6 +160,19 @@ def _confidence(blocks: PageBlocks, scores: Sequence[float], threshold: float) -
     return certain / max(sum(weights), 1)
 
 
+def _is_in_reach(html: str, blocks: PageBlocks) -> bool:
+    """True if trafilatura takes a bounded time: 60,000 links in one paragraph take it 30 s."""
+    num_links = sum(block.num_links for block in blocks.blocks)
+    return len(html) <= _MAX_FALLBACK_CHARS and num_links <= _MAX_FALLBACK_LINKS
+
+
+def _agreement(blocks: PageBlocks, first: Sequence[bool], second: Sequence[bool]) -> float:
+    """The share of the characters of a page on which two choices agree."""
+    lengths = [len(block.text) for block in blocks.blocks]
+    equal = sum(length for length, one, other in zip(lengths, first, second, strict=True) if one == other)
+    return equal / max(sum(lengths), 1)
+
+
 def _union(first: str, second: str) -> str:
     """The first text, then the lines that only the second has."""
     known = {_bare(line) for line in first.splitlines()}
@@ -169,7 +189,9 @@ def _clipped(text: MarkdownText, length: int) -> MarkdownText:
     return replace(text, media=tuple(replace(item, offset=min(item.offset, length)) for item in text.media))
 
 
-def _document(page: Page, metadata: PageMetadata, text: MarkdownText, extractor: str, confidence: float) -> WebDocument:
+def _document(
+    page: Page, metadata: PageMetadata, text: MarkdownText, extractor: str, confidence: float, agreement: str
+) -> WebDocument:
     digest = hashlib.sha256(page.url.encode("utf-8", "surrogatepass") + b"\x00" + page.body).hexdigest()[:32]
     return WebDocument(
         id=digest,
@@ -184,5 +206,5 @@ def _document(page: Page, metadata: PageMetadata, text: MarkdownText, extractor:
         opt_out=page.opt_out,
         extractor=extractor,
         confidence=round(confidence, 4),
-        metadata=metadata.more,
+        metadata={**metadata.more, **({"extraction.agreement": agreement} if agreement else {})},
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import functools
 from typing import TYPE_CHECKING, Any
 
 from openafm.data.extraction.blocks import BLOCK_TAGS, NUM_BITS, PageBlocks
@@ -13,12 +13,17 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[np.float32]
 
-_SENTENCE_END = re.compile(r"[.!?。！？…](?:[\s\"'”’»)]|$)|[。！？]")
-_COMMA = re.compile(r"[,;:，、；：]")
-_UPPER = re.compile(r"[A-ZÀ-Þ]")
-_DIGIT = re.compile(r"\d")
-_SYMBOL = re.compile(r"[|»›©→•·/#@+]")
-_ENDS = tuple(".!?。！？…:\"”»'’)")
+_TABLE_SIZE = 0x10000
+_END, _WIDE_END, _COMMA, _SPACE, _UPPER, _DIGIT, _SYMBOL, _QUOTE, _CLOSING = (1 << bit for bit in range(9))
+_CLASSES = {
+    _END: ".!?…",
+    _WIDE_END: "。！？",
+    _COMMA: ",;:，、；：",
+    _SPACE: " \n",
+    _SYMBOL: "|»›©→•·/#@+",
+    _QUOTE: "\"'”’»)",
+    _CLOSING: ":",
+}
 _PARENT_LEVELS = 4
 _TAGS = (
     "p",
@@ -41,8 +46,8 @@ _TAGS = (
 _NEIGHBORS = (-3, -2, -1, 1, 2, 3)
 
 
-def block_features(page: PageBlocks, title: str = "") -> Matrix:
-    """Return one row of features for each block. `title` is the page's title."""
+def block_features(page: PageBlocks) -> Matrix:
+    """Return one row of features for each block of a page with blocks."""
     import numpy as np
 
     texts = _text_features(page)
@@ -50,6 +55,7 @@ def block_features(page: PageBlocks, title: str = "") -> Matrix:
     parent = np.array([item.parent for item in page.containers], dtype=np.int64)
     tag = np.array([item.tag_code for item in page.containers], dtype=np.int64)
     depth = np.array([item.depth for item in page.containers], dtype=np.float32)
+    stop = np.array([item.stop for item in page.containers], dtype=np.int64)
     own = _bits(np.array([item.bits for item in page.containers], dtype=np.int64), NUM_BITS)
     inherited = _bits(np.array([item.inherited for item in page.containers], dtype=np.int64), NUM_BITS)
     parent[0] = 0
@@ -89,13 +95,12 @@ def block_features(page: PageBlocks, title: str = "") -> Matrix:
         np.full(count, float(first_heading >= 0)),
         np.clip(order - first_heading, -50, 50) if first_heading >= 0 else np.full(count, 99.0),
         depth[container],
-        texts[:, 12],  # words shared with the title
     ]
     columns += [tag[container] == BLOCK_TAGS.index(name) for name in _TAGS if name in BLOCK_TAGS]
 
     # Containers: sums over all blocks below each of the nearest ancestors.
     level = container
-    sums = _container_sums(container, parent, depth, np.stack([length, link_chars, prose, np.ones(count)], axis=1))
+    sums = _container_sums(container, stop, (length, link_chars, prose, np.ones(count)))
     most_prose = sums[0, 2] + 1.0
     for _ in range(_PARENT_LEVELS):
         inside = sums[level]
@@ -115,7 +120,7 @@ def block_features(page: PageBlocks, title: str = "") -> Matrix:
 
     # Position inside the container with most prose.
     main = int(np.argmax(siblings))
-    inside_main = _below(main, parent, container)
+    inside_main = (container >= main) & (container < stop[main])
     positions = np.flatnonzero(inside_main)
     first, last = (positions[0], positions[-1]) if positions.size else (0, count - 1)
     columns += [inside_main, np.clip(order - first, -30, 30), np.clip(last - order, -30, 30)]
@@ -148,12 +153,12 @@ def context_features(page: PageBlocks, features: Matrix, scores: Matrix) -> Matr
 
     container = np.array([block.container for block in page.blocks], dtype=np.int64)
     parent = np.array([item.parent for item in page.containers], dtype=np.int64)
-    depth = np.array([item.depth for item in page.containers], dtype=np.float32)
+    stop = np.array([item.stop for item in page.containers], dtype=np.int64)
     parent[0] = 0
     length = np.expm1(features[:, 0])
     count = len(scores)
     columns: list[Any] = [scores]
-    sums = _container_sums(container, parent, depth, np.stack([length, length * scores, np.ones(count), scores], axis=1))
+    sums = _container_sums(container, stop, (length, length * scores, np.ones(count), scores))
     whole = sums[0, 1] + 1.0
     level = container
     for _ in range(_PARENT_LEVELS):
@@ -185,30 +190,51 @@ def context_features(page: PageBlocks, features: Matrix, scores: Matrix) -> Matr
 
 
 def _text_features(page: PageBlocks) -> Matrix:
+    """Counts of characters by class, for all blocks at once: a table lookup over the joined texts."""
     import numpy as np
 
-    rows = []
-    for block in page.blocks:
-        text = block.text
-        head = text[:400]
-        rows.append(
-            (
-                len(text),
-                block.link_chars,
-                len(_SENTENCE_END.findall(text)),
-                len(_COMMA.findall(head)),
-                text.count(" ") + 1,
-                len(_UPPER.findall(head)) * len(text) / len(head),
-                len(_DIGIT.findall(head)) * len(text) / len(head),
-                len(_SYMBOL.findall(head)) * len(text) / len(head),
-                text.endswith(_ENDS),
-                block.num_links,
-                block.num_breaks,
-                block.preformatted,
-                0.0,
-            )
-        )
-    return np.array(rows, dtype=np.float32).reshape(len(rows), 13)
+    joined = "\n".join([block.text for block in page.blocks]) + "\n"
+    codes = np.frombuffer(joined.encode("utf-32-le", "replace"), dtype=np.uint32)
+    classes = _class_table()[np.minimum(codes, _TABLE_SIZE - 1)]
+    ends_word = np.append((classes[1:] & (_SPACE | _QUOTE)) > 0, True)
+    is_end = ((classes & _END) > 0) & ends_word | ((classes & _WIDE_END) > 0)
+    lengths = np.array([len(block.text) for block in page.blocks], dtype=np.int64)
+    starts = np.cumsum(lengths + 1) - lengths - 1
+    counted = [is_end, *((classes & kind) > 0 for kind in (_COMMA, _SPACE, _UPPER, _DIGIT, _SYMBOL))]
+    ends, commas, spaces, upper, digits, symbols = (np.add.reduceat(mask, starts, dtype=np.float32) for mask in counted)
+    last = classes[starts + lengths - 1]
+    of_blocks = np.array(
+        [(block.link_chars, block.num_links, block.num_breaks, block.preformatted) for block in page.blocks],
+        dtype=np.float32,
+    )
+    return np.stack(
+        [
+            lengths.astype(np.float32),
+            of_blocks[:, 0],
+            ends,
+            commas,
+            spaces,
+            upper,
+            digits,
+            symbols,
+            (last & (_END | _WIDE_END | _QUOTE | _CLOSING)) > 0,
+            *of_blocks[:, 1:].T,
+        ],
+        axis=1,
+    )
+
+
+@functools.cache
+def _class_table() -> NDArray[np.uint16]:
+    """The classes of each character below `_TABLE_SIZE`, as bits."""
+    import numpy as np
+
+    table = np.zeros(_TABLE_SIZE, dtype=np.uint16)
+    for bit, characters in _CLASSES.items():
+        table[[ord(character) for character in characters]] |= bit
+    for code in range(0x250):
+        table[code] |= _UPPER * chr(code).isupper() | _DIGIT * chr(code).isdigit()
+    return table
 
 
 def _bits(values: Any, count: int) -> Any:
@@ -218,25 +244,13 @@ def _bits(values: Any, count: int) -> Any:
     return ((values[:, None] >> np.arange(count)) & 1).astype(bool)
 
 
-def _container_sums(container: Any, parent: Any, depth: Any, values: Any) -> Any:
-    """Sums of the blocks' values over each container and all below it."""
+def _container_sums(container: Any, stop: Any, values: Any) -> Any:
+    """Sums of the blocks' values over each container and all below it, which are contiguous."""
     import numpy as np
 
-    sums = np.stack([np.bincount(container, weights=column, minlength=len(parent)) for column in values.T], axis=1)
-    for index in range(len(parent) - 1, 0, -1):  # children follow their parents
-        sums[parent[index]] += sums[index]
-    return sums
-
-
-def _below(ancestor: int, parent: Any, container: Any) -> Any:
-    """True for the blocks below a container. Parents precede their children."""
-    import numpy as np
-
-    inside = np.zeros(len(parent), dtype=bool)
-    inside[ancestor] = True
-    for index in range(ancestor + 1, len(parent)):
-        inside[index] = inside[parent[index]]
-    return inside[container]
+    sums = np.stack([np.bincount(container, weights=column, minlength=len(stop)) for column in values], axis=1)
+    prefix = np.concatenate([np.zeros((1, sums.shape[1])), np.cumsum(sums, axis=0)])
+    return prefix[stop] - prefix[:-1]
 
 
 def _shifted(column: Any, shift: int) -> Any:

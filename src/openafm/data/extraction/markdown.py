@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urljoin
@@ -31,7 +32,7 @@ def write_markdown(
     for index, block in enumerate(page.blocks):
         if chosen[index]:
             writer.add(index, block)
-    return writer.finish(chosen)
+    return writer.finish()
 
 
 class _Writer:
@@ -40,6 +41,7 @@ class _Writer:
         self._parts: list[str] = []
         self._length = 0
         self._offsets: dict[int, int] = {}  # start of each chosen block
+        self._data_tables: dict[int, bool] | None = None
         self._table = -1
         self._rows: dict[int, dict[int, str]] = {}
         self._table_blocks: list[int] = []
@@ -61,9 +63,9 @@ class _Writer:
         self._offsets[index] = self._length + (2 if self._parts else 0)
         self._emit(self._formatted(block) if self._structure else _plain(block))
 
-    def finish(self, chosen: Sequence[bool]) -> MarkdownText:
+    def finish(self) -> MarkdownText:
         self._end_table()
-        return MarkdownText(text="".join(self._parts), media=self._media(chosen))
+        return MarkdownText(text="".join(self._parts), media=self._media())
 
     def _emit(self, text: str, separator: str = "\n\n") -> None:
         if not text:
@@ -147,16 +149,9 @@ class _Writer:
 
     def _is_data_table(self, table: int) -> bool:
         """True if a table has two rows of two cells, no long cell and no table inside. Layout tables fail."""
-        known = self._data_tables
-        if not known:
-            known.update(_data_tables(self._page))
-        return known.get(table, False)
-
-    @property
-    def _data_tables(self) -> dict[int, bool]:
-        if not hasattr(self, "_tables"):
-            self._tables: dict[int, bool] = {}
-        return self._tables
+        if self._data_tables is None:
+            self._data_tables = _data_tables(self._page)
+        return self._data_tables[table]
 
     def _end_table(self) -> None:
         if self._rows:
@@ -173,10 +168,11 @@ class _Writer:
             self._emit("\n".join(lines))
         self._rows, self._table_blocks, self._table = {}, [], -1
 
-    def _media(self, chosen: Sequence[bool]) -> tuple[Media, ...]:
+    def _media(self) -> tuple[Media, ...]:
         """The images next to chosen blocks, with the caption of their figure."""
         containers, blocks = self._page.containers, self._page.blocks
         media = []
+        indices = sorted(self._offsets)
         for position, container, image in self._page.images:
             if self._inside(container, _NO_IMAGES):
                 continue
@@ -186,8 +182,8 @@ class _Writer:
                 preceding = range(position - 1, max(position - 1 - _IMAGE_DISTANCE, -1), -1)
                 if not any(index in self._offsets for index in preceding):
                     continue
-                later = [start for index, start in self._offsets.items() if index >= position]
-                offset = min(later, default=self._length)
+                next_one = bisect.bisect_left(indices, position)
+                offset = self._offsets[indices[next_one]] if next_one < len(indices) else self._length
             figure = self._nearest(container, "figure")
             captions = [
                 block.text

@@ -101,7 +101,7 @@ def training_pages(benchmark: Path | None, num_site_pages: int) -> list[LabeledP
     return [page for page in labeled if page is not None]
 
 
-def train_classifier(pages: Sequence[LabeledPage], num_trees: int = 150) -> BlockClassifier:
+def train_classifier(pages: Sequence[LabeledPage], num_trees: int = 80) -> BlockClassifier:
     """Return a classifier. The second stage is trained on scores that the first gives to pages it was not trained on."""
     import numpy as np
 
@@ -133,11 +133,13 @@ def _fit(pages: Sequence[LabeledPage], scores: Sequence[Any] | None, num_trees: 
     weight = np.concatenate(weights)
     model = HistGradientBoostingClassifier(
         max_iter=num_trees,
-        learning_rate=0.08,
+        learning_rate=0.12,
         max_leaf_nodes=12,
         min_samples_leaf=30,
         l2_regularization=5,
-        max_features=0.3,
+        max_features=0.25,
+        max_bins=63,
+        max_depth=6,
         random_state=0,
         early_stopping=False,
     )
@@ -178,8 +180,8 @@ def main() -> None:
     """Train from the command line."""
     parser = argparse.ArgumentParser(prog="python -m openafm.data.extraction.train", description=__doc__)
     parser.add_argument("--benchmark", type=Path, help="copy of the article benchmark; without it, generated pages alone")
-    parser.add_argument("--site-pages", type=int, default=320, help="number of generated pages")
-    parser.add_argument("--trees", type=int, default=150, help="trees of each stage")
+    parser.add_argument("--site-pages", type=int, default=160, help="number of generated pages")
+    parser.add_argument("--trees", type=int, default=80, help="trees of each stage")
     parser.add_argument("--out", type=Path, default=Path("blocks.npz"), help="file to write")
     arguments = parser.parse_args()
     pages = training_pages(arguments.benchmark, arguments.site_pages)

@@ -1,0 +1,153 @@
+"""Extraction of generated pages with gold texts, rules, the fallback, unions and models."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from openafm.core.config import ConfigError
+from openafm.data.extraction import ExtractionConfig, extract
+from openafm.data.extraction.rules import read_rules, rule_for
+from openafm.data.sites import Site, SiteConfig
+from openafm.data.web.documents import Dropped, Page, WebDocument
+
+PLAIN = ExtractionConfig(structure=False, links=False, fallback_below=0.0)
+ARTICLE = "".join(
+    f"<p>This is paragraph number {number} of the article, and it holds some words, a comma and a full stop.</p>"
+    for number in range(6)
+)
+PAGE = (
+    "<html lang='en'><head><title>Title</title></head><body><nav><a href='/'>Home</a> <a href='/a'>About</a></nav>"
+    f"<article><h1>Title</h1>{ARTICLE}<p><img src='/cat.png' alt='a cat'></p></article>"
+    "<footer>Copyright 2024 <a href='/p'>Privacy</a></footer></body></html>"
+)
+
+
+@pytest.fixture(scope="module")
+def site() -> Site:
+    return SiteConfig(seed=91, num_pages=48, languages=("en", "ja"), script_share=0.0, charset_share=0.3).build()
+
+
+def page_of(html: str, url: str = "https://example.org/page.html", **changes: object) -> Page:
+    return Page(url=url, body=html.encode(), headers={"content-type": "text/html; charset=utf-8"}, **changes)  # type: ignore[arg-type]
+
+
+def document_of(
+    html: str, config: ExtractionConfig | None = None, url: str = "https://example.org/page.html"
+) -> WebDocument:
+    document = extract(page_of(html, url), config)
+    assert isinstance(document, WebDocument), document
+    return document
+
+
+def f1(gold: str, found: str) -> float:
+    wanted, given = (Counter(re.findall(r"\w+", text)) for text in (gold, found))
+    return 2 * (wanted & given).total() / max(wanted.total() + given.total(), 1)
+
+
+def test_generated_pages_of_another_seed_are_extracted(site: Site) -> None:
+    extractor = PLAIN.build()
+    scores = []
+    for page in site.articles:
+        document = extractor.extract(Page(url="https://example.org" + page.path, body=page.html, headers=page.headers))
+        assert isinstance(document, WebDocument), (page.path, document)
+        assert (document.title, document.author, document.date) == (page.title, page.author, page.date)
+        assert document.language in ("", page.language)  # some pages declare none
+        assert document.license == page.license
+        scores.append(f1(page.text, document.text))
+    assert sum(scores) / len(scores) > 0.95, sorted(scores)[:5]
+
+
+def test_a_document_holds_markdown_media_and_where_it_comes_from() -> None:
+    document = document_of(PAGE)
+    assert document.text.count("\n\n") == 5
+    assert "Home" not in document.text
+    assert "Privacy" not in document.text
+    assert [(media.url, media.alt) for media in document.media] == [("https://example.org/cat.png", "a cat")]
+    assert document.title == "Title"
+    assert len(document.id) == 32
+    assert document.extractor == "classifier"
+    assert 0.5 < document.confidence <= 1
+
+
+def test_ids_depend_on_url_and_payload() -> None:
+    ids = {document_of(PAGE).id, document_of(PAGE, url="https://example.org/other").id, document_of(PAGE + " ").id}
+    assert len(ids) == 3
+    assert document_of(PAGE).id in ids
+
+
+def test_opt_outs_are_carried() -> None:
+    document = extract(page_of(PAGE, opt_out="robots"))
+    assert isinstance(document, WebDocument)
+    assert document.opt_out == "robots"
+
+
+def test_low_confidence_asks_trafilatura() -> None:
+    document = document_of(PAGE, ExtractionConfig(fallback_below=1.0))
+    assert document.extractor == "trafilatura"
+    assert "paragraph number 5" in document.text
+
+
+def test_a_union_holds_the_text_of_both_extractors_once() -> None:
+    document = document_of(PAGE, ExtractionConfig(union=True))
+    assert document.extractor == "union"
+    assert document.text.count("paragraph number 3") == 1
+
+
+def test_a_model_chooses_blocks_where_the_confidence_is_low() -> None:
+    asked: list[Sequence[str]] = []
+
+    def choose(texts: Sequence[str]) -> Sequence[int]:
+        asked.append(texts)
+        return [index for index, text in enumerate(texts) if "number 2" in text] + [9999]
+
+    document = ExtractionConfig(model_below=1.0).build(choose).extract(page_of(PAGE))
+    assert isinstance(document, WebDocument)
+    assert (document.extractor, len(asked)) == ("model", 1)
+    assert document.text.startswith("This is paragraph number 2")
+    assert 0 < float(document.metadata["extraction.agreement"]) < 0.5
+    ExtractionConfig(model_below=0.0).build(choose).extract(page_of(PAGE))
+    assert len(asked) == 1
+
+
+def test_rules_of_a_domain_decide(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text('["example.org"]\nkeep = ["wanted"]\ndrop = ["unwanted"]\n')
+    html = (
+        "<body><p>Other text, outside of the element that counts.</p><div class='wanted big'><p>Inside of it is text.</p>"
+        "<div id='unwanted'>Dropped here.</div><p>And more of the text.</p></div></body>"
+    )
+    config = ExtractionConfig(rules=str(rules))
+    assert document_of(html, config).text == "Inside of it is text.\n\nAnd more of the text."
+    assert document_of(html, config).extractor == "rule"
+    assert document_of(PAGE, config).extractor == "rule"  # no such element: the classifier's choice
+    assert "paragraph number 5" in document_of(PAGE, config).text
+    assert rule_for("https://www.example.org:80/x", read_rules(str(rules))) is not None
+    assert rule_for("https://badexample.org/", read_rules(str(rules))) is None
+
+
+def test_shipped_rules_are_read() -> None:
+    assert rule_for("https://de.wikipedia.org/wiki/X", read_rules()) is not None
+
+
+@pytest.mark.parametrize("text", ["not toml [", '["a.b"]\nkeep = "x"\n', '["a.b"]\nother = []\n', 'key = "value"\n'])
+def test_wrong_rules_are_refused(tmp_path: Path, text: str) -> None:
+    rules = tmp_path / "rules.toml"
+    rules.write_text(text)
+    with pytest.raises(ConfigError, match=r"rules\.toml"):
+        ExtractionConfig(rules=str(rules)).build()
+
+
+@pytest.mark.parametrize("change", [{"threshold": 1.5}, {"min_chars": 0}, {"rules": "absent.toml"}])
+def test_wrong_configs_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ConfigError):
+        ExtractionConfig(**change).build()  # type: ignore[arg-type]
+
+
+def test_a_config_is_a_kind_of_the_pipeline() -> None:
+    assert "no_text" in ExtractionConfig.REASONS
+    assert isinstance(extract(page_of("<p></p>")), Dropped)
