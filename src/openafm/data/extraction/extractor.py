@@ -40,7 +40,7 @@ class ExtractionConfig(PageExtractorConfig):
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
 
     threshold: float = 0.5
-    fallback_below: float = 0.8
+    fallback_below: float = 0.92
     model_below: float = 0.0
     union: bool = False
     links: bool = True
