@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 import pytest
 
@@ -64,6 +65,7 @@ def test_pages_of_applications_need_rendering(html: str) -> None:
         "",
         "<script>",
         "<a " * 20_000,
+        f"{TEXT}<!-- <script>document.write(1)</script>",
     ],
 )
 def test_static_pages_do_not(html: str) -> None:
@@ -73,3 +75,9 @@ def test_static_pages_do_not(html: str) -> None:
 def test_a_rendered_page_is_not_rendered_again() -> None:
     html = b'<div id="root"></div><script src="/main.js"></script>'
     assert not needs_rendering(Page(url="https://example.com/", body=html, rendered=True))
+
+
+def test_nested_tags_take_linear_time() -> None:
+    start = time.process_time()
+    needs_rendering(page("<script src='/main.js'></script>" + "<div id=a>" * 50_000))
+    assert time.process_time() - start < 5.0

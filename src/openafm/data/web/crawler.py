@@ -37,7 +37,7 @@ from openafm.data.web.robots import Robots
 from openafm.data.web.sitemaps import MAX_BYTES as SITEMAP_BYTES
 from openafm.data.web.sitemaps import read_sitemap
 from openafm.data.web.urls import canonical_url, host_of, origin_of
-from openafm.data.web.warc import Capture, WarcWriter, recover, warc_files
+from openafm.data.web.warc import DOM_TYPE, Capture, WarcWriter, recover, warc_files
 
 FRONTIER = "frontier.sqlite"
 _BACKOFF_S = 1.0
@@ -373,7 +373,9 @@ class _Run:
         capture = Capture(page=page, request_headers=answer.request_headers, http_version=answer.http_version, ip=answer.ip)
         if self.renderer is not None and answer.status == 200 and self.renderer.needs_rendering(page):
             capture = await self._rendered(self.renderer, capture, delay)
-        inspected = self.discovery.inspect(page, capture.dom or page.body)
+            page = capture.page
+        shown = replace(page, headers={**page.headers, "content-type": DOM_TYPE}) if capture.dom else page
+        inspected = self.discovery.inspect(shown, capture.dom or page.body)
         async with self.writing:  # noted in the order of the file, so that the noted length covers noted captures only
             place = await asyncio.to_thread(self.writer.write, capture)
             self.discovery.note(page, inspected, answer.headers_at, task.depth, place)
@@ -398,7 +400,9 @@ class _Run:
         finally:
             self.frontier.delay_host(host_of(page.url), time.time() + delay)
         self.frontier.count("rendered")
-        return replace(capture, dom=rendered.dom, screenshot=rendered.screenshot)
+        opt_out = page.opt_out or training_opt_out(page.url, {}, rendered.dom)  # a script may add a meta element
+        page = replace(page, opt_out=opt_out)
+        return replace(capture, page=page, dom=rendered.dom, screenshot=rendered.screenshot)
 
     async def _refusal_of_resource(self, url: str) -> str:
         """Return why a rendered page must not request a URL."""

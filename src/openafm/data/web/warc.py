@@ -40,6 +40,7 @@ READ_REASONS = ("warc_cut", "warc_damaged", "too_large")
 """Reasons of `Dropped` that `read_pages` yields: the rest of the file cannot be read, one record is malformed, or a body is
 larger than the limit."""
 
+DOM_TYPE = "text/html; charset=utf-8"
 _DOM, _VIEW = "urn:dom:", "urn:view:"
 _TRAINING_USE = "WARC-Training-Use"
 _ALLOWED, _DENIED = "allowed", "denied: "
@@ -161,7 +162,7 @@ def capture_bytes(capture: Capture) -> bytes:
     _write(out, WarcRecordType.request, page, request, related, content_type=_HTTP_REQUEST, payload=b"")
     for scheme, data, content_type in (
         (_VIEW, capture.screenshot, "image/png"),
-        (_DOM, capture.dom, "text/html; charset=utf-8"),
+        (_DOM, capture.dom, DOM_TYPE),
     ):
         if data:
             headers = related | {"WARC-Target-URI": scheme + page.url}
@@ -279,6 +280,8 @@ def _http_page(record: WarcRecord, url: str, dom: bytes, max_body_bytes: int) ->
         return Dropped(reason="warc_damaged", detail=f"the body cannot be decoded: {error}", url=url)
     if max(len(raw), len(body)) > max_body_bytes:
         return Dropped(reason="too_large", detail=f"more than {max_body_bytes:,} bytes", url=url)
+    if dom:
+        headers["content-type"] = DOM_TYPE  # not the encoding of the static page
     use = record.headers.get(_TRAINING_USE)
     return Page(
         url=url,
