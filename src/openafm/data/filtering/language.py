@@ -78,7 +78,7 @@ class Py3LangidIdentifier(LanguageIdentifier):
 class LanguageConfig(FilterConfig):
     """Set the language of documents; drop those in a language that is not configured, or in none.
 
-    The identifier reads at most `max_characters` of prose, in equal parts from four places of the text: its time grows with
+    The identifier reads about `max_bytes` of prose (UTF-8), in equal parts from four places of the text: its time grows with
     the length, its accuracy does not. A document is dropped as `other_language` if the languages that are not configured
     have more than `max_other` of the probability, otherwise the best configured language is taken; languages close to a
     configured one (Galician beside Portuguese) then do not cost documents. The confidence is the share of the best language
@@ -89,13 +89,13 @@ class LanguageConfig(FilterConfig):
 
     languages: tuple[str, ...] = LANGUAGES
     identifier: IdentifierConfig = field(default_factory=Py3LangidConfig)
-    max_characters: int = 1200
+    max_bytes: int = 400
     max_other: float = 0.8
     min_confidence: float = 0.5
 
     def __post_init__(self) -> None:
         self.require(bool(self.languages), "languages is empty; name at least one")
-        self.require(self.max_characters >= 100, f"max_characters {self.max_characters} is below 100")
+        self.require(self.max_bytes >= 100, f"max_bytes {self.max_bytes} is below 100")
         self.require(0 < self.max_other <= 1, f"max_other {self.max_other} is not in (0, 1]")
         self.require(0 <= self.min_confidence <= 1, f"min_confidence {self.min_confidence} is not in [0, 1]")
 
@@ -112,7 +112,7 @@ class LanguageFilter(DocumentFilter):
 
     def apply(self, document: WebDocument) -> WebDocument | Dropped:
         config = self._config
-        found = self._identifier.probabilities(sample_of(document.text, config.max_characters))
+        found = self._identifier.probabilities(sample_of(document.text, config.max_bytes))
         if not found:
             return dropped(document, "unknown_language", "no text that shows a language")
         known = {language: found.get(language, 0.0) for language in config.languages}
@@ -136,11 +136,13 @@ def locale_of(document: WebDocument) -> str:
     return declared if declared.startswith(f"{document.language}-") else document.language
 
 
-def sample_of(text: str, max_characters: int) -> str:
-    """Return prose of a Markdown text without code, links and digits, at most about `max_characters` from four places."""
-    size = max_characters // _NUM_WINDOWS
-    if len(text) <= 2 * max_characters:
-        return _prose(text)[:max_characters]
+def sample_of(text: str, max_bytes: int) -> str:
+    """Return prose of a Markdown text without code, links and digits: about `max_bytes` in UTF-8, from four places."""
+    head = text[:400]
+    bytes_per_character = len(head.encode("utf-8", "replace")) / max(1, len(head))
+    size = int(max_bytes / max(1.0, bytes_per_character) / _NUM_WINDOWS)
+    if len(text) <= 2 * _NUM_WINDOWS * size:
+        return _prose(text)[: _NUM_WINDOWS * size]
     # Twice the size is read of each place, because markup is removed from it.
     starts = [place * (len(text) - 2 * size) // (_NUM_WINDOWS - 1) for place in range(_NUM_WINDOWS)]
     return " ".join(_prose(text[start : start + 2 * size])[:size] for start in starts)

@@ -26,6 +26,9 @@ _DIGITS = re.compile(r"\d+", re.ASCII)
 _MAX_GAP = 12  # letters and separators between two runs of digits of one number
 _MIN_DIGITS = 5
 _BEFORE, _AFTER = 24, 32
+# Accounts, cards and national ids have nine or more characters with single separators; most dates and prices do not.
+_LONG = re.compile(r"[0-9A-Z](?:[ .+/-]?[0-9A-Z]){8}")
+_LONG_KINDS = ("iban", "card", "national_id")
 
 _URL = re.compile(r"\b(?:https?|ftp)://[^\s<>\"']+|\bwww\.[^\s<>\"']+")
 _AT = r"(?:@| ?[\[({] ?(?:at|AT|@) ?[\])}] ?)"
@@ -89,7 +92,10 @@ class Finder:
         for start, end in [match.span() for match in _URL.finditer(text)] + [(each.start, each.end) for each in found]:
             taken[start:end] = b"\1" * (end - start)
         for start, end in windows:
+            is_long = _LONG.search(text, start, end) is not None
             for kind, find in self._finds:
+                if kind in _LONG_KINDS and not is_long:
+                    continue
                 for first, last, detail in find(text, start, end, language):
                     if 1 not in taken[first:last]:
                         taken[first:last] = b"\1" * (last - first)
