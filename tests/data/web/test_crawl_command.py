@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
-from crawl_site import serve, tree
+from crawl_site import TEXT, Answer, Site, page, serve, tree
 
 from openafm.cli.main import run
+from openafm.core.config import from_dict
+from openafm.data.web.crawl_config import CrawlConfig
+from openafm.data.web.documents import Page
+from openafm.data.web.opt_out import read_exceptions
 from openafm.data.web.warc import read_pages, warc_files
 
 CONFIG = "delay_s = 0.0\nallow_private_addresses = true\n[priority]\nlanguages = {en = 1.0}\n"
@@ -63,6 +70,39 @@ def test_wrong_input(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.skipif(not shutil.which("chromium-headless-shell"), reason="needs Chromium")
+def test_pages_built_by_scripts_are_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("playwright")
+    config = tmp_path / "crawl.toml"
+    config.write_text("delay_s = 0.05\nallow_private_addresses = true\n[render]\nscreenshot = true\n")
+    script = (
+        "<div id=root></div><script src=/app.js></script><script>fetch('/data.json').then(r => r.json()).then(d => "
+        "{ document.getElementById('root').innerHTML = '<p>' + d.text + '</p><a href=/found>more</a>'; })</script>"
+    )
+    site = Site({"/": Answer(f"<html><body>{script}</body></html>".encode()), "/found": page()})
+    site.robots = "User-agent: *\nDisallow: /app.js\n"
+    site.answers["/data.json"] = Answer(
+        json.dumps({"text": TEXT * 5}).encode(), headers={"Content-Type": "application/json"}
+    )
+    with serve(site):
+        assert run(["data", "crawl", site.url, "--config", str(config), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["done"] == 2
+    assert "/app.js" not in site.paths(), "disallowed for scripts of a page too"
+    pages = {each.url.removeprefix(site.url): each for each in read_pages(warc_files(tmp_path / "out")[0])}
+    assert isinstance(rendered := pages["/"], Page)
+    assert rendered.rendered
+    assert TEXT.encode() in rendered.body
+    assert "/found" in pages
+
+
 def test_why_without_a_crawl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["data", "why", "http://e.com/", "--crawl", str(tmp_path)]) == 1
     assert "holds no crawl" in capsys.readouterr().err
+
+
+def test_the_files_of_the_page_are_valid(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    config, exceptions = re.findall(r"```toml\n(.*?)```", page.partition("## The crawler")[2], re.DOTALL)
+    assert from_dict(CrawlConfig, tomllib.loads(config)).priority.languages == {"de": 0.5, "fr": 0.5}
+    (tmp_path / "exceptions.toml").write_text(exceptions)
+    assert read_exceptions(tmp_path / "exceptions.toml")[0].train is True
