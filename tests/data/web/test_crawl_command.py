@@ -85,7 +85,10 @@ def test_pages_built_by_scripts_are_rendered(tmp_path: Path, capsys: pytest.Capt
         json.dumps({"text": TEXT * 5}).encode(), headers={"Content-Type": "application/json"}
     )
     with serve(site):
-        assert run(["data", "crawl", site.url, "--config", str(config), "--out", str(tmp_path / "out"), "--json"]) == 0
+        assert (
+            run(["data", "crawl", site.url, "--config", str(config), "--out", str(tmp_path / "out"), "--render", "--json"])
+            == 0
+        )
     assert json.loads(capsys.readouterr().out)["done"] == 2
     assert "/app.js" not in site.paths(), "disallowed for scripts of a page too"
     pages = {each.url.removeprefix(site.url): each for each in read_pages(warc_files(tmp_path / "out")[0])}
