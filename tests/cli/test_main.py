@@ -243,8 +243,9 @@ def test_data_pack_reports_conversations_without_an_answer(tmp_path: Path, capsy
 
 
 def test_tables_align_columns_of_numbers_only(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(("", ""), [("steps", 12), ("folder", "/a/long/path"), ("loss", None)])
-    assert capsys.readouterr().out.splitlines() == ["steps   12", "folder  /a/long/path", "loss    -"]
+    print_table(("", ""), [("steps", 12), ("folder", "/a/long/path"), ("loss", None), ("lost", {"start": 2.5, "hang": 0})])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["steps   12", "folder  /a/long/path", "loss    -", "lost    start 2.500"]
     print_table(("name", "loss"), [("a", 1.5), ("b", "-"), ("c", 12345.25)])
     assert capsys.readouterr().out.splitlines() == [
         "name        loss",

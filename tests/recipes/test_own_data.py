@@ -101,6 +101,15 @@ def test_an_invalid_description_is_refused(tmp_path: Path, text: str, message: s
         read_data(tmp_path / "data.toml")
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("evaluation", "the evaluation data .*absent does not exist"), ("tokenizer", "the tokenizer .*absent does not exist")],
+)
+def test_an_absent_file_of_an_option_is_named(tmp_path: Path, option: str, message: str) -> None:
+    with pytest.raises(OwnDataError, match=message):
+        read_data(chats(tmp_path / "chat.jsonl", 3), **{option: tmp_path / "absent"})
+
+
 def test_later_stages_inherit_the_data_of_their_start(
     tmp_path: Path, base: Bundle, capsys: pytest.CaptureFixture[str]
 ) -> None:

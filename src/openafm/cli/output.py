@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Annotated, Any
 
 import typer
@@ -67,6 +67,8 @@ def human_bytes(value: float) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_cell(item)}" for key, item in value.items() if item) or "-"
     if isinstance(value, float):
         return f"{value:,.3f}"
     return f"{value:,}" if isinstance(value, int) else escaped(str(value)).replace("\n", " ")

@@ -109,7 +109,7 @@ def _message(message: Mapping[str, Any], names: dict[str, str]) -> dict[str, Any
             if not name:
                 raise ConversationError("a tool message needs a 'name', or the 'tool_call_id' of an earlier call")
             return {"role": "tool", "name": name, "content": _text(content)}
-    return dict(message)
+    raise ConversationError(f"unknown role {role!r}; known: system, developer, user, assistant, tool, function")
 
 
 def _call(call: Any, names: dict[str, str]) -> dict[str, Any]:

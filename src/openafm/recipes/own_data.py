@@ -93,8 +93,12 @@ def read_data(path: Path, evaluation: Path | None = None, tokenizer: Path | None
         tokenizer=None if data.tokenizer is None else _absolute(base, data.tokenizer),
     )
     if evaluation is not None:
+        if not evaluation.exists():
+            raise OwnDataError(f"the evaluation data {evaluation} does not exist; pass a file or folder of text or chats")
         data = replace(data, eval=_absolute(Path(), str(evaluation)))
     if tokenizer is not None:
+        if not tokenizer.is_file():
+            raise OwnDataError(f"the tokenizer {tokenizer} does not exist; `openafm tokenizer train` writes one")
         data = replace(data, tokenizer=_absolute(Path(), str(tokenizer)))
     return data
 

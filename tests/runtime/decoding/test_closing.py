@@ -49,11 +49,11 @@ def answer(matcher: Matcher, seed: int, most: int) -> list[int]:
     return tokens
 
 
-@pytest.mark.parametrize("max_tokens", [48, 100, 300])
+@pytest.mark.parametrize("max_tokens", [48, 120])
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_an_answer_at_its_limit_satisfies_the_schema(name: str, max_tokens: int) -> None:
     grammar, closed = COMPILER.json_schema(SCHEMAS[name]), 0
-    for seed in range(6):
+    for seed in range(3):
         matcher = grammar.matcher(max_tokens)
         tokens = answer(matcher, seed, max_tokens)
         assert tokens[-1] == STOP

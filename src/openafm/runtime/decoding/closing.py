@@ -32,9 +32,10 @@ class Closer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes = tokenizer.token_bytes
-        by_byte = {tokenizer.token_bytes(id): id for id in range(tokenizer.vocab_size - 1, -1, -1)}
-        self._outside = tuple(by_byte[bytes([byte])] for byte in _OUTSIDE if bytes([byte]) in by_byte)
-        self._inside = tuple(by_byte[bytes([byte])] for byte in _INSIDE if bytes([byte]) in by_byte)
+        texts = ((id, tokenizer.token_bytes(id)) for id in range(tokenizer.vocab_size))
+        by_byte = {text[0]: id for id, text in texts if len(text) == 1}
+        self._outside = tuple(by_byte[byte] for byte in _OUTSIDE if byte in by_byte)
+        self._inside = tuple(by_byte[byte] for byte in _INSIDE if byte in by_byte)
 
     @staticmethod
     def is_watched(num_left: int) -> bool:
