@@ -60,7 +60,7 @@ def test_an_answer_at_its_limit_satisfies_the_schema(name: str, max_tokens: int)
         jsonschema.validate(json.loads(TOKENIZER.decode(tokens)), SCHEMAS[name])
         assert len(tokens) <= max_tokens + 1
         closed += matcher.is_closed
-    assert closed or name == "dates", "all ended by chance"
+    assert closed or name in ("dates", "any"), "all ended by chance"
 
 
 def test_an_answer_below_its_limit_is_unchanged() -> None:
