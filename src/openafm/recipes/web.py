@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.core.config import ConfigError, nearest
 from openafm.core.registry import load_plugin
-from openafm.data.deduplication import ExactConfig
+from openafm.data.deduplication import ExactConfig, MinHashConfig, ParagraphsConfig
 from openafm.data.extraction import ExtractionConfig
 from openafm.data.filtering import HeuristicsConfig, LanguageConfig, LengthConfig, PrivacyConfig, WordListConfig
 from openafm.data.pipeline.config import (
@@ -25,7 +25,7 @@ Build = Callable[[], PipelineConfig]
 
 
 def recipe() -> PipelineConfig:
-    """Return the pipeline of web pages: extraction, filters, personal data masked, one document of each text and URL."""
+    """Return the pipeline of web pages: extraction, filters, personal data masked, exact and near duplicates removed."""
     return PipelineConfig(
         recipe="web.recipe",
         stages=(
@@ -34,6 +34,8 @@ def recipe() -> PipelineConfig:
                 filters=(LanguageConfig(), LengthConfig(), HeuristicsConfig(), WordListConfig(), PrivacyConfig())
             ),
             DeduplicationStageConfig(name="exact", deduplication=ExactConfig()),
+            DeduplicationStageConfig(name="paragraphs", deduplication=ParagraphsConfig()),
+            DeduplicationStageConfig(name="near", deduplication=MinHashConfig()),
         ),
     )
 

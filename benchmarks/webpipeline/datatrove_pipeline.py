@@ -1,0 +1,86 @@
+"""The peer of web_pipeline.py in datatrove; run by the Python of an environment with datatrove.
+
+PYTHON datatrove_pipeline.py WARC_FOLDER OUT
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from datatrove.executor import LocalPipelineExecutor
+from datatrove.pipeline.dedup import (
+    MinhashDedupBuckets,
+    MinhashDedupCluster,
+    MinhashDedupFilter,
+    MinhashDedupSignature,
+)
+from datatrove.pipeline.dedup.minhash import MinhashConfig
+from datatrove.pipeline.extractors import Trafilatura
+from datatrove.pipeline.filters import LambdaFilter
+from datatrove.pipeline.formatters import PIIFormatter
+from datatrove.pipeline.readers import ParquetReader, WarcReader
+from datatrove.pipeline.writers import ParquetWriter
+
+LANGUAGES = ["en", "da", "nl", "fr", "de", "it", "no", "nb", "pt", "es", "sv", "tr", "zh", "ja", "ko", "vi"]
+MIN_LETTERS = 200
+_identifier: Any = None
+
+
+def has_language(document: Any) -> bool:
+    """Keep the sixteen languages, by py3langid on as many characters as openafm reads."""
+    global _identifier
+    if _identifier is None:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+        _identifier = LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)
+    text = re.sub(r"[#*_|>\d-]+", " ", document.text[:1200])
+    language, _ = _identifier.classify(text)
+    document.metadata["language"] = language
+    return language in LANGUAGES
+
+
+def is_long(document: Any) -> bool:
+    least = 60 if document.metadata["language"] in ("zh", "ja", "ko") else MIN_LETTERS
+    return sum(map(str.isalnum, document.text)) >= least
+
+
+def main(warc: str, out: Path) -> None:
+    config = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8)
+    stages: list[list[Any]] = [
+        [
+            WarcReader(warc, glob_pattern="*.warc.gz"),
+            Trafilatura(favour_precision=True, timeout=10),
+            LambdaFilter(has_language),
+            LambdaFilter(is_long),
+            PIIFormatter(),
+            ParquetWriter(str(out / "filtered")),
+        ],
+        [ParquetReader(str(out / "filtered")), MinhashDedupSignature(str(out / "signatures"), config=config)],
+        [MinhashDedupBuckets(str(out / "signatures"), str(out / "buckets"), config=config)],
+        [MinhashDedupCluster(str(out / "buckets"), str(out / "removed"), config=config)],
+        [
+            ParquetReader(str(out / "filtered")),
+            MinhashDedupFilter(str(out / "removed")),
+            ParquetWriter(str(out / "documents")),
+        ],
+    ]
+    dropped = kept = read = 0
+    for index, stage in enumerate(stages):
+        tasks = config.num_buckets if index == 2 else 1
+        stats = LocalPipelineExecutor(stage, tasks=tasks, workers=1, logging_dir=str(out / f"log{index}")).run()
+        for step in stats.stats:
+            counts = {name: int(value.total) for name, value in step.stats.items()}
+            dropped += sum(count for name, count in counts.items() if name.startswith("dropped"))
+            if index == 0 and "WARC" in step.name.upper():
+                read = counts.get("documents", 0)
+            if index == 4 and "writer" in step.name.lower():
+                kept = counts.get("total", 0)
+    print(json.dumps({"read": read, "kept": kept, "dropped": dropped}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
