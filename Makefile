@@ -79,7 +79,7 @@ clean:
 	$(PYTHON) -m venv .venv
 
 .venv/installed-run: pyproject.toml | .venv/bin/python
-	$(BIN)/pip install -q -e ".[data,metrics,plots]"
+	$(BIN)/pip install -q -e ".[corpus,metrics,plots]"
 	touch $@
 
 .venv/installed-test: pyproject.toml | .venv/bin/python

@@ -172,7 +172,7 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "babel", None)
     locale_of.cache_clear()
-    with pytest.raises(MissingLibraryError, match="extra 'data'"):
+    with pytest.raises(MissingLibraryError, match="extra 'corpus'"):
         locale_of("en")
 
 

@@ -36,7 +36,7 @@ def locale_of(language: str) -> Locale:
         from babel import Locale
     except ImportError as error:
         raise MissingLibraryError(
-            "the built-in corpus needs babel and faker; install openafm with its extra 'data'"
+            "the built-in corpus needs babel and faker; install openafm with its extra 'corpus'"
         ) from error
     return Locale.parse(language.replace("-", "_"))
 

@@ -232,7 +232,7 @@ def _faker_texts(language: str, provider: str, attributes: tuple[str, ...]) -> l
         except ModuleNotFoundError as error:
             if error.name == "faker":
                 raise MissingLibraryError(
-                    "the built-in corpus needs babel and faker; install openafm with its extra 'data'"
+                    "the built-in corpus needs babel and faker; install openafm with its extra 'corpus'"
                 ) from error
             continue  # faker lacks this provider in this locale
         for attribute in attributes:
