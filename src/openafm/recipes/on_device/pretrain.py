@@ -33,7 +33,7 @@ def _micro() -> RunConfig:
     """The loss falls abruptly between steps 200 and 300; a budget in seconds could end before that."""
     copies = CopiesCorpusConfig(name="copies", learn="answers", copies=CopiesConfig(), num_examples=20_000)
     model = named_size("on_device.micro")
-    corpora = (copies, micro_corpus("everything", num_examples=10_000))
+    corpora = (copies, micro_corpus("everything", num_examples=6_000))
     return _copying(model, corpora, SMALL_OPTIMIZER, num_steps=350)
 
 

@@ -21,7 +21,7 @@ def sft(size: str) -> RunConfig:
 def _micro() -> RunConfig:
     return RunConfig(
         recipe="on_device.sft",
-        corpora=(micro_corpus("answers", num_examples=40_000),),
+        corpora=(micro_corpus("answers", num_examples=16_000),),
         tokenizer=None,
         trainer=TrainerConfig(
             model=named_size("on_device.micro"),
