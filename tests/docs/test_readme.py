@@ -32,4 +32,4 @@ def test_make_run_installs_the_libraries_of_the_built_in_corpus() -> None:
     makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
     recipe = re.search(r"^\.venv/installed-run:.*\n\t.*pip install .*\.\[(.*?)\]", makefile, re.MULTILINE)
     assert recipe is not None
-    assert "data" in recipe[1].split(",")
+    assert "corpus" in recipe[1].split(",")
