@@ -8,7 +8,7 @@ from dataclasses import replace
 from compressing.rows import Compressed, Row, Setting
 from compressing.trained import train_further
 
-from openafm.compression.config import AbsmaxClip, QATConfig, UnbalancedLevels
+from openafm.compression.config import AbsmaxClip, OctavClip, QATConfig, UnbalancedLevels
 from openafm.compression.deploy import build_decoder, packed_tensors
 from openafm.compression.low_bit import layer_linears
 
@@ -16,6 +16,7 @@ WEIGHTS_ONLY = QATConfig(embedding="float32", activations="float32", kv="float32
 ARMS = {
     "QAT 2 bits, absmax (max/1.5) per tensor": replace(WEIGHTS_ONLY, clip=AbsmaxClip()),
     "QAT 2 bits, absmax (max/1.5) per row": replace(WEIGHTS_ONLY, clip=AbsmaxClip(), granularity="row"),
+    "QAT 2 bits, OCTAV per tensor": replace(WEIGHTS_ONLY, clip=OctavClip()),
     "QAT 2 bits, Newton per tensor": WEIGHTS_ONLY,
     "QAT 2 bits, Newton per row": replace(WEIGHTS_ONLY, granularity="row"),
     "QAT 2 bits, Newton per tensor, unbalanced set": replace(WEIGHTS_ONLY, levels=UnbalancedLevels()),
@@ -24,12 +25,10 @@ ARMS = {
 
 
 def qat_rows() -> list[Row]:
-    return [Row(method=method, of="layers", against="control", compress=arm(config)) for method, config in ARMS.items()]
+    return [Row(method=method, of="layers", against="control", compress=_arm(config)) for method, config in ARMS.items()]
 
 
-def arm(config: QATConfig) -> Callable[[Setting], Compressed]:
-    """Return a method that trains the base further with 2-bit weights and deploys it."""
-
+def _arm(config: QATConfig) -> Callable[[Setting], Compressed]:
     def compress(setting: Setting) -> Compressed:
         trained = train_further(setting.base, setting.data, setting.size, config)
         tensors = packed_tensors(trained)
