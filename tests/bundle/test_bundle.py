@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,7 +36,7 @@ from openafm.bundle.signature import Signature, TensorEntry, sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.config import ConfigError, UnknownKindError
 from openafm.core.errors import UsageError
-from openafm.core.files import ForeignFilesError, OutOfSpaceError
+from openafm.core.files import ForeignFilesError, NotAFileError, OutOfSpaceError
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -234,6 +235,23 @@ def test_a_bundle_of_version_1_is_signed_again(tmp_path: Path) -> None:
     assert bundle.card() == f"signature `{expected}`"
     with pytest.raises(BundleVersionError, match="version 2"):
         resign_bundle(tmp_path / "cat")
+
+
+def test_resigning_neither_loses_files_nor_copies_what_links_lead_to(tmp_path: Path) -> None:
+    write(tmp_path / "cat")
+    as_version_1(tmp_path / "cat")
+    thesis = tmp_path / "cat" / "notes" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("ten years")
+    with pytest.raises(ForeignFilesError, match="notes"):
+        resign_bundle(tmp_path / "cat")
+    assert thesis.read_text() == "ten years"
+    shutil.rmtree(thesis.parent)
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "cat" / "data.json").symlink_to(tmp_path / "secret")
+    with pytest.raises(NotAFileError, match="links are not followed"):
+        resign_bundle(tmp_path / "cat")
+    assert (tmp_path / "cat" / "data.json").is_symlink()
 
 
 def test_a_tampered_bundle_of_version_1_is_not_signed_again(tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from pathlib import Path
 
 from openafm.adapters.package import open_adapter, write_adapter
 from openafm.bundle.bundle import DOCUMENTS, RECOVERY_ADAPTER, Bundle, read_all_tensors, read_json, read_text
 from openafm.bundle.errors import BundleTamperedError, BundleVersionError
 from openafm.bundle.signature import FORMAT_VERSION, SIGNATURE_LENGTH, check_tensor_name, sign
+from openafm.bundle.store import FILE_PATTERNS
 from openafm.bundle.tensor_file import MappedTensor
-from openafm.core.files import atomic_folder, write_json
+from openafm.core.files import atomic_folder, check_written, copy_files, write_json
+
+_MAX_BYTES = 1 << 50  # any model
 
 
 def resign_bundle(path: Path) -> Bundle:
@@ -26,7 +28,10 @@ def resign_bundle(path: Path) -> Bundle:
         BundleTamperedError: a file differs from the signed one.
         BundleError: a file is missing or malformed, or the name of a tensor is not allowed.
         AdapterError: the recovery adapter is damaged.
+        ForeignFilesError: the folder has files that openafm did not write; it is unchanged.
+        NotAFileError: a file is a symbolic link, whose target would be copied into the bundle.
     """
+    check_written(path, FILE_PATTERNS)
     header = read_json(path / "config.json")
     if header.get("version") != 1:
         raise BundleVersionError(f"{path} has format version {header.get('version')}; only version 1 is signed again")
@@ -37,9 +42,7 @@ def resign_bundle(path: Path) -> Bundle:
     recovery = open_adapter(path / RECOVERY_ADAPTER) if (path / RECOVERY_ADAPTER).is_dir() else None
     card = read_text(path / "card.md")
     with atomic_folder(path) as folder:
-        for file in path.iterdir():
-            if file.is_file():
-                shutil.copyfile(file, folder / file.name)
+        copy_files(path, folder, [file.name for file in path.iterdir() if not file.is_dir()], max_bytes=_MAX_BYTES)
         write_json(folder / "config.json", header | {"version": FORMAT_VERSION})
         documents = {name: read_json(folder / name) for name in DOCUMENTS}
         signature = sign(documents, read_all_tensors(folder).values())
