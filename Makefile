@@ -42,7 +42,7 @@ define sanitized
 	TSAN_OPTIONS=halt_on_error=1 build/sanitize/driver
 endef
 
-# 20,000 mutated files over every format; the suite runs a short form.
+# 20,000 mutated files over every format, two minutes of CPU time; the suite runs a short form.
 fuzz: .venv/installed-test
 	OMP_NUM_THREADS=1 OPENAFM_FUZZ_FILES=20000 $(BIN)/pytest -n 2 tests/fuzz
 
