@@ -28,5 +28,5 @@ def jaccard(first: str, second: str, words_size: int = 5, characters_size: int =
     sets = []
     for text in (first, second):
         tokens = tokens_of(text)
-        sets.append(set(shingle_hashes(tokens.hashes(), characters_size if tokens.is_spaceless else words_size).tolist()))
+        sets.append(set(shingle_hashes(tokens.hashes, characters_size if tokens.is_spaceless else words_size).tolist()))
     return len(sets[0] & sets[1]) / len(sets[0] | sets[1])

@@ -33,6 +33,7 @@ class DecontaminationConfig(DeduplicationConfig):
     """
 
     REASONS = ("contaminated",)
+    VERSION = 2
 
     evaluation: tuple[str, ...]
     num_words: int = 13

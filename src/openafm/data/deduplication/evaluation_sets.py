@@ -57,16 +57,16 @@ class NgramIndex:
             for text in dict.fromkeys(texts_of(path)):
                 tokens = tokens_of(text)
                 shortest, longest = self._sizes[tokens.is_spaceless]
-                size = min(len(tokens.words), longest)
+                size = min(len(tokens), longest)
                 if size >= shortest:
-                    ngrams = shingle_hashes(tokens.hashes(), size)
+                    ngrams = shingle_hashes(tokens.hashes, size)
                     found.setdefault((tokens.is_spaceless, size), []).append((ngrams, number))
         self._tables = {key: _table(found[key]) for key in sorted(found)}
 
     def matches(self, text: str) -> list[Match]:
         """Return what a text shares with each set, in the order of the sets."""
         tokens = tokens_of(text)
-        hashes = tokens.hashes()
+        hashes = tokens.hashes
         firsts: dict[int, tuple[int, int]] = {}  # set -> (first place, size)
         counts: dict[int, int] = {}
         for (is_spaceless, size), table in self._tables.items():
@@ -163,4 +163,4 @@ def _table(ngrams: list[tuple[Hashes, int]]) -> _Table:
 
 
 def _words(tokens: Tokens, place: int, size: int) -> str:
-    return ("" if tokens.is_spaceless else " ").join(tokens.words[place : place + size])
+    return ("" if tokens.is_spaceless else " ").join(tokens.words(place, size))

@@ -60,6 +60,7 @@ class MinHashConfig(DeduplicationConfig):
     """
 
     REASONS = ("near_duplicate",)
+    VERSION = 2
 
     threshold: float = 0.8
     recall: float = 0.97
@@ -159,7 +160,7 @@ class MinHashDeduplication(DocumentDeduplication):
             identities.add(document)
             tokens = tokens_of(document.text)
             size = self._config.shingle_characters if tokens.is_spaceless else self._config.shingle_words
-            yield shingle_hashes(tokens.hashes(), size)
+            yield shingle_hashes(tokens.hashes, size)
 
     def _buckets(self, minhash: Signatures) -> Hashes:
         """Return the hash of each band of each signature: (documents, bands)."""
