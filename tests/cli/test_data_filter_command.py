@@ -54,3 +54,17 @@ def test_wrong_input_is_explained(
     assert run(_arguments(folders, *more)) == 2
     assert message in capsys.readouterr().err
     assert not (folders / "de.filter").exists()
+
+
+def test_train_identifier_reads_languages_from_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = random.Random(0)
+    for language, words in (("de", _GOOD), ("en", ["river", "house", "garden", "because", "people", "walk", "often"])):
+        (tmp_path / f"{language}.txt").write_text(" ".join(rng.choice(words) for _ in range(1500)))
+    out = tmp_path / "own.identifier"
+    assert run(["data", "train-identifier", str(tmp_path), "--out", str(out), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["accuracy"] == {"de": 1.0, "en": 1.0}
+    assert out.is_file()
+    (tmp_path / "en.txt").unlink()
+    assert run(["data", "train-identifier", str(tmp_path / "de.txt"), "--out", str(out)]) == 2
+    assert "two languages or more" in capsys.readouterr().err

@@ -19,6 +19,7 @@ app = typer.Typer(
 app.command()(data_web.crawl)
 app.command()(data_web.why)
 app.command()(data_filter.train_filter)
+app.command()(data_filter.train_identifier)
 
 
 app.command()(data_pipeline.run)

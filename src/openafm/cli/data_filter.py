@@ -1,4 +1,4 @@
-"""`openafm data train-filter`: train a quality filter from texts to keep and ordinary texts."""
+"""`openafm data train-filter` and `train-identifier`: train the learned filters."""
 
 from __future__ import annotations
 
@@ -62,3 +62,27 @@ def _texts(path: Path) -> Iterator[str]:
     for document in DocumentFiles(path):
         if isinstance(document, TextDocument):
             yield document.text
+
+
+def train_identifier(
+    path: Annotated[Path, typer.Argument(help="Texts in files or folders named by language tags: de.txt, texts/de/1.txt.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File of the identifier.")],
+    seed: int = 0,
+    json: JsonOption = False,
+) -> None:
+    """Train a language identifier; print its accuracy on held-out pieces of the texts."""
+    from openafm.data.documents import DocumentFiles, TextDocument
+    from openafm.data.filtering.classifier import TrainingConfig
+    from openafm.data.filtering.own_identifier import IdentifierTrainingConfig
+    from openafm.data.filtering.own_identifier import train_identifier as train
+
+    documents = (each for each in DocumentFiles(path) if isinstance(each, TextDocument))
+    config = IdentifierTrainingConfig(training=TrainingConfig(seed=seed))
+    classifier, report = train(((each.language, each.text) for each in documents), config)
+    digest = classifier.save(out)
+    if json:
+        print_json({"path": str(out), "sha256": digest, **asdict(report)})
+        return
+    rows = [(language, report.num_pieces[language], accuracy) for language, accuracy in report.accuracy.items()]
+    print_table(("language", "pieces", "accuracy"), rows)
+    print_text(f"wrote {out}")
