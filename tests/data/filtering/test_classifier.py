@@ -124,7 +124,8 @@ def test_repeated_and_contradicting_documents_are_left_out() -> None:
 def test_the_filter_keeps_good_documents_of_its_language_only(tmp_path: Path) -> None:
     file = tmp_path / "en.filter"
     classifier, _ = _train(keep_rate=0.5)
-    classifier.save(file)
+    digest = classifier.save(file)
+    assert QualityConfig(file=str(file)).input_digests() == (digest,)
     chain = QualityConfig(file=str(file)).build()
     good, bad = _texts(_GOOD, 1, 5)[0], _texts(_BAD, 1, 5)[0]
     kept = chain.apply(_document(good))
@@ -178,4 +179,4 @@ def test_config_values_are_checked() -> None:
         QualityConfig(file="x", keep_rate=0.5, threshold=0.5)
     config = QualityConfig(file="x", keep_rate=0.5)
     assert from_dict(FilterConfig, {"type": "QualityConfig", **to_dict(config)}) == config
-    assert config.input_files() == (Path("x"),)
+    assert config.input_digests() == ()  # a missing file is an error of build()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from openafm.core.files import file_digest
 from openafm.data.filtering import LanguageConfig
 from openafm.data.filtering.classifier import ClassifierFileError
 from openafm.data.filtering.features import FeaturesConfig
@@ -44,7 +45,7 @@ def test_an_own_identifier_replaces_the_seed(file: Path) -> None:
         assert isinstance(found, WebDocument)
         assert found.language == language
     assert isinstance(chain.apply(WebDocument(id="1", url="u", text="12345")), Dropped)
-    assert OwnIdentifierConfig(file=str(file)).input_files() == (file,)
+    assert OwnIdentifierConfig(file=str(file)).input_digests() == (file_digest(file),)
 
 
 def test_texts_of_one_language_are_an_error() -> None:

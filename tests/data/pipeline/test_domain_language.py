@@ -24,7 +24,7 @@ def _decisions(config: DomainLanguageConfig, shards: list[list[WebDocument]], fo
         paths.append(folder / f"{number}.parquet")
         pq.write_table(method.signatures(shard), paths[-1])
     method.decide(paths, folder / "out.parquet")
-    return method, method.read_decisions(folder / "out.parquet")
+    return method, method.read_decisions(folder / "out.parquet", 0)
 
 
 _SHARDS = [
@@ -45,16 +45,16 @@ def test_domains_vote_over_all_shards_in_any_order(tmp_path: Path) -> None:
 
 def test_uncertain_documents_get_the_language_of_their_domain(tmp_path: Path) -> None:
     method, decisions = _decisions(DomainLanguageConfig(), _SHARDS, tmp_path)
-    found = method.apply(_document("a.no", "da", 0.6), decisions)
+    found = method.apply(_document("a.no", "da", 0.6), 0, decisions)
     assert isinstance(found, WebDocument)
     assert (found.language, found.metadata[IDENTIFIED_KEY]) == ("nb", "da")
     for unchanged in (_document("a.no", "da", 0.95), _document("a.no", "nb", 0.6), _document("c.com", "en", 0.6)):
-        assert method.apply(unchanged, decisions) is unchanged
+        assert method.apply(unchanged, 0, decisions) is unchanged
 
 
 def test_uncertain_documents_are_dropped_if_the_config_says_so(tmp_path: Path) -> None:
     method, decisions = _decisions(DomainLanguageConfig(action="drop"), _SHARDS, tmp_path)
-    found = method.apply(_document("a.no", "da", 0.6), decisions)
+    found = method.apply(_document("a.no", "da", 0.6), 0, decisions)
     assert isinstance(found, Dropped)
     assert (found.reason, found.detail) == ("domain_language", "da on a domain in nb")
 

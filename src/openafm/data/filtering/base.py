@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from openafm.core.config import Config
+from openafm.core.files import file_digest
 from openafm.data.web.documents import Dropped, WebDocument
 
 ValueT = TypeVar("ValueT")
@@ -41,8 +42,8 @@ class FilterConfig(Config, ABC):
     def build(self) -> DocumentFilter:
         """Return the filter."""
 
-    def input_files(self) -> tuple[Path, ...]:
-        """Return the files that the filter reads: results depend on their content, so keys of cached results include it."""
+    def input_digests(self) -> tuple[str, ...]:
+        """Return the digests of the files that the filter reads; they are part of the key of cached results."""
         return ()
 
 
@@ -103,6 +104,11 @@ class LengthFilter(DocumentFilter):
         if count > self._config.max_letters:
             return dropped(document, "too_long", f"{count:,} letters, the maximum is {self._config.max_letters:,}")
         return document
+
+
+def digests_of(*files: str) -> tuple[str, ...]:
+    """Return the digests of the files that exist; `build` reports the missing ones."""
+    return tuple(file_digest(Path(file)) for file in files if Path(file).is_file())
 
 
 def dropped(document: WebDocument, reason: str, detail: str) -> Dropped:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from openafm.core.config import Config
+from openafm.data.filtering.base import digests_of
 from openafm.data.filtering.classifier import (
     ClassifierFileError,
     TextClassifier,
@@ -31,8 +32,8 @@ class OwnIdentifierConfig(IdentifierConfig):
 
     file: str
 
-    def input_files(self) -> tuple[Path, ...]:
-        return (Path(self.file),)
+    def input_digests(self) -> tuple[str, ...]:
+        return digests_of(self.file)
 
     def build(self) -> LanguageIdentifier:
         """Return the identifier.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from openafm.core.config import Config
 from openafm.core.errors import UsageError
-from openafm.data.filtering.base import DocumentFilter, FilterConfig, dropped, with_metadata
+from openafm.data.filtering.base import DocumentFilter, FilterConfig, digests_of, dropped, with_metadata
 from openafm.data.filtering.classifier import (
     ClassifierFileError,
     TextClassifier,
@@ -59,8 +59,8 @@ class QualityConfig(FilterConfig):
         self.require(self.keep_rate is None or 0 < self.keep_rate < 1, f"keep_rate {self.keep_rate} is not in (0, 1)")
         self.require(self.threshold is None or 0 <= self.threshold <= 1, f"threshold {self.threshold} is not in [0, 1]")
 
-    def input_files(self) -> tuple[Path, ...]:
-        return (Path(self.file),)
+    def input_digests(self) -> tuple[str, ...]:
+        return digests_of(self.file)
 
     def build(self) -> DocumentFilter:
         """Return the filter.

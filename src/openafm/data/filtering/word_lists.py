@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from openafm.core.config import ConfigError
-from openafm.data.filtering.base import DocumentFilter, FilterConfig, dropped, with_metadata
+from openafm.data.filtering.base import DocumentFilter, FilterConfig, digests_of, dropped, with_metadata
 from openafm.data.filtering.language import locale_of
 from openafm.data.web.documents import Dropped, WebDocument
 
@@ -46,8 +46,8 @@ class WordListConfig(FilterConfig):
         self.require(bool(self.categories), "categories is empty; name at least one")
         self.require(self.min_distinct >= 1, f"min_distinct {self.min_distinct} is below 1")
 
-    def input_files(self) -> tuple[Path, ...]:
-        return tuple(map(Path, self.files))
+    def input_digests(self) -> tuple[str, ...]:
+        return digests_of(*self.files)
 
     def build(self) -> DocumentFilter:
         """Return the filter.

@@ -83,13 +83,13 @@ class DomainLanguage(Deduplication):
         with atomic_file(out) as file:
             pq.write_table(pa.table(columns), file)
 
-    def read_decisions(self, path: Path) -> Mapping[str, str]:
+    def read_decisions(self, path: Path, shard: int) -> Mapping[str, str]:
         import pyarrow.parquet as pq
 
         table = pq.read_table(path)
         return dict(zip(table["domain"].to_pylist(), table["language"].to_pylist(), strict=True))
 
-    def apply(self, document: WebDocument, decisions: Mapping[str, str]) -> WebDocument | Dropped:
+    def apply(self, document: WebDocument, position: int, decisions: Mapping[str, str]) -> WebDocument | Dropped:
         language = decisions.get(domain_of(document.url), document.language)
         confidence = float(document.metadata.get(CONFIDENCE_KEY, "1"))
         if language == document.language or confidence >= self._config.max_confidence:

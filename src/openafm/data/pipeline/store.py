@@ -149,14 +149,8 @@ def key_of(*parts: object) -> str:
 
 def config_key(config: Config) -> list[object]:
     """Return the part of a key that a config determines: its values, the versions of its kinds, and the files they read."""
-    digests = [file_digest(file) for file in input_files_of(config)]
+    digests = [digest for each in _configs_in(config) for digest in getattr(each, "input_digests", tuple)()]
     return [type(config).__name__, to_dict(config), versions_of(config), *digests]
-
-
-def input_files_of(config: Config) -> list[Path]:
-    """Return the existing files that the kinds in a config read, such as a classifier; a kind reports its missing ones."""
-    files = [file for each in _configs_in(config) for file in getattr(each, "input_files", tuple)()]
-    return [file for file in files if file.is_file()]
 
 
 def versions_of(config: Config) -> dict[str, int]:
