@@ -162,12 +162,19 @@ class Frontier:
 
     def next_time(self, connections_per_host: int) -> float | None:
         """Return the earliest time at which a waiting page may be fetched; None if none waits on a free host."""
-        row = self._one(
-            "SELECT min(max(h.next_at, (SELECT min(not_before) FROM pages p WHERE p.host = h.host AND p.state = 'waiting')))"
-            " AS at FROM hosts h WHERE h.waiting > 0 AND h.active < ?",
-            connections_per_host,
+        hosts = self._database.execute(
+            "SELECT host, next_at FROM hosts WHERE waiting > 0 AND active < ? ORDER BY next_at", (connections_per_host,)
         )
-        return None if row is None or row["at"] is None else float(row["at"])
+        earliest: float | None = None
+        for host in hosts:  # few of them: the search ends at the first host that is too late anyway
+            if earliest is not None and host["next_at"] >= earliest:
+                break
+            query = "SELECT min(not_before) AS at FROM pages WHERE host = ? AND state = 'waiting'"
+            page = self._one(query, host["host"])
+            if page is not None and page["at"] is not None:
+                at = max(float(host["next_at"]), float(page["at"]))
+                earliest = at if earliest is None else min(earliest, at)
+        return earliest
 
     def start(self, task: Task, now: float, next_at: float, decision: Mapping[str, Any]) -> None:
         """Note that a page is about to be requested, and when its host may be asked again."""
@@ -376,7 +383,8 @@ class Frontier:
     def _best_of_host(self, host: str, now: float) -> list[Task]:
         rows = self._all(
             "SELECT url, host, domain, template, kind, depth, redirects, attempts, etag, last_modified, digest, score"
-            " FROM pages WHERE host = ? AND state = 'waiting' AND not_before <= ? ORDER BY score DESC LIMIT ?",
+            " FROM pages INDEXED BY pages_by_host WHERE host = ? AND state = 'waiting' AND not_before <= ?"
+            " ORDER BY score DESC LIMIT ?",
             host,
             now,
             _CANDIDATES,

@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS pages (
     decision TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX IF NOT EXISTS pages_by_host ON pages (host, score DESC) WHERE state = 'waiting';
+CREATE INDEX IF NOT EXISTS pages_by_time ON pages (host, not_before) WHERE state = 'waiting';
 CREATE INDEX IF NOT EXISTS pages_by_template ON pages (template);
 CREATE INDEX IF NOT EXISTS pages_by_digest ON pages (digest) WHERE digest != '';
 CREATE TABLE IF NOT EXISTS hosts (
@@ -40,6 +41,7 @@ CREATE TABLE IF NOT EXISTS hosts (
     backoff REAL NOT NULL DEFAULT 0,
     failures INTEGER NOT NULL DEFAULT 0
 ) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS hosts_by_time ON hosts (next_at, host) WHERE waiting > 0;
 CREATE TABLE IF NOT EXISTS attempts (url TEXT NOT NULL, at REAL NOT NULL, outcome TEXT NOT NULL);
 CREATE INDEX IF NOT EXISTS attempts_by_url ON attempts (url);
 CREATE TABLE IF NOT EXISTS files (
