@@ -27,7 +27,7 @@ class RenderConfig(Config):
     concurrency: int = 2
     user_agent: str = ""
     allow_private_addresses: bool = False
-    quiet_ms: int = 50
+    quiet_ms: int = 30
     settle_s: float = 5.0
     interaction_s: float = 5.0
     timeout_s: float = 20.0

@@ -11,33 +11,37 @@
   const clearTimer = window.clearTimeout.bind(window);
   const nextFrame = window.requestAnimationFrame.bind(window);
   const sleep = ms => new Promise(resolve => setTimer(resolve, ms));
-  const frames = () => Promise.race([new Promise(done => nextFrame(() => nextFrame(done))), sleep(80)]);
+  const frames = () => Promise.race([new Promise(done => nextFrame(() => nextFrame(done))), sleep(60)]);
 
   let pending = 0, changedAt = now(), nesting = 0;
-  const timers = new Set();
+  const timers = new Map();
   const touch = () => { changedAt = now(); };
   const begin = () => { pending++; let open = true; return () => { if (open) { open = false; pending--; touch(); } }; };
   const track = promise => { const end = begin(); promise.then(end, end); return promise; };
-  const isBusy = () => document.readyState !== 'complete' || pending > 0 || timers.size > 0;
+  const isLoading = () => document.readyState !== 'complete' || pending > 0;
+  const isBusy = () => isLoading() || timers.size > 0;
 
   // Each page starts without what an earlier page of its site stored.
   try { localStorage.clear(); sessionStorage.clear(); } catch (error) { /* opaque origins have no storage */ }
   window.open = () => null;
 
+  // A short timer has an entry with its due time until it fires. `advance` fires the next one early: see `settle`.
   for (const name of ['setTimeout', 'setInterval']) {
     const original = window[name].bind(window);
     window[name] = (callback, delay, ...values) => {
-      if (typeof callback !== 'function' || Number(delay || 0) > MAX_TIMER_MS || nesting >= MAX_NESTING) {
+      const wait = Math.max(0, Number(delay) || 0);
+      if (typeof callback !== 'function' || wait > MAX_TIMER_MS || nesting >= MAX_NESTING) {
         return original(callback, delay, ...values);
       }
       const level = nesting + 1;
-      const id = original((...passed) => {
+      const fire = () => {
         if (timers.delete(id)) touch();
         const outer = nesting;
         nesting = level;
-        try { callback.apply(window, passed); } finally { nesting = outer; }
-      }, delay, ...values);
-      timers.add(id);
+        try { callback.apply(window, values); } finally { nesting = outer; }
+      };
+      const id = original(fire, wait);
+      timers.set(id, { due: now() + wait, early: () => { if (name === 'setTimeout') clearTimer(id); fire(); } });
       return id;
     };
   }
@@ -45,6 +49,10 @@
     const original = window[name].bind(window);
     window[name] = id => { timers.delete(id); original(id); };
   }
+  const advance = () => {
+    const next = [...timers.values()].reduce((first, each) => (each.due < first.due ? each : first));
+    setTimer(next.early); // on its own, so that an error of the page stays in the page
+  };
   const fetchOriginal = window.fetch;
   window.fetch = (...values) => track(fetchOriginal.apply(window, values));
   for (const name of ['json', 'text', 'arrayBuffer', 'blob']) {
@@ -81,13 +89,40 @@
   };
   window.addEventListener('load', touch);
 
-  /** Resolve to true once nothing is pending and nothing was added for `quiet` ms; to false at the deadline. */
+  // Which events the page listens to: without a listener, an interaction changes nothing and is left out.
+  const SCROLL_EVENTS = ['scroll', 'scrollend', 'wheel'];
+  const CLICK_EVENTS = ['click', 'mousedown', 'mouseup', 'pointerdown', 'pointerup', 'touchstart', 'touchend'];
+  const listened = new Set();
+  const listenOriginal = EventTarget.prototype.addEventListener;
+  EventTarget.prototype.addEventListener = function (type, ...values) {
+    listened.add(type);
+    return listenOriginal.call(this, type, ...values);
+  };
+  const observeOriginal = IntersectionObserver.prototype.observe;
+  IntersectionObserver.prototype.observe = function (...values) {
+    listened.add('scroll');
+    return observeOriginal.apply(this, values);
+  };
+  const isListened = (types, elements) => types.some(type => listened.has(type))
+    || elements.some(element => element && types.some(type => element[`on${type}`]));
+  const hearsScroll = () => isListened(SCROLL_EVENTS, [window, document, document.body, document.documentElement]);
+  const hearsClick = element => {
+    const path = [window, document];
+    for (let each = element; each; each = each.parentElement) path.push(each);
+    return isListened(CLICK_EVENTS, path);
+  };
+
+  /**
+   * Resolve to true once nothing is pending and nothing was added for `quiet` ms; to false at the deadline. If only timers
+   * are left, the page waits for nothing but time: they are fired early, in the order in which they are due.
+   */
   const settle = (quiet, deadline) => new Promise(resolve => {
     const check = () => {
       const time = now(), rest = quiet - (time - changedAt);
-      if (!isBusy() && rest <= 0) resolve(true);
-      else if (time >= deadline) resolve(false);
-      else setTimer(check, isBusy() ? 8 : Math.max(rest, 1));
+      if (!isBusy() && rest <= 0) { resolve(true); return; }
+      if (time >= deadline) { resolve(false); return; }
+      if (!isLoading() && rest <= 0) advance();
+      setTimer(check, isLoading() || rest <= 0 ? 5 : Math.max(rest, 1));
     };
     check();
   });
@@ -125,12 +160,12 @@
   const isLink = element => element.matches('a[href]:not([href^="#"]):not([href^="javascript:"])');
 
   const consentButton = done => [...document.querySelectorAll(BOX)].flatMap(box => [...box.querySelectorAll(CLICKABLE)])
-    .find(each => !done.has(each) && ACCEPT.test(`${names(each)} ${label(each)}`)
+    .find(each => !done.has(each) && hearsClick(each) && ACCEPT.test(`${names(each)} ${label(each)}`)
       && !REFUSE.test(`${names(each)} ${label(each)}`));
   const moreButton = done => [...document.querySelectorAll(CLICKABLE)].find(
-    each => !done.has(each) && !isMenu(each) && (MORE_NAME.test(names(each)) || (label(each).length < 40 && MORE.test(label(each)))));
+    each => !done.has(each) && hearsClick(each) && !isMenu(each) && (MORE_NAME.test(names(each)) || (label(each).length < 40 && MORE.test(label(each)))));
   const foldedElement = done => [...document.querySelectorAll(`${TABS}, ${FOLDED}`)].find(
-    each => !done.has(each) && !isMenu(each) && !isLink(each));
+    each => !done.has(each) && hearsClick(each) && !isMenu(each) && !isLink(each));
 
   /** Add the panels that tabs replaced to the end of the page, so that the DOM holds the text of each tab. */
   const keepPanels = panels => {
@@ -152,7 +187,7 @@
 
     const page = document.scrollingElement || document.documentElement;
     let height = -1;
-    while (scrolls < options.max_scrolls && now() < deadline && page.scrollHeight > Math.max(height, innerHeight)) {
+    while (hearsScroll() && scrolls < options.max_scrolls && now() < deadline && page.scrollHeight > Math.max(height, innerHeight)) {
       height = page.scrollHeight;
       scrolls++;
       if (!await act(() => window.scrollTo(0, page.scrollHeight), options.quiet_ms, deadline)) break;
