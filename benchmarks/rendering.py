@@ -3,10 +3,10 @@
     python benchmarks/rendering.py [--quick] [--json]
 
 The pages are generated; scripts build each of them in one of seven ways, and a local server answers their requests. `ratio`
-compares two renderers that differ in one point: the second waits for Playwright's `networkidle` before it goes on. `plain` is
+compares two renderers that differ in one point: the second one first waits for Playwright's `networkidle`. `plain` is
 Playwright as its documentation shows it: a new tab, `goto(wait_until="networkidle")`, `content()`, without interactions.
-`rss_growth_mb` is the growth of the private memory of this process, the driver and Chromium from the first tenth of the pages
-to the last. A full run writes docs/benchmarks/rendering.json. Exit code 3 without Chromium.
+`rss_growth_mb` is the growth of the private memory of this process, the driver and Chromium from the second tenth of the
+pages to the last. A full run writes docs/benchmarks/rendering.json. Exit code 3 without Chromium.
 """
 
 from __future__ import annotations

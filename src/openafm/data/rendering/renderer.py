@@ -65,7 +65,7 @@ def check_installation(config: RenderConfig) -> None:
     """Check that Playwright and Chromium are installed.
 
     Raises:
-        RenderingUnavailableError: one of them is missing; the message says how to install it.
+        RenderingUnavailableError: one of them is missing; the message names the package to install.
     """
     find_executable(config)
 

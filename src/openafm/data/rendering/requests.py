@@ -107,7 +107,7 @@ class PageRequests:
         self._num_active += 1
         self._idle.clear()
         try:
-            with contextlib.suppress(Error):  # the page is gone, and nobody waits for the answer
+            with contextlib.suppress(Error):  # the page is closed, and no caller waits for the answer
                 await self._answer(route)
         finally:
             self._num_active -= 1
