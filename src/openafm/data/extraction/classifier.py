@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class TreeEnsemble:
     """Boosted trees as arrays over all nodes. A leaf is its own child. `roots` are the first nodes of the trees."""
 
-    feature: NDArray[np.int32]
+    feature: NDArray[np.intp]
     threshold: NDArray[np.float32]
-    children: NDArray[np.int32]  # two entries for each node: not greater, greater
+    children: NDArray[np.intp]  # two entries for each node: not greater, greater
     value: NDArray[np.float32]
-    roots: NDArray[np.int32]
+    roots: NDArray[np.intp]
     depth: int
     bias: float
 
@@ -37,12 +37,12 @@ class TreeEnsemble:
 
         count, width = features.shape
         flat = np.ascontiguousarray(features).ravel()
-        rows = np.repeat(np.arange(count, dtype=np.int32) * width, len(self.roots))
-        nodes = np.tile(self.roots, count)
+        rows = (np.arange(count, dtype=np.intp) * width)[:, None]
+        nodes = np.broadcast_to(self.roots, (count, len(self.roots)))
         for _ in range(self.depth):
-            greater = flat[rows + self.feature[nodes]] > self.threshold[nodes]
-            nodes = self.children[2 * nodes + greater]
-        logits = self.value[nodes].reshape(count, -1).sum(axis=1) + self.bias
+            greater = flat.take(rows + self.feature.take(nodes)) > self.threshold.take(nodes)
+            nodes = self.children.take(2 * nodes + greater)
+        logits = self.value.take(nodes).sum(axis=1) + self.bias
         result: Matrix = (1 / (1 + np.exp(-logits))).astype(np.float32)
         return result
 
@@ -83,7 +83,8 @@ def load_classifier(path: Path) -> BlockClassifier:
     with np.load(path, allow_pickle=False) as arrays:
         local, context = (
             TreeEnsemble(
-                **{key: arrays[f"{name}.{key}"] for key in _FIELDS if key not in ("depth", "bias")},
+                **{key: arrays[f"{name}.{key}"].astype(np.intp) for key in ("feature", "children", "roots")},
+                **{key: arrays[f"{name}.{key}"] for key in ("threshold", "value")},
                 depth=int(arrays[f"{name}.depth"]),
                 bias=float(arrays[f"{name}.bias"]),
             )

@@ -65,7 +65,7 @@ def decode(body: bytes, content_type: str = "") -> str:
     """
     if not body.startswith((b"\xff\xfe", b"\xfe\xff")):
         try:
-            return body.decode("utf-8-sig")
+            return body.decode("utf-8").removeprefix("\ufeff")
         except UnicodeDecodeError:
             pass
     try:
@@ -92,19 +92,18 @@ def parse(text: str) -> _Element | None:
     except ImportError as error:
         raise MissingExtractionLibraryError("extraction needs lxml; install openafm with its extra 'data'") from error
     parser = etree.HTMLParser(encoding="utf-8", recover=True, remove_comments=True, remove_pis=True, huge_tree=False)
-    data = text.encode("utf-8", "replace")
+    data = text.replace("\x00", "").encode("utf-8", "replace")
     try:
-        root: Any = etree.fromstring(data.replace(b"\x00", b""), parser)
+        root: Any = etree.fromstring(data, parser)
     except (etree.XMLSyntaxError, etree.ParserError, ValueError):
         return None
     return root if root is not None and isinstance(root.tag, str) else None
 
 
 def _looks_like_markup(body: bytes) -> bool:
-    head = body[:_SNIFF_BYTES]
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        head = head.replace(b"\x00", b"")
-    return _TAG.search(head) is not None
+    if body.startswith((b"\xff\xfe", b"\xfe\xff")):
+        body = body[:_SNIFF_BYTES].replace(b"\x00", b"")
+    return _TAG.search(body, 0, _SNIFF_BYTES) is not None
 
 
 def _python_codec(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from openafm.data.extraction.base import PageExtractor, PageExtractorConfig
 from openafm.data.extraction.blocks import PageBlocks, split_blocks
@@ -15,6 +15,10 @@ from openafm.data.extraction.markdown import MarkdownText, write_markdown
 from openafm.data.extraction.metadata import PageMetadata, read_metadata
 from openafm.data.extraction.rules import DomainRule, apply_rule, read_rules, rule_for
 from openafm.data.web.documents import Dropped, Page, WebDocument
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 DROP_REASONS = ("http_status", "not_html", "too_large", "empty", "no_dom", "too_many_blocks", "no_text")
 """Reasons of `Extractor.extract`: the status is not 2xx, the payload is not HTML, above the limit, empty or without
@@ -96,8 +100,8 @@ class Extractor(PageExtractor):
         """The text, the name of its extractor, the confidence, and a model's agreement with the classifier."""
         config, agreement = self._config, ""
         scores = self._classifier.scores(blocks)
-        chosen = [bool(score > config.threshold) for score in scores]
-        confidence = _confidence(blocks, [float(score) for score in scores], config.threshold)
+        chosen: list[bool] = (scores > config.threshold).tolist()
+        confidence = _confidence(blocks, scores, config.threshold)
         name = "classifier"
         if (rule := rule_for(page.url, self._rules)) is not None:
             chosen, confidence, name = apply_rule(rule, blocks, chosen), 1.0, "rule"
@@ -151,13 +155,14 @@ def trafilatura_text(html: str, url: str = "", *, links: bool = False, structure
         return ""  # a page that its rules do not expect; the page then has no fallback text
 
 
-def _confidence(blocks: PageBlocks, scores: Sequence[float], threshold: float) -> float:
+def _confidence(blocks: PageBlocks, scores: NDArray[np.float32], threshold: float) -> float:
     """The mean probability of the choices, weighted by text length; 0 without a chosen block."""
-    if not any(score > threshold for score in scores):
+    import numpy as np
+
+    if not (scores > threshold).any():
         return 0.0
-    weights = [min(len(block.text), 400) for block in blocks.blocks]
-    certain = sum(weight * max(score, 1 - score) for weight, score in zip(weights, scores, strict=True))
-    return certain / max(sum(weights), 1)
+    weights = np.minimum([len(block.text) for block in blocks.blocks], 400)
+    return float((weights * np.maximum(scores, 1 - scores)).sum() / weights.sum())
 
 
 def _is_in_reach(html: str, blocks: PageBlocks) -> bool:
@@ -192,9 +197,10 @@ def _clipped(text: MarkdownText, length: int) -> MarkdownText:
 def _document(
     page: Page, metadata: PageMetadata, text: MarkdownText, extractor: str, confidence: float, agreement: str
 ) -> WebDocument:
-    digest = hashlib.sha256(page.url.encode("utf-8", "surrogatepass") + b"\x00" + page.body).hexdigest()[:32]
+    digest = hashlib.blake2b(page.url.encode("utf-8", "surrogatepass") + b"\x00", digest_size=16)
+    digest.update(page.body)
     return WebDocument(
-        id=digest,
+        id=digest.hexdigest(),
         url=page.url,
         text=text.text,
         language=metadata.language,

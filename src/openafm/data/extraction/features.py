@@ -13,8 +13,10 @@ if TYPE_CHECKING:
 
     Matrix = NDArray[np.float32]
 
+NUM_NAME_FEATURES = 3 * NUM_BITS
+
 _TABLE_SIZE = 0x10000
-_END, _WIDE_END, _COMMA, _SPACE, _UPPER, _DIGIT, _SYMBOL, _QUOTE, _CLOSING = (1 << bit for bit in range(9))
+_END, _WIDE_END, _COMMA, _SPACE, _DIGIT, _SYMBOL, _QUOTE, _CLOSING = (1 << bit for bit in range(8))
 _CLASSES = {
     _END: ".!?…",
     _WIDE_END: "。！？",
@@ -47,7 +49,10 @@ _NEIGHBORS = (-3, -2, -1, 1, 2, 3)
 
 
 def block_features(page: PageBlocks) -> Matrix:
-    """Return one row of features for each block of a page with blocks."""
+    """Return one row of features for each block of a page with blocks; the last `NUM_NAME_FEATURES` are of names and tags.
+
+    Letter case and word length are not among them: they differ more between languages than between content and navigation.
+    """
     import numpy as np
 
     texts = _text_features(page)
@@ -75,17 +80,15 @@ def block_features(page: PageBlocks) -> Matrix:
         log_length,
         density,
         np.log1p(texts[:, 4]),  # words
-        length / np.maximum(texts[:, 4], 1),  # characters a word
         sentences,
         sentences / np.maximum(texts[:, 4], 1) * 10,
         commas / np.maximum(texts[:, 4], 1) * 10,
-        texts[:, 5] / np.maximum(length, 1),  # upper case
-        texts[:, 6] / np.maximum(length, 1),  # digits
-        texts[:, 7] / np.maximum(length, 1) * 10,  # symbols
-        texts[:, 8],  # ends like a sentence
-        np.log1p(texts[:, 9]),  # links
-        np.log1p(texts[:, 10]),  # line breaks
-        texts[:, 11],  # preformatted
+        texts[:, 5] / np.maximum(length, 1),  # digits
+        texts[:, 6] / np.maximum(length, 1) * 10,  # symbols
+        texts[:, 7],  # ends like a sentence
+        np.log1p(texts[:, 8]),  # links
+        np.log1p(texts[:, 9]),  # line breaks
+        texts[:, 10],  # preformatted
         order / max(count, 1),
         before / total,
         np.minimum(order, 50),
@@ -200,8 +203,8 @@ def _text_features(page: PageBlocks) -> Matrix:
     is_end = ((classes & _END) > 0) & ends_word | ((classes & _WIDE_END) > 0)
     lengths = np.array([len(block.text) for block in page.blocks], dtype=np.int64)
     starts = np.cumsum(lengths + 1) - lengths - 1
-    counted = [is_end, *((classes & kind) > 0 for kind in (_COMMA, _SPACE, _UPPER, _DIGIT, _SYMBOL))]
-    ends, commas, spaces, upper, digits, symbols = (np.add.reduceat(mask, starts, dtype=np.float32) for mask in counted)
+    counted = [is_end, *((classes & kind) > 0 for kind in (_COMMA, _SPACE, _DIGIT, _SYMBOL))]
+    ends, commas, spaces, digits, symbols = (np.add.reduceat(mask, starts, dtype=np.float32) for mask in counted)
     last = classes[starts + lengths - 1]
     of_blocks = np.array(
         [(block.link_chars, block.num_links, block.num_breaks, block.preformatted) for block in page.blocks],
@@ -214,7 +217,6 @@ def _text_features(page: PageBlocks) -> Matrix:
             ends,
             commas,
             spaces,
-            upper,
             digits,
             symbols,
             (last & (_END | _WIDE_END | _QUOTE | _CLOSING)) > 0,
@@ -233,7 +235,7 @@ def _class_table() -> NDArray[np.uint16]:
     for bit, characters in _CLASSES.items():
         table[[ord(character) for character in characters]] |= bit
     for code in range(0x250):
-        table[code] |= _UPPER * chr(code).isupper() | _DIGIT * chr(code).isdigit()
+        table[code] |= _DIGIT * chr(code).isdigit()
     return table
 
 

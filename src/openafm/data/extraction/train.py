@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from openafm.core.errors import OpenAFMError
-from openafm.data.extraction.blocks import PageBlocks, split_blocks
+from openafm.data.extraction.blocks import NUM_BITS, PageBlocks, split_blocks
 from openafm.data.extraction.classifier import BlockClassifier, TreeEnsemble, save_classifier
 from openafm.data.extraction.dom import decode, parse
-from openafm.data.extraction.features import block_features, context_features
+from openafm.data.extraction.features import NUM_NAME_FEATURES, block_features, context_features
 from openafm.data.sites import SiteConfig
 
 _WORD = re.compile(r"\w+")
@@ -130,6 +130,8 @@ def _fit(pages: Sequence[LabeledPage], scores: Sequence[Any] | None, num_trees: 
         for index, page in enumerate(pages)
     ]
     weights = [page.weight * (page.num_words + 4) / (page.num_words[page.shares > 0.5].sum() + 200) for page in pages]
+    copies = [_with_names_dropped(index, matrix) for index, matrix in enumerate(rows)]
+    rows, weights = rows + copies, weights + weights
     weight = np.concatenate(weights)
     model = HistGradientBoostingClassifier(
         max_iter=num_trees,
@@ -143,8 +145,18 @@ def _fit(pages: Sequence[LabeledPage], scores: Sequence[Any] | None, num_trees: 
         random_state=0,
         early_stopping=False,
     )
-    model.fit(np.concatenate(rows), np.concatenate([page.shares > 0.5 for page in pages]), weight / weight.mean())
+    model.fit(np.concatenate(rows), np.concatenate([page.shares > 0.5 for page in (*pages, *pages)]), weight / weight.mean())
     return _as_arrays(model)
+
+
+def _with_names_dropped(index: int, features: Any) -> Any:
+    """Features of a page in which half of the groups of names and tags never occur, as on sites with other names."""
+    import numpy as np
+
+    dropped = np.random.default_rng(index).random(NUM_BITS) < 0.5
+    result = features.copy()
+    result[:, -NUM_NAME_FEATURES:] *= ~np.tile(dropped, NUM_NAME_FEATURES // NUM_BITS)
+    return result
 
 
 def _as_arrays(model: Any) -> TreeEnsemble:
