@@ -3,7 +3,7 @@
     python benchmarks/extraction.py --data ZYTE [--data990 TRAFILATURA_TESTS] [--quick] [--json]
 
 ZYTE is a copy of GitHub scrapinghub/article-extraction-benchmark. The shipped classifier was tuned on the half of its pages
-that `openafm.data.extraction.train.tuning_ids` lists; figures are of the other half. F1 is that of the benchmark: shingles
+that `openafm/data/extraction/tuning_ids.txt` lists; figures are of the other half. F1 is that of the benchmark: shingles
 of four words, precision and recall averaged over pages. TRAFILATURA_TESTS is the folder `tests` of GitHub adbar/trafilatura:
 990 pages with wanted and unwanted segments, never used for tuning. All write plain lines without comments and links.
 Peers are measured where they are installed. Exit code 3 without the data. A full run writes docs/benchmarks/extraction.json.
@@ -49,7 +49,7 @@ def main() -> None:
 
 def measure(data: Path, data990: Path | None, step: int) -> dict[str, Any]:
     pages = read_benchmark(data)
-    held_out = [name for name in pages if name not in set(tuning_ids(tuple(pages)))][::step]
+    held_out = [name for name in pages if name not in tuning_ids()][::step]
     segments = read_segments(data990, step) if data990 is not None else {}
     figures: dict[str, Any] = {"pages": len(held_out), "pages_990": len(segments)}
     for name, extract in extractors().items():

@@ -36,7 +36,7 @@ def reason(body: bytes, content_type: str = "text/html", status: int = 200) -> s
     return result.reason if isinstance(result, Dropped) else ""
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     body=MARKUP, content_type=st.sampled_from(["text/html", "text/html; charset=x-unknown", "text/html; charset=shift_jis"])
 )

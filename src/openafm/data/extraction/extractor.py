@@ -26,8 +26,9 @@ elements; the page has more blocks than the limit; or no main content of `min_ch
 
 _MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS = 2 << 20, 4000
 
-ChooseBlocks: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
-"""A function of a model: the texts of the blocks of a page -> the numbers of the blocks that are main content."""
+ChooseBlocks: TypeAlias = Callable[[Sequence[str]], Sequence[int] | None]
+"""A function of a model: texts of the blocks of a page -> the numbers of those that are main content. None keeps the
+classifier's choice. `recipes/block_choice.py` makes one from any language model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,10 @@ class ExtractionConfig(PageExtractorConfig):
     """
 
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
+    VERSION: ClassVar[int] = 2
 
     threshold: float = 0.5
-    fallback_below: float = 0.92
+    fallback_below: float = 0.94
     model_below: float = 0.0
     union: bool = False
     links: bool = True
@@ -106,10 +108,12 @@ class Extractor(PageExtractor):
         if (rule := rule_for(page.url, self._rules)) is not None:
             chosen, confidence, name = apply_rule(rule, blocks, chosen), 1.0, "rule"
         elif self._choose_blocks is not None and confidence < config.model_below:
-            numbers = set(self._choose_blocks([block.text for block in blocks.blocks]))
-            by_model = [index in numbers for index in range(len(chosen))]
-            agreement = f"{_agreement(blocks, chosen, by_model):.3f}"
-            chosen, name = by_model, "model"
+            numbers = self._choose_blocks([block.text for block in blocks.blocks])
+            if numbers is not None:
+                wanted = frozenset(numbers)
+                by_model = [index in wanted for index in range(len(chosen))]
+                agreement = f"{_agreement(blocks, chosen, by_model):.3f}"
+                chosen, name = by_model, "model"
         text = write_markdown(blocks, chosen, page.url, links=config.links, structure=config.structure)
         unsure = name == "classifier" and (config.union or confidence < config.fallback_below)
         if unsure and _is_in_reach(html, blocks):

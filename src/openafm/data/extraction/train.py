@@ -1,7 +1,7 @@
 """Train the block classifier: `python -m openafm.data.extraction.train --benchmark PATH --out blocks.npz`.
 
 The data are pages of generated sites and, with `--benchmark`, the tuning half of the public article benchmark (GitHub
-scrapinghub/article-extraction-benchmark): pages whose hash is even, so that the other half stays untouched. Needs
+scrapinghub/article-extraction-benchmark): the pages of `tuning_ids.txt`, so that the other half stays untouched. Needs
 scikit-learn. Equal arguments and library versions give equal bytes.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import gzip
-import hashlib
+import importlib.resources
 import json
 import re
 from collections.abc import Sequence
@@ -28,7 +29,6 @@ from openafm.data.sites import SiteConfig
 _WORD = re.compile(r"\w+")
 _FOLDS = 5
 _MIN_RUN = 3  # words that must align in a row to count
-_SPLIT_SEED = "openafm/0/"
 
 
 class TrainingDataError(OpenAFMError):
@@ -46,9 +46,11 @@ class LabeledPage:
     weight: float = 1.0
 
 
-def tuning_ids(ids: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids of the benchmark's pages that training may use: those with an even hash."""
-    return tuple(sorted(name for name in ids if hashlib.sha256((_SPLIT_SEED + name).encode()).digest()[0] % 2 == 0))
+@functools.cache
+def tuning_ids() -> frozenset[str]:
+    """Return the ids of the benchmark's pages that training may use: the half whose hash with a fixed seed was even."""
+    text = importlib.resources.files("openafm.data.extraction").joinpath("tuning_ids.txt").read_text("utf-8")
+    return frozenset(line for line in text.splitlines() if line and not line.startswith("#"))
 
 
 def read_benchmark(folder: Path) -> dict[str, tuple[bytes, str]]:
@@ -97,7 +99,7 @@ def training_pages(benchmark: Path | None, num_site_pages: int) -> list[LabeledP
     labeled = [label_page(page.html, page.text, weight=0.25) for page in site.articles]
     if benchmark is not None:
         pages = read_benchmark(benchmark)
-        labeled += [label_page(*pages[name]) for name in tuning_ids(tuple(pages))]
+        labeled += [label_page(*pages[name]) for name in sorted(tuning_ids() & pages.keys())]
     return [page for page in labeled if page is not None]
 
 
