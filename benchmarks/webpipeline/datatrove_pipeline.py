@@ -53,7 +53,7 @@ def main(warc: str, out: Path) -> None:
     stages: list[list[Any]] = [
         [
             WarcReader(warc, glob_pattern="*.warc.gz"),
-            Trafilatura(favour_precision=True, timeout=10),
+            Trafilatura(favour_precision=True, timeout=120),
             LambdaFilter(has_language),
             LambdaFilter(is_long),
             PIIFormatter(),

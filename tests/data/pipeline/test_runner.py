@@ -19,14 +19,21 @@ from simple_kinds import MinLengthConfig
 
 from openafm.core.config import ConfigError, UnknownKeyError, dump, override
 from openafm.core.executors import LocalConfig, RayConfig
-from openafm.core.files import OutOfSpaceError
+from openafm.core.files import OutOfSpaceError, room_for
 from openafm.data.filtering import WordListConfig
 from openafm.data.pipeline.config import ExtractionStageConfig, FilterStageConfig, PipelineConfig
 from openafm.data.pipeline.inputs import PipelineInputError, split_points
-from openafm.data.pipeline.parquet import ParquetSchemaError, read_documents, read_drops
+from openafm.data.pipeline.parquet import (
+    ParquetSchemaError,
+    RowWriter,
+    document_row,
+    document_schema,
+    read_documents,
+    read_drops,
+)
 from openafm.data.pipeline.runner import CorpusFolderError, QuarantineError, run_pipeline
 from openafm.data.pipeline.store import CorpusError, config_key, key_of, read_manifest
-from openafm.data.web.documents import Page
+from openafm.data.web.documents import Page, WebDocument
 from openafm.data.web.warc import Capture, capture_bytes
 
 Write = Callable[[str, Iterable[Page]], Path]
@@ -257,6 +264,18 @@ def test_a_full_disk_is_reported_and_leaves_no_half_result(
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
     monkeypatch.delenv("SIMPLE_KINDS_FILE_LIMIT")
     assert run_pipeline(config, [path], tmp_path / "corpus").num_kept == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_parquet_on_a_full_disk_is_an_error_of_space() -> None:
+    document = WebDocument(id="1", url="https://a.example/", text=os.urandom(100_000).hex())
+    with (
+        pytest.raises(OutOfSpaceError),
+        room_for(Path("corpus")),
+        Path("/dev/full").open("wb", buffering=0) as full,
+        RowWriter(full, document_schema()) as writer,
+    ):
+        writer.write(document_row(document))
 
 
 def test_changes_of_stages_are_addressed_by_their_names(config: PipelineConfig) -> None:
