@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,9 @@ def is_long(document: Any) -> bool:
 
 def main(warc: str, out: Path) -> None:
     config = MinhashConfig(n_grams=5, num_buckets=14, hashes_per_bucket=8)
-    stages: list[list[Any]] = [
-        [
+    # Built one by one: the extractor forks processes, which hang if a word tokenizer was loaded before.
+    stages: list[Callable[[], list[Any]]] = [
+        lambda: [
             WarcReader(warc, glob_pattern="*.warc.gz"),
             Trafilatura(favour_precision=True, timeout=120),
             LambdaFilter(has_language),
@@ -59,10 +61,10 @@ def main(warc: str, out: Path) -> None:
             PIIFormatter(),
             ParquetWriter(str(out / "filtered")),
         ],
-        [ParquetReader(str(out / "filtered")), MinhashDedupSignature(str(out / "signatures"), config=config)],
-        [MinhashDedupBuckets(str(out / "signatures"), str(out / "buckets"), config=config)],
-        [MinhashDedupCluster(str(out / "buckets"), str(out / "removed"), config=config)],
-        [
+        lambda: [ParquetReader(str(out / "filtered")), MinhashDedupSignature(str(out / "signatures"), config=config)],
+        lambda: [MinhashDedupBuckets(str(out / "signatures"), str(out / "buckets"), config=config)],
+        lambda: [MinhashDedupCluster(str(out / "buckets"), str(out / "removed"), config=config)],
+        lambda: [
             ParquetReader(str(out / "filtered")),
             MinhashDedupFilter(str(out / "removed")),
             ParquetWriter(str(out / "documents")),
@@ -71,7 +73,7 @@ def main(warc: str, out: Path) -> None:
     dropped = kept = read = 0
     for index, stage in enumerate(stages):
         tasks = config.num_buckets if index == 2 else 1
-        stats = LocalPipelineExecutor(stage, tasks=tasks, workers=1, logging_dir=str(out / f"log{index}")).run()
+        stats = LocalPipelineExecutor(stage(), tasks=tasks, workers=1, logging_dir=str(out / f"log{index}")).run()
         for step in stats.stats:
             counts = {name: int(value.total) for name, value in step.stats.items()}
             dropped += sum(count for name, count in counts.items() if name.startswith("dropped"))
