@@ -14,7 +14,7 @@ from shard_runs import Run, document, kept, kept_ids, write_signatures
 from openafm.core.config import ConfigError
 from openafm.data.deduplication import MinHashConfig
 from openafm.data.deduplication.components import find_roots, join
-from openafm.data.deduplication.minhash import WINDOW, minhash_signatures
+from openafm.data.deduplication.minhash import ENTRY, WINDOW, candidates, minhash_signatures
 from openafm.data.deduplication.shingles import shingle_hashes, tokens_of
 from openafm.data.web.documents import Dropped, WebDocument
 
@@ -126,6 +126,22 @@ def test_empty_short_and_equal_documents(run: Run) -> None:
     assert kept_ids(run(config, [equal[20:], equal[:20]])) == ["0000"]
     same = document("a", text(5))
     assert kept_ids(run(config, [[same, same], [same]])) == ["a"]
+
+
+@given(st.lists(st.integers(0, 3), max_size=40), st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_candidates_are_the_near_entries_of_one_bucket(buckets: list[int], size: int) -> None:
+    entries = np.zeros(len(buckets), ENTRY)
+    entries["bucket"], entries["number"] = sorted(buckets), np.arange(len(buckets))
+    blocks = (entries[start : start + size] for start in range(0, len(entries), size))
+    found = [pair for left, right in candidates(blocks) for pair in zip(left.tolist(), right.tolist(), strict=True)]
+    expected = [
+        (left, right)
+        for right in range(len(buckets))
+        for left in range(max(right - WINDOW, 0), right)
+        if sorted(buckets)[left] == sorted(buckets)[right]
+    ]
+    assert sorted(found) == sorted(expected)
 
 
 DOCUMENTS = st.lists(

@@ -39,7 +39,8 @@ Signatures = npt.NDArray[np.uint32]  # (documents, hashes)
 
 WINDOW = 8
 """Each document of a bucket is compared to this many of the next ones, so that time is linear in the bucket's size."""
-_ENTRY = np.dtype([("bucket", "<u8"), ("digest", "<u8"), ("number", "<i8")])
+ENTRY = np.dtype([("bucket", "<u8"), ("digest", "<u8"), ("number", "<i8")])
+"""A document in a bucket of one band; `number` is its place in the order of all documents."""
 _DOCUMENTS_PER_BATCH = 256
 _PAIRS_PER_BATCH = 1 << 14
 _NUM_DEVIATIONS = 2.5
@@ -139,9 +140,9 @@ class MinHashDeduplication(DocumentDeduplication):
                 links[start : start + _PAIRS_PER_BATCH] = np.arange(start, min(start + _PAIRS_PER_BATCH, len(links)))
             minhashes = self._stored(signatures, folder / "minhashes", len(links)) if self._config.verify else None
             for name in self._bands:
-                sort = ExternalSort(folder, name, _ENTRY, ("bucket", "digest", "number"), budget)
+                sort = ExternalSort(folder, name, ENTRY, ("bucket", "digest", "number"), budget)
                 for part in read_signatures(signatures, ("digest", "num_shingles", name)):
-                    entries = np.zeros(len(part), _ENTRY)
+                    entries = np.zeros(len(part), ENTRY)
                     entries["bucket"], entries["digest"] = part.column(name), part.column("digest")
                     entries["number"] = first_of[part.shard] + part.start + np.arange(len(part))
                     sort.add(entries[part.column("num_shingles") > 0])
@@ -203,7 +204,7 @@ def candidates(blocks: Iterable[Records]) -> Iterator[tuple[Numbers, Numbers]]:
 
     `blocks` are sorted by bucket and then by the digest of the document, so that pairs do not depend on the order of shards.
     """
-    tail = np.empty(0, _ENTRY)
+    tail = np.empty(0, ENTRY)
     for block in blocks:
         for start in range(0, len(block), _PAIRS_PER_BATCH):
             fresh = block[start : start + _PAIRS_PER_BATCH]
