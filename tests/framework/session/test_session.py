@@ -377,12 +377,16 @@ def test_a_prompt_far_beyond_the_window_is_rejected_before_it_is_encoded(
 def test_a_prompt_of_megabytes_is_refused_by_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = write_tiny_bundle(tmp_path / "small", seed=1, context_length=64)
     session = fm.LanguageModelSession(model=fm.SystemLanguageModel(bundle=bundle.path))
-    for reader in (Blocklist, Tokenizer):
-        monkeypatch.setattr(reader, "check_input" if reader is Blocklist else "encode", lambda *_: pytest.fail("was read"))
-    with pytest.raises(fm.ExceededContextWindowSizeError) as caught:
-        session.respond_blocking(" " * 3_000_000)
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("was encoded"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Blocklist, "check_input", lambda *_: pytest.fail("was checked"))
+        with pytest.raises(fm.ExceededContextWindowSizeError) as caught:
+            session.respond_blocking(" " * 3_000_000)
     assert caught.value.token_count > 64
     assert len(session.transcript) == 0
+    wordy = fm.LanguageModelSession(" " * 3_000_000, fm.SystemLanguageModel(bundle=bundle.path))
+    with pytest.raises(fm.ExceededContextWindowSizeError):
+        wordy.respond_blocking("Hello")
 
 
 def test_the_context_window_is_an_error_with_both_counts(tmp_path: Path) -> None:

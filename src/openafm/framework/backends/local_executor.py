@@ -49,6 +49,8 @@ class LocalExecutor(LanguageModelExecutor):
     def __init__(self, model: LoadedModel, turns: Iterable[Turn], snapshot: bytes | memoryview | None = None) -> None:
         self._model = model
         turns = opened(turns)
+        given = [turn for turn in turns if not isinstance(turn, AssistantTurn)]  # of calls, the text may not be encoded
+        check_fits(model.engine, model.template.fewest_tokens(model.tokenizer, given))
         tokens = model.template.encode(model.tokenizer, turns).tokens
         self._sequence = _restored(model.engine, tokens, snapshot)
         self._pending = tokens[self._sequence.length :]
