@@ -51,6 +51,7 @@ GRAMMARS: List[Grammar | None] = [
     COMPILER.json_schema(CALLS),
     COMPILER.json_schema({"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 4}),
     COMPILER.json_schema({"const": ["title", "celsius"]}),
+    COMPILER.json_schema({"type": "array", "items": {"type": "string"}}),
 ]
 
 
@@ -203,6 +204,7 @@ def test_random_conversations_are_the_same_with_and_without_drafts(batch: int) -
                 "grammar": GRAMMARS[chance.integers(len(GRAMMARS))],
                 "stop_tokens": {STOP, *chance.integers(20, VOCAB_SIZE, size=chance.integers(0, 12)).tolist()},
                 "max_tokens": [None, int(chance.integers(0, 14))][int(chance.random() < 0.95)],
+                "closes": bool(chance.random() < 0.4),
             }
             expected, plain_summary = outcome(engine, plain, prompt, None, **options)
             actual, summary = outcome(engine, drafted, prompt, drafter, **options)
