@@ -165,6 +165,31 @@ def test_endless_pages_end_with_a_reason(running: Running) -> None:
 
 
 @needs_browser
+def test_a_page_stops_after_its_rendering(running: Running) -> None:
+    loop = "function loop() { count++; requestAnimationFrame(loop) }"
+    running.render(f"<script>var count = 0; {loop} loop(); setInterval(() => count++, 10)</script>")
+    tab = running.renderer._browsers[0]._page
+    assert tab is not None
+    first = running.wait(tab.evaluate("count"))
+    running.wait(asyncio.sleep(0.3))
+    assert running.wait(tab.evaluate("count")) == first > 0
+
+
+@needs_browser
+def test_a_large_dom_is_an_error(running: Running) -> None:
+    page = "<body><script>document.body.append(document.createComment('x'.repeat(17 << 20)))</script>"
+    with pytest.raises(RenderError, match="DOM of more than") as caught:
+        running.render(page)
+    assert caught.value.reason == "too_large"
+
+
+def test_only_web_addresses_are_rendered() -> None:
+    for url in ("file:///etc/passwd", "chrome://version/", "javascript:1", "about:blank"):
+        with pytest.raises(RenderError, match="not a web address"):
+            asyncio.run(CONFIG.build().render(url, FINE))
+
+
+@needs_browser
 def test_only_allowed_requests_leave_the_page(running: Running, listener: tuple[int, list[bytes]]) -> None:
     port, seen = listener
 

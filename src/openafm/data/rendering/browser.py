@@ -8,6 +8,7 @@ import os
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from openafm.core.errors import OpenAFMError
 from openafm.data.rendering.config import RenderConfig
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from psutil import Process
 
 _NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
-_CLOSE_S, _LAUNCH_S = 3.0, 30.0
+_CLOSE_S, _LAUNCH_S = 3.0, 60.0
 _VIEWPORT = {"width": 1280, "height": 1024}
 _MEMORY_CHECK_PAGES = 10
 # Requests are answered by `PageRequests`. What it cannot see (WebSockets, WebRTC, prefetches) ends at a closed port.
@@ -36,7 +37,7 @@ _ARGUMENTS = (
     "--disable-dev-shm-usage",
     "--blink-settings=imagesEnabled=false",
 )
-_starting = asyncio.Lock()
+_starting: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
 
 class RenderingUnavailableError(OpenAFMError):
@@ -134,7 +135,7 @@ class Browser:
         import psutil
         from playwright.async_api import Error, async_playwright
 
-        async with _starting:  # the driver is the new child
+        async with _starting.setdefault(asyncio.get_running_loop(), asyncio.Lock()):  # the driver is the new child
             before = {child.pid for child in psutil.Process().children()}
             self._driver = await async_playwright().start()
             self._process = next((child for child in psutil.Process().children() if child.pid not in before), None)

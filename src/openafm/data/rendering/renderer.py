@@ -21,6 +21,7 @@ from openafm.data.rendering.detector import needs_rendering
 from openafm.data.rendering.requests import PageRequest, PageRequests, Refusal, ResourceCache
 from openafm.data.web.documents import Page
 from openafm.data.web.fetch import Fetcher, FetchFailure
+from openafm.data.web.urls import canonical_url
 
 __all__ = [
     "FAILURES",
@@ -117,6 +118,8 @@ class Renderer:
             RenderingUnavailableError: Chromium does not start.
         """
         start = time.monotonic()
+        if not canonical_url(url):  # such as file:///etc/passwd
+            raise RenderError("fetch", f"'{url}' is not a web address; expected http or https")
         requests = PageRequests(self.config, self._fetcher, self._cache, html or b"", content_type or "text/html", refusal)
         if html is None:
             url = await self._fetch_page(url, requests)
@@ -135,8 +138,8 @@ class Renderer:
             if not is_intact:
                 await browser.stop(kill=True)
             self._free.put_nowait(browser)
-        if len(rendered.dom) > self.config.max_dom_bytes:
-            raise RenderError("too_large", f"{url} has a DOM of more than {self.config.max_dom_bytes:,} bytes")
+        if not rendered.dom:
+            raise RenderError("too_large", f"{url} has a DOM of more than {self.config.max_dom_bytes:,} characters")
         return replace(rendered, seconds=time.monotonic() - start)
 
     async def _fetch_page(self, url: str, requests: PageRequests) -> str:
@@ -159,6 +162,7 @@ class Renderer:
             screenshot, reasons = b"", _reasons(found, requests)
             if self.config.screenshot:
                 screenshot = await page.screenshot(animations="disabled", caret="initial")
+            await page.evaluate("() => __openafm.stop()")
         except Error as error:
             lines = str(error).strip().splitlines() or ["no message"]
             raise RenderError("crash", f"{url} cannot be rendered: {lines[0]}") from error
@@ -179,6 +183,7 @@ class Renderer:
             "interaction_ms": self.config.interaction_s * 1000,
             "max_clicks": self.config.max_clicks,
             "max_scrolls": self.config.max_scrolls,
+            "max_dom_bytes": self.config.max_dom_bytes,
         }
         found: dict[str, Any] = await page.evaluate("options => __openafm.run(options)", options)
         if found["settled"] and not requests.is_idle:  # scripts that the page's own code cannot see, such as imports
@@ -188,7 +193,8 @@ class Renderer:
             except TimeoutError:
                 found["settled"] = False
             again = await page.evaluate("options => __openafm.run(options)", options | {"max_clicks": 0, "max_scrolls": 0})
-            found |= {"dom": again["dom"], "settled": found["settled"] and again["settled"]}
+            again["settled"] = found["settled"] and again["settled"]
+            found |= {name: again[name] for name in ("dom", "too_large", "settled")}
         return found
 
 
