@@ -5,9 +5,9 @@
 Both read one WARC file and extract main texts, keep sixteen languages (py3langid on the same characters), drop texts below
 200 letters, mask e-mail and IP addresses, and remove near duplicates by MinHash. FOLDER has pages as .html or .html.gz;
 without it the pages are those of a generated site, which are short. Every fifth page is added again with a changed sentence.
-PYTHON is the interpreter of an environment with datatrove[io,processing] and py3langid; without it there is no `ratio`. CPU
-seconds count all processes, imports included. `uncounted` are pages that are neither kept nor dropped with a reason. A full
-run writes docs/benchmarks/web_pipeline.json.
+PYTHON is that of an environment with datatrove[io,processing], py3langid, spacy and lxml_html_clean; without it there is no
+`ratio`. CPU seconds count all processes, imports included. `uncounted` are pages that are neither kept nor dropped with a
+reason. A full run writes docs/benchmarks/web_pipeline.json.
 """
 
 from __future__ import annotations

@@ -28,18 +28,13 @@ from datatrove.pipeline.writers import ParquetWriter
 
 LANGUAGES = ["en", "da", "nl", "fr", "de", "it", "no", "nb", "pt", "es", "sv", "tr", "zh", "ja", "ko", "vi"]
 MIN_LETTERS = 200
-_identifier: Any = None
 
 
 def has_language(document: Any) -> bool:
     """Keep the sixteen languages, by py3langid on as many characters as openafm reads."""
-    global _identifier
-    if _identifier is None:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    import py3langid
 
-        _identifier = LanguageIdentifier.from_pickled_model(MODEL_FILE, norm_probs=True)
-    text = re.sub(r"[#*_|>\d-]+", " ", document.text[:1200])
-    language, _ = _identifier.classify(text)
+    language, _ = py3langid.classify(re.sub(r"[#*_|>\d-]+", " ", document.text[:1200]))
     document.metadata["language"] = language
     return language in LANGUAGES
 
