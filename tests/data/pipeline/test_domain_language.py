@@ -1,15 +1,21 @@
 """The vote of a domain on the language of its uncertain documents."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from conftest import page
+from simple_kinds import TagsConfig
 
 from openafm.core.config import ConfigError, from_dict, to_dict
+from openafm.core.executors import LocalConfig
 from openafm.data.deduplication.base import DeduplicationConfig
-from openafm.data.filtering.language import CONFIDENCE_KEY
+from openafm.data.filtering.language import CONFIDENCE_KEY, LanguageConfig
+from openafm.data.pipeline.config import DeduplicationStageConfig, ExtractionStageConfig, PipelineConfig
 from openafm.data.pipeline.domain_language import IDENTIFIED_KEY, DomainLanguageConfig
-from openafm.data.web.documents import Dropped, WebDocument
+from openafm.data.pipeline.runner import run_pipeline
+from openafm.data.web.documents import Dropped, Page, WebDocument
 
 
 def _document(domain: str, language: str, confidence: float) -> WebDocument:
@@ -64,3 +70,18 @@ def test_config_is_checked_and_survives_json() -> None:
         DomainLanguageConfig(min_share=0.4)
     config = DomainLanguageConfig(min_documents=3)
     assert from_dict(DeduplicationConfig, {"type": "DomainLanguageConfig", **to_dict(config)}) == config
+
+
+def test_the_vote_is_a_stage_of_a_pipeline(tmp_path: Path, write_warc: Callable[[str, Iterable[Page]], Path]) -> None:
+    sentence = "Kommunen åpner det nye biblioteket ved elva til sommeren, og alle er velkomne dit. "
+    pages = [page(str(number), f"{sentence} {number}") for number in range(9)]
+    config = PipelineConfig(
+        stages=(
+            ExtractionStageConfig(extraction=TagsConfig(), filters=(LanguageConfig(languages=("nb", "da")),)),
+            DeduplicationStageConfig(name="vote", deduplication=DomainLanguageConfig(max_confidence=1.0)),
+        ),
+        executor=LocalConfig(num_workers=1),
+    )
+    manifest = run_pipeline(config, [write_warc("a.warc.gz", pages)], tmp_path / "corpus")
+    assert manifest.num_kept == 9
+    assert manifest.stages[-1].languages == {"nb": 9}
