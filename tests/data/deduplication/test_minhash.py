@@ -52,6 +52,8 @@ def test_bands_are_derived_from_the_threshold() -> None:
     assert loose.num_rows < config.num_rows
     with pytest.raises(ConfigError, match="raise num_hashes"):
         MinHashConfig(threshold=0.01, num_hashes=8)
+    with pytest.raises(ConfigError, match="not in"):
+        MinHashConfig(num_hashes=513)  # the memory bound is for 512
 
 
 def test_signatures_are_the_same_on_every_platform() -> None:

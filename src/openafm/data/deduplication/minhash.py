@@ -42,7 +42,7 @@ WINDOW = 8
 ENTRY = np.dtype([("bucket", "<u8"), ("digest", "<u8"), ("number", "<i8")])
 """A document in a bucket of one band; `number` is its place in the order of all documents."""
 _DOCUMENTS_PER_BATCH = 256
-_PAIRS_PER_BATCH = 1 << 14
+_PAIRS_PER_BATCH = 1 << 13
 _NUM_DEVIATIONS = 2.5
 
 
@@ -76,7 +76,7 @@ class MinHashConfig(DeduplicationConfig):
     def __post_init__(self) -> None:
         self.require(0 < self.threshold < 1, f"threshold {self.threshold} is not in (0, 1)")
         self.require(0 < self.recall < 1, f"recall {self.recall} is not in (0, 1)")
-        self.require(1 <= self.num_hashes <= 4096, f"num_hashes {self.num_hashes} is not in [1, 4096]")
+        self.require(1 <= self.num_hashes <= 512, f"num_hashes {self.num_hashes} is not in [1, 512]")
         self.require(min(self.shingle_words, self.shingle_characters) >= 1, "shingles have at least 1 word or character")
         self.require(self.memory_mb >= 1, f"memory_mb must be at least 1, got {self.memory_mb}")
         self.require(self.num_rows > 0, f"{self.num_hashes} hashes do not reach recall {self.recall}; raise num_hashes")
