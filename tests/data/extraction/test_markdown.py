@@ -80,3 +80,17 @@ def test_containers_know_names_and_hidden_elements() -> None:
     assert container.tag == "p"
     assert page.containers[container.parent].names.split() == ["post-content", "x"]
     assert container.inherited != page.containers[container.parent].inherited
+
+
+def test_a_link_around_blocks_counts_in_each() -> None:
+    page = blocks_of("<a href='/x'><div>one</div><div>two <b>more</b></div></a><p>rest</p>")
+    assert [(block.text, block.link_chars) for block in page.blocks] == [("one", 3), ("two more", 8), ("rest", 0)]
+    assert markdown("<a href='/x'><div>one</div></a>").text == "[one](https://example.org/x)"
+
+
+def test_an_image_between_blocks_that_are_left_out_stands_before_the_next_chosen_one() -> None:
+    page = blocks_of("<p>First.</p><img src='/i.png'><p>out</p><p>out</p><p>Last.</p>")
+    result = write_markdown(page, [True, False, False, True], URL, links=False)
+    assert [result.text[media.offset :] for media in result.media] == ["Last."]
+    result = write_markdown(page, [True, False, False, False], URL, links=False)
+    assert [media.offset for media in result.media] == [len("First.")]
