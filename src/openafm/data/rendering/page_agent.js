@@ -229,20 +229,20 @@
     return '<!DOCTYPE html>\n' + document.documentElement.outerHTML;
   };
 
+  /** End timers and animations, so that the tab needs no time until its next page. */
+  const stop = () => {
+    window.requestAnimationFrame = () => 0;
+    const last = setTimer(() => 0);
+    for (let id = last; id > Math.max(0, last - 10000); id--) clearTimer(id);
+  };
+
   const run = async options => {
     const settled = await settle(options.quiet_ms, now() + options.settle_ms);
     const used = await interact(options);
     const dom = serialize();
     const tooLarge = dom.length > options.max_dom_bytes;
+    stop();
     return { settled, ...used, too_large: tooLarge, dom: tooLarge ? '' : dom };
   };
-
-  /** End timers and animations, so that the tab needs no time until its next page. */
-  const stop = () => {
-    window.stop();
-    window.requestAnimationFrame = () => 0;
-    const last = setTimer(() => 0);
-    for (let id = last; id > Math.max(0, last - 10000); id--) clearTimer(id);
-  };
-  Object.defineProperty(window, '__openafm', { value: Object.freeze({ run, stop }) });
+  Object.defineProperty(window, '__openafm', { value: Object.freeze({ run }) });
 })();

@@ -162,7 +162,6 @@ class Renderer:
             screenshot, reasons = b"", _reasons(found, requests)
             if self.config.screenshot:
                 screenshot = await page.screenshot(animations="disabled", caret="initial")
-            await page.evaluate("() => __openafm.stop()")
         except Error as error:
             lines = str(error).strip().splitlines() or ["no message"]
             raise RenderError("crash", f"{url} cannot be rendered: {lines[0]}") from error
