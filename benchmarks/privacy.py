@@ -1,8 +1,8 @@
 """Recall and precision of the privacy filter on generated, labelled cases, and its speed.
 
 Half of the cases hold personal data in one of 16 languages; the others resemble it: wrong check digits, order numbers,
-versions, dates, prices, private addresses. The cases are this project's own, so the figures describe how the rules work together
-and not how often such data occurs on the web.
+versions, dates, prices, private addresses. The cases are this project's own, so the figures describe how the rules work
+together and not how often such data occurs on the web.
 
     python benchmarks/privacy.py [--quick] [--json]
 """
