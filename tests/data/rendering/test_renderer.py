@@ -172,7 +172,8 @@ def test_a_page_stops_after_its_rendering(running: Running) -> None:
     assert tab is not None
     first = running.wait(tab.evaluate("count"))
     running.wait(asyncio.sleep(0.3))
-    assert running.wait(tab.evaluate("count")) == first > 0
+    # a frame that was requested before may still come
+    assert 0 < running.wait(tab.evaluate("count")) <= first + 1
 
 
 @needs_browser
