@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
 import json
 import math
 import random
@@ -25,7 +24,8 @@ from openafm.bundle.bundle import DOCUMENTS, RECOVERY_ADAPTER
 from openafm.bundle.signature import sign
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.errors import OpenAFMError
-from openafm.runtime.engines.snapshot import _MAGIC
+from openafm.core.user_key import TAG_BYTES, tag
+from openafm.runtime.engines.snapshot import _MAGIC, _key
 from openafm.runtime.native import weights
 from openafm.runtime.native.build import cache_home
 from openafm.runtime.native.engine import NativeEngine
@@ -174,8 +174,8 @@ def bundle_cases(whole: Path, folder: Path, damage: Callable[[Path, random.Rando
 
 
 def snapshot_cases(engine: NativeEngine, good: bytes, draw: random.Random) -> bool:
-    """Its bytes, or its header, with the digest that belongs to it."""
-    start = len(_MAGIC) + 32
+    """Its bytes, or its header, with the tag that belongs to them: what an owner of the key could write."""
+    start = len(_MAGIC) + TAG_BYTES
     body = good[start:]
     if draw.random() < 0.8:
         (length,) = struct.unpack_from("<I", body)
@@ -183,7 +183,7 @@ def snapshot_cases(engine: NativeEngine, good: bytes, draw: random.Random) -> bo
         body = struct.pack("<I", len(text)) + text + body[4 + length :]
     else:
         body = changed_bytes(body, draw)
-    data = _MAGIC + hashlib.sha256(body).digest() + body
+    data = _MAGIC + tag(_key(), (body,)) + body
     if draw.random() < 0.2:
         data = changed_bytes(good, draw)
     restored = engine.restore(data)
