@@ -13,6 +13,8 @@ settings.load_profile("openafm")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Use one cache and one home for all test processes, kept, apart from the user's; one thread for each engine."""
-    os.environ.setdefault("OPENAFM_HOME", str(config.rootpath / ".pytest_cache" / "home"))
+    home = str(config.rootpath / ".pytest_cache" / "home")
+    if os.environ.setdefault("OPENAFM_HOME", home) == home:  # one for each worker: tests replace the key of saved sessions
+        os.environ["OPENAFM_HOME"] = home + os.environ.get("PYTEST_XDIST_WORKER", "")
     os.environ.setdefault("OPENAFM_CACHE", str(config.rootpath / ".pytest_cache" / "openafm"))
     os.environ.setdefault("OPENAFM_THREADS", "1")

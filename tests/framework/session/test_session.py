@@ -363,7 +363,7 @@ def test_a_prompt_far_beyond_the_window_is_rejected_before_it_is_encoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Encoding five million tokens takes half a minute and gigabytes."""
-    model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "small", seed=1, context_length=64).path)
+    model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "small", seed=71, context_length=64).path)
     session = fm.LanguageModelSession("Be brief.", model)
     session.prewarm()
     encoded: list[int] = []
@@ -375,7 +375,7 @@ def test_a_prompt_far_beyond_the_window_is_rejected_before_it_is_encoded(
 
 
 def test_a_prompt_of_megabytes_is_refused_by_its_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle = write_tiny_bundle(tmp_path / "small", seed=1, context_length=64)
+    bundle = write_tiny_bundle(tmp_path / "small", seed=72, context_length=64)
     session = fm.LanguageModelSession(model=fm.SystemLanguageModel(bundle=bundle.path))
     monkeypatch.setattr(Tokenizer, "encode", lambda *_: pytest.fail("was encoded"))
     with monkeypatch.context() as patch:
