@@ -12,7 +12,7 @@ settings.load_profile("openafm")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Use one cache and one home for all test processes, kept, apart from the user's; one thread for each engine."""
+    """Use one cache for all test processes and a home for each worker, apart from the user's; one thread for each engine."""
     home = str(config.rootpath / ".pytest_cache" / "home")
     if os.environ.setdefault("OPENAFM_HOME", home) == home:  # one for each worker: tests replace the key of saved sessions
         os.environ["OPENAFM_HOME"] = home + os.environ.get("PYTEST_XDIST_WORKER", "")
