@@ -168,11 +168,12 @@ def test_the_validator_finds(file: str, text: str, message: str, tmp_path, monke
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from openafm.data.synthetic.languages import MissingLibraryError, locale_of
+    from openafm.core.libraries import MissingLibraryError
+    from openafm.data.synthetic.languages import locale_of
 
     monkeypatch.setitem(sys.modules, "babel", None)
     locale_of.cache_clear()
-    with pytest.raises(MissingLibraryError, match="extra 'corpus'"):
+    with pytest.raises(MissingLibraryError, match="openafm\\[corpus\\]"):
         locale_of("en")
 
 

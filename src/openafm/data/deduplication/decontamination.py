@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openafm.core.files import file_digest
+from openafm.core.libraries import pyarrow
 from openafm.data.deduplication.base import Deduplication, DeduplicationConfig
 from openafm.data.deduplication.evaluation_sets import Match, NgramIndex, evaluation_files
-from openafm.data.deduplication.groups import pyarrow, read_shard, read_signatures, write_tables
+from openafm.data.deduplication.groups import read_shard, read_signatures, write_tables
 from openafm.data.web.documents import Dropped, WebDocument
 
 if TYPE_CHECKING:

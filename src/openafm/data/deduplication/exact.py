@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from openafm.core.libraries import pyarrow
 from openafm.data.deduplication.base import Deduplication, DeduplicationConfig
 from openafm.data.deduplication.groups import (
     MEMBER,
@@ -19,7 +20,6 @@ from openafm.data.deduplication.groups import (
     disk_array,
     first_numbers,
     hash128,
-    pyarrow,
     read_signatures,
     working_folder,
 )

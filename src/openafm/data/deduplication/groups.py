@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from openafm.core.files import atomic_file, room_for
+from openafm.core.libraries import pyarrow
 from openafm.data.deduplication.base import Deduplication, SignaturesError
 from openafm.data.deduplication.sorting import ExternalSort, Records
 from openafm.data.web.documents import Dropped, WebDocument
-from openafm.data.web.warc import MissingLibraryError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -235,19 +235,6 @@ def working_folder(out: Path) -> Iterator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def pyarrow() -> Any:
-    """Return the library.
-
-    Raises:
-        MissingLibraryError: it is not installed.
-    """
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingLibraryError("deduplication needs pyarrow; install it with: pip install 'openafm[data]'") from error
-    return pa
 
 
 def _open(path: Path, columns: Sequence[str]) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from openafm.core.libraries import pyarrow
 from openafm.data.deduplication.base import Deduplication, DeduplicationConfig
 from openafm.data.deduplication.components import Numbers, find_roots, join
 from openafm.data.deduplication.groups import (
@@ -24,7 +25,6 @@ from openafm.data.deduplication.groups import (
     IdentityColumns,
     disk_array,
     first_numbers,
-    pyarrow,
     read_signatures,
     working_folder,
 )

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from openafm.core.libraries import pyarrow
 from openafm.data.deduplication.base import Deduplication, DeduplicationConfig
 from openafm.data.deduplication.exact import normalized_text
 from openafm.data.deduplication.groups import (
     MEMBER,
     IdentityColumns,
     hash128,
-    pyarrow,
     read_shard,
     read_signatures,
     working_folder,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from openafm.data.web.warc import MissingLibraryError
+from openafm.core.libraries import needed
 
 Hashes = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]
@@ -110,10 +110,8 @@ def rensa() -> Any:
     Raises:
         MissingLibraryError: it is not installed.
     """
-    try:
+    with needed("MinHash", "rensa", "data"):
         import rensa as library
-    except ImportError as error:
-        raise MissingLibraryError("MinHash needs rensa; install it with: pip install 'openafm[data]'") from error
     return library
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from openafm.core.errors import OpenAFMError
+from openafm.core.libraries import needed
 from openafm.data.web.documents import Dropped, Page
 
 if TYPE_CHECKING:
@@ -38,10 +38,6 @@ _TAG = re.compile(rb"<\s*[a-zA-Z!][^<>]{0,2000}>")
 _SNIFF_BYTES = 65536
 
 
-class MissingExtractionLibraryError(OpenAFMError):
-    """A library of the extra `data` is not installed."""
-
-
 def check_payload(page: Page, max_bytes: int) -> Dropped | None:
     """Return why a page cannot be extracted, judged by its status, type, size and first bytes; None if it can."""
     if not 200 <= page.status < 300:
@@ -68,10 +64,8 @@ def decode(body: bytes, content_type: str = "") -> str:
             return body.decode("utf-8").removeprefix("\ufeff")
         except UnicodeDecodeError:
             pass
-    try:
+    with needed("extraction", "resiliparse", "data"):
         from resiliparse.parse.encoding import bytes_to_str, detect_encoding
-    except ImportError as error:
-        raise MissingExtractionLibraryError("extraction needs resiliparse; install openafm with its extra 'data'") from error
     declared = _CHARSET.search(content_type)
     encoding = _python_codec(declared[1]) if declared else ""
     encoding = encoding or _python_codec(detect_encoding(body) or "")
@@ -87,10 +81,8 @@ def parse(text: str) -> _Element | None:
     lxml is used for the tree: a visit of a node costs 0.5 us, against 6 us in resiliparse 2.0 (measured on 181 pages).
     libxml2 bounds the depth of nesting and the size of a text node.
     """
-    try:
+    with needed("extraction", "lxml", "data"):
         from lxml import etree
-    except ImportError as error:
-        raise MissingExtractionLibraryError("extraction needs lxml; install openafm with its extra 'data'") from error
     parser = etree.HTMLParser(encoding="utf-8", recover=True, remove_comments=True, remove_pis=True, huge_tree=False)
     data = text.replace("\x00", "").encode("utf-8", "replace")
     try:

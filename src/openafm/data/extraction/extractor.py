@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
+from openafm.core.libraries import needed
 from openafm.data.extraction.base import PageExtractor, PageExtractorConfig
 from openafm.data.extraction.blocks import PageBlocks, split_blocks
 from openafm.data.extraction.classifier import BlockClassifier, shipped_classifier
-from openafm.data.extraction.dom import MissingExtractionLibraryError, check_payload, decode, parse
+from openafm.data.extraction.dom import check_payload, decode, parse
 from openafm.data.extraction.markdown import MarkdownText, write_markdown
 from openafm.data.extraction.metadata import PageMetadata, read_metadata
 from openafm.data.extraction.rules import DomainRule, apply_rule, read_rules, rule_for
@@ -134,14 +135,10 @@ def trafilatura_text(html: str, url: str = "", *, links: bool = False, structure
     """Return the main content that trafilatura finds; empty if it finds none or fails on the page.
 
     Raises:
-        MissingExtractionLibraryError: trafilatura is not installed.
+        MissingLibraryError: trafilatura is not installed.
     """
-    try:
+    with needed("the fallback of extraction", "trafilatura", "data"):
         import trafilatura
-    except ImportError as error:
-        raise MissingExtractionLibraryError(
-            "the fallback needs trafilatura; install openafm with its extra 'data'"
-        ) from error
     try:
         return (
             trafilatura.extract(

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from openafm.core.config import Config
+from openafm.core.libraries import needed
 from openafm.data.filtering.base import DocumentFilter, FilterConfig, dropped, with_metadata
 from openafm.data.web.documents import Dropped, WebDocument
-from openafm.data.web.warc import MissingLibraryError
 
 if TYPE_CHECKING:
     from py3langid.langid import LanguageIdentifier as Py3LangidModel
@@ -160,9 +160,7 @@ def _prose(text: str) -> str:
 
 @functools.cache
 def _seed_model() -> Py3LangidModel:
-    try:
+    with needed("the language filter", "py3langid", "data"):
         from py3langid.langid import MODEL_FILE
         from py3langid.langid import LanguageIdentifier as Model
-    except ImportError as error:
-        raise MissingLibraryError("language filters need py3langid; install it with: pip install 'openafm[data]'") from error
     return Model.from_model_file(MODEL_FILE, norm_probs=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from openafm.core.files import atomic_file
+from openafm.core.libraries import pyarrow
 from openafm.data.deduplication.base import Deduplication, DeduplicationConfig
-from openafm.data.deduplication.groups import pyarrow
 from openafm.data.filtering.base import dropped, with_metadata
 from openafm.data.filtering.language import CONFIDENCE_KEY
 from openafm.data.web.documents import Dropped, WebDocument

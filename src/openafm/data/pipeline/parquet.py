@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from openafm.core.errors import OpenAFMError
+from openafm.core.libraries import pyarrow
 from openafm.data.web.documents import Media, WebDocument
 from openafm.data.web.urls import domain_of
-from openafm.data.web.warc import MissingLibraryError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,19 +163,6 @@ def open_parquet(path: Path, required: Sequence[str] = _REQUIRED) -> Any:
                 f"{path} is Parquet with another schema: the column '{name}' of strings {found}; docs/data.md has the schema"
             )
     return file
-
-
-def pyarrow() -> Any:
-    """Return the library.
-
-    Raises:
-        MissingLibraryError: it is not installed.
-    """
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise MissingLibraryError("Parquet files need pyarrow; install it with: pip install 'openafm[data]'") from error
-    return pa
 
 
 _MEDIA = dataclasses.fields(Media)

@@ -16,6 +16,7 @@ from openafm.core.config import to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.executors import NO_LIMITS, Executor, Failure, LimitsConfig
 from openafm.core.files import atomic_folder, file_digest, folder_lock, room_for, write_json
+from openafm.core.libraries import pyarrow
 from openafm.core.progress import progress
 from openafm.data.pipeline.config import (
     QUARANTINE_REASONS,
@@ -24,7 +25,7 @@ from openafm.data.pipeline.config import (
     StageConfig,
 )
 from openafm.data.pipeline.inputs import PARQUET_SUFFIXES, WARC_SUFFIXES, Shard, describe, find_inputs, shards_of
-from openafm.data.pipeline.parquet import open_parquet, pyarrow
+from openafm.data.pipeline.parquet import open_parquet
 from openafm.data.pipeline.steps import Decisions, build_stage, stage_json
 from openafm.data.pipeline.store import (
     COUNTERS,

@@ -14,6 +14,7 @@ from typing import IO, Any
 from openafm.core.config import to_dict
 from openafm.core.executors import unit
 from openafm.core.files import atomic_file, write_json
+from openafm.core.libraries import pyarrow
 from openafm.data.pipeline.config import DeduplicationStageConfig
 from openafm.data.pipeline.inputs import Shard
 from openafm.data.pipeline.parquet import (
@@ -21,7 +22,6 @@ from openafm.data.pipeline.parquet import (
     document_row,
     document_schema,
     drop_schema,
-    pyarrow,
     read_documents,
 )
 from openafm.data.pipeline.steps import Decisions, Item, Processed, Stage, build_stage

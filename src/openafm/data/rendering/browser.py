@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from openafm.core.errors import OpenAFMError
+from openafm.core.libraries import MissingLibraryError, needed
 from openafm.data.rendering.config import RenderConfig
 from openafm.data.rendering.requests import PageRequests
 
@@ -51,12 +53,11 @@ def find_executable(config: RenderConfig) -> str:
         RenderingUnavailableError: Playwright or Chromium is not installed.
     """
     try:
-        import playwright.async_api  # noqa: F401
-        import psutil  # noqa: F401
-    except ImportError as error:
-        raise RenderingUnavailableError(
-            "rendering needs playwright and psutil; install them with: pip install 'openafm[render]'"
-        ) from error
+        with needed("rendering", "playwright and psutil", "render"):
+            for name in ("playwright.async_api", "psutil"):
+                importlib.import_module(name)
+    except MissingLibraryError as error:
+        raise RenderingUnavailableError(str(error)) from error
     if config.executable and not Path(config.executable).is_file():
         raise RenderingUnavailableError(f"there is no Chromium at '{config.executable}'; set executable to its path")
     found = config.executable or next(filter(None, map(shutil.which, _NAMES)), None)

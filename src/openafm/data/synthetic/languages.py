@@ -7,17 +7,13 @@ import importlib.resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from openafm.core.errors import OpenAFMError
+from openafm.core.libraries import needed
 
 if TYPE_CHECKING:
     from babel import Locale
 
 LANGUAGES = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "zh-Hans", "zh-Hant", "ja", "ko", "vi")
 Split: TypeAlias = Literal["train", "held_out"]
-
-
-class MissingLibraryError(OpenAFMError):
-    """A library of the extra `data` is not installed."""
 
 
 def text_folder() -> Path:
@@ -32,12 +28,8 @@ def locale_of(language: str) -> Locale:
     Raises:
         MissingLibraryError: babel is not installed.
     """
-    try:
+    with needed("the built-in corpus", "babel and faker", "corpus"):
         from babel import Locale
-    except ImportError as error:
-        raise MissingLibraryError(
-            "the built-in corpus needs babel and faker; install openafm with its extra 'corpus'"
-        ) from error
     return Locale.parse(language.replace("-", "_"))
 
 

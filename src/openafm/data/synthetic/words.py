@@ -11,7 +11,8 @@ import unicodedata
 import zlib
 from collections.abc import Iterable
 
-from openafm.data.synthetic.languages import MissingLibraryError, Split, locale_of, source_file
+from openafm.core.libraries import needed
+from openafm.data.synthetic.languages import Split, locale_of, source_file
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
 from openafm.data.synthetic.source_text import Frame, Slot, parse_frame, read_sections
 
@@ -227,13 +228,11 @@ def _faker_texts(language: str, provider: str, attributes: tuple[str, ...]) -> l
     """The entries of faker's lists, sorted, at most `_MOST_WORDS`."""
     texts: set[str] = set()
     for locale in _FAKER_LOCALES[language]:
+        with needed("the built-in corpus", "babel and faker", "corpus"):
+            importlib.import_module("faker")
         try:
             module = importlib.import_module(f"faker.providers.{provider}.{locale}")
-        except ModuleNotFoundError as error:
-            if error.name == "faker":
-                raise MissingLibraryError(
-                    "the built-in corpus needs babel and faker; install openafm with its extra 'corpus'"
-                ) from error
+        except ModuleNotFoundError:
             continue  # faker lacks this provider in this locale
         for attribute in attributes:
             for entry in getattr(module.Provider, attribute, ()):

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from openafm.core.errors import OpenAFMError
+from openafm.core.libraries import needed
 from openafm.data.web.opt_out import join_headers
 from openafm.data.web.urls import is_public_address
-from openafm.data.web.warc import MissingLibraryError
 
 if TYPE_CHECKING:
     import httpcore2
@@ -87,10 +87,8 @@ class Fetcher:
     _client: Any = field(default=None, init=False)
 
     async def __aenter__(self) -> Self:
-        try:
+        with needed("crawling", "httpx2", "data"):
             import httpx2
-        except ImportError as error:
-            raise MissingLibraryError("crawling needs httpx2; install it with: pip install 'openafm[data]'") from error
         limits = httpx2.Limits(max_connections=self.max_connections, max_keepalive_connections=self.max_connections)
         http2 = importlib.util.find_spec("h2") is not None
         transport = httpx2.AsyncHTTPTransport(trust_env=False, http2=http2, limits=limits)

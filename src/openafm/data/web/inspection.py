@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from html import unescape
 from urllib.parse import urljoin
 
+from openafm.core.libraries import needed
 from openafm.data.web.tags import running_text, tags
 from openafm.data.web.urls import canonical_url
-from openafm.data.web.warc import MissingLibraryError
 
 MAX_BYTES = 2 << 20
 """Bytes of a page that are inspected; the time is linear in them."""
@@ -44,10 +44,8 @@ def inspect_page(url: str, headers: Mapping[str, str], body: bytes, *, identify:
 
     `identify` False takes the declared language: loading the identifier costs a second, each page a millisecond.
     """
-    try:
+    with needed("crawling", "resiliparse", "data"):
         from resiliparse.parse.encoding import bytes_to_str, detect_encoding
-    except ImportError as error:
-        raise MissingLibraryError("crawling needs resiliparse; install it with: pip install 'openafm[data]'") from error
     body = body[:MAX_BYTES]
     declared = re.search(r"charset=[\"']?([\w-]+)", headers.get("content-type", ""), re.IGNORECASE)
     encoding = declared[1] if declared else detect_encoding(body[: 1 << 16]) or "utf-8"

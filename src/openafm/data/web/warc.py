@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import io
 import os
 import zlib
@@ -26,8 +27,8 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from uuid import uuid4
 
-from openafm.core.errors import OpenAFMError
 from openafm.core.files import room_for
+from openafm.core.libraries import needed
 from openafm.data.web.documents import Dropped, Page
 from openafm.data.web.opt_out import join_headers, split_headers, training_opt_out
 
@@ -56,10 +57,6 @@ _NAME = "crawl-{:05d}.warc.gz"
 _GZIP_MAGIC = b"\x1f\x8b"
 _BLOCK = 1 << 20
 _HEADER_BYTES = 4096
-
-
-class MissingLibraryError(OpenAFMError):
-    """A library of the extra `data` is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +91,8 @@ class WarcWriter:
     """
 
     def __init__(self, folder: Path, *, max_bytes: int = 1 << 30, description: Mapping[str, str] | None = None) -> None:
-        _library()
+        with needed("WARC", "fastwarc", "data"):
+            importlib.import_module("fastwarc")
         self._folder, self._max_bytes, self._description = folder, max_bytes, dict(description or {})
         folder.mkdir(parents=True, exist_ok=True)
         self._index = max((int(path.name[6:11]) for path in warc_files(folder)), default=0)
@@ -202,8 +200,8 @@ def read_pages(
 
 
 def _read(path: Path, *, max_body_bytes: int, start: int, stop: int | None, with_revisits: bool) -> Iterator[Page | Dropped]:
-    _library()
-    from fastwarc.warc import ArchiveIterator, WarcRecordType
+    with needed("WARC", "fastwarc", "data"):
+        from fastwarc.warc import ArchiveIterator, WarcRecordType
 
     wanted = WarcRecordType.response | WarcRecordType.resource
     wanted |= WarcRecordType.revisit if with_revisits else WarcRecordType.no_type
@@ -418,11 +416,3 @@ def _info_bytes(name: str, description: Mapping[str, str]) -> bytes:
 
 def _new_id() -> str:
     return f"urn:uuid:{uuid4()}"
-
-
-def _library() -> None:
-    """Check that fastwarc is installed."""
-    try:
-        import fastwarc  # noqa: F401
-    except ImportError as error:
-        raise MissingLibraryError("WARC files need fastwarc; install it with: pip install 'openafm[data]'") from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from openafm.core.libraries import needed
 from openafm.data.filtering.privacy.numbers import is_beside, keywords_of
-from openafm.data.web.warc import MissingLibraryError
 
 # The matcher of phonenumbers takes half a millisecond for a place, so it sees only places with enough digits in a row.
 _CANDIDATE = re.compile(
@@ -53,12 +53,8 @@ def find_phones(text: str, start: int, end: int, regions: Sequence[str]) -> Iter
 
 
 def _matches(candidate: str, regions: Sequence[str], is_lenient: bool) -> list[tuple[int, int]]:
-    try:
+    with needed("the privacy filter", "phonenumbers", "data"):
         from phonenumbers import Leniency, PhoneNumberMatcher
-    except ImportError as error:
-        raise MissingLibraryError(
-            "finding phone numbers needs phonenumbers; install it with: pip install 'openafm[data]'"
-        ) from error
     leniency = Leniency.VALID if is_lenient else Leniency.STRICT_GROUPING
     for region in ("ZZ",) if candidate.startswith("+") or not regions else regions:
         found = [(match.start, match.end) for match in PhoneNumberMatcher(candidate, region, leniency=leniency)]
