@@ -7,7 +7,7 @@ import signal
 import time
 
 from openafm.core.errors import UsageError
-from openafm.core.executors import unit
+from openafm.core.worker_process import unit
 
 
 def square(number: int) -> int:

@@ -13,7 +13,8 @@ import pytest
 
 from openafm.core.config import ConfigError
 from openafm.core.errors import UsageError
-from openafm.core.executors import ExecutorConfig, LimitsConfig, LocalConfig, RayConfig, RayMissingError, unit
+from openafm.core.executors import ExecutorConfig, LocalConfig, RayConfig, RayMissingError
+from openafm.core.worker_process import LimitsConfig, unit
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 RAY = pytest.param(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from simple_kinds import EqualTextsConfig, MinLengthConfig, TagsConfig
 
-from openafm.core.executors import LimitsConfig, LocalConfig
+from openafm.core.executors import LocalConfig
+from openafm.core.worker_process import LimitsConfig
 from openafm.data.pipeline.config import DeduplicationStageConfig, ExtractionStageConfig, PipelineConfig
 from openafm.data.web.documents import Page
 from openafm.data.web.warc import Capture, capture_bytes

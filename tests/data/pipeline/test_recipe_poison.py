@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from openafm.core.executors import LimitsConfig, LocalConfig
+from openafm.core.executors import LocalConfig
+from openafm.core.worker_process import LimitsConfig
 from openafm.data.pipeline.parquet import read_drops
 from openafm.data.pipeline.runner import run_pipeline
 from openafm.data.web.documents import Page

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openafm.core.config import Config
-from openafm.core.executors import ExecutorConfig, LimitsConfig, LocalConfig
+from openafm.core.executors import ExecutorConfig, LocalConfig
+from openafm.core.worker_process import LimitsConfig
 from openafm.data.deduplication.base import DeduplicationConfig
 from openafm.data.extraction.base import PageExtractorConfig
 from openafm.data.filtering.base import FilterConfig

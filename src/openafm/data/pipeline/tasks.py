@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from openafm.core.config import to_dict
-from openafm.core.executors import unit
 from openafm.core.files import atomic_file, write_json
 from openafm.core.libraries import pyarrow
+from openafm.core.worker_process import unit
 from openafm.data.pipeline.config import DeduplicationStageConfig
 from openafm.data.pipeline.inputs import Shard
 from openafm.data.pipeline.parquet import (

@@ -1,0 +1,249 @@
+"""A worker process: it reads an item, computes a function and writes the result, within limits that the kernel enforces."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import IO, Any, Generic, Literal, TypeVar
+
+from openafm.core.config import Config
+from openafm.core.errors import OpenAFMError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Reason = Literal["cpu_time", "wall_time", "killed", "crashed"]
+Report = Callable[[int], None]
+
+_LENGTH = struct.Struct("<Q")
+_REASONS: dict[str, Reason] = {"SIGPROF": "cpu_time", "SIGALRM": "wall_time", "SIGKILL": "killed"}
+_CLOSE_SECONDS = 2.0
+
+
+class WorkerStartError(OpenAFMError):
+    """A worker process ends before it computes anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitsConfig(Config):
+    """Limits of one unit of work (see `unit`) and of a worker's memory; 0 is no limit.
+
+    CPU time is the limit that decides on a busy machine; wall time ends work that waits without computing. `memory_mb` is
+    the size of a worker's heap: an allocation beyond it raises MemoryError, or ends the worker if a library ignores that.
+    Enforced by the kernel of Linux and macOS (memory: Linux); without effect on Windows.
+    """
+
+    cpu_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    memory_mb: int = 0
+
+    def __post_init__(self) -> None:
+        smallest = min(self.cpu_seconds, self.wall_seconds, self.memory_mb)
+        self.require(smallest >= 0, f"limits must be 0 (none) or more, got {smallest}")
+
+
+NO_LIMITS = LimitsConfig()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a worker did not return: its reason, and the position of the unit in which it ended (-1 outside of units)."""
+
+    reason: Reason
+    detail: str
+    position: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Generic[Item, Result]):
+    """The result of one item, or the failure of its worker."""
+
+    item: Item
+    result: Result | None = None
+    failure: Failure | None = None
+
+
+class Worker:
+    """A worker process, started by its first item and started again after it died."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def compute(
+        self, function: Callable[[Item], Result], item: Item, limits: LimitsConfig, on_unit: Report | None
+    ) -> Outcome[Item, Result]:
+        process = self._running()
+        position = -1
+        try:
+            _send(process.stdin, (function, item, limits))
+            while True:
+                kind, value = _receive(process.stdout)
+                if kind == "unit":
+                    position = value
+                    if on_unit is not None:
+                        on_unit(position)
+                elif kind == "result":
+                    return Outcome(item=item, result=value)
+                else:
+                    raise value
+        except (EOFError, BrokenPipeError):
+            return Outcome(item=item, failure=self._failure(process, position))
+
+    def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            _close(process)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps(sys.path)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={"OMP_NUM_THREADS": "1", **os.environ},
+            )
+            try:
+                _receive(self._process.stdout)
+            except EOFError as error:
+                code = self._process.wait()
+                self.kill()
+                raise WorkerStartError(
+                    f"a worker process ended with exit code {code} before it computed anything"
+                ) from error
+        return self._process
+
+    def _failure(self, process: subprocess.Popen[bytes], position: int) -> Failure:
+        code = process.wait(_CLOSE_SECONDS)
+        _close(process)
+        self._process = None
+        try:
+            name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        except ValueError:
+            name = f"signal {-code}"
+        return Failure(reason=_REASONS.get(name, "crashed"), detail=name, position=position)
+
+
+_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from openafm.core.worker_process import work; work()"
+
+
+class _Channel:
+    """A worker's connection to its parent, and the limits of the present item."""
+
+    def __init__(self, requests: IO[bytes], replies: IO[bytes]) -> None:
+        self.requests, self.replies, self.limits = requests, replies, NO_LIMITS
+
+
+_channel: _Channel | None = None
+
+
+@contextlib.contextmanager
+def unit(position: int) -> Iterator[None]:
+    """Apply the time limits to the block, the unit `position` of the item. Without effect outside of a worker."""
+    if _channel is None:
+        yield
+        return
+    _send(_channel.replies, ("unit", position))
+    _arm(_channel.limits)
+    try:
+        yield
+    finally:
+        _arm(NO_LIMITS)
+
+
+def work() -> None:
+    """Compute items until the parent closes the connection; the main function of a worker process."""
+    global _channel
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not mix with replies
+    requests = sys.stdin.buffer
+    _channel = _Channel(requests, replies)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
+        _send(replies, ("ready", None))
+        while True:
+            _reply(_channel)
+
+
+def _reply(channel: _Channel) -> None:
+    try:
+        function, item, limits = _receive(channel.requests)
+        channel.limits = limits
+        _limit_memory(limits.memory_mb)
+        reply = ("result", function(item))
+        data = pickle.dumps(reply)
+    except (EOFError, BrokenPipeError):
+        raise
+    except BaseException as error:  # the parent raises it
+        data = pickle.dumps(("raised", _portable(error)))
+    _write(channel.replies, data)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return an error that can be pickled, with the traceback of the worker as a note."""
+    text = "".join(traceback.format_exception(error))
+    copy: object
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:  # an error class with a constructor of its own
+        copy = None
+    if not isinstance(copy, Exception):
+        copy = RuntimeError(f"{type(error).__name__}: {error}")
+    copy.add_note(f"in a worker process:\n{text}")
+    return copy
+
+
+def _arm(limits: LimitsConfig) -> None:
+    """Start the timers, or stop them for `NO_LIMITS`. Their signals end the process, whatever code is running."""
+    if sys.platform != "win32":
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
+        signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds)
+
+
+def _limit_memory(memory_mb: int) -> None:
+    if sys.platform != "win32":
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        soft = memory_mb << 20 if memory_mb else hard
+        resource.setrlimit(resource.RLIMIT_DATA, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+
+
+def _send(file: IO[bytes] | None, value: object) -> None:
+    _write(file, pickle.dumps(value))
+
+
+def _write(file: IO[bytes] | None, data: bytes) -> None:
+    assert file is not None
+    file.write(_LENGTH.pack(len(data)) + data)
+    file.flush()
+
+
+def _receive(file: IO[bytes] | None) -> Any:
+    """Return the next value; raise EOFError if the other side is gone."""
+    assert file is not None
+    (length,) = _LENGTH.unpack(_exactly(file, _LENGTH.size))
+    return pickle.loads(_exactly(file, length))
+
+
+def _exactly(file: IO[bytes], count: int) -> bytes:
+    data = file.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for file in (process.stdin, process.stdout):
+        if file is not None:
+            with contextlib.suppress(BrokenPipeError):
+                file.close()
