@@ -81,7 +81,7 @@ class StoredImage:
 class ImageDocument:
     """Text and images in order, and what is known about the images.
 
-    `kind` is `pair` (an image and its alt text), `interleaved`, or the generator of a drawn document (`chart`, `flyer`, ...).
+    `kind` is `pair` (an image and its alt text), `interleaved`, or what a generator drew (`chart`, `flyer`, ...).
     `captions` are by level (`CAPTION_LEVELS`). `transcription` is the text of the image in reading order, as Markdown.
     `split` is `train` or `held_out`.
     """
