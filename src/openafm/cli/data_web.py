@@ -119,6 +119,7 @@ def _print_report(report: CrawlReport) -> None:
         ("opted out of training", report.opted_out),
         ("failed", report.failed),
         ("denied", report.denied),
+        ("images", report.images),
         ("waiting", report.waiting),
     ]
     print_table(("", ""), rows)

@@ -35,6 +35,9 @@ class CrawlConfig(Config):
 
     `scope` limits links: to the hosts of the seeds, to their domains with subdomains, or not at all. A crawl ends when the
     next page may be fetched in more than `max_wait_s`. `exceptions` is a TOML file (`opt_out.read_exceptions`).
+
+    `images` fetches the images of fetched pages too, right after their page. Images may be on any host, under the delay and
+    the robots.txt of that host; they do not count as pages. Pages that opted out of training have none fetched.
     """
 
     contact: str = ""
@@ -57,6 +60,9 @@ class CrawlConfig(Config):
     max_wait_s: float = 120.0
     timeout_s: float = 30.0
     max_page_bytes: int = 10 << 20
+    images: bool = False
+    max_images_per_page: int = 50
+    max_image_bytes: int = 10 << 20
     max_warc_bytes: int = 1 << 30
     refetch_after_days: float | None = None
     allow_private_addresses: bool = False
@@ -76,6 +82,8 @@ class CrawlConfig(Config):
             "max_attempts",
             "max_host_failures",
             "max_page_bytes",
+            "max_images_per_page",
+            "max_image_bytes",
         )
         for name in counts:
             self.require(getattr(self, name) > 0, f"{name} is {getattr(self, name)}; use 1 or more")
@@ -109,6 +117,10 @@ class Rules:
             return f"{host_of(url)} is not a host of the seeds"
         if self._config.scope == "domain" and not self._is_in_domains(domain_of(url)):
             return f"{domain_of(url)} is not below a domain of the seeds"
+        return self.image_refusal(url)
+
+    def image_refusal(self, url: str) -> str:
+        """Return why a canonical URL of an image, on any host, does not belong to the crawl; empty if it does."""
         return trap_reason(url, self._latest_year)
 
     def _is_in_domains(self, domain: str) -> bool:
@@ -130,10 +142,10 @@ def check_config(frontier: Frontier, config: CrawlConfig, folder: Path) -> None:
     values = to_dict(config)
     text = frontier.fact("config")
     if text is not None:
-        stored = json.loads(text)
-        changed = [name for name in values if name not in _MAY_CHANGE and stored.get(name) != values[name]]
+        stored = to_dict(stored_config(frontier))  # with the defaults of values that are newer than the crawl
+        changed = [name for name in values if name not in _MAY_CHANGE and stored[name] != values[name]]
         if changed:
-            listed = ", ".join(f"{name} {stored.get(name)!r} -> {values[name]!r}" for name in changed)
+            listed = ", ".join(f"{name} {stored[name]!r} -> {values[name]!r}" for name in changed)
             raise CrawlError(f"{folder} holds a crawl of another config ({listed}); use that config or another folder")
     frontier.set_fact("config", json.dumps(values))
 

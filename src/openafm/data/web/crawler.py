@@ -23,7 +23,16 @@ from openafm.core.progress import Progress
 from openafm.data.web.crawl_config import CrawlConfig, CrawlError, check_config, seed_url
 from openafm.data.web.discovery import Discovery
 from openafm.data.web.documents import Page
-from openafm.data.web.fetch import RETRIED, Fetched, Fetcher, FetchFailure, FetchLimits, retry_after_seconds, timestamp
+from openafm.data.web.fetch import (
+    IMAGE_TYPES,
+    RETRIED,
+    Fetched,
+    Fetcher,
+    FetchFailure,
+    FetchLimits,
+    retry_after_seconds,
+    timestamp,
+)
 from openafm.data.web.frontier import Candidate, Frontier, Outcome, Task
 from openafm.data.web.opt_out import (
     PublisherException,
@@ -84,6 +93,7 @@ class CrawlReport:
     seconds: float
     reasons: dict[str, int]
     next_at: float | None = None
+    images: int = 0
 
 
 class Crawler:
@@ -150,6 +160,9 @@ class _Run:
             for page in recover(path, noted.get(path.name, 0)):
                 known = self.frontier.page(page.url)
                 if known is not None and known["state"] in ("waiting", "held", "active"):
+                    if known["kind"] == "image":
+                        self.discovery.note_image(page, time.time(), path.name)
+                        continue
                     inspected = self.discovery.inspect(page, page.body)
                     self.discovery.note(page, inspected, time.time(), known["depth"], path.name)
             self.frontier.set_warc_length(path.name, path.stat().st_size)
@@ -180,13 +193,14 @@ class _Run:
         """Start visits; return the time of the next page if the run ends because all wait for too long."""
         while True:
             now = time.time()
-            may_start = len(self.tasks) < self.config.max_connections
-            may_start &= self.discovery.num_done + len(self.tasks) < self.config.max_pages
-            task = self.frontier.claim(now, self.config.connections_per_host, self.discovery.score) if may_start else None
+            is_spent = self.discovery.num_done + len(self.tasks) >= self.config.max_pages  # images are still fetched
+            may_start = len(self.tasks) < self.config.max_connections and (not is_spent or self.config.images)
+            per_host = self.config.connections_per_host
+            task = self.frontier.claim(now, per_host, self.discovery.score, images_only=is_spent) if may_start else None
             if task is not None:
                 self.tasks.add(asyncio.create_task(self._visit(task)))
                 continue
-            next_at = self.frontier.next_time(self.config.connections_per_host) if may_start else None
+            next_at = self.frontier.next_time(per_host, images_only=is_spent) if may_start else None
             if not self.tasks and (next_at is None or next_at - now > self.config.max_wait_s):
                 return next_at
             await self._pause(None if next_at is None else max(0.001, next_at - now))
@@ -235,7 +249,9 @@ class _Run:
             wait = min(self.config.max_backoff_s, _BACKOFF_S * 2**state.failures)
             self.frontier.delay_host(task.host, max(state.next_at, time.time() + wait))
             self._host_failed(task.host, robots)
-        elif self.config.sitemaps:
+        elif self.config.sitemaps and not self.discovery.rules.refusal(
+            origin + "/", depth=0
+        ):  # not of hosts of images alone
             found = (canonical_url(each, origin) for each in robots.sitemaps)
             of_host = [each for each in found if each and host_of(each) == task.host]
             self.frontier.add(
@@ -247,11 +263,15 @@ class _Run:
         decision |= {"score": self.discovery.explanation(task)}
         self.frontier.start(task, time.time(), time.time() + delay, decision)
         limits = FetchLimits(max_bytes=self.config.max_page_bytes, timeout_s=self.config.timeout_s)
+        headers: dict[str, str] = {}
         if task.kind == "sitemap":
             limits = replace(limits, max_bytes=SITEMAP_BYTES, content_types=(), truncate=True)
+        elif task.kind == "image":
+            limits = replace(limits, max_bytes=self.config.max_image_bytes, content_types=IMAGE_TYPES)
+            headers["accept"] = f"{', '.join(IMAGE_TYPES)}, */*;q=0.1"
         languages = ", ".join(self.config.priority.languages)
         answer = await self.fetcher.fetch(
-            task.url, limits, etag=task.etag, last_modified=task.last_modified, accept_language=languages
+            task.url, limits, etag=task.etag, last_modified=task.last_modified, accept_language=languages, headers=headers
         )
         at = answer.at if isinstance(answer, FetchFailure) else answer.headers_at
         self.frontier.delay_host(task.host, at + delay)
@@ -270,7 +290,9 @@ class _Run:
             )
             self._calm(task.host)
         elif 300 <= answer.status < 400 and answer.status != 304:
-            self._redirected(task, answer)
+            await self._redirected(task, answer)
+        elif task.kind == "image":
+            await self._captured_image(task, answer, self._opt_out(task, answer, robots))
         elif task.kind == "sitemap":
             self._sitemap(task, answer)
         else:
@@ -311,12 +333,14 @@ class _Run:
                 host, state.next_at, backoff=backoff if backoff > self.config.delay_s else 0.0, failed=False
             )
 
-    def _redirected(self, task: Task, answer: Fetched) -> None:
+    async def _redirected(self, task: Task, answer: Fetched) -> None:
         """Put the target of a redirect into the frontier; it is visited under the rules of its own host."""
         target = canonical_url(answer.headers.get("location", ""), task.url)
         if target and task.depth == 0 and task.kind == "page":
             self.discovery.add_seed(target)
-        refusal = self.discovery.rules.refusal(target, task.depth) if target else "the target is not a web address"
+        rules = self.discovery.rules
+        refusal = rules.image_refusal(target) if task.kind == "image" else rules.refusal(target, task.depth)
+        refusal = refusal if target else "the target is not a web address"
         if task.redirects >= self.config.max_redirects:
             refusal = f"more than {self.config.max_redirects} redirects"
         reason = f"redirect to {target or answer.headers.get('location', '')[:200]}" + (f": {refusal}" if refusal else "")
@@ -329,6 +353,10 @@ class _Run:
             redirects=task.redirects + 1,
             score=task.score,
         )
+        if task.kind == "image" and not refusal:
+            self.frontier.add([new])
+            await self._captured_image(task, replace(answer, body=b""), "")  # pages refer to the address before the redirect
+            return
         outcome = Outcome(state="failed" if refusal else "done", reason=reason, status=answer.status)
         self.frontier.finish(
             task.url, outcome, answer.headers_at, attempt="answered", new=[] if refusal else [new], counters={"redirects": 1}
@@ -360,15 +388,7 @@ class _Run:
             headers=answer.headers,
             status=answer.status,
             fetched_at=timestamp(answer.headers_at),
-            opt_out=training_opt_out(
-                task.url,
-                answer.headers,
-                answer.body,
-                robots=robots,
-                tdm_file=self.origins.tdm_file(origin_of(task.url)),
-                exceptions=self.exceptions,
-                agents=self.config.training_agents,
-            ),
+            opt_out=self._opt_out(task, answer, robots),
         )
         capture = Capture(page=page, request_headers=answer.request_headers, http_version=answer.http_version, ip=answer.ip)
         if self.renderer is not None and answer.status == 200 and self.renderer.needs_rendering(page):
@@ -382,6 +402,36 @@ class _Run:
         self._calm(task.host)
         if self.progress is not None:
             self.progress.update(self.discovery.num_done, f"{self.discovery.num_done:,} pages, {task.domain}")
+
+    async def _captured_image(self, task: Task, answer: Fetched, opt_out: str) -> None:
+        """Write an image, or its redirect, to the WARC file and then to the frontier."""
+        page = Page(
+            url=task.url,
+            body=answer.body,
+            headers=answer.headers,
+            status=answer.status,
+            fetched_at=timestamp(answer.headers_at),
+            opt_out=opt_out,
+        )
+        capture = Capture(page=page, request_headers=answer.request_headers, http_version=answer.http_version, ip=answer.ip)
+        async with self.writing:
+            place = await asyncio.to_thread(self.writer.write, capture)
+            self.discovery.note_image(page, answer.headers_at, place)
+        self._calm(task.host)
+
+    def _opt_out(self, task: Task, answer: Fetched, robots: Robots) -> str:
+        """Return why what was fetched must not be used for training; empty if it may be."""
+        is_image = task.kind == "image"
+        return training_opt_out(
+            task.url,
+            answer.headers,
+            b"" if is_image else answer.body,
+            robots=robots,
+            tdm_file=self.origins.tdm_file(origin_of(task.url)),
+            exceptions=self.exceptions,
+            agents=self.config.training_agents,
+            is_image=is_image,
+        )
 
     async def _rendered(self, renderer: Renderer, capture: Capture, delay: float) -> Capture:
         """Add the rendered DOM to a capture; a page that cannot be rendered stays static.
@@ -427,6 +477,7 @@ class _Run:
             waiting=states["waiting"] + states["held"] + states["active"],
             opted_out=counters.get("opted_out", 0),
             seconds=seconds,
+            images=counters.get("images", 0),
             reasons=dict(reasons.most_common(20)),
             next_at=next_at,
         )

@@ -11,9 +11,13 @@ from openafm.data.web.crawl_config import CrawlConfig, Rules
 from openafm.data.web.documents import Page
 from openafm.data.web.frontier import Candidate, Frontier, Outcome, Task
 from openafm.data.web.inspection import Inspection, inspect_page
-from openafm.data.web.opt_out import follows_links
+from openafm.data.web.opt_out import follows_links, image_opt_out
 from openafm.data.web.urls import domain_of, template_of
 from openafm.data.web.warc import Position
+
+_SITEMAP_OR_IMAGE = ("sitemap", "image")
+_IMAGE_SCORE = 15.0
+"""Above pages and below sitemaps: a crawl that is ended early has the images of its pages."""
 
 
 class Discovery:
@@ -31,12 +35,12 @@ class Discovery:
 
     def score(self, task: Task) -> float:
         """Return the current score of a waiting page."""
-        return task.score if task.kind == "sitemap" else self.priority.score(task.url, task.domain, task.depth).total
+        return task.score if task.kind in _SITEMAP_OR_IMAGE else self.priority.score(task.url, task.domain, task.depth).total
 
     def explanation(self, task: Task) -> str:
         """Return the score with its parts."""
-        if task.kind == "sitemap":
-            return f"{task.score:.3f}: a sitemap"
+        if task.kind in _SITEMAP_OR_IMAGE:
+            return f"{task.score:.3f}: {'a sitemap' if task.kind == 'sitemap' else 'an image of a page'}"
         return str(self.priority.score(task.url, task.domain, task.depth))
 
     def is_spent(self, domain: str) -> bool:
@@ -67,7 +71,13 @@ class Discovery:
     def inspect(self, page: Page, body: bytes) -> Inspection:
         """Return what a page links to; a page that cannot be inspected links to nothing."""
         try:
-            return inspect_page(page.url, page.headers, body, identify=bool(self._config.priority.languages))
+            return inspect_page(
+                page.url,
+                page.headers,
+                body,
+                identify=bool(self._config.priority.languages),
+                images=self._config.images,
+            )
         except (ValueError, LookupError, RecursionError, OverflowError):
             self._frontier.count("not_inspected")
             return Inspection()
@@ -97,7 +107,11 @@ class Discovery:
             reward=(inspected.language, topic, reward) if is_new else None,
         )
         new = self.candidates(found, "link", page.url, depth + 1)
-        counters = _counters(page, is_duplicate=is_duplicate)
+        counters = dict(_counters(page, is_duplicate=is_duplicate))
+        if inspected.images and (page.opt_out or image_opt_out(page.headers, page.body, self._config.training_agents)):
+            counters["images_not_fetched"] = len(inspected.images)
+        else:
+            new += self._images(inspected.images[: self._config.max_images_per_page], page.url, depth)
         self._frontier.finish(page.url, outcome, at, attempt="answered", new=new, counters=counters)
         self._of_domain[domain] += 1
         self.num_done += 1
@@ -106,6 +120,31 @@ class Discovery:
             if self.priority.is_rescored(template):
                 score = self.priority.score(page.url, domain, 0).total
                 self._frontier.rescore(template, score, self._config.priority.depth_penalty)
+
+    def note_image(self, page: Page, at: float, place: Position | str) -> None:
+        """Store a captured image, or the redirect of one, of a page that was noted before. `place` is as in `note`."""
+        outcome = Outcome(
+            state="done",
+            reason=f"redirect to {page.headers.get('location', '')[:200]}"
+            if 300 <= page.status < 400 and page.status != 304
+            else "",
+            status=page.status,
+            etag=page.headers.get("etag", ""),
+            last_modified=page.headers.get("last-modified", ""),
+            opt_out=page.opt_out,
+            warc=place if isinstance(place, str) else f"{place.file}:{place.start}",
+            warc_lengths={} if isinstance(place, str) else {place.file: place.end},
+        )
+        counted = {"images": page.status == 200, "image_bytes": len(page.body), "images_opted_out": bool(page.opt_out)}
+        counters = {name: int(value) for name, value in counted.items() if value}
+        self._frontier.finish(page.url, outcome, at, attempt="answered", counters=counters)
+
+    def _images(self, urls: Iterable[str], parent: str, depth: int) -> list[Candidate]:
+        return [
+            Candidate(url=url, source="image", kind="image", parent=parent, depth=depth, score=_IMAGE_SCORE)
+            for url in self._frontier.unknown(urls)
+            if not self.rules.image_refusal(url)
+        ]
 
 
 def _counters(page: Page, *, is_duplicate: bool) -> Mapping[str, int]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import httpcore2
 
 HTML_TYPES = ("text/html", "application/xhtml+xml")
+IMAGE_TYPES = ("image/jpeg", "image/jpg", "image/png", "image/webp", "image/gif", "image/avif", "image/bmp", "image/tiff")
+"""Content types of images that a crawl keeps. SVG is a program as much as an image and is left out."""
 FAILURES = ("dns", "connect", "timeout", "tls", "protocol", "private_address", "port", "content_type", "too_large")
 """Reasons of a `FetchFailure`. Retries help against the first four only."""
 RETRIED = frozenset({"dns", "connect", "timeout", "protocol"})

@@ -37,7 +37,10 @@ class FrontierError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A page to be crawled. `source` is `seed`, `link`, `sitemap` or `redirect`; `kind` is `page` or `sitemap`."""
+    """A page, sitemap or image to be crawled. `source` is `seed`, `link`, `sitemap`, `redirect` or `image`.
+
+    `kind` is `page`, `sitemap` or `image`.
+    """
 
     url: str
     source: str = "link"
@@ -137,20 +140,26 @@ class Frontier:
         with self._transaction():
             return self._add(candidates)
 
-    def claim(self, now: float, connections_per_host: int, score: ScoreFunction) -> Task | None:
+    def claim(
+        self, now: float, connections_per_host: int, score: ScoreFunction, *, images_only: bool = False
+    ) -> Task | None:
         """Hold the best page that may be fetched now and return it; None if every host is busy or in its delay.
 
-        Among the hosts that wait longest, the best pages by stored score are scored again by `score`.
+        Among the hosts that wait longest, the best pages by stored score are scored again by `score`. `images_only` leaves
+        pages and sitemaps waiting.
         """
+        kinds = "image" if images_only else "*"
         hosts = self._all(
             "SELECT host FROM hosts h WHERE waiting > 0 AND active < ? AND next_at <= ? AND EXISTS (SELECT 1 FROM pages p"
-            " WHERE p.host = h.host AND state = 'waiting' AND not_before <= ?) ORDER BY next_at, host LIMIT ?",
+            " WHERE p.host = h.host AND state = 'waiting' AND not_before <= ? AND kind GLOB ?)"
+            " ORDER BY next_at, host LIMIT ?",
             connections_per_host,
             now,
             now,
+            kinds,
             _READY_HOSTS,
         )
-        tasks = [task for row in hosts for task in self._best_of_host(str(row["host"]), now)]
+        tasks = [task for row in hosts for task in self._best_of_host(str(row["host"]), now, kinds)]
         best = max(tasks, key=lambda task: (score(task), task.url), default=None)
         if best is not None:
             self._set_state(best.url, "held")
@@ -160,7 +169,7 @@ class Frontier:
         """Let a held page wait again."""
         self._set_state(task.url, "waiting")
 
-    def next_time(self, connections_per_host: int) -> float | None:
+    def next_time(self, connections_per_host: int, *, images_only: bool = False) -> float | None:
         """Return the earliest time at which a waiting page may be fetched; None if none waits on a free host."""
         hosts = self._database.execute(
             "SELECT host, next_at FROM hosts WHERE waiting > 0 AND active < ? ORDER BY next_at", (connections_per_host,)
@@ -169,8 +178,8 @@ class Frontier:
         for host in hosts:  # few of them: the search ends at the first host that is too late anyway
             if earliest is not None and host["next_at"] >= earliest:
                 break
-            query = "SELECT min(not_before) AS at FROM pages WHERE host = ? AND state = 'waiting'"
-            page = self._one(query, host["host"])
+            query = "SELECT min(not_before) AS at FROM pages WHERE host = ? AND state = 'waiting' AND kind GLOB ?"
+            page = self._one(query, host["host"], "image" if images_only else "*")
             if page is not None and page["at"] is not None:
                 at = max(float(host["next_at"]), float(page["at"]))
                 earliest = at if earliest is None else min(earliest, at)
@@ -261,12 +270,14 @@ class Frontier:
 
     def done_by_domain(self) -> dict[str, int]:
         """Return the number of fetched pages by domain."""
-        rows = self._all("SELECT domain, count(*) AS n FROM pages WHERE state = 'done' AND warc != '' GROUP BY domain")
+        rows = self._all(
+            "SELECT domain, count(*) AS n FROM pages WHERE state = 'done' AND warc != '' AND kind = 'page' GROUP BY domain"
+        )
         return {str(row["domain"]): int(row["n"]) for row in rows}
 
     def num_by_template(self) -> dict[str, int]:
         """Return the number of known pages by template."""
-        rows = self._all("SELECT template, count(*) AS n FROM pages GROUP BY template")
+        rows = self._all("SELECT template, count(*) AS n FROM pages WHERE kind != 'image' GROUP BY template")
         return {str(row["template"]): int(row["n"]) for row in rows}
 
     def rescore(self, template: str, score: float, depth_penalty: float) -> None:
@@ -380,13 +391,14 @@ class Frontier:
         with self._transaction():
             self._database.execute("UPDATE pages SET state = ? WHERE url = ?", (state, url))
 
-    def _best_of_host(self, host: str, now: float) -> list[Task]:
+    def _best_of_host(self, host: str, now: float, kinds: str) -> list[Task]:
         rows = self._all(
             "SELECT url, host, domain, template, kind, depth, redirects, attempts, etag, last_modified, digest, score"
             " FROM pages INDEXED BY pages_by_host WHERE host = ? AND state = 'waiting' AND not_before <= ?"
-            " ORDER BY score DESC LIMIT ?",
+            " AND kind GLOB ? ORDER BY score DESC LIMIT ?",
             host,
             now,
+            kinds,
             _CANDIDATES,
         )
         return [Task(**dict(row)) for row in rows]

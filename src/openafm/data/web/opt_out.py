@@ -112,11 +112,14 @@ def training_opt_out(
     tdm_file: bytes = b"",
     exceptions: Iterable[PublisherException] = (),
     agents: Sequence[str] = TRAINING_AGENTS,
+    is_image: bool = False,
 ) -> str:
-    """Return the reason why a page must not be used for training; empty if it may be.
+    """Return the reason why a page or an image must not be used for training; empty if it may be.
 
-    `headers` has lower-case names; `tdm_file` is the origin's `/.well-known/tdmrep.json`.
+    `headers` has lower-case names; `tdm_file` is the origin's `/.well-known/tdmrep.json`. For an image, pass `is_image` and
+    no body: noimageai and noimageindex apply to it too, and its bytes hold no meta elements.
     """
+    no_training = _NO_TRAINING | _NO_IMAGES if is_image else _NO_TRAINING
     decided = [each for each in exceptions if each.train is not None and each.applies(url)]
     if decided:
         denied = [each for each in decided if not each.train]
@@ -128,7 +131,7 @@ def training_opt_out(
                 return f"{agent}: {decision}"
     if robots is not None and robots.content_signals(agents[0] if agents else "*").get("ai-train") == "no":
         return "robots.txt: Content-Signal: ai-train=no"
-    if found := _NO_TRAINING & x_robots_directives(headers, agents):
+    if found := no_training & x_robots_directives(headers, agents):
         return f"X-Robots-Tag: {min(found)}"
     if headers.get("tdm-reservation", "").strip() == "1":
         return "header tdm-reservation"

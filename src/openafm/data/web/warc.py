@@ -288,10 +288,16 @@ def _http_page(record: WarcRecord, url: str, dom: bytes, max_body_bytes: int) ->
         status=status,
         fetched_at=record.headers.get("WARC-Date") or "",
         rendered=bool(dom),
-        opt_out=training_opt_out(url, headers, body)
+        opt_out=_declared_opt_out(url, headers, body)
         if use is None
         else unquote(use.removeprefix(_DENIED).removeprefix(_ALLOWED)),
     )
+
+
+def _declared_opt_out(url: str, headers: Mapping[str, str], body: bytes) -> str:
+    """Return the opt-out of a response without a record of it."""
+    is_image = headers.get("content-type", "").lower().startswith("image/")
+    return training_opt_out(url, headers, b"" if is_image else body, is_image=is_image)
 
 
 def _decoded(raw: bytes, headers: Mapping[str, str], limit: int) -> bytes:
