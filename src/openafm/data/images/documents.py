@@ -35,7 +35,7 @@ Part: TypeAlias = TextPart | ImagePart
 
 @dataclass(frozen=True, kw_only=True)
 class Region:
-    """A part of an image. `kind` says what the label is: `word`, `line`, `object`, `title`, ..."""
+    """A part of an image. `kind` is the kind of label: `word`, `line`, `object`, `title`, ..."""
 
     label: str
     box: Box
