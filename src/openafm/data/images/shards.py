@@ -69,6 +69,7 @@ PATTERNS = (
     *(f"[0-9]*.{it}" for it in ("tar", "index.npy", "documents.parquet", "dropped.parquet", "json")),
 )
 """Patterns of all files that an image corpus may have."""
+HELD_OUT = "held_out"
 MAX_OPEN_FILES = 128
 
 ShardItem = tuple[ImageDocument, Sequence[StoredImage]] | Dropped
@@ -84,11 +85,15 @@ class MissingImageError(ImageCorpusError):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSummary(Config):
-    """One shard: its counts and its files. `key` identifies what it was computed from; `dropped` counts by reason."""
+    """One shard: its counts and its files. `key` identifies what it was computed from; `dropped` counts by reason.
+
+    `num_held_out` documents have the split `held_out`.
+    """
 
     index: int
     key: str = ""
     num_documents: int
+    num_held_out: int = 0
     num_images: int
     image_bytes: int
     dropped: dict[str, int] = field(default_factory=dict)
@@ -118,6 +123,10 @@ class Manifest(Config):
     @property
     def num_documents(self) -> int:
         return sum(shard.num_documents for shard in self.shards)
+
+    @property
+    def num_held_out(self) -> int:
+        return sum(shard.num_held_out for shard in self.shards)
 
     @property
     def num_images(self) -> int:
@@ -157,7 +166,7 @@ def write_image_shard(folder: Path, index: int, items: Iterable[ShardItem], *, k
     number = f"{index:05}"
     paths = {it: folder / f"{number}.{it}" for it in ("tar", "index.npy", "documents.parquet", "dropped.parquet")}
     images: dict[str, tuple[StoredImage, Mapping[str, str]]] = {}
-    kinds, languages, dropped = Counter[str](), Counter[str](), Counter[str]()
+    kinds, languages, splits, dropped = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     with (
         atomic_file(paths["documents.parquet"]) as documents_file,
         atomic_file(paths["dropped.parquet"]) as dropped_file,
@@ -174,6 +183,7 @@ def write_image_shard(folder: Path, index: int, items: Iterable[ShardItem], *, k
             documents.write(document_row(document))
             kinds[document.kind] += 1
             languages[document.language] += 1
+            splits[document.split] += 1
             captions = document.captions if len(found) == 1 else {}
             for image in found:
                 images.setdefault(image.digest, (image, captions))
@@ -185,6 +195,7 @@ def write_image_shard(folder: Path, index: int, items: Iterable[ShardItem], *, k
         index=index,
         key=key,
         num_documents=sum(kinds.values()),
+        num_held_out=splits[HELD_OUT],
         num_images=len(images),
         image_bytes=int(index_I["num_bytes"].sum()),
         dropped=dict(sorted(dropped.items())),

@@ -1,0 +1,91 @@
+"""Resolution modes: how many views and tokens an image gets (report 5.1).
+
+`high` is a grid of tiles after an overview, `balanced` the overview alone, `rapid` a small overview with few tokens. A view
+is the whole image, or a tile of it, resized to a square without keeping the aspect ratio. So a view has no padding, its
+text is as sharp as the side allows, and coordinates in thousandths of the image (`grounding.py`) are thousandths of the
+view whatever the aspect ratio.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from openafm.core.config import Config
+from openafm.core.libraries import needed
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Mode = Literal["rapid", "balanced", "high"]
+MODES: tuple[Mode, ...] = ("rapid", "balanced", "high")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolutionConfig(Config):
+    """Sides of views in pixels and tokens of a view, by mode, and the shares of the modes in training.
+
+    An image counts as high-resolution if it has more pixels than a view of `side`. Rapid mode is drawn for half of the
+    other images and for 1 % of these; 20 % of the rest get balanced mode, and what remains high mode (report 5.1).
+    """
+
+    side: int = 672
+    rapid_side: int = 224
+    tokens: int = 144
+    rapid_tokens: int = 9
+    grid: int = 2
+    rapid_share: float = 0.5
+    rapid_share_of_high_resolution: float = 0.01
+    balanced_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        smallest = min(self.side, self.rapid_side, self.tokens, self.rapid_tokens, self.grid)
+        self.require(smallest > 0, f"sides, tokens and grid must be at least 1, got {smallest}")
+        shares = (self.rapid_share, self.rapid_share_of_high_resolution, self.balanced_share)
+        self.require(0 <= min(shares) <= max(shares) <= 1, f"shares are from 0 to 1, got {shares}")
+
+    def num_views(self, mode: Mode) -> int:
+        """Return the number of views of an image."""
+        return self.grid**2 + 1 if mode == "high" else 1
+
+    def num_tokens(self, mode: Mode) -> int:
+        """Return the number of tokens of an image."""
+        return self.rapid_tokens if mode == "rapid" else self.tokens * self.num_views(mode)
+
+    def view_side(self, mode: Mode) -> int:
+        """Return the side of a view in pixels."""
+        return self.rapid_side if mode == "rapid" else self.side
+
+    def needed_side(self, mode: Mode) -> int:
+        """Return the shorter side below which decoding an image at a reduced size would lose detail."""
+        return 2 * self.view_side(mode) * (self.grid if mode == "high" else 1)
+
+    def draw_mode(self, width: int, height: int, rng: random.Random) -> Mode:
+        """Return a mode for an image of this size, drawn by the shares."""
+        is_high_resolution = width * height > self.side**2
+        if rng.random() < (self.rapid_share_of_high_resolution if is_high_resolution else self.rapid_share):
+            return "rapid"
+        return "balanced" if rng.random() < self.balanced_share else "high"
+
+    def views(self, pixels: npt.NDArray[np.uint8], mode: Mode) -> npt.NDArray[np.uint8]:
+        """Return the views of an image [H, W, 3] as [N, side, side, 3]: the overview, then the tiles row by row."""
+        with needed("resizing images", "Pillow", "images"):
+            from PIL import Image as Images
+        image, side = Images.fromarray(pixels), self.view_side(mode)
+        overview = _resized(image, side)
+        if mode != "high":
+            return np.asarray(overview)[None]
+        whole = np.asarray(_resized(image, side * self.grid))
+        tiles = whole.reshape(self.grid, side, self.grid, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
+        return np.concatenate([np.asarray(overview)[None], tiles])
+
+
+def _resized(image: Image, side: int) -> Image:
+    """Return the image as a square. Images of more than twice the side are first averaged in boxes, which is faster."""
+    from PIL.Image import Resampling
+
+    return image.resize((side, side), Resampling.BICUBIC, reducing_gap=2.0)
