@@ -90,12 +90,14 @@ if TYPE_CHECKING:
     from openafm.framework.transcripts.feedback import FeedbackCategory as FeedbackCategory
     from openafm.framework.transcripts.feedback import FeedbackIssue as FeedbackIssue
     from openafm.framework.transcripts.feedback import Sentiment as Sentiment
+    from openafm.framework.transcripts.images import Image as Image
+    from openafm.framework.transcripts.images import ImageAttachment as ImageAttachment
     from openafm.framework.transcripts.prompt import Attachment as Attachment
-    from openafm.framework.transcripts.prompt import ImageAttachment as ImageAttachment
     from openafm.framework.transcripts.prompt import ImagePromptError as ImagePromptError
     from openafm.framework.transcripts.prompt import Prompt as Prompt
     from openafm.framework.transcripts.prompt import PromptComponent as PromptComponent
     from openafm.framework.transcripts.prompt import PromptError as PromptError
+    from openafm.framework.transcripts.prompt import PromptLike as PromptLike
     from openafm.framework.transcripts.prompt import UnsupportedAttachmentError as UnsupportedAttachmentError
     from openafm.framework.transcripts.transcript import InstructionsEntry as InstructionsEntry
     from openafm.framework.transcripts.transcript import PromptEntry as PromptEntry
@@ -158,7 +160,8 @@ _MODULES = {
     "Guardrail": "safety.guardrail",
     "GuardrailViolationError": "framework.errors",
     "GuideType": "framework.schema.guides",
-    "ImageAttachment": "framework.transcripts.prompt",
+    "Image": "framework.transcripts.images",
+    "ImageAttachment": "framework.transcripts.images",
     "ImagePart": "tokenizer.conversation",
     "ImagePromptError": "framework.transcripts.prompt",
     "Instructions": "tokenizer.conversation",
@@ -174,6 +177,7 @@ _MODULES = {
     "PromptComponent": "framework.transcripts.prompt",
     "PromptEntry": "framework.transcripts.transcript",
     "PromptError": "framework.transcripts.prompt",
+    "PromptLike": "framework.transcripts.prompt",
     "RateLimitedError": "framework.errors",
     "RefusalError": "framework.errors",
     "Refused": "safety.guardrail",

@@ -12,7 +12,7 @@ import pytest
 
 import openafm as fm
 
-HEAVY = ("torch", "tokenizers", "llguidance", "pydantic", "numpy", "transformers")
+HEAVY = ("torch", "tokenizers", "llguidance", "pydantic", "numpy", "PIL", "transformers")
 
 
 def run_python(code: str) -> str:
@@ -49,7 +49,7 @@ def test_every_public_name_exists_and_is_typed() -> None:
     }
     assert typed - {"tools"} == set(fm.__all__) == set(dir(fm))  # tools is a module
     for name in fm.__all__:
-        assert name in ("Prompt", "PromptComponent") or getattr(fm, name).__name__ == name  # a union has no name
+        assert name in ("PromptLike", "PromptComponent") or getattr(fm, name).__name__ == name  # a union has no name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         fm.nothing  # noqa: B018
 

@@ -6,7 +6,8 @@ import mimetypes
 from pathlib import Path
 
 from openafm.framework.backends.language_model import Capability, LanguageModel
-from openafm.framework.transcripts.prompt import ImageAttachment, Prompt
+from openafm.framework.transcripts.images import ImageAttachment
+from openafm.framework.transcripts.prompt import PromptLike
 
 
 class PromptBuilder:
@@ -26,7 +27,7 @@ class PromptBuilder:
         """
         self.components.append(ImageAttachment(Path(path), label))
 
-    def prompt_for(self, model: LanguageModel) -> Prompt:
+    def prompt_for(self, model: LanguageModel) -> PromptLike:
         """Return the prompt. For models without vision, text replaces the images: the SDK has no error for them."""
         if Capability.VISION in model.capabilities:
             return list(self.components)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import hashlib
+import io
 import json
 import time
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import PIL.Image
 import pytest
 from endpoints import (
+    Endpoint,
     Reply,
     Toy,
     Weather,
@@ -311,10 +316,22 @@ def test_waiting_for_a_retry_can_be_cancelled() -> None:
         assert time.monotonic() - started < 5
 
 
+def sent_images(endpoint: Endpoint, request: int) -> list[bytes]:
+    """Return the bytes of the images in a request, in order."""
+    contents = [message["content"] for message in endpoint.requests[request]["messages"]]
+    urls = [part["image_url"]["url"] for parts in contents if isinstance(parts, list) for part in parts[1:2]]
+    return [base64.b64decode(url.removeprefix("data:image/png;base64,"), validate=True) for url in urls]
+
+
+def png(color: int) -> bytes:
+    file = io.BytesIO()
+    PIL.Image.new("L", (3, 2), color).save(file, "PNG")
+    return file.getvalue()
+
+
 def test_images_are_sent_as_data_urls(tmp_path: Path) -> None:
-    image = tmp_path / "swift.png"
-    image.write_bytes(b"\x89PNG\r\n\x1a\n")
-    prompt = ["What is", "this?", fm.ImageAttachment(image, "photo"), "Be brief."]
+    (tmp_path / "swift.png").write_bytes(png(1))
+    prompt = fm.Prompt("What is", "this?", fm.Image(tmp_path / "swift.png", "photo"), "Be brief.")
     with serving(says('{"squeaks":true}'), says("Bye."), says("x")) as endpoint:
         model = model_at(endpoint.url, capabilities=list(fm.Capability))
         session = fm.LanguageModelSession(model=model)
@@ -323,19 +340,61 @@ def test_images_are_sent_as_data_urls(tmp_path: Path) -> None:
         parts = endpoint.requests[0]["messages"][0]["content"]
         assert [part["type"] for part in parts] == ["text", "image_url", "text", "text"]
         assert parts[0]["text"] == "What is\nthis?\nphoto:"
-        assert parts[1]["image_url"]["url"] == "data:image/png;base64,iVBORw0KGgo="
+        assert sent_images(endpoint, 0) == [png(1)]
         assert parts[2]["text"] == "Be brief."
         assert parts[3]["text"].startswith("\n\nRespond with JSON")
         assert endpoint.requests[1]["messages"][0]["content"] == parts
-        restored = fm.Transcript.parse(json.loads(json.dumps(session.transcript.as_dict())))
-        assert restored.turns == session.transcript.turns
-        again = fm.LanguageModelSession.from_transcript(restored, model)
-        with pytest.raises(fm.UnsupportedCapabilityError, match="attach it to a new prompt"):
-            again.respond_blocking("x")
-        image.write_bytes(b"%PDF")
-        with pytest.raises(fm.ImagePromptError, match="not PNG"):
-            session.respond_blocking(fm.ImageAttachment(image))
     assert len(endpoint.requests) == 2
+
+
+def test_a_transcript_with_images_is_continued_with_their_bytes() -> None:
+    with serving(says("A."), says("B."), says("C.")) as endpoint:
+        model = model_at(endpoint.url, capabilities=list(fm.Capability))
+        session = fm.LanguageModelSession(model=model)
+        session.respond_blocking(fm.Prompt("What is this?", fm.Image(png(1))))
+        written = json.loads(json.dumps(session.transcript.as_dict()))
+        bare = fm.LanguageModelSession.from_transcript(fm.Transcript.parse(written), model)
+        with pytest.raises(fm.UnsupportedCapabilityError, match="pass images= to Transcript.from_dict"):
+            bare.respond_blocking("x")
+        restored = fm.Transcript.parse(written, images=session.transcript.images)
+        again = fm.LanguageModelSession.from_transcript(restored, model)
+        again.respond_blocking(fm.Prompt("And this?", fm.Image(png(2))))
+        again.respond_blocking("Compare them.")
+        assert [sent_images(endpoint, request) for request in range(3)] == [[png(1)]] + [[png(1), png(2)]] * 2
+        text_model = model_at(endpoint.url)
+        with pytest.raises(fm.UnsupportedAttachmentError, match="needs vision"):
+            fm.LanguageModelSession.from_transcript(restored, text_model).respond_blocking("x")
+
+
+def test_a_failed_request_sends_the_images_again() -> None:
+    with serving(says("A."), fails(400, {"error": {"message": "no"}}), says("B.")) as endpoint:
+        model = model_at(endpoint.url, capabilities=list(fm.Capability))
+        first = fm.LanguageModelSession(model=model)
+        first.respond_blocking(fm.Prompt("What is this?", fm.Image(png(1))))
+        session = fm.LanguageModelSession.from_transcript(first.transcript, model)
+        with pytest.raises(fm.GenerationError):
+            session.respond_blocking("x")
+        session.respond_blocking("x")
+        assert sent_images(endpoint, 2) == [png(1)]
+
+
+def test_a_saved_session_stores_its_images_beside_it(tmp_path: Path) -> None:
+    path, folder = tmp_path / "chat", tmp_path / "chat.images"
+    digest = hashlib.sha256(png(1)).hexdigest()
+    with serving(says("A."), says("B.")) as endpoint:
+        model = model_at(endpoint.url, capabilities=list(fm.Capability))
+        session = fm.LanguageModelSession(model=model)
+        session.respond_blocking(fm.Prompt("What is this?", fm.Image(png(1))))
+        session.save_blocking(path)
+        assert [(each.name, each.read_bytes()) for each in folder.iterdir()] == [(digest, png(1))]
+        assert png(1) not in path.read_bytes()
+        loaded = fm.LanguageModelSession.load(path, model)
+        loaded.respond_blocking("And now?")
+        assert sent_images(endpoint, 1) == [png(1)]
+        (folder / digest).write_bytes(png(2))
+        assert fm.LanguageModelSession.load(path, model).transcript.images == {}
+        fm.LanguageModelSession(model=model).save_blocking(path)
+        assert list(folder.iterdir()) == []
 
 
 def test_a_stated_context_size_stops_long_prompts() -> None:

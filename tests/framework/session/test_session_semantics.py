@@ -202,6 +202,8 @@ def test_missing_capabilities_are_refused_before_generation(tmp_path: Path) -> N
     session = fm.LanguageModelSession(model=model)
     with pytest.raises(fm.UnsupportedCapabilityError, match="vision"):
         session.respond_blocking(["what is this?", fm.ImageAttachment(image)])
+    with pytest.raises(fm.UnsupportedAttachmentError, match="vision"):
+        session.respond_blocking(fm.Prompt("what is this?", fm.Image(image)))
     assert model.requests == []
     assert session.respond_blocking(["two", "parts"]) == "x"
     assert model.requests[0].turns == (UserTurn(text="two\nparts"),)

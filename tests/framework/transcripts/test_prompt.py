@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pytest
 
 import openafm as fm
+from openafm.framework.transcripts.images import ImageAttachment
 from openafm.framework.transcripts.prompt import (
     Attachment,
-    ImageAttachment,
     ImagePromptError,
     PromptError,
     UnsupportedAttachmentError,
@@ -24,10 +25,15 @@ class Spot:
     days: int
 
 
+PIXEL = base64.b64decode(  # a PNG of one pixel
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
+
+
 @pytest.fixture
 def image(tmp_path: Path) -> ImageAttachment:
     path = tmp_path / "photo.png"
-    path.write_bytes(b"pixels")
+    path.write_bytes(PIXEL)
     return ImageAttachment(path, label="photo")
 
 
@@ -48,10 +54,17 @@ def test_an_attachment_alone(image: ImageAttachment) -> None:
     assert prompt_text(image) == ""
     assert prompt_attachments(image) == (image,)
     assert isinstance(image, Attachment)
-    assert (image.label, image.read()) == ("photo", b"pixels")
+    assert (image.label, image.read()) == ("photo", PIXEL)
 
 
-@pytest.mark.parametrize("prompt", [3, [3], [["nested"]], None, Spot, {"a": 1}])
+def test_a_prompt_object_holds_its_components_in_order(image: ImageAttachment) -> None:
+    prompt = fm.Prompt("What is", "this?", image)
+    assert prompt_text(prompt) == "What is\nthis?"
+    assert prompt_attachments(prompt) == (image,)
+    assert prompt_text(fm.Prompt()) == ""
+
+
+@pytest.mark.parametrize("prompt", [fm.Prompt(fm.Prompt("nested")), 3, [3], [["nested"]], None, Spot, {"a": 1}])
 def test_anything_else_is_refused(prompt: object) -> None:
     with pytest.raises(PromptError, match="a prompt consists of"):
         prompt_text(prompt)  # type: ignore[arg-type]

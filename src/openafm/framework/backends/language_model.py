@@ -18,7 +18,7 @@ from openafm.framework.errors import ExceededContextWindowSizeError
 from openafm.framework.options import GenerationOptions
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
-from openafm.framework.transcripts.prompt import Prompt, prompt_text
+from openafm.framework.transcripts.prompt import PromptLike, prompt_content
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.safety.guardrail import Guardrail
 from openafm.tokenizer.conversation import (
@@ -123,7 +123,7 @@ class AnswerRequest:
         must_call: True if the answer must be tool calls.
         max_calls: the limit on tool calls in the answer.
         options: sampling and limits.
-        images: the bytes of the images in `turns`, by digest.
+        images: the bytes of the images in `turns` and in the transcript before them, by digest.
         cancelled: returns True once the request is cancelled. Check it at every token and raise `GenerationCancelledError`.
     """
 
@@ -205,7 +205,7 @@ class LanguageModel(ABC):
 
     async def token_count(
         self,
-        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        value: PromptLike | Sequence[Tool] | GenerationSchema | Transcript | None = None,
         *,
         instructions: str | None = None,
     ) -> int:
@@ -214,7 +214,7 @@ class LanguageModel(ABC):
 
     def token_count_blocking(
         self,
-        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        value: PromptLike | Sequence[Tool] | GenerationSchema | Transcript | None = None,
         *,
         instructions: str | None = None,
     ) -> int:
@@ -225,7 +225,7 @@ class LanguageModel(ABC):
         Raises:
             ValueError: neither or both of `value` and `instructions` are given.
         """
-        return _estimate(_counted_turns(value, instructions), _BYTES_PER_TOKEN)
+        return _estimate(_counted_turns(value, instructions, self.num_image_tokens), _BYTES_PER_TOKEN)
 
     def check_context(self, turns: Sequence[Turn]) -> None:
         """Raise if `turns`, the transcript with a new prompt, cannot fit the context window at 6 UTF-8 bytes per token.
@@ -267,9 +267,11 @@ class LanguageModel(ABC):
 
 
 def _counted_turns(
-    value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None, instructions: str | None
+    value: PromptLike | Sequence[Tool] | GenerationSchema | Transcript | None,
+    instructions: str | None,
+    num_image_tokens: Callable[[bytes], int],
 ) -> tuple[Turn, ...]:
-    """Return turns with the text of the arguments of `token_count`."""
+    """Return turns with the text and images of the arguments of `token_count`."""
     if (value is None) == (instructions is None):
         raise ValueError("token_count() takes either a value or 'instructions'; pass one of them")
     match value:
@@ -281,7 +283,8 @@ def _counted_turns(
             return value.turns
         case list() | tuple() if tools := [each for each in value if isinstance(each, Tool)]:
             return (Instructions(text="", tools=tuple(tool.definition() for tool in tools)),)
-    return (UserTurn(text=prompt_text(cast(Prompt, value))),)
+    content, _ = prompt_content(cast(PromptLike, value), num_image_tokens)
+    return (UserTurn(content=content),)
 
 
 def _estimate(turns: Sequence[Turn], bytes_per_token: int) -> int:

@@ -145,11 +145,12 @@ def _content_part(part: TextPart | ImagePart, images: Mapping[str, bytes]) -> di
     data = images.get(part.digest)
     if data is None:
         raise UnsupportedAttachmentError(
-            f"the transcript refers to the image {part.digest[:12]}, but holds no bytes of images; attach it to a new prompt"
+            f"the transcript refers to the image {part.digest[:12]}, whose bytes are missing; pass images= to"
+            " Transcript.from_dict, or attach it to a new prompt"
         )
     media_type = next((name for magic, name in _IMAGE_TYPES.items() if data.startswith(magic)), None)
     if media_type is None:
-        raise UnsupportedAttachmentError("an attached image is not PNG, JPEG, GIF or WebP; convert it first")
+        raise UnsupportedAttachmentError("an attachment is not PNG, JPEG, GIF or WebP; convert it first")
     return {
         "type": "image_url",
         "image_url": {"url": f"data:{media_type};base64,{base64.b64encode(data).decode()}"},

@@ -164,13 +164,15 @@ class _OpenAIExecutor(LanguageModelExecutor):
 
     def __init__(self, model: OpenAICompatibleModel, turns: Sequence[Turn]) -> None:
         self._model = model
-        self._messages: list[Message] = new_messages((), turns)
+        self._messages: list[Message] = []
+        self._opening = tuple(turns)  # converted by the first request, which has the images
         first = turns[0] if turns else None
         self._definitions: tuple[ToolDefinition, ...] = first.tools if isinstance(first, Instructions) else ()
 
     def answer(self, request: AnswerRequest) -> Generator[Event, None, Answer]:
         schema = None if request.schema is None else WireSchema(request.schema)
-        self._messages += new_messages(self._messages, request.turns, request.images)
+        self._messages += new_messages(self._messages, (*self._opening, *request.turns), request.images)
+        self._opening = ()
         holds_text = self._model.asks_again and schema is not None
         usage = Usage()
         correction: list[Message] = []
@@ -197,11 +199,12 @@ class _OpenAIExecutor(LanguageModelExecutor):
 
     @contextlib.contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        num_messages = len(self._messages)
+        num_messages, opening = len(self._messages), self._opening
         try:
             yield
         except BaseException:
             del self._messages[num_messages:]
+            self._opening = opening
             raise
 
     @cached_property

@@ -24,7 +24,7 @@ from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.errors import AssetsUnavailableError, ExceededContextWindowSizeError, FoundationModelsError
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
-from openafm.framework.transcripts.prompt import Prompt, prompt_text
+from openafm.framework.transcripts.prompt import PromptLike, UnsupportedAttachmentError, prompt_attachments, prompt_text
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.runtime.engines.verified_files import verify_once
 from openafm.safety.blocklist import BlocklistConfig
@@ -141,7 +141,7 @@ class SystemLanguageModel(LanguageModel):
 
     def token_count_blocking(
         self,
-        value: Prompt | Sequence[Tool] | GenerationSchema | Transcript | None = None,
+        value: PromptLike | Sequence[Tool] | GenerationSchema | Transcript | None = None,
         *,
         instructions: str | None = None,
     ) -> int:
@@ -152,6 +152,7 @@ class SystemLanguageModel(LanguageModel):
 
         Raises:
             ValueError: neither or both of `value` and `instructions` are given.
+            UnsupportedAttachmentError: the prompt has images, and the model does not support them.
             AssetsUnavailableError: the model is not installed, or its tokenizer or chat template cannot be read.
         """
         if (value is None) == (instructions is None):
@@ -168,7 +169,9 @@ class SystemLanguageModel(LanguageModel):
                 return len(template.encode(tokenizer, self._with_use_case(opened(value.turns))))
             case list() | tuple() if tools := [each for each in value if isinstance(each, Tool)]:
                 return sum(len(template.encode_tool(tokenizer, each.definition())) for each in tools)
-        prompt = template.encode_turn(tokenizer, UserTurn(text=prompt_text(cast(Prompt, value))))
+        if prompt_attachments(cast(PromptLike, value)):
+            raise UnsupportedAttachmentError(f"the model {bundle.name} does not support images; count the text alone")
+        prompt = template.encode_turn(tokenizer, UserTurn(text=prompt_text(cast(PromptLike, value))))
         return len(prompt) + len(template.generation_prompt(tokenizer))
 
     def check_context(self, turns: Sequence[Turn]) -> None:

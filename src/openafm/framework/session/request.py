@@ -11,7 +11,7 @@ from openafm.framework.options import GenerationOptions
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.session.formats import FinalT, PartialT, ResponseFormat
 from openafm.framework.session.request_queue import QueuedRequest
-from openafm.framework.transcripts.prompt import Prompt
+from openafm.framework.transcripts.prompt import PromptLike
 from openafm.framework.transcripts.transcript import Entry
 
 
@@ -44,7 +44,7 @@ class SessionRequest(QueuedRequest, Generic[PartialT, FinalT]):
         response: None until the request succeeds.
     """
 
-    prompt: Prompt
+    prompt: PromptLike
     format: ResponseFormat[PartialT, FinalT]
     options: GenerationOptions
     include_schema_in_prompt: bool

@@ -121,7 +121,9 @@ class Responder:
     def _answers(self, state: _RequestState) -> Generator[Snapshot[Any], None, None]:
         request = state.request
         schema = request.format.schema
-        state.entries.append(PromptEntry(turn=state.prompt, options=request.options, schema=schema))
+        state.entries.append(
+            PromptEntry(turn=state.prompt, options=request.options, schema=schema, images=state.images)
+        )
         turns: tuple[Turn, ...] = (state.prompt,)
         for num_rounds in itertools.count():
             answer = yield from self._answer(state, turns, num_rounds)
@@ -161,7 +163,7 @@ class Responder:
                 options=request.options,
                 cancelled=state.is_over,
                 max_calls=min(_MAX_CALLS_PER_ANSWER, max(num_calls_left, 1)),
-                images=state.images if num_rounds == 0 else {},
+                images={**self.transcript.images, **state.images},
             )
         )
         _check_events(events, state.executor)
@@ -244,7 +246,7 @@ class Responder:
         needed = {
             Capability.GUIDED_GENERATION: request.format.schema is not None,
             Capability.TOOL_CALLING: bool(calls),
-            Capability.VISION: bool(prompt_attachments(request.prompt)),
+            Capability.VISION: bool(prompt_attachments(request.prompt) or self.transcript.image_digests),
         }
         for capability, is_needed in needed.items():
             if is_needed and capability not in self.model.capabilities:

@@ -22,7 +22,7 @@ from openafm.framework.session.response_stream import ResponseStream
 from openafm.framework.session.session_file import SavedSession, read_session, write_session
 from openafm.framework.tools.tool import Tool, ToolLimits, by_name
 from openafm.framework.transcripts.feedback import DesiredOutput, FeedbackIssue, Sentiment, feedback_attachment
-from openafm.framework.transcripts.prompt import Prompt
+from openafm.framework.transcripts.prompt import PromptLike
 from openafm.framework.transcripts.transcript import InstructionsEntry, Transcript
 from openafm.tokenizer.conversation import Instructions, JsonSchema
 
@@ -195,7 +195,8 @@ class LanguageModelSession:
     async def save(self, path: str | Path) -> None:
         """Write the session to a file that `load` reads, also in a later process.
 
-        The file holds the transcript as JSON and the model's state, which can take 100 MB.
+        The file holds the transcript as JSON and the model's state, which can take 100 MB. Images are stored beside it, in
+        the folder `PATH.images`.
 
         Raises:
             ConcurrentRequestsError: a request is running and `when_busy` is `"raise"`.
@@ -214,12 +215,12 @@ class LanguageModelSession:
             self._queue.release(queued)
 
     @overload
-    async def respond(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> str: ...
+    async def respond(self, prompt: PromptLike, **keywords: Unpack[RequestOptions]) -> str: ...
     @overload
-    async def respond(self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]) -> T: ...
+    async def respond(self, prompt: PromptLike, generating: type[T], **keywords: Unpack[RequestOptions]) -> T: ...
     @overload
-    async def respond(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
-    async def respond(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
+    async def respond(self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
+    async def respond(self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
         """Return the response to a prompt. Cancelling the awaiting task cancels the request.
 
         Args:
@@ -248,32 +249,32 @@ class LanguageModelSession:
         return (await self.respond_full(prompt, generating, **keywords)).content
 
     @overload
-    async def respond_full(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> Response[str]: ...
+    async def respond_full(self, prompt: PromptLike, **keywords: Unpack[RequestOptions]) -> Response[str]: ...
     @overload
-    async def respond_full(self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]) -> Response[T]: ...
+    async def respond_full(self, prompt: PromptLike, generating: type[T], **keywords: Unpack[RequestOptions]) -> Response[T]: ...
     @overload
     async def respond_full(
-        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Response[Any]: ...
-    async def respond_full(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Response[Any]:
+    async def respond_full(self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Response[Any]:
         """Return the response with its raw content, transcript entries and usage. Arguments and errors as in `respond`."""
         request = self._request(prompt, generating, **keywords)
         return await ResponseStream(request, self._queue, self._snapshots(request)).collect()
 
     @overload
     def stream_response(
-        self, prompt: Prompt, generating: GenerationOptions | None = None, **keywords: Unpack[RequestOptions]
+        self, prompt: PromptLike, generating: GenerationOptions | None = None, **keywords: Unpack[RequestOptions]
     ) -> ResponseStream[str, str]: ...
     @overload
     def stream_response(
-        self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]
+        self, prompt: PromptLike, generating: type[T], **keywords: Unpack[RequestOptions]
     ) -> ResponseStream[T, T]: ...
     @overload
     def stream_response(
-        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> ResponseStream[Any, Any]: ...
     def stream_response(
-        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> ResponseStream[Any, Any]:
         """Return a stream of snapshots: `async for snapshot in session.stream_response(...)`.
 
@@ -287,27 +288,27 @@ class LanguageModelSession:
         return ResponseStream(request, self._queue, self._snapshots(request))
 
     @overload
-    def respond_blocking(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> str: ...
+    def respond_blocking(self, prompt: PromptLike, **keywords: Unpack[RequestOptions]) -> str: ...
     @overload
-    def respond_blocking(self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]) -> T: ...
+    def respond_blocking(self, prompt: PromptLike, generating: type[T], **keywords: Unpack[RequestOptions]) -> T: ...
     @overload
-    def respond_blocking(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
-    def respond_blocking(self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
+    def respond_blocking(self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any: ...
+    def respond_blocking(self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Any:
         """`respond` for code without an event loop; generates in the calling thread."""
         return self.respond_full_blocking(prompt, generating, **keywords).content
 
     @overload
-    def respond_full_blocking(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> Response[str]: ...
+    def respond_full_blocking(self, prompt: PromptLike, **keywords: Unpack[RequestOptions]) -> Response[str]: ...
     @overload
     def respond_full_blocking(
-        self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]
+        self, prompt: PromptLike, generating: type[T], **keywords: Unpack[RequestOptions]
     ) -> Response[T]: ...
     @overload
     def respond_full_blocking(
-        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Response[Any]: ...
     def respond_full_blocking(
-        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Response[Any]:
         """`respond_full` for code without an event loop; generates in the calling thread."""
         request = self._request(prompt, generating, **keywords)
@@ -317,17 +318,17 @@ class LanguageModelSession:
         return request.response
 
     @overload
-    def stream_blocking(self, prompt: Prompt, **keywords: Unpack[RequestOptions]) -> Iterator[Snapshot[str]]: ...
+    def stream_blocking(self, prompt: PromptLike, **keywords: Unpack[RequestOptions]) -> Iterator[Snapshot[str]]: ...
     @overload
     def stream_blocking(
-        self, prompt: Prompt, generating: type[T], **keywords: Unpack[RequestOptions]
+        self, prompt: PromptLike, generating: type[T], **keywords: Unpack[RequestOptions]
     ) -> Iterator[Snapshot[T]]: ...
     @overload
     def stream_blocking(
-        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Iterator[Snapshot[Any]]: ...
     def stream_blocking(
-        self, prompt: Prompt, generating: Any = None, **keywords: Unpack[SchemaOptions]
+        self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Iterator[Snapshot[Any]]:
         """`stream_response` for code without an event loop; generates in the calling thread while the caller iterates."""
         request = self._request(prompt, generating, **keywords)
@@ -349,7 +350,7 @@ class LanguageModelSession:
 
     def _request(
         self,
-        prompt: Prompt,
+        prompt: PromptLike,
         generating: Any = None,
         *,
         schema: GenerationSchema | None = None,

@@ -5,6 +5,8 @@ OPENAFM-SESSION-2 and the SHA-256 of the next line, in hex | the transcript as o
 The snapshot holds keys and values that the model continues from without recomputing them, so forged ones could change
 answers. The tag, an HMAC-SHA256 of the transcript and the snapshot under a key of this user (`user_key`), is checked before
 a snapshot is used. Without a valid tag, the transcript is prefilled instead.
+
+Images are files of the folder NAME.images beside the session NAME, named by the SHA-256 of their bytes in hex.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +24,7 @@ from openafm.core.user_key import TAG_BYTES, tag, user_key
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.framework.transcripts.wire import TranscriptError
 
+_IMAGE_NAME = re.compile("[0-9a-f]{64}")
 _KIND = b"OPENAFM-SESSION-"
 _MAGIC = _KIND + b"2 "
 _UNTAGGED_MAGIC = _KIND + b"1 "  # files without a tag: the transcript is read, the snapshot is ignored
@@ -34,7 +39,7 @@ class SavedSession:
 
 
 def write_session(path: Path, session: SavedSession) -> None:
-    """Write a session, atomically, readable by this user only.
+    """Write a session, atomically, readable by this user only; its images first.
 
     The snapshot is left out if the key cannot be read or created.
 
@@ -44,6 +49,7 @@ def write_session(path: Path, session: SavedSession) -> None:
     """
     line = json.dumps(session.transcript.as_dict()).encode()
     digest = hashlib.sha256(line).hexdigest().encode()
+    _write_images(_image_folder(path), session.transcript)
     state: list[bytes | memoryview] = []
     if session.snapshot is not None and (key := user_key()) is not None:
         state = [tag(key, (digest, session.snapshot)), session.snapshot]
@@ -52,7 +58,7 @@ def write_session(path: Path, session: SavedSession) -> None:
 
 
 def read_session(path: Path) -> SavedSession:
-    """Read a file of `write_session`. A snapshot without a valid tag of this user is dropped.
+    """Read a file of `write_session`. A snapshot without a valid tag of this user is dropped, as is a damaged image.
 
     Raises:
         TranscriptError: the file is not a saved session, its transcript is damaged, or its format version is unknown.
@@ -70,13 +76,46 @@ def read_session(path: Path) -> SavedSession:
     if -1 in (first, last) or digest != hashlib.sha256(line).hexdigest().encode():
         raise TranscriptError(f"{path} is damaged or cut short, its transcript cannot be read; use another copy")
     try:
-        transcript = Transcript.parse(json.loads(line))
+        values = json.loads(line)
+        transcript = Transcript.parse(values)
+        if digests := transcript.image_digests:
+            transcript = Transcript.parse(values, images=_read_images(_image_folder(path), digests))
     except (TranscriptError, ValueError, RecursionError) as error:
         raise TranscriptError(f"{path} does not hold a valid transcript: {error}") from error
     is_tagged = data.startswith(_MAGIC)
     return SavedSession(
         transcript=transcript, snapshot=_authenticated(digest, memoryview(data)[last + 1 :]) if is_tagged else None
     )
+
+
+def _image_folder(path: Path) -> Path:
+    return path.with_name(f"{path.name}.images")
+
+
+def _write_images(folder: Path, transcript: Transcript) -> None:
+    """Write the images that are not in the folder, and remove those that this transcript does not have."""
+    images = transcript.images
+    if images:
+        folder.mkdir(parents=True, exist_ok=True)
+    for digest, data in images.items():
+        if not (folder / digest).exists():
+            with atomic_file(folder / digest, permissions=0o600) as file:
+                file.write(data)
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if _IMAGE_NAME.fullmatch(path.name) and path.name not in transcript.image_digests:
+                path.unlink()
+
+
+def _read_images(folder: Path, digests: Iterable[str]) -> dict[str, bytes]:
+    """Return the images of a folder by digest, without missing and damaged ones."""
+    images = {}
+    for digest in digests:
+        if _IMAGE_NAME.fullmatch(digest) and (folder / digest).is_file():
+            data = read_document(folder / digest, max_bytes=None)
+            if hashlib.sha256(data).hexdigest() == digest:
+                images[digest] = data
+    return images
 
 
 def _authenticated(digest: bytes, state: memoryview) -> memoryview | None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 from openafm.framework.errors import FoundationModelsError, UnsupportedCapabilityError
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.schema.generable import Generable
 from openafm.tokenizer.conversation import ContentPart, ImagePart, TextPart
-
-_MAX_IMAGE_BYTES = 32 * 2**20
 
 
 class PromptError(FoundationModelsError):
@@ -42,38 +40,25 @@ class Attachment(ABC):
         """
 
 
-class ImageAttachment(Attachment):
-    """An image file and an optional label that prompts and tools refer to.
-
-    Raises:
-        ImagePromptError: the file does not exist.
-    """
-
-    def __init__(self, path: str | Path, label: str | None = None) -> None:
-        self.path, self.label = Path(path), label
-        if not self.path.is_file():
-            raise ImagePromptError(f"the image {self.path} does not exist")
-
-    def read(self) -> bytes:
-        try:
-            with self.path.open("rb") as file:
-                data = file.read(_MAX_IMAGE_BYTES + 1)
-        except OSError as error:
-            raise ImagePromptError(f"the image {self.path} cannot be read: {error}") from error
-        if len(data) > _MAX_IMAGE_BYTES:
-            raise ImagePromptError(f"the image {self.path} has more than {_MAX_IMAGE_BYTES:,} bytes; make it smaller")
-        return data
-
-    def __repr__(self) -> str:
-        return f"ImageAttachment({str(self.path)!r}, label={self.label!r})"
-
-
-# Values (generated content and instances of generable classes) are added as compact JSON.
 PromptComponent: TypeAlias = str | Attachment | GeneratedContent | Generable
-Prompt: TypeAlias = PromptComponent | Sequence[PromptComponent]
+"""A part of a prompt. Values (generated content, instances of generable classes) are written as compact JSON."""
 
 
-def prompt_text(prompt: Prompt) -> str:
+@dataclass(frozen=True, init=False)
+class Prompt:
+    """Text, attachments and values in reading order: `Prompt("What does the sign say?", Image("sign.png"))`."""
+
+    components: tuple[PromptComponent, ...]
+
+    def __init__(self, *components: PromptComponent) -> None:
+        object.__setattr__(self, "components", components)
+
+
+PromptLike: TypeAlias = Prompt | PromptComponent | Sequence[PromptComponent]
+"""What sessions take as a prompt: a `Prompt`, one component, or a list of components."""
+
+
+def prompt_text(prompt: PromptLike) -> str:
     """Return the text of a prompt without its attachments, one component per line.
 
     Raises:
@@ -83,13 +68,13 @@ def prompt_text(prompt: Prompt) -> str:
     return "\n".join(texts)
 
 
-def prompt_attachments(prompt: Prompt) -> tuple[Attachment, ...]:
+def prompt_attachments(prompt: PromptLike) -> tuple[Attachment, ...]:
     """Return the attachments of a prompt, in order."""
     return tuple(component for component in _components(prompt) if isinstance(component, Attachment))
 
 
 def prompt_content(
-    prompt: Prompt, num_image_tokens: Callable[[bytes], int]
+    prompt: PromptLike, num_image_tokens: Callable[[bytes], int]
 ) -> tuple[tuple[ContentPart, ...], dict[str, bytes]]:
     """Return the content parts of a prompt, and the bytes of its images by digest.
 
@@ -124,7 +109,9 @@ def _add_line(parts: list[ContentPart], line: str | None) -> None:
         parts.append(TextPart(text=line))
 
 
-def _components(prompt: Prompt) -> Iterable[PromptComponent]:
+def _components(prompt: PromptLike) -> Iterable[PromptComponent]:
+    if isinstance(prompt, Prompt):
+        return prompt.components
     if isinstance(prompt, bytes | bytearray):
         raise PromptError("a prompt is text, got bytes; decode them, such as with prompt.decode('utf-8')")
     is_one = isinstance(prompt, str | Mapping | Attachment | GeneratedContent | Generable)

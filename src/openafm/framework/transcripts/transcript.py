@@ -96,11 +96,15 @@ class InstructionsEntry(TranscriptEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptEntry(TranscriptEntry):
-    """A prompt, its options and the response's schema. `turn.response_format` is None if the prompt omits the schema."""
+    """A prompt, its options and the response's schema. `turn.response_format` is None if the prompt omits the schema.
+
+    The turn refers to images by digest. `images` holds their bytes, which the wire format does not include.
+    """
 
     turn: UserTurn
     options: GenerationOptions
     schema: JsonSchema | None = None
+    images: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def _wire(self) -> Wire:
         wire: Wire = {
@@ -216,6 +220,26 @@ class Transcript(Sequence[Entry]):
         """The turns that the chat template encodes."""
         return tuple(entry.turn for entry in self._entries)
 
+    @property
+    def images(self) -> dict[str, bytes]:
+        """The encoded images of the prompts, by the SHA-256 of their bytes in hex.
+
+        Those of a transcript that was read with `from_dict` are missing unless they were passed to it.
+        """
+        return {
+            digest: data
+            for entry in self._entries
+            if isinstance(entry, PromptEntry)
+            for digest, data in entry.images.items()
+        }
+
+    @property
+    def image_digests(self) -> tuple[str, ...]:
+        """The digests of the images that the prompts refer to, in order, each once."""
+        turns = (entry.turn for entry in self._entries)
+        found = (image.digest for turn in turns if isinstance(turn, UserTurn) for image in turn.images)
+        return tuple(dict.fromkeys(found))
+
     async def to_dict(self) -> Wire:
         """Return the transcript in the wire format of Apple's framework, version 1, as new JSON values."""
         return self.as_dict()
@@ -227,16 +251,19 @@ class Transcript(Sequence[Entry]):
         return envelope
 
     @classmethod
-    async def from_dict(cls, dict: Mapping[str, Any]) -> Self:
+    async def from_dict(cls, dict: Mapping[str, Any], *, images: Mapping[str, bytes] | None = None) -> Self:
         """Read a transcript written by `to_dict` or Apple's framework.
+
+        Args:
+            images: the `images` of the transcript that was written; a model needs them to continue it.
 
         Raises:
             TranscriptError: not a transcript of version 1, or an entry has an unknown role.
         """
-        return cls.parse(dict)
+        return cls.parse(dict, images=images)
 
     @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> Self:
+    def parse(cls, values: Mapping[str, Any], *, images: Mapping[str, bytes] | None = None) -> Self:
         """`from_dict` for code without an event loop."""
         envelope = checked(json_copy(values), dict, "a transcript")
         if required(envelope, "type", str) != _TYPE:
@@ -244,7 +271,7 @@ class Transcript(Sequence[Entry]):
         if envelope.get("version") != VERSION:
             raise TranscriptError(f"'version' must be {VERSION}, got {envelope.get('version')!r}")
         entries = required(required(envelope, "transcript", dict), "entries", list)
-        transcript = cls(_read_entry(entry, position) for position, entry in enumerate(entries))
+        transcript = cls(_with_images(_read_entry(*pair), images or {}) for pair in enumerate(entries))
         del envelope["transcript"]["entries"]
         transcript._envelope = envelope
         return transcript
@@ -279,7 +306,17 @@ class Transcript(Sequence[Entry]):
 _append_lock = threading.Lock()  # one for all transcripts: a lock per transcript would prevent copying
 
 
-def _read_entry(wire: Any, position: int) -> Entry:
+def _with_images(entry: Entry, images: Mapping[str, bytes]) -> Entry:
+    """Return the entry with those of the images that it refers to."""
+    if not isinstance(entry, PromptEntry):
+        return entry
+    found = {part.digest: images[part.digest] for part in entry.turn.images if part.digest in images}
+    if found:
+        object.__setattr__(entry, "images", found)  # not replace(): the entry keeps the JSON that it was read from
+    return entry
+
+
+def _read_entry(position: int, wire: Any) -> Entry:
     try:
         entry = _entry_class(checked(wire, dict, "an entry")).from_dict(wire)
         if position > 0 and isinstance(entry, InstructionsEntry):
