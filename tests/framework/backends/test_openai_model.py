@@ -354,7 +354,7 @@ def test_a_transcript_with_images_is_continued_with_their_bytes() -> None:
         session.respond_blocking(fm.Prompt("What is this?", fm.Image(png(1))))
         written = json.loads(json.dumps(session.transcript.as_dict()))
         bare = fm.LanguageModelSession.from_transcript(fm.Transcript.parse(written), model)
-        with pytest.raises(fm.UnsupportedCapabilityError, match="pass images= to Transcript.from_dict"):
+        with pytest.raises(fm.UnsupportedCapabilityError, match="pass images= to"):
             bare.respond_blocking("x")
         restored = fm.Transcript.parse(written, images=session.transcript.images)
         again = fm.LanguageModelSession.from_transcript(restored, model)

@@ -121,9 +121,7 @@ class Responder:
     def _answers(self, state: _RequestState) -> Generator[Snapshot[Any], None, None]:
         request = state.request
         schema = request.format.schema
-        state.entries.append(
-            PromptEntry(turn=state.prompt, options=request.options, schema=schema, images=state.images)
-        )
+        state.entries.append(PromptEntry(turn=state.prompt, options=request.options, schema=schema, images=state.images))
         turns: tuple[Turn, ...] = (state.prompt,)
         for num_rounds in itertools.count():
             answer = yield from self._answer(state, turns, num_rounds)

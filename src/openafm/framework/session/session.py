@@ -251,12 +251,16 @@ class LanguageModelSession:
     @overload
     async def respond_full(self, prompt: PromptLike, **keywords: Unpack[RequestOptions]) -> Response[str]: ...
     @overload
-    async def respond_full(self, prompt: PromptLike, generating: type[T], **keywords: Unpack[RequestOptions]) -> Response[T]: ...
+    async def respond_full(
+        self, prompt: PromptLike, generating: type[T], **keywords: Unpack[RequestOptions]
+    ) -> Response[T]: ...
     @overload
     async def respond_full(
         self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
     ) -> Response[Any]: ...
-    async def respond_full(self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]) -> Response[Any]:
+    async def respond_full(
+        self, prompt: PromptLike, generating: Any = None, **keywords: Unpack[SchemaOptions]
+    ) -> Response[Any]:
         """Return the response with its raw content, transcript entries and usage. Arguments and errors as in `respond`."""
         request = self._request(prompt, generating, **keywords)
         return await ResponseStream(request, self._queue, self._snapshots(request)).collect()
