@@ -38,8 +38,8 @@ class Image(Attachment):
     a side, 8 bits a channel.
 
     Args:
-        source: a path, encoded bytes, a data URL (`data:image/png;base64,...`), a Pillow image, or an array of uint8 of shape
-            [height, width], [height, width, 3] (RGB) or [height, width, 4] (RGBA).
+        source: a path, encoded bytes, a data URL (`data:image/png;base64,...`), a Pillow image, or an array of uint8
+            of shape [height, width], [height, width, 3] (RGB) or [height, width, 4] (RGBA).
         label: text that precedes the image in the prompt.
 
     Raises:
