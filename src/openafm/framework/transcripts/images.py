@@ -95,17 +95,19 @@ def _checked(source: ImageSource) -> Any:
         return path
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
-    if type(source).__module__.partition(".")[0] == "PIL":
+    array: Any = source
+    library = type(source).__module__.partition(".")[0]  # without importing it
+    if library == "PIL":
         return source
-    if type(source).__module__.partition(".")[0] == "numpy" and hasattr(source, "shape"):
-        shape = source.shape
+    if library == "numpy" and hasattr(array, "shape"):
+        shape = array.shape
         is_image = len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
-        if str(source.dtype) != "uint8" or not is_image or 0 in shape:
+        if str(array.dtype) != "uint8" or not is_image or 0 in shape:
             raise ImagePromptError(
                 f"an array must be uint8 of shape [height, width], [height, width, 3] or [height, width, 4],"
-                f" got {source.dtype} of shape {list(shape)}"
+                f" got {array.dtype} of shape {list(shape)}"
             )
-        return source.copy()
+        return array.copy()
     raise ImagePromptError(
         f"an image is a path, bytes, a data URL, a Pillow image or an array of uint8; got {type(source).__name__}"
     )
