@@ -35,7 +35,7 @@ class CheckpointJob:
     folder: str | None = None
 
     def config(self, corpus: Path) -> TrainerConfig:
-        config = Combination(model=self.model, axes=self.axes, microbatch_rows=1).config(corpus)
+        config = Combination(model=self.model, axes=self.axes).config(corpus)
         return replace(config, checkpoint=CheckpointConfig(keep=2))
 
     def losses(self, corpus: Path, processes: Processes) -> list[float]:

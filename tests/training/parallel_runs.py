@@ -1,16 +1,10 @@
-"""Runs of tiny models over processes; `test_parallel.py` starts this once for each number of processes.
-
-    python parallel_runs.py CORPUS RESULTS      with the environment that torchrun sets
-
-Writes `{combination: losses and the rest}` as JSON from the first process.
-"""
+"""Runs of tiny models over processes, in combinations of axes."""
 
 from __future__ import annotations
 
 import json
-import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +18,7 @@ from openafm.models.sizes import parallel_track_decoder
 from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, EvaluationConfig, TrainerConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
-from openafm.training.distributed.processes import Processes, open_processes
+from openafm.training.distributed.processes import Processes
 from openafm.training.evaluation import Evaluator
 from openafm.training.initialization import fresh_state
 from openafm.training.trainer import Trainer
@@ -141,14 +135,8 @@ def whole_tensor(parallelism: Parallelism, name: str, tensor: torch.Tensor) -> t
         return parallelism.global_view(name, tensor).full_tensor()
 
 
-def main() -> None:
-    corpus, results = Path(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    with open_processes() as processes:
-        found = {c.name: train(c.config(corpus), processes) for c in COMBINATIONS[processes.world]}
-        if processes.is_main:
-            results.write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
+def train_all(combinations: Sequence[Combination], corpus: Path, results: Path, processes: Processes) -> None:
+    """Train each combination and write `{name: losses and the rest}` from the first process."""
+    found = {combination.name: train(combination.config(corpus), processes) for combination in combinations}
+    if processes.is_main:
+        results.write_text(json.dumps(found), encoding="utf-8")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch._dynamo  # imported before forks: optimizers and collectives need it, which costs two seconds
 
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.data.shard_writer import write_shards
@@ -19,7 +20,7 @@ from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.folder import checkpoint_paths
 from openafm.training.config import AdamWConfig, CheckpointConfig, TrainerConfig
 from openafm.training.observers import StepResult
-from openafm.training.run import TrainingResult, train
+from openafm.training.run import train
 
 VOCAB_SIZE = 97
 
@@ -94,7 +95,8 @@ def train_in_child(config: TrainerConfig, output: Path) -> int:
     return in_child(lambda: train(config, output))
 
 
-def in_child(work: Callable[[], TrainingResult]) -> int:
+def in_child(work: Callable[[], object]) -> int:
+    """Start `work` in a forked process and return its id; it exits with 0 when `work` returns, else with 1."""
     process = os.fork()
     if process:
         return process

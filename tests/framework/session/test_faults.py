@@ -500,4 +500,4 @@ def test_many_sessions_leave_no_objects(model: fm.SystemLanguageModel) -> None:
 
     some(6)
     before = some(3)
-    assert some(24) - before < 24 * 10  # a leak would keep at least ten objects per session
+    assert some(12) - before < 12 * 10  # a leak would keep at least ten objects per session

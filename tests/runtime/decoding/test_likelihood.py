@@ -54,11 +54,15 @@ def test_a_continuation_is_scored_after_its_context() -> None:
     assert not scorer().loglikelihood(context, "\n\nzq").is_greedy
 
 
-def test_long_texts_are_scored_in_windows_and_each_token_once() -> None:
-    text = "the quick brown fox " * 1_200
+def test_long_texts_are_scored_in_windows_and_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorer().engine, "context_length", 64)
+    text = "the quick brown fox " * 20
+    tokens = [1, *scorer().tokenizer.encode(text)]
     found = scorer().loglikelihood_rolling(text)
-    assert found.num_tokens == len(scorer().tokenizer.encode(text)) > scorer().engine.context_length
-    assert found.log_probability < 0
+    assert found.num_tokens == len(tokens) - 1 > 64
+    windows = [tokens[start : start + 64] for start in range(0, len(tokens) - 1, 63)]
+    assert [token for window in windows for token in window[1:]] == tokens[1:]
+    assert found.log_probability == pytest.approx(sum(scorer().token_scores(window)[0].sum() for window in windows))
     tail = scorer().loglikelihood(text, " jumps")
     assert tail.num_tokens >= 1
     assert scorer().loglikelihood_rolling("").num_tokens == 0

@@ -177,7 +177,7 @@ def assert_cache_matches_tokens(engine: Engine, sequence: Sequence) -> None:
     assert np.abs(actual_V - expected_V).max() < 1e-4 * np.abs(expected_V).max()
 
 
-@pytest.mark.parametrize("batch", range(12))
+@pytest.mark.parametrize("batch", [*range(4), *(pytest.param(batch, marks=pytest.mark.slow) for batch in range(4, 12))])
 def test_random_conversations_are_the_same_with_and_without_drafts(batch: int) -> None:
     """One answer or two, the second after a rollback; some reach the context window."""
     engine, drafters = models(is_decoder=batch % 2 == 0)
@@ -249,7 +249,7 @@ def test_an_end_inside_a_draft_is_the_end(grammar: Grammar | None) -> None:
         assert results[0] == results[1]
         return results[1]
 
-    for number in range(0, len(whole.tokens), 7):
+    for number in range(0, len(whole.tokens), 11):
         assert both(max_tokens=number).tokens[:number] == whole.tokens[:number]
         both(stop_tokens={STOP, whole.tokens[number]})
         both(cancels=number)
@@ -428,7 +428,11 @@ def answers(engine: Engine, drafter: Drafter | None, seeds: range, **options: An
 
 @pytest.mark.parametrize(
     ("noise", "sampling"),
-    [(0.3, {"temperature": 1.0}), (1.0, {"temperature": 0.8, "top_k": 6}), (4.0, {"temperature": 1.5, "top_p": 0.7})],
+    [
+        pytest.param(0.3, {"temperature": 1.0}, marks=pytest.mark.slow),
+        pytest.param(1.0, {"temperature": 0.8, "top_k": 6}, marks=pytest.mark.slow),
+        (4.0, {"temperature": 1.5, "top_p": 0.7}),
+    ],
     ids=str,
 )
 def test_drafted_answers_have_the_distribution_of_plain_ones(noise: float, sampling: dict[str, Any]) -> None:
@@ -451,6 +455,6 @@ def test_drafted_answers_have_the_distribution_of_plain_ones(noise: float, sampl
 def test_the_same_seed_gives_the_same_answer_with_any_draft_model() -> None:
     engine = BigramEngine(0)
     options: dict[str, Any] = {"sampling": {"temperature": 1.2}, "grammar": None}
-    plain, _ = answers(engine, None, range(200), **options)
+    plain, _ = answers(engine, None, range(100), **options)
     for noise in (0.0, 0.5, 3.0):
-        assert answers(engine, Drafter(BigramEngine(0, noise), length=LENGTH), range(200), **options)[0] == plain
+        assert answers(engine, Drafter(BigramEngine(0, noise), length=LENGTH), range(100), **options)[0] == plain

@@ -92,7 +92,7 @@ class Histories(RuleBasedStateMachine):
         assert all(sequence.length == len(tokens) for sequence, tokens in self.held)
 
 
-Histories.TestCase.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+Histories.TestCase.settings = settings(max_examples=15, stateful_step_count=25, deadline=None)
 TestHistories = Histories.TestCase
 
 
@@ -131,7 +131,7 @@ def expected_logits(engine: TorchEngine, tokens: list[int]) -> NDArray[np.float3
         return engine.decoder(torch.tensor([tokens]))[0].numpy()
 
 
-@pytest.mark.parametrize("counts", [[1] * LONG, [17] * 41, [LONG - 1, 1]])
+@pytest.mark.parametrize("counts", [[1] * 300, [17] * 41, [LONG - 1, 1]])
 def test_the_memory_of_a_window_is_bounded(counts: list[int]) -> None:
     engine, tokens = Counting(WINDOWED), random_tokens(sum(counts))
     sequence, start = engine.new_sequence(), 0
@@ -141,7 +141,7 @@ def test_the_memory_of_a_window_is_bounded(counts: list[int]) -> None:
     assert_close(logits_V, expected_logits(engine, tokens)[-1])
     windowed, whole = sequence.cache.layers[0], sequence.cache.layers[1]
     assert windowed.keys_KPC.shape[1] == FULL_WINDOW
-    assert whole.keys_KPC.shape[1] >= LONG - 5
+    assert whole.keys_KPC.shape[1] >= sum(counts) - 5
     assert sequence.cache.num_bytes == sum(2 * t.nbytes for t in (windowed.keys_KPC, whole.keys_KPC))
 
 
@@ -169,7 +169,7 @@ def test_a_rollback_of_any_length_equals_a_full_pass() -> None:
     engine, tokens = Counting(WINDOWED), random_tokens(300)
     full_NV = expected_logits(engine, tokens)
     sequence = filled(engine, tokens)
-    for num_back in range(1, 160):
+    for num_back in range(1, 160, 3):
         copied = engine.fork(sequence)
         engine.rollback(copied, num_back)
         (logits_V,) = engine.step([(copied, [tokens[300 - num_back]])])
@@ -238,13 +238,13 @@ def test_speculative_decoding_never_recomputes() -> None:
         random_tokens(200),
         sampling=GreedyConfig(),
         stop_tokens=[],
-        max_tokens=120,
+        max_tokens=50,
         drafter=Drafter(drafter, num_tokens=8, length=DraftLengthConfig(cost=1e-6)),
     )
     answer = [event.token for event in generation]
     assert generation.summary.num_accepted < generation.summary.num_drafted
-    assert engine.num_computed <= 200 + 120 + generation.summary.num_drafted
+    assert engine.num_computed <= 200 + 50 + generation.summary.num_drafted
     alone = generate(
-        engine, engine.new_sequence(), random_tokens(200), sampling=GreedyConfig(), stop_tokens=[], max_tokens=120
+        engine, engine.new_sequence(), random_tokens(200), sampling=GreedyConfig(), stop_tokens=[], max_tokens=50
     )
     assert answer == [event.token for event in alone]

@@ -5,26 +5,33 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
-from track_runs import answers
+from tiny_runs import exit_code, in_child
 
 from openafm.bundle import Bundle, write_bundle
 from openafm.models.sizes import parallel_track_decoder
+from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.runtime.engines.kv_cache import TorchCache
+from openafm.runtime.engines.selection import open_engine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 
 pytestmark = pytest.mark.xdist_group("track_parallel")
 
-HERE = Path(__file__).parents[1]
-TIMEOUT_S = 240
 TEXT = 'the cat {"name":"Mo","age":3} and the dog sat on the mat, no: the log. '
+PROMPT = [5, 9, 2, 40, 11, 7, 33, 8, 21]
+NUM_TOKENS = 24
+SAMPLERS: dict[str, SamplingConfig] = {
+    "greedy": GreedyConfig(),
+    "seeded": RandomConfig(temperature=1.2, seed=7),
+    "unseeded": RandomConfig(temperature=3.0),
+}
 
 
 @pytest.fixture(scope="module")
@@ -58,33 +65,47 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     )
 
 
-def in_processes(num_processes: int, bundle: Bundle) -> list[dict[str, Any]]:
+def answers(bundle: Bundle) -> dict[str, Any]:
+    """Tokens by sampling method, and the bytes of a sequence's cache."""
+    engine = open_engine(bundle)
+    found: dict[str, Any] = {}
+    for name, config in SAMPLERS.items():
+        sampler, sequence, tokens = config.build(), engine.new_sequence(), list[int]()
+        (logits_V,) = engine.step([(sequence, PROMPT)])
+        for position in range(NUM_TOKENS):
+            tokens.append(sampler.sample(logits_V, position))
+            (logits_V,) = engine.step([(sequence, tokens[-1:])])
+        found[name] = tokens
+        found["kv_bytes"] = sum(array.nbytes for array in cast(TorchCache, sequence.cache).arrays().values())
+        restored = engine.restore(engine.snapshot(sequence))
+        (again_V,) = engine.step([(restored, [3])])
+        (logits_V,) = engine.step([(sequence, [3])])
+        assert (again_V == logits_V).all()
+    found["signature"] = engine.signature
+    found["parameters"] = sum(parameter.numel() for parameter in cast(Any, engine).decoder.parameters())
+    return found
+
+
+def in_processes(num_processes: int, bundle: Bundle, folder: Path) -> list[dict[str, Any]]:
+    """Return the answers of each process; they are forked with the environment that torchrun sets."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, HERE / "track_runs.py", bundle.path],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(num_processes)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_S) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * num_processes, "\n".join(error for _, error in outputs)
-    return [json.loads(output.splitlines()[-1]) for output, _ in outputs]
+
+    def work(rank: int) -> None:
+        places = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update(places | {"WORLD_SIZE": str(num_processes)})
+        (folder / f"{rank}.json").write_text(json.dumps(answers(bundle)))
+        torch.distributed.destroy_process_group()
+
+    children = [in_child(partial(work, rank)) for rank in range(num_processes)]
+    assert [exit_code(child) for child in children] == [0] * num_processes
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_processes)]
 
 
 @pytest.fixture(scope="module")
-def together(bundle: Bundle) -> list[dict[str, Any]]:
-    return in_processes(2, bundle)
+def together(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return in_processes(2, bundle, tmp_path_factory.mktemp("answers"))
 
 
 @pytest.fixture(scope="module")

@@ -9,53 +9,52 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from parallel_runs import COMBINATIONS, NUM_STEPS, Combination
+from forked_processes import fork_together, together
+from parallel_runs import COMBINATIONS, NUM_STEPS, Combination, train_all
 from parallel_runs import train as train_combination
-from tiny_runs import write_corpus
+from tiny_runs import exit_code, write_corpus
 
+from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths
-from openafm.training.distributed.processes import open_processes
+from openafm.training.distributed.processes import Processes, open_processes
+from openafm.training.observability.metrics import read_metrics
+from openafm.training.run import train
 
 pytestmark = pytest.mark.xdist_group("parallel")  # one worker makes the fixtures
 
-HERE = Path(__file__).parents[1]
 TIMEOUT_S = 240
 
 
-def start_together(num_processes: int, arguments: Sequence[str | Path], **environment: str) -> list[subprocess.Popen[str]]:
-    """Start a program in several processes with the environment that torchrun sets."""
+def start_together(num_processes: int, program: str) -> list[str]:
+    """Run a program in several processes with the environment that torchrun sets; return their outputs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     shared = {"WORLD_SIZE": str(num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    return [
+    processes = [
         subprocess.Popen(
-            [sys.executable, *map(str, arguments)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **environment},
+            [sys.executable, "-c", program],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            cwd=HERE,
         )
         for rank in range(num_processes)
     ]
-
-
-def wait_for(processes: list[subprocess.Popen[str]]) -> list[str]:
     try:
-        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
+        return [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    return outputs
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +72,7 @@ def results_of(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
     @cache
     def results(num_processes: int) -> dict[str, Any]:
         file = folder / f"{num_processes}.json"
-        processes = start_together(num_processes, ["parallel_runs.py", corpus, file])
-        outputs = wait_for(processes)
-        assert [process.returncode for process in processes] == [0] * num_processes, "\n".join(outputs)
+        together(num_processes, lambda processes: train_all(COMBINATIONS[num_processes], corpus, file, processes))
         return json.loads(file.read_text())
 
     return results
@@ -138,24 +135,31 @@ def test_processes_hold_their_part_of_the_weights(
 
 def test_a_signal_to_one_process_stops_all_at_the_same_step(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    processes = start_together(2, ["stopped_run.py", corpus, output])
-    log = output / "metrics.jsonl"
+    config = replace(Combination(model="tracks", axes={"track": 2}).config(corpus), budget=StepBudget(num_steps=100_000))
+
+    def run(processes: Processes) -> None:
+        result = train(config, output, processes=processes)
+        assert not result.finished
+        (tmp_path / f"{processes.rank}.json").write_text(json.dumps(result.step))
+
+    children = fork_together(2, run)
     deadline = time.monotonic() + TIMEOUT_S
-    while not (log.exists() and log.read_text().count("\n") >= 3) and time.monotonic() < deadline:
+    while len(read_metrics(output)) < 3 and time.monotonic() < deadline:
         time.sleep(0.05)
-    processes[1].send_signal(signal.SIGTERM)
-    outputs = wait_for(processes)
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
-    steps = [json.loads(text.splitlines()[-1]) for text in outputs]
+    os.kill(children[1], signal.SIGTERM)
+    assert [exit_code(child) for child in children] == [0, 0]
+    steps = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert steps[0] == steps[1]
-    assert 3 <= steps[0]["step"] < steps[0]["num_steps"]
+    assert 3 <= steps[0] < config.budget.num_steps
     (newest, *_) = checkpoint_paths(output / "checkpoints")
-    assert open_checkpoint(newest).record.step == steps[0]["step"]
+    assert open_checkpoint(newest).record.step == steps[0]
 
 
 ONE_FAILS = """
 from openafm.core.errors import OpenAFMError
-from openafm.training.distributed.processes import open_processes
+from openafm.training.distributed.processes import Processes, open_processes
+from openafm.training.observability.metrics import read_metrics
+from openafm.training.run import train
 
 def fail():
     raise OpenAFMError("the disk is full")
@@ -173,8 +177,7 @@ with open_processes() as everyone:
 
 
 def test_an_error_of_one_process_is_raised_by_all() -> None:
-    processes = start_together(2, ["-c", ONE_FAILS])
-    outputs = wait_for(processes)
+    outputs = start_together(2, ONE_FAILS)
     assert [output.splitlines()[-3:] for output in outputs] == [
         [
             "RemoteRankError process 1: the disk is full True",

@@ -7,49 +7,48 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tiny_runs import tiny_run, write_corpus
+from tiny_runs import exit_code, in_child, tiny_run, write_corpus
 
 from openafm.core.config import ConfigError
+from openafm.data import loader
+from openafm.training import run
+from openafm.training.config import TrainerConfig
 from openafm.training.distributed.watchdog import EXIT_CODE, WatchdogConfig, watchdog
 from openafm.training.observability.goodput import FILE, goodput, read_process_times
 from openafm.training.observability.metrics import read_metrics
-from openafm.training.run import train
+from openafm.training.run import TrainingResult, train
 
-HANGING = """
-import sys, threading
-from pathlib import Path
-import openafm.data.loader as loader
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.training.run import train
-from openafm.training.distributed.watchdog import WatchdogConfig
-from tiny_runs import tiny_run
+NEVER = threading.Event()
 
-whole_batch = loader.Loader.batch
-def lost_file_server(self, step):
-    if step == 30:
-        threading.Event().wait()
-    return whole_batch(self, step)
-loader.Loader.batch = lost_file_server
-corpus = LoaderConfig(sources=(SourceConfig(name="count", path=sys.argv[1]),), rows_per_step=4, row_tokens=48)
-train(tiny_run(corpus, num_steps=40, watchdog=WatchdogConfig(seconds=2.0, start_seconds=120.0)), Path(sys.argv[2]))
-"""
 
-HANGING_AT_THE_START = """
-import sys, threading
-from pathlib import Path
-import openafm.training.run as run
-from openafm.data.loader import LoaderConfig, SourceConfig
-from openafm.training.distributed.watchdog import WatchdogConfig
-from tiny_runs import tiny_run
+def train_in_child(config: TrainerConfig, output: Path, stderr: Path) -> int:
+    """Start `train` in a process of its own, whose batch 30 never arrives, and return its id."""
+    whole_batch = loader.Loader.batch
 
-run._check = lambda config: threading.Event().wait()
-corpus = LoaderConfig(sources=(SourceConfig(name="count", path=sys.argv[1]),), rows_per_step=4, row_tokens=48)
-run.train(tiny_run(corpus, num_steps=40, watchdog=WatchdogConfig(seconds=1.0, start_seconds=1.0)), Path(sys.argv[2]))
-"""
+    def lost_file_server(self: loader.Loader, step: int) -> Any:
+        if step == 30:
+            NEVER.wait()
+        return whole_batch(self, step)
+
+    def work() -> TrainingResult:
+        with stderr.open("w") as file:
+            os.dup2(file.fileno(), 2)
+        loader.Loader.batch = lost_file_server  # type: ignore[method-assign]
+        return train(config, output)
+
+    return in_child(work)
+
+
+def hang_at_the_start(config: TrainerConfig, output: Path) -> TrainingResult:
+    run._check = lambda config: NEVER.wait()  # type: ignore[assignment, misc]
+    return train(config, output)
+
 
 SLOW = """
 import sys, time
@@ -88,12 +87,13 @@ def start(program: str, *arguments: str) -> subprocess.Popen[str]:
 def test_a_hanging_run_ends_with_its_stacks_and_resumes(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     output = tmp_path / "run"
-    process = start(HANGING, corpus.sources[0].path, str(output))
-    _, stderr = process.communicate()
-    assert process.returncode == EXIT_CODE
+    config = tiny_run(corpus, num_steps=40, watchdog=WatchdogConfig(seconds=2.0, start_seconds=120.0))
+    process = train_in_child(config, output, tmp_path / "stderr.txt")
+    assert exit_code(process) == EXIT_CODE
+    stderr = (tmp_path / "stderr.txt").read_text()
     report = (output / "hang-0.txt").read_text()
     for stacks in (stderr, report):
-        assert re.search(rf"process {process.pid} made no progress for [23] s", stacks)
+        assert re.search(rf"process {process} made no progress for [23] s", stacks)
         assert "in lost_file_server" in stacks  # the thread that waits
         assert "in run" in stacks  # the one that waits for it
     assert read_metrics(output)[-1]["step"] == 30
@@ -110,9 +110,8 @@ def test_a_hanging_run_ends_with_its_stacks_and_resumes(tmp_path: Path) -> None:
 def test_a_hang_at_the_start_is_booked_as_a_hang(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     output = tmp_path / "run"
-    process = start(HANGING_AT_THE_START, corpus.sources[0].path, str(output))
-    process.communicate()
-    assert process.returncode == EXIT_CODE
+    config = tiny_run(corpus, watchdog=WatchdogConfig(seconds=1.0, start_seconds=1.0))
+    assert exit_code(in_child(lambda: hang_at_the_start(config, output))) == EXIT_CODE
     lost = goodput(read_process_times(output / FILE)).lost
     assert lost["hang"] >= 0.9
     assert lost["start"] == 0
