@@ -82,8 +82,11 @@ def test_drops_have_a_reason(body: bytes, content_type: str, status: int, expect
         b"<" * 1_000_000,
         b"<a " * 300_000,
         b"<p>" + b"&amp;" * 400_000,
+        b"<div>x" * 9900,
+        b"".join(b"<p><b id=%d>x" % number for number in range(20_000)),
+        b"<b><i><u><s><em><tt>" * 3 + b"<p>x" * 200_000,
     ],
-    ids=["div", "b", "table", "list", "links", "class", "open", "attributes", "entities"],
+    ids=["div", "b", "table", "list", "links", "class", "open", "attributes", "entities", "nested", "formats", "repeated"],
 )
 def test_hostile_pages_take_bounded_time(body: bytes) -> None:
     start = time.process_time()

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lxml.etree import _Element
+    from selectolax.lexbor import LexborNode
 
 # fmt: off
 BLOCK_TAGS = (
@@ -99,15 +100,16 @@ _HIDDEN_BIT, _PAIR_BIT = 1 << (NUM_BITS - 1), 1 << (NUM_BITS - 2)
 _MAX_NAMES = 200  # characters of class names that are read
 _NAME_ATTRIBUTES = frozenset(("class", "id", "role", "itemprop"))
 _HIDING_ATTRIBUTES = frozenset(("style", "hidden", "aria-hidden"))
-_OTHER, _SKIP, _BLOCK, _LINK, _MARK, _OBJECT = range(6)
+_OTHER, _SKIP, _BLOCK, _BOUNDARY, _LINK, _MARK, _OBJECT, _TEXT = range(8)
+_MAX_DEPTH = 256  # containers; deeper elements only bound blocks, so that walks to the root are short
 _KINDS = (
     dict.fromkeys(BLOCK_TAGS, _BLOCK)
     | dict.fromkeys(_SKIPPED, _SKIP)
     | {"a": _LINK}
     | dict.fromkeys(_MARKS, _MARK)
     | dict.fromkeys(("br", "img", "math"), _OBJECT)
+    | {"-text": _TEXT}
 )
-_MARKED = frozenset((_LINK, _MARK))
 _STYLE_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 
 
@@ -189,9 +191,9 @@ def _name_bits(names: str) -> int:
     return bits
 
 
-def split_blocks(root: _Element) -> PageBlocks:
-    """Return the blocks of a DOM in document order."""
-    return _Splitter().split(root)
+def split_blocks(root: LexborNode, max_blocks: int = sys.maxsize) -> PageBlocks:
+    """Return the blocks of a DOM in document order. A page with more than `max_blocks` is cut after one more."""
+    return _Splitter().split(root, max_blocks)
 
 
 class _Splitter:
@@ -202,83 +204,100 @@ class _Splitter:
         self._pieces: list[str] = []
         self._open: list[tuple[int, str, str]] = []  # first piece, mark and URL of the open inline elements
         self._closed: list[tuple[int, int, str, str]] = []
+        self._current = 0  # the innermost open container
 
-    def split(self, root: _Element) -> PageBlocks:
-        from lxml.etree import iterwalk
-
-        containers, pieces = self.page.containers, self._pieces
+    def split(self, root: LexborNode, max_blocks: int) -> PageBlocks:
+        containers, blocks, pieces = self.page.containers, self.page.blocks, self._pieces
         containers.append(Container(-1, "body", _BLOCK_INDEX["body"], 0, 0, 0, ""))
-        current = 0
-        walker = iterwalk(root, events=("start", "end"))
-        for event, element in walker:
-            tag = element.tag
+        ancestors: list[tuple[LexborNode, int]] = []
+        node = root
+        while True:
+            tag = node.tag or ""
             kind = _KINDS.get(tag, _OTHER)
-            if event == "start":
-                if kind == _BLOCK:
-                    if pieces:
-                        self._flush(current)
-                    above = containers[current]
-                    bits, names = _element_bits(element, tag)
-                    containers.append(
-                        Container(current, tag, _BLOCK_INDEX[tag], bits, above.inherited | bits, above.depth + 1, names)
-                    )
-                    current = len(containers) - 1
-                    if tag == "pre":
-                        self._preformatted(element, current)
-                        walker.skip_subtree()
-                        continue
-                elif kind == _SKIP:
-                    if pieces and tag in _BLOCK_INDEX:
-                        self._flush(current)
-                    walker.skip_subtree()
-                    continue
-                elif kind != _OTHER and self._inline(element, tag, kind, current):
-                    walker.skip_subtree()
-                    continue
-                text = element.text
+            child = None
+            if kind == _TEXT:
+                text = node.text_content
+                if text and (pieces or not text.isspace()):
+                    pieces.append(text)
+            elif kind == _OTHER:
+                child = node.child
+            elif kind == _SKIP:
+                if pieces and tag in _BLOCK_INDEX:
+                    self._flush()
             else:
                 if kind == _BLOCK:
-                    if pieces:
-                        self._flush(current)
-                    containers[current].stop = len(containers)
-                    current = max(containers[current].parent, 0)
-                elif kind in _MARKED:
-                    self._close()
-                text = element.tail
-            if text and (pieces or not text.isspace()):
-                pieces.append(text)
-        self._flush(0)
-        containers[0].stop = len(containers)
-        return self.page
+                    kind = self._enter(node, tag)
+                if kind == _OBJECT:
+                    self._object(node, tag)
+                else:
+                    if kind == _LINK or kind == _MARK:
+                        url = (node.attributes.get("href") or "") if kind == _LINK else ""
+                        self._open.append((len(pieces), _MARKS.get(tag, ""), url))
+                    child = node.child
+                    if child is None:
+                        self._leave(kind)
+            if child is not None:
+                ancestors.append((node, kind))
+                node = child
+                continue
+            while (following := node.next) is None:
+                if not ancestors or len(blocks) > max_blocks:
+                    self._flush()
+                    containers[0].stop = len(containers)
+                    return self.page
+                node, kind = ancestors.pop()
+                if kind != _OTHER:
+                    self._leave(kind)
+            node = following
 
-    def _inline(self, element: _Element, tag: str, kind: int, container: int) -> bool:
-        """Begin an inline element. True if what is below the element is done."""
-        if kind == _LINK:
-            self._open.append((len(self._pieces), "", element.get("href") or ""))
-        elif kind == _MARK:
-            self._open.append((len(self._pieces), _MARKS[tag], ""))
-        elif tag == "br":
-            self._pieces.append(LINE_BREAK)
-        elif tag == "img":
-            self._image(element, container)
-        else:
-            self._pieces.append(_formula(element))
-            return True
-        return False
+    def _enter(self, node: LexborNode, tag: str) -> int:
+        """Begin a block-level element. The kind that tells how to go on below it and how to end it."""
+        if self._pieces:
+            self._flush()
+        above = self.page.containers[self._current]
+        if above.depth >= _MAX_DEPTH:
+            return _BOUNDARY
+        bits, names = _element_bits(node, tag)
+        self.page.containers.append(
+            Container(self._current, tag, _BLOCK_INDEX[tag], bits, above.inherited | bits, above.depth + 1, names)
+        )
+        self._current = len(self.page.containers) - 1
+        return _OBJECT if tag == "pre" else _BLOCK
 
-    def _close(self) -> None:
-        """End the innermost inline element."""
-        if self._open:
+    def _leave(self, kind: int) -> None:
+        """End the innermost element of a kind."""
+        if kind == _BLOCK or kind == _BOUNDARY:
+            if self._pieces:
+                self._flush()
+            if kind == _BLOCK:
+                container = self.page.containers[self._current]
+                container.stop = len(self.page.containers)
+                self._current = container.parent
+        elif self._open:
             start, mark, url = self._open.pop()
             self._closed.append((start, len(self._pieces), mark, url))
 
-    def _flush(self, container: int) -> None:
+    def _object(self, node: LexborNode, tag: str) -> None:
+        """Add an element whose content is not visited."""
+        if tag == "br":
+            self._pieces.append(LINE_BREAK)
+        elif tag == "img":
+            self._image(node)
+        elif tag == "math":
+            self._pieces.append(_formula(node))
+        else:
+            raw = node.text()
+            if text := " ".join(raw.split()):
+                self.page.blocks.append(Block(self._current, raw, text, preformatted=True))
+            self._leave(_BLOCK)
+
+    def _flush(self) -> None:
         """End the current block. Inline elements that are open go on in the next one."""
         pieces = self._pieces
         raw = "".join(pieces)
         text = " ".join(raw.split())
         if text:
-            block = Block(container, raw, text, num_breaks=pieces.count(LINE_BREAK))
+            block = Block(self._current, raw, text, num_breaks=pieces.count(LINE_BREAK))
             if self._closed or self._open:
                 self._closed += [(start, len(pieces), mark, url) for start, mark, url in self._open]
                 self._mark(block)
@@ -299,29 +318,25 @@ class _Splitter:
                     block.num_links += 1
         block.link_chars = min(block.link_chars, len(block.text))
 
-    def _preformatted(self, element: _Element, container: int) -> None:
-        raw = "".join(element.itertext())
-        if text := " ".join(raw.split()):
-            self.page.blocks.append(Block(container, raw, text, preformatted=True))
-
-    def _image(self, element: _Element, container: int) -> None:
-        url = element.get("src") or element.get("data-src") or ""
+    def _image(self, node: LexborNode) -> None:
+        attributes = node.attributes
+        url = attributes.get("src") or attributes.get("data-src") or ""
         if url and not url.startswith("data:"):
-            self.page.images.append(
-                (len(self.page.blocks), container, Image(url, " ".join((element.get("alt") or "").split())))
-            )
+            alt = " ".join((attributes.get("alt") or "").split())
+            self.page.images.append((len(self.page.blocks), self._current, Image(url, alt)))
 
 
-def _element_bits(element: _Element, tag: str) -> tuple[int, str]:
+def _element_bits(node: LexborNode, tag: str) -> tuple[int, str]:
     """The token groups of an element, and its class names and id."""
     bits = _TAG_BITS.get(tag, 0)
     names = ""
-    for key, value in element.items():
+    for key, value in node.attributes.items():
         if key in _NAME_ATTRIBUTES:
-            bits |= _name_bits(value[:_MAX_NAMES])
-            if key == "class" or key == "id":
-                names += value + " "
-        elif key in _HIDING_ATTRIBUTES and _is_hidden(key, value):
+            if value:
+                bits |= _name_bits(value[:_MAX_NAMES])
+                if key == "class" or key == "id":
+                    names += value + " "
+        elif key in _HIDING_ATTRIBUTES and _is_hidden(key, value or ""):
             bits |= _HIDDEN_BIT
     return bits, names
 
@@ -332,10 +347,11 @@ def _is_hidden(key: str, value: str) -> bool:
     return key == "hidden" or value == "true"
 
 
-def _formula(element: _Element) -> str:
+def _formula(node: LexborNode) -> str:
     """The TeX source of a formula, or its text."""
-    for annotation in element.iter("annotation"):
-        if "tex" in (annotation.get("encoding") or "") and annotation.text:
-            return f" ${annotation.text.strip()}$ "
-    source = element.get("alttext")
-    return f" ${source.strip()}$ " if source else " " + " ".join("".join(element.itertext()).split()) + " "
+    for annotation in node.css("annotation"):
+        text = annotation.text().strip()
+        if "tex" in (annotation.attributes.get("encoding") or "") and text:
+            return f" ${text}$ "
+    source = node.attributes.get("alttext")
+    return f" ${source.strip()}$ " if source else " " + " ".join(node.text().split()) + " "

@@ -25,7 +25,7 @@ DROP_REASONS = ("http_status", "not_html", "too_large", "empty", "no_dom", "too_
 """Reasons of `Extractor.extract`: the status is not 2xx, the payload is not HTML, above the limit, empty or without
 elements; the page has more blocks than the limit; or no main content of `min_chars` characters was found."""
 
-_MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS = 2 << 20, 4000
+_MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS, _MAX_FALLBACK_BLOCKS = 2 << 20, 4000, 4000
 
 ChooseBlocks: TypeAlias = Callable[[Sequence[str]], Sequence[int] | None]
 """A function of a model: texts of the blocks of a page -> the numbers of those that are main content. None keeps the
@@ -44,7 +44,7 @@ class ExtractionConfig(PageExtractorConfig):
     """
 
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     threshold: float = 0.5
     fallback_below: float = 0.94
@@ -89,9 +89,9 @@ class Extractor(PageExtractor):
         root = parse(html)
         if root is None:
             return Dropped(reason="no_dom", detail="the parser found no element", url=page.url)
-        blocks = split_blocks(root)
+        blocks = split_blocks(root, self._config.max_blocks)
         if len(blocks.blocks) > self._config.max_blocks:
-            detail = f"{len(blocks.blocks)} blocks; the limit is {self._config.max_blocks}"
+            detail = f"more than {self._config.max_blocks} blocks, which is the limit"
             return Dropped(reason="too_many_blocks", detail=detail, url=page.url)
         metadata = read_metadata(root)
         text, extractor, confidence, agreement = self._text(page, html, blocks)
@@ -167,9 +167,10 @@ def _confidence(blocks: PageBlocks, scores: NDArray[np.float32], threshold: floa
 
 
 def _is_in_reach(html: str, blocks: PageBlocks) -> bool:
-    """True if trafilatura takes a bounded time: 60,000 links in one paragraph take it 30 s."""
-    num_links = sum(block.num_links for block in blocks.blocks)
-    return len(html) <= _MAX_FALLBACK_CHARS and num_links <= _MAX_FALLBACK_LINKS
+    """True if trafilatura takes a bounded time: 60,000 links in one paragraph take it 30 s, 20,000 paragraphs 5 s."""
+    if len(html) > _MAX_FALLBACK_CHARS or len(blocks.blocks) > _MAX_FALLBACK_BLOCKS:
+        return False
+    return sum(block.num_links for block in blocks.blocks) <= _MAX_FALLBACK_LINKS
 
 
 def _agreement(blocks: PageBlocks, first: Sequence[bool], second: Sequence[bool]) -> float:

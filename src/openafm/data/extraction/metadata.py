@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lxml.etree import _Element
+    from selectolax.lexbor import LexborNode
 
 _MAX_VALUE = 1000  # characters of one value
 _MAX_JSON = 1 << 20  # characters of one JSON-LD script
@@ -40,6 +40,12 @@ _OTHERS = {
 _LICENSE_URL = re.compile(r"creativecommons\.org/(?:licenses|publicdomain)/[\w./-]+")
 
 
+_SOURCES = (
+    'meta, link[rel="license"], link[rel="canonical"], script[type*="ld+json"], title, h1, time[datetime], '
+    'a[rel*="license"], a[rel*="author"]'
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageMetadata:
     """What a page states about itself; empty strings where it states nothing. `date` is ISO 8601."""
@@ -52,42 +58,38 @@ class PageMetadata:
     more: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_metadata(root: _Element) -> PageMetadata:
+def read_metadata(root: LexborNode) -> PageMetadata:
     """Return the metadata of a DOM: JSON-LD first, then meta elements, then visible elements."""
     meta: dict[str, str] = {}
     structured: dict[str, str] = {}
     title = heading = license_url = time = author = canonical = ""
-    for element in root.iter("meta", "link", "script", "title", "h1", "time", "a"):
-        tag = element.tag
-        if tag == "a":
-            rel = element.get("rel")
-            if rel is not None:
-                license_url = license_url or (_license(element) if "license" in rel else "")
-                author = author or (_text(element) if "author" in rel else "")
-        elif tag == "meta":
-            name = (
-                element.get("property") or element.get("name") or element.get("itemprop") or element.get("http-equiv") or ""
-            ).lower()
-            if name and (content := element.get("content")):
+    for node in root.css(_SOURCES):
+        tag = node.tag
+        get = node.attributes.get
+        if tag == "meta":
+            name = (get("property") or get("name") or get("itemprop") or get("http-equiv") or "").lower()
+            if name and (content := get("content")):
                 meta.setdefault(name, _clean(content))
+        elif tag == "a":
+            rel = get("rel") or ""
+            license_url = license_url or (_license(get("href")) if "license" in rel else "")
+            author = author or (_clean(node.text()) if "author" in rel else "")
         elif tag == "link":
-            rel = element.get("rel") or ""
-            if rel == "license":
-                license_url = license_url or _license(element)
-            elif rel == "canonical":
-                canonical = canonical or _clean(element.get("href") or "")
+            if get("rel") == "license":
+                license_url = license_url or _license(get("href"))
+            else:
+                canonical = canonical or _clean(get("href") or "")
         elif tag == "script":
-            if "ld+json" in (element.get("type") or ""):
-                structured = _structured(element.text or "") | structured
+            structured = _structured(node.text()) | structured
         elif tag == "title":
-            title = title or _text(element)
+            title = title or _clean(node.text())
         elif tag == "h1":
-            heading = heading or _text(element)
+            heading = heading or _clean(node.text())
         elif tag == "time":
-            time = time or iso_date(element.get("datetime") or "")
+            time = time or iso_date(get("datetime") or "")
     more = {key: value for key, names in _OTHERS.items() if (value := _first(meta, names))}
     more |= {key: value for key, value in (("canonical", canonical), ("schema_type", structured.get("type", ""))) if value}
-    language = (root.get("lang") or "").strip() or structured.get("language", "") or _first(meta, _LANGUAGES)
+    language = (root.attributes.get("lang") or "").strip() or structured.get("language", "") or _first(meta, _LANGUAGES)
     return PageMetadata(
         title=structured.get("title", "") or _first(meta, _TITLES) or heading or title,
         author=structured.get("author", "") or _first(meta, _AUTHORS) or author,
@@ -168,14 +170,10 @@ def _first(meta: Mapping[str, str], names: tuple[str, ...]) -> str:
     return next((meta[name] for name in names if meta.get(name)), "")
 
 
-def _license(element: _Element) -> str:
-    href = _clean(element.get("href") or "")
-    match = _LICENSE_URL.search(href)
-    return f"https://{match[0]}" if match else href
-
-
-def _text(element: _Element) -> str:
-    return _clean("".join(element.itertext()))
+def _license(href: str | None) -> str:
+    url = _clean(href or "")
+    match = _LICENSE_URL.search(url)
+    return f"https://{match[0]}" if match else url
 
 
 def _clean(text: str) -> str:
