@@ -110,6 +110,7 @@ _KINDS = (
     | dict.fromkeys(("br", "img", "math"), _OBJECT)
     | {"-text": _TEXT}
 )
+_INLINE, _BOUNDING = frozenset((_LINK, _MARK)), frozenset((_BLOCK, _BOUNDARY))
 _STYLE_HIDDEN = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden", re.IGNORECASE)
 
 
@@ -230,7 +231,7 @@ class _Splitter:
                 if kind == _OBJECT:
                     self._object(node, tag)
                 else:
-                    if kind == _LINK or kind == _MARK:
+                    if kind in _INLINE:
                         url = (node.attributes.get("href") or "") if kind == _LINK else ""
                         self._open.append((len(pieces), _MARKS.get(tag, ""), url))
                     child = node.child
@@ -266,7 +267,7 @@ class _Splitter:
 
     def _leave(self, kind: int) -> None:
         """End the innermost element of a kind."""
-        if kind == _BLOCK or kind == _BOUNDARY:
+        if kind in _BOUNDING:
             if self._pieces:
                 self._flush()
             if kind == _BLOCK:

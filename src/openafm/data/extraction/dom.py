@@ -81,9 +81,9 @@ def decode(body: bytes, content_type: str = "") -> str:
 def parse(text: str) -> LexborNode | None:
     """Return the root of a DOM, or None if the page has no element.
 
-    Lexbor builds the tree: for the 181 pages of the article benchmark, it and a visit of each node take half of the time of
-    libxml2 (docs/benchmarks.md). The HTML standard's algorithm is quadratic in the depth of nesting and in formatting elements
-    without an end. libxml2 is linear and bounds the depth, so it rewrites pages that could take long.
+    Lexbor builds the tree: with a visit of each node, it takes half of libxml2's time (docs/benchmarks.md). The algorithm of
+    the HTML standard is quadratic in the depth of nesting and in formatting elements without an end. libxml2 is linear and
+    bounds the depth, so it rewrites pages that could take long.
     """
     with needed("extraction", "selectolax", "data"):
         from selectolax.lexbor import LexborHTMLParser, SelectolaxError
