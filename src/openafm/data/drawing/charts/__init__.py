@@ -1,0 +1,1 @@
+"""Charts: data first, then a drawing by matplotlib, then questions and the data as a table (report 3.2.3)."""
