@@ -28,6 +28,8 @@ class _Measure:
     high: float
     decimals: int
     unit: str = ""
+    is_total: bool = True
+    """Whether values may be added up."""
 
 
 _MEASURES = {
@@ -38,17 +40,17 @@ _MEASURES = {
     "members": _Measure(5, 400, 0),
     "orders": _Measure(3, 250, 0),
     "downloads": _Measure(1000, 90000, 0),
-    "temperature": _Measure(-12, 34, 1, "°C"),
+    "temperature": _Measure(-12, 34, 1, "°C", is_total=False),
     "rainfall": _Measure(2, 180, 0, "mm"),
     "distance": _Measure(1, 950, 1, "km"),
     "weight": _Measure(0.2, 95, 1, "kg"),
-    "share": _Measure(1, 60, 1, "%"),
+    "share": _Measure(1, 60, 1, "%", is_total=False),
     "energy": _Measure(20, 640, 0, "kWh"),
     "points": _Measure(1, 100, 0),
-    "price": _Measure(1, 240, 2, "money"),
+    "price": _Measure(1, 240, 2, "money", is_total=False),
     "stock": _Measure(0, 600, 0),
-    "speed": _Measure(8, 280, 0, "km/h"),
-    "rating": _Measure(1, 5, 1),
+    "speed": _Measure(8, 280, 0, "km/h", is_total=False),
+    "rating": _Measure(1, 5, 1, is_total=False),
 }
 
 
@@ -63,6 +65,8 @@ class DataTable:
     columns: tuple[str, ...]
     values: tuple[tuple[Decimal, ...], ...]
     measure: str = ""
+    is_total: bool = True
+    """Whether values of a column may be added up."""
 
     def column(self, index: int) -> tuple[Decimal, ...]:
         return tuple(row[index] for row in self.values)
@@ -126,11 +130,18 @@ def draw_data_table(
         columns=tuple(series),
         values=tuple(zip(*columns, strict=True)),
         measure=text,
+        is_total=measure.is_total,
     )
 
 
 def draw_measures_table(
-    rng: random.Random, language: str, split: Split, *, num_rows: tuple[int, int], num_columns: tuple[int, int], longest: int = 24
+    rng: random.Random,
+    language: str,
+    split: Split,
+    *,
+    num_rows: tuple[int, int],
+    num_columns: tuple[int, int],
+    longest: int = 24,
 ) -> DataTable:
     """Return a table whose columns are different measures."""
     kind = rng.choice((*_NAMES, *_TIMES))
@@ -153,6 +164,7 @@ def draw_measures_table(
         rows=tuple(rows),
         columns=tuple(texts),
         values=tuple(zip(*columns, strict=True)),
+        is_total=all(_MEASURES[name].is_total for name in texts.values()),
     )
 
 

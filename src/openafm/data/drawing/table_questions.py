@@ -1,4 +1,4 @@
-"""Questions about data tables, with answers computed from the data (`ask`) and again from Markdown and text (`check_answers`)."""
+"""Questions about data tables, with answers computed from the data (`ask`) and again from text alone (`check_answers`)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,16 @@ def ask(
     group: str,
     count: int = 4,
     keys: Sequence[str] | None = None,
-    sums: bool = True,
     only_column: bool = False,
 ) -> tuple[Question, ...]:
     """Return questions about a table, of kinds `group.lookup`, `group.max`, ..., and at times one about a missing row.
 
     Args:
         keys: the questions about data to choose from; None for all. Exact numbers need a chart that writes them.
-        sums: columns may be summed; false for quartiles and edges.
         only_column: the image shows one column without its name, so that questions leave it out where they can.
     """
     made: list[Question] = []
-    choice = [key for key in keys or _OF_DATA if sums or key != "sum"]
+    choice = [key for key in keys or _OF_DATA if table.is_total or key != "sum"]
     for key in rng.sample(choice, min(count, len(choice))):
         made += _ask_of_data(rng, language, table, key, only_column)
     if table.title:

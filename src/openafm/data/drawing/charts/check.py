@@ -89,7 +89,7 @@ def _check_marks(spec: ChartSpec, marks: Sequence[Region]) -> list[str]:
     longest = max(lengths, key=lambda name: lengths[name])
     scale = lengths[longest] / float(by_name[longest])
     return [
-        f"the bar of {name!r} is {length:.1f} pixels long, its value {by_name[name]} needs {float(by_name[name]) * scale:.1f}"
+        f"the bar of {name!r} is {length:.1f} pixels long, its value needs {float(by_name[name]) * scale:.1f}"
         for name, length in lengths.items()
         if abs(length - float(by_name[name]) * scale) > _PIXELS
     ]

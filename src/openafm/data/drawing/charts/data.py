@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
 from math import floor, log10
 
 from openafm.data.drawing.base import Split
@@ -54,7 +55,7 @@ def _bins(rng: random.Random, language: str, table: DataTable) -> DataTable:
     return replace(
         table,
         dimension=label(language, "dimensions.range"),
-        rows=tuple(f"{low}–{high}" for low, high in zip(edges, edges[1:], strict=False)),
+        rows=tuple(f"{low}–{high}" for low, high in pairwise(edges)),
         columns=(label(language, "statistics.count"),),
         values=tuple((Decimal(height),) for height in heights),
     )
@@ -70,7 +71,7 @@ def _quartiles(rng: random.Random, language: str, table: DataTable) -> DataTable
         places = [-2 * gap, -gap * rng.uniform(0.5, 1), 0.0, gap * rng.uniform(0.5, 1), 2 * gap]
         rows.append(tuple((Decimal(str(float(value) + 3 * gap + place))).quantize(value) for place in places))
     keys = ("minimum", "lower_quartile", "median", "upper_quartile", "maximum")
-    return replace(table, columns=tuple(names[key] for key in keys), values=tuple(rows))
+    return replace(table, columns=tuple(names[key] for key in keys), values=tuple(rows), is_total=False)
 
 
 def _steps(rng: random.Random, table: DataTable) -> DataTable:
@@ -85,7 +86,10 @@ def _rounded(table: DataTable, *, by_column: bool = False) -> DataTable:
     columns = [table.column(index) for index in range(len(table.columns))]
     everything = [value for column in columns for value in column]
     steps = [_step(column if by_column else everything) for column in columns]
-    rows = (tuple((value / step).to_integral_value() * step for value, step in zip(row, steps, strict=True)) for row in table.values)
+    rows = (
+        tuple((value / step).to_integral_value() * step for value, step in zip(row, steps, strict=True))
+        for row in table.values
+    )
     return replace(table, values=tuple(tuple(value + 0 for value in row) for row in rows))
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from openafm.data.drawing.base import Drawn, DrawnImage, Generator, GeneratorConfig, Split
+from openafm.data.drawing.base import Drawn, DrawnImage, Generator, Split
 from openafm.data.drawing.charts.check import check_chart
+from openafm.data.drawing.charts.config import ChartsConfig
 from openafm.data.drawing.charts.data import draw_chart_data
 from openafm.data.drawing.charts.kinds import KINDS
 from openafm.data.drawing.charts.rendering import RenderedChart, render_chart
 from openafm.data.drawing.charts.spec import ChartSpec
-from openafm.data.drawing.charts.styles import draw_design, draw_style
+from openafm.data.drawing.charts.styles import DESIGNS, draw_design, draw_style
 from openafm.data.drawing.choices import DrawingFailedError, draw_font, png_of
 from openafm.data.drawing.data_tables import DataTable
 from openafm.data.drawing.phrases import question
@@ -20,24 +20,6 @@ from openafm.data.drawing.table_questions import ask
 
 _ATTEMPTS = 12
 _DIGITS = "0123456789.,-−–: %"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChartsConfig(GeneratorConfig):
-    """Charts of sixteen kinds in twelve designs. `kinds` limits them; empty for all."""
-
-    kinds: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        unknown = sorted(set(self.kinds) - set(KINDS))
-        self.require(not unknown, f"unknown kinds {', '.join(unknown)}; known: {', '.join(KINDS)}")
-
-    @property
-    def name(self) -> str:
-        return "charts"
-
-    def build(self) -> ChartGenerator:
-        return ChartGenerator(self)
 
 
 class ChartGenerator(Generator):
@@ -69,20 +51,18 @@ def draw_chart_of(
     """Draw data as a chart of a kind in a random style."""
     design = draw_design(rng, split)
     texts = "".join((table.title, table.dimension, table.measure, *table.rows, *table.columns, _DIGITS))
-    from openafm.data.drawing.charts.styles import DESIGNS
-
     font = draw_font(rng, language, split, texts, DESIGNS[design].font_styles)
-    style = draw_style(rng, design, font, shows_values=is_written)
+    num_colors = len(table.columns) if len(table.columns) > 1 else len(table.rows)
+    style = draw_style(rng, design, font, num_colors=num_colors, shows_values=is_written)
     spec = ChartSpec(kind=kind, table=table, style=style, language=language)
     return spec, render_chart(kind, table, style, language)
 
 
 def chart_document(rng: random.Random, spec: ChartSpec, rendered: RenderedChart, split: Split) -> Drawn:
     """Return a drawn chart with its truth."""
-    kind, table, language = KINDS[spec.kind], spec.table, spec.language
+    table, language = spec.table, spec.language
     keys = None if spec.style.shows_values else ("max", "min", "compare", "above")
-    sums = kind.data == "measure" and not (table.measure.endswith(("(°C)", "(%)")))
-    questions = ask(rng, language, split, table, group="chart", keys=keys, sums=sums)
+    questions = ask(rng, language, split, table, group="chart", keys=keys)
     height, width, _ = rendered.pixels.shape
     image = DrawnImage(data=png_of(rendered.pixels), width=width, height=height, regions=rendered.regions)
     return Drawn(

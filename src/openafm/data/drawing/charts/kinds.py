@@ -1,7 +1,7 @@
 """The kinds of charts: which data each one needs, and how matplotlib draws it.
 
-A function draws a table into axes and sets every tick itself, so that all tick labels are inside the axes and in the language.
-It returns the marks whose size or position shows a value, as patches of known row and column.
+A function draws a table into axes and sets every tick itself, so that all tick labels are inside the axes and in the
+language. It returns the marks whose size or position shows a value, as patches of known row and column.
 """
 
 from __future__ import annotations
@@ -39,11 +39,13 @@ class Plot:
         """Return a number as the language writes it."""
         return write_number(self.language, value if isinstance(value, Decimal) else _short(value))
 
-    def annotate(self, x: float, y: float, text: str, *, dx: float = 0, dy: float = 0, ha: str = "center", va: str = "center") -> None:
+    def annotate(
+        self, x: float, y: float, text: str, *, dx: float = 0, dy: float = 0, ha: str = "center", va: str = "center"
+    ) -> None:
         """Write a text beside a point, `dx` and `dy` points away."""
         self.axes.annotate(
-            text, (x, y), (dx, dy), textcoords="offset points", ha=ha, va=va, size=0.85 * self.style.size, color=self.style.look.ink,
-            annotation_clip=False,
+            text, (x, y), (dx, dy), textcoords="offset points", ha=ha, va=va, size=0.85 * self.style.size,
+            color=self.style.look.ink, annotation_clip=False,
         )  # fmt: skip
 
 
@@ -116,7 +118,9 @@ def bar(plot: Plot) -> None:
     if plot.style.shows_values:
         for index, number in enumerate(numbers):
             below = number < 0
-            plot.annotate(index, number, plot.text(plot.table.values[index][0]), dy=-2 if below else 2, va="top" if below else "bottom")
+            plot.annotate(
+                index, number, plot.text(plot.table.values[index][0]), dy=-2 if below else 2, va="top" if below else "bottom"
+            )
 
 
 def horizontal_bar(plot: Plot) -> None:
@@ -162,7 +166,9 @@ def stacked_bar(plot: Plot) -> None:
         for row, patch in enumerate(patches):
             plot.marks.append((row, column, patch))
             if plot.style.shows_values:
-                _annotate_inside(plot, row, bottoms[row] + numbers[row] / 2, plot.table.values[row][column], plot.color(column))
+                _annotate_inside(
+                    plot, row, bottoms[row] + numbers[row] / 2, plot.table.values[row][column], plot.color(column)
+                )
         bottoms = [bottom + number for bottom, number in zip(bottoms, numbers, strict=True)]
     set_value_axis(plot, 0, max(bottoms))
     set_names(plot, plot.table.rows)
@@ -221,7 +227,7 @@ def _pie(plot: Plot, inner: float) -> None:
     look = plot.style.look
     patches, _ = plot.axes.pie(
         numbers, colors=[plot.color(index) for index in range(len(numbers))], startangle=90, counterclock=False,
-        wedgeprops={"edgecolor": look.background, "linewidth": 1, "width": 1 - inner} if inner else {"edgecolor": look.background},
+        wedgeprops={"edgecolor": look.background, "linewidth": 1, "width": 1 - inner},
     )  # fmt: skip
     for row, patch in enumerate(patches):
         plot.marks.append((row, 0, patch))
@@ -303,7 +309,9 @@ def radar(plot: Plot) -> None:
     for column, name in enumerate(plot.table.columns):
         numbers = plot.numbers(column)
         highest = max(highest, *numbers)
-        plot.axes.plot([*angles, 0.0], [*numbers, numbers[0]], color=plot.color(column), linewidth=plot.style.line_width, label=name)
+        plot.axes.plot(
+            [*angles, 0.0], [*numbers, numbers[0]], color=plot.color(column), linewidth=plot.style.line_width, label=name
+        )
         if plot.style.is_filled:
             plot.axes.fill([*angles, 0.0], [*numbers, numbers[0]], color=plot.color(column), alpha=0.2)
     plot.axes.set_theta_offset(pi / 2)
@@ -326,7 +334,13 @@ def lollipop(plot: Plot) -> None:
     name_axes(plot, plot.table.dimension, plot.table.columns[0])
     if plot.style.shows_values:
         for row, number in enumerate(numbers):
-            plot.annotate(row, number, plot.text(plot.table.values[row][0]), dy=6 if number >= 0 else -6, va="bottom" if number >= 0 else "top")
+            plot.annotate(
+                row,
+                number,
+                plot.text(plot.table.values[row][0]),
+                dy=6 if number >= 0 else -6,
+                va="bottom" if number >= 0 else "top",
+            )
 
 
 def waterfall(plot: Plot) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 DPI = 100
-_MARGIN = 2
+_MARGIN = 4
 _ROTATIONS = (0, 35, 90)
 
 
@@ -44,6 +44,7 @@ def render_chart(kind: str, table: DataTable, style: ChartStyle, language: str, 
         _decorate(plot, kind)
         _set_fonts(figure, style)
         _lay_out(figure, plot, canvas)
+        _fix_label_places(plot, canvas)
         texts = [text for text in _texts(figure) if text.get_visible() and text.get_text().strip()]
         for text in texts:
             text.set_visible(False)
@@ -51,16 +52,14 @@ def render_chart(kind: str, table: DataTable, style: ChartStyle, language: str, 
         plain = np.array(canvas.buffer_rgba())[..., :3]
         if not with_text:
             return RenderedChart(plain, (), True)
-        boxes = []
+        found, extents = [], []
         for text in texts:
             text.set_visible(True)
-            text.draw(canvas.renderer)
-            boxes.append(text.get_window_extent(canvas.renderer))
+            extent = text.get_window_extent(canvas.renderer)
+            found.append(_ink_of(text, extent, canvas))
+            extents.append((extent.x0, style.height - extent.y1, extent.x1, style.height - extent.y0))
         pixels = np.array(canvas.buffer_rgba())[..., :3]
         marks = [_mark_region(plot, row, column, patch, canvas.renderer, len(pixels)) for row, column, patch in plot.marks]
-    ink = np.any(pixels != plain, axis=2)
-    found = [_ink_box(ink, box) for box in boxes]
-    extents = [(box.x0, len(ink) - box.y1, box.x1, len(ink) - box.y0) for box in boxes]
     regions = [
         Region(label=text.get_text(), box=box, kind=_role(text, plot.axes, style))
         for text, box in zip(texts, found, strict=True)
@@ -147,19 +146,35 @@ def _lay_out(figure: Any, plot: Plot, canvas: Any) -> None:
     for rotation in _ROTATIONS:
         if rotation:
             for each in labels:
-                each.set(rotation=rotation, ha="right" if rotation < 90 else "center", rotation_mode="anchor" if rotation < 90 else None)
+                each.set(
+                    rotation=rotation,
+                    ha="right" if rotation < 90 else "center",
+                    rotation_mode="anchor" if rotation < 90 else None,
+                )
         figure.tight_layout(pad=0.8)
-        if plot.axes.name == "polar" or _are_apart([each.get_window_extent(canvas.get_renderer()).extents for each in labels], 3):
+        if plot.axes.name == "polar" or _are_apart(
+            [each.get_window_extent(canvas.get_renderer()).extents for each in labels], 3
+        ):
             return
 
 
-def _ink_box(ink: NDArray[np.bool_], extent: Any) -> Box | None:
-    """Return the box of the ink inside a text's extent; None if there is none."""
-    height, width = ink.shape
+def _fix_label_places(plot: Plot, canvas: Any) -> None:
+    """Keep the labels of the axes at their places; matplotlib moves them when tick labels become invisible."""
+    for axis in (plot.axes.xaxis, plot.axes.yaxis):
+        axis.get_tightbbox(canvas.get_renderer())
+        axis.set_label_coords(*axis.label.get_position(), transform=axis.label.get_transform())
+
+
+def _ink_of(text: Any, extent: Any, canvas: Any) -> Box | None:
+    """Draw a text and return the box of the pixels that it changes; None if there are none."""
+    buffer = np.asarray(canvas.buffer_rgba())
+    height, width, _ = buffer.shape
     left, right = max(int(extent.x0) - _MARGIN, 0), min(int(extent.x1) + _MARGIN + 1, width)
     top, bottom = max(int(height - extent.y1) - _MARGIN, 0), min(int(height - extent.y0) + _MARGIN + 1, height)
-    part = ink[top:bottom, left:right]
-    rows, columns = np.flatnonzero(part.any(axis=1)), np.flatnonzero(part.any(axis=0))
+    before = buffer[top:bottom, left:right].copy()
+    text.draw(canvas.renderer)
+    ink = np.any(buffer[top:bottom, left:right] != before, axis=2)
+    rows, columns = np.flatnonzero(ink.any(axis=1)), np.flatnonzero(ink.any(axis=0))
     if not len(rows):
         return None
     return (float(left + columns[0]), float(top + rows[0]), float(left + columns[-1] + 1), float(top + rows[-1] + 1))

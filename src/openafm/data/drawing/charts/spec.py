@@ -38,6 +38,7 @@ class ChartSpec:
                 columns=tuple(table["columns"]),
                 values=tuple(tuple(Decimal(value) for value in row) for row in table["values"]),
                 measure=table["measure"],
+                is_total=table["is_total"],
             ),
             style=ChartStyle(**(style | {"colors": tuple(style["colors"]), "font": Font(**style["font"])})),
         )

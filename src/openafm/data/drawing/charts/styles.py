@@ -84,9 +84,11 @@ def draw_design(rng: random.Random, split: Split) -> str:
     return rng.choice([name for name in DESIGNS if (name in HELD_OUT) == (split == "held_out")])
 
 
-def draw_style(rng: random.Random, design: str, font: Font, *, shows_values: bool) -> ChartStyle:
-    """Return a style of a design."""
-    palette = list(_PALETTES[rng.choice(DESIGNS[design].palettes)])
+def draw_style(rng: random.Random, design: str, font: Font, *, num_colors: int, shows_values: bool) -> ChartStyle:
+    """Return a style of a design for a chart of a number of colors."""
+    # A person cannot find the fourth gray of a legend.
+    palettes = [name for name in DESIGNS[design].palettes if name != "gray" or num_colors <= 3]
+    palette = list(_PALETTES[rng.choice(palettes)])
     start = rng.randrange(len(palette))
     width, height = rng.choice(((512, 384), (560, 420), (640, 400), (480, 480), (600, 500), (448, 560), (720, 420)))
     return ChartStyle(
