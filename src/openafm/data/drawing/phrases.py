@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import Any
 
 from openafm.core.libraries import needed
 from openafm.data.synthetic.languages import locale_of
@@ -36,7 +37,7 @@ def label(language: str, key: str) -> str:
 def labels(language: str, group: str) -> Mapping[str, str]:
     """Return the words of a group in a language, by key."""
     table = _read("labels.toml")
-    position = table["languages"].index(language)
+    position: int = table["languages"].index(language)
     return {key: words[position] for key, words in table[group].items()}
 
 
@@ -60,7 +61,7 @@ def read_number(language: str, text: str) -> Decimal | None:
 
 @functools.cache
 def _questions() -> Mapping[str, Mapping[str, str]]:
-    return _read("questions.toml")
+    return dict(_read("questions.toml"))
 
 
 @functools.cache
@@ -70,5 +71,5 @@ def _pattern(language: str, key: str) -> re.Pattern[str]:
 
 
 @functools.cache
-def _read(name: str) -> dict[str, dict[str, dict[str, str]]]:
+def _read(name: str) -> dict[str, Any]:
     return tomllib.loads(importlib.resources.files("openafm.data.drawing").joinpath("text", name).read_text("utf-8"))

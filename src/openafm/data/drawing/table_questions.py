@@ -163,7 +163,8 @@ def _same_number(language: str, expected: str, answer: str) -> bool:
 
 def read_markdown(text: str) -> tuple[str, list[str], list[list[str]]]:
     """Return the heading, the header and the rows of a Markdown table."""
-    title, lines = "", []
+    title = ""
+    lines: list[list[str]] = []
     for line in text.splitlines():
         if line.startswith("# ") and not lines:
             title = line[2:]

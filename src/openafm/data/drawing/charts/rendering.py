@@ -69,7 +69,7 @@ def render_chart(kind: str, table: DataTable, style: ChartStyle, language: str, 
     return RenderedChart(pixels, (*regions, *(mark for mark in marks if mark)), is_legible)
 
 
-def _settings(style: ChartStyle) -> dict[str, Any]:
+def _settings(style: ChartStyle) -> Any:
     look = style.look
     return {
         "axes.facecolor": look.axes,
