@@ -1,0 +1,1 @@
+"""Vision encoders and the adapter to a decoder (report 2.3)."""

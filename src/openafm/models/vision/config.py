@@ -1,0 +1,196 @@
+"""Vision encoders as data: patches, layers in order, and which tokens attend to each other. Imports no tensor library.
+
+ViT-g of the server model and RW-ViTDet-L of the on-device model (report 2.3) differ in these configs, not in their classes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from openafm.core.config import Config
+
+if TYPE_CHECKING:
+    from openafm.models.vision.adapter import VisionAdapter
+    from openafm.models.vision.encoder import VisionEncoder
+    from openafm.models.vision.scopes import Scope
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScopeConfig(Config, ABC):
+    """Base of the scopes: which tokens of an image attend to each other in a layer."""
+
+    @abstractmethod
+    def build(self) -> Scope:
+        """Return the scope."""
+
+    @abstractmethod
+    def num_pairs(self, num_windows: int, window_tokens: int, num_registers: int) -> int:
+        """Return the number of (query, key) pairs of an image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalScopeConfig(ScopeConfig):
+    """All patches and registers of an image attend to each other."""
+
+    def build(self) -> Scope:
+        from openafm.models.vision.scopes import GlobalScope
+
+        return GlobalScope()
+
+    def num_pairs(self, num_windows: int, window_tokens: int, num_registers: int) -> int:
+        return (num_windows * window_tokens + num_registers) ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowScopeConfig(ScopeConfig):
+    """The patches of each window attend to each other; registers attend in other layers only (ViTDet, arXiv 2203.16527)."""
+
+    def build(self) -> Scope:
+        from openafm.models.vision.scopes import WindowScope
+
+        return WindowScope()
+
+    def num_pairs(self, num_windows: int, window_tokens: int, num_registers: int) -> int:
+        return num_windows * window_tokens**2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegisterWindowScopeConfig(ScopeConfig):
+    """Register-Window: each window attends within itself and to a copy of the registers (report 2.3).
+
+    The report gives one sentence; the reading is this project's: the registers attend in every window, and the mean of the
+    windows' results is added to them. So a register gathers from all windows in each layer and takes part in global layers.
+    """
+
+    def build(self) -> Scope:
+        from openafm.models.vision.scopes import RegisterWindowScope
+
+        return RegisterWindowScope()
+
+    def num_pairs(self, num_windows: int, window_tokens: int, num_registers: int) -> int:
+        return num_windows * (window_tokens + num_registers) ** 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionLayerConfig(Config):
+    """One pre-norm transformer layer: attention within a scope, then two linear layers with GELU between them.
+
+    `layer_scale` is the start value of a learned factor per channel on both outputs (arXiv 2103.17239); None has none.
+    """
+
+    num_heads: int
+    mlp_dim: int
+    scope: ScopeConfig = GlobalScopeConfig()
+    layer_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        self.require(self.num_heads > 0 and self.mlp_dim > 0, "num_heads and mlp_dim must be positive")
+
+    def num_parameters(self, dim: int) -> int:
+        """Return the number of weights."""
+        attention, mlp = 4 * dim * dim + 4 * dim, 2 * dim * self.mlp_dim + self.mlp_dim + dim
+        return attention + mlp + 4 * dim + (0 if self.layer_scale is None else 2 * dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig(Config):
+    """A vision transformer (arXiv 2010.11929): patches, learned positions, registers, layers, final norm.
+
+    `image_side` and `patch_side` are in pixels; `window_side` is in patches, None without windows. Other image sides are
+    allowed if they divide into patches and windows: the position embeddings are interpolated. Registers are learned tokens
+    without a position; the first one is the class token.
+    """
+
+    image_side: int
+    patch_side: int
+    dim: int
+    layers: tuple[VisionLayerConfig, ...]
+    window_side: int | None = None
+    num_registers: int = 1
+    norm_eps: float = 1e-6
+    pixel_mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    pixel_std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    def __post_init__(self) -> None:
+        self.require(min(self.image_side, self.patch_side, self.dim) > 0, "image_side, patch_side and dim must be positive")
+        self.require(len(self.layers) > 0, "an encoder needs at least one layer")
+        self.require(self.num_registers >= 0, f"num_registers must not be negative, got {self.num_registers}")
+        for layer in self.layers:
+            self.require(self.dim % layer.num_heads == 0, f"dim {self.dim} does not divide into {layer.num_heads} heads")
+            in_windows = not isinstance(layer.scope, GlobalScopeConfig)
+            self.require(self.window_side is not None or not in_windows, "layers with windows need window_side")
+            self.require(
+                self.num_registers > 0 or not isinstance(layer.scope, RegisterWindowScopeConfig),
+                "RegisterWindowScopeConfig needs num_registers of at least 1",
+            )
+        self.grid_side(self.image_side)
+
+    def grid_side(self, image_side: int) -> int:
+        """Return the number of patches on each side of an image of this side in pixels.
+
+        Raises:
+            ConfigError: the image does not divide into patches and windows.
+        """
+        unit = self.patch_side * (self.window_side or 1)
+        self.require(
+            image_side > 0 and image_side % unit == 0,
+            f"an image side of {image_side} pixels must be a multiple of {unit} (patches of {self.patch_side} pixels"
+            + (f", windows of {self.window_side} patches)" if self.window_side else ")"),
+        )
+        return image_side // self.patch_side
+
+    def windows(self, image_side: int) -> tuple[int, int]:
+        """Return the number of windows of an image, and of patches in each; one window without `window_side`."""
+        grid = self.grid_side(image_side)
+        window = self.window_side or grid
+        return (grid // window) ** 2, window * window
+
+    def num_parameters(self) -> int:
+        """Return the number of weights."""
+        patches = (3 * self.patch_side**2 + 1) * self.dim
+        positions = (self.grid_side(self.image_side) ** 2 + self.num_registers) * self.dim
+        return patches + positions + sum(layer.num_parameters(self.dim) for layer in self.layers) + 2 * self.dim
+
+    def flops(self, image_side: int, kept: float = 1.0) -> float:
+        """Return the operations of the forward pass of an image, of which a share `kept` of the patches is encoded."""
+        num_windows, window_tokens = self.windows(image_side)
+        window_tokens = round(window_tokens * kept)
+        num_tokens = num_windows * window_tokens + self.num_registers
+        total = 2.0 * num_windows * window_tokens * 3 * self.patch_side**2 * self.dim
+        for layer in self.layers:
+            total += 2.0 * num_tokens * (4 * self.dim**2 + 2 * self.dim * layer.mlp_dim)
+            total += 4.0 * self.dim * layer.scope.num_pairs(num_windows, window_tokens, self.num_registers)
+        return total
+
+    def build(self, seed: int = 0) -> VisionEncoder:
+        """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
+        from openafm.models.vision.encoder import VisionEncoder
+
+        return VisionEncoder(self, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdapterConfig(Config):
+    """The vision-language adaptation module (report 2.3): a transformer layer, a linear projection, a 3x3 convolution, and
+    average pooling to `tokens_side` x `tokens_side` tokens."""
+
+    layer: VisionLayerConfig
+    tokens_side: int = 12
+    norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        self.require(self.tokens_side > 0, f"tokens_side must be at least 1, got {self.tokens_side}")
+        self.require(isinstance(self.layer.scope, GlobalScopeConfig), "the adapter's layer attends globally")
+
+    def num_parameters(self, vision_dim: int, decoder_dim: int) -> int:
+        """Return the number of weights between an encoder and a decoder of these dims."""
+        projection = 2 * vision_dim + (vision_dim + 1) * decoder_dim
+        return self.layer.num_parameters(vision_dim) + projection + (9 * decoder_dim + 1) * decoder_dim
+
+    def build(self, vision_dim: int, decoder_dim: int, seed: int = 0) -> VisionAdapter:
+        """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
+        from openafm.models.vision.adapter import VisionAdapter
+
+        return VisionAdapter(self, vision_dim, decoder_dim, seed)

@@ -1,0 +1,96 @@
+"""Named sizes of vision encoders and adapters (report 2.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from openafm.core.config import nearest
+from openafm.models.sizes import UnknownSizeError
+from openafm.models.vision.config import (
+    AdapterConfig,
+    GlobalScopeConfig,
+    RegisterWindowScopeConfig,
+    ScopeConfig,
+    VisionConfig,
+    VisionLayerConfig,
+)
+
+REGISTER_WINDOW = RegisterWindowScopeConfig()
+
+
+def windowed_encoder(
+    *,
+    image_side: int,
+    patch_side: int,
+    window_side: int,
+    dim: int,
+    num_layers: int,
+    num_heads: int,
+    mlp_dim: int,
+    num_global_layers: int = 3,
+    scope: ScopeConfig = REGISTER_WINDOW,
+    num_registers: int = 1,
+) -> VisionConfig:
+    """Return the on-device shape: layers in windows of one scope, with evenly spaced global layers, the last one included."""
+    local = VisionLayerConfig(num_heads=num_heads, mlp_dim=mlp_dim, scope=scope)
+    is_global = {(index + 1) * num_layers // num_global_layers - 1 for index in range(num_global_layers)}
+    return VisionConfig(
+        image_side=image_side,
+        patch_side=patch_side,
+        window_side=window_side,
+        dim=dim,
+        layers=tuple(
+            replace(local, scope=GlobalScopeConfig()) if index in is_global else local for index in range(num_layers)
+        ),
+        num_registers=num_registers,
+    )
+
+
+def rw_vitdet_large() -> VisionConfig:
+    """Return the report's on-device encoder: ViTDet-L with Register-Window, 672 pixels, 9 windows, 3 global layers."""
+    return windowed_encoder(
+        image_side=672, patch_side=16, window_side=14, dim=1024, num_layers=24, num_heads=16, mlp_dim=4096
+    )
+
+
+def vit_giant() -> VisionConfig:
+    """Return the report's server encoder: ViT-g, 1 billion parameters, 448 pixels."""
+    layer = VisionLayerConfig(num_heads=16, mlp_dim=6144)
+    return VisionConfig(image_side=448, patch_side=14, dim=1408, layers=(layer,) * 40)
+
+
+def rw_vitdet_nano() -> VisionConfig:
+    """Return a small encoder of the on-device shape, for training on a laptop: 224 pixels in 4 windows."""
+    return windowed_encoder(image_side=224, patch_side=16, window_side=7, dim=128, num_layers=6, num_heads=4, mlp_dim=512)
+
+
+def vit_nano() -> VisionConfig:
+    """Return a small encoder of the server shape: every layer is global, 224 pixels."""
+    layer = VisionLayerConfig(num_heads=4, mlp_dim=512)
+    return VisionConfig(image_side=224, patch_side=14, dim=128, layers=(layer,) * 6)
+
+
+ENCODERS: dict[str, Callable[[], VisionConfig]] = {
+    "rw_vitdet.large": rw_vitdet_large,
+    "rw_vitdet.nano": rw_vitdet_nano,
+    "vit.giant": vit_giant,
+    "vit.nano": vit_nano,
+}
+
+
+def encoder_of(name: str) -> VisionConfig:
+    """Return the encoder of this name.
+
+    Raises:
+        UnknownSizeError: there is none.
+    """
+    if name not in ENCODERS:
+        raise UnknownSizeError(f"there is no vision encoder '{name}'{nearest(name, sorted(ENCODERS))}")
+    return ENCODERS[name]()
+
+
+def adapter_for(vision: VisionConfig, tokens_side: int = 12) -> AdapterConfig:
+    """Return an adapter whose transformer layer has the shape of the encoder's layers."""
+    layer = replace(vision.layers[-1], scope=GlobalScopeConfig())
+    return AdapterConfig(layer=layer, tokens_side=tokens_side)
