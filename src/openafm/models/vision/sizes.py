@@ -32,7 +32,7 @@ def windowed_encoder(
     scope: ScopeConfig = REGISTER_WINDOW,
     num_registers: int = 1,
 ) -> VisionConfig:
-    """Return the on-device shape: layers in windows of one scope, with evenly spaced global layers, the last one included."""
+    """Return the on-device shape: layers in windows, with evenly spaced global layers, the last one included."""
     local = VisionLayerConfig(num_heads=num_heads, mlp_dim=mlp_dim, scope=scope)
     is_global = {(index + 1) * num_layers // num_global_layers - 1 for index in range(num_global_layers)}
     return VisionConfig(
