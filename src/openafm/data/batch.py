@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from openafm.models.spans import EmbeddingSpan, Span
+from openafm.models.spans import EmbeddingSpan, ImageKey, Span
 
 
 class Origin(NamedTuple):
@@ -35,6 +35,8 @@ class Batch:
         origins: where each document is stored, in the order of `documents`; empty for computed batches.
         token_fields: further values per token by name, [B, S] each, such as advantages or behavior log-probabilities.
         embedding_spans: positions whose token embeddings are replaced, such as those of an image.
+        images: the views of each image of `embedding_spans` (`EmbeddingSpan.image`), uint8 [views, side, side, 3]; views
+            share the span's tokens equally, in order.
     """
 
     tokens_BS: npt.NDArray[np.int64]
@@ -44,6 +46,7 @@ class Batch:
     origins: tuple[Origin, ...] = ()
     token_fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     embedding_spans: tuple[EmbeddingSpan, ...] = ()
+    images: Mapping[ImageKey, npt.NDArray[np.uint8]] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -67,6 +70,7 @@ class Batch:
         """Return some rows, in ascending order, as a batch."""
         new_rows = {row: new_row for new_row, row in enumerate(rows.tolist())}
         chosen = [index for index, document in enumerate(self.documents) if document.row in new_rows]
+        spans = tuple(span._replace(row=new_rows[span.row]) for span in self.embedding_spans if span.row in new_rows)
         return Batch(
             tokens_BS=self.tokens_BS[rows],
             targets_BS=self.targets_BS[rows],
@@ -74,9 +78,8 @@ class Batch:
             documents=tuple(self.documents[i]._replace(row=new_rows[self.documents[i].row]) for i in chosen),
             origins=tuple(self.origins[i] for i in chosen) if self.origins else (),
             token_fields={name: values_BS[rows] for name, values_BS in self.token_fields.items()},
-            embedding_spans=tuple(
-                span._replace(row=new_rows[span.row]) for span in self.embedding_spans if span.row in new_rows
-            ),
+            embedding_spans=spans,
+            images={span.image: self.images[span.image] for span in spans if span.image in self.images},
         )
 
     def microbatches(self, num_rows: int | None, max_rows: int = 0) -> list[Batch]:

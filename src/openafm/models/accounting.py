@@ -20,7 +20,7 @@ _SCALE_BYTES: dict[KVNumerics, int] = {"float32": 0, "bfloat16": 0, "int8_per_to
 def num_parameters(config: DecoderConfig) -> int:
     """Return the number of weights of the model."""
     layers = config.num_tracks * sum(layer_parameters(layer, config.dim) for layer in config.layers)
-    return layers + track_norm_parameters(config) + outside_parameters(config)
+    return layers + track_norm_parameters(config) + outside_parameters(config) + config.other_parameters()
 
 
 def layer_parameters(layer: LayerConfig, dim: int) -> int:

@@ -155,6 +155,10 @@ class DecoderConfig(Config):
         """Return the key/value heads of all tracks that layer `index` reads, its own or its source's."""
         return self.num_tracks * self._kv_heads_of_a_track(index)
 
+    def other_parameters(self) -> int:
+        """Return the number of weights beside embedding, layers, norm and head, such as those of a vision encoder."""
+        return 0
+
     def build(self, seed: int = 0) -> Decoder:
         """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
         from openafm.models.decoder import Decoder

@@ -5,7 +5,7 @@ Shapes: T tracks, B batch, S sequence, N positions, D model dim, V vocabulary. S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias, cast
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from openafm.models.attention_context import AttentionContext, BatchContext, WholeRows
 from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
 from openafm.models.layers import Linear, RMSNorm, stack_tracks
-from openafm.models.spans import EmbeddingSpan, SpanError, check_spans
+from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError, check_spans
 from openafm.models.tracks import Tracks, TracksAsHeads
 
 # Up to this many tokens in one call, such as the drafts that an engine verifies, are computed as exactly as one token alone,
@@ -179,6 +179,16 @@ class Decoder(nn.Module):
                 raise SpanError(f"{span} needs embeddings of shape {list(expected)}, got {list(embeddings_LD.shape)}")
             x_BSD[span.row, span.start : span.stop] = embeddings_LD.to(x_BSD.dtype)
         return x_BSD
+
+    def embed_images(self, spans: Sequence[EmbeddingSpan], images: Mapping[ImageKey, Tensor]) -> list[InsertedEmbedding]:
+        """Return the embeddings of the images of spans; a decoder without a vision encoder takes none.
+
+        Raises:
+            SpanError: there are spans.
+        """
+        if spans:
+            raise SpanError("this model has no vision encoder; train a multimodal model, or use data without images")
+        return []
 
     def head(self, x_BSD: Tensor) -> Tensor:
         """Return logits in the dtype of x, [..., V]."""

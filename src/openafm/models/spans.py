@@ -31,6 +31,18 @@ class EmbeddingSpan(NamedTuple):
     stop: int
     digest: str
 
+    @property
+    def image(self) -> ImageKey:
+        """The image in the resolution mode that gives it this number of tokens."""
+        return ImageKey(self.digest, self.stop - self.start)
+
+
+class ImageKey(NamedTuple):
+    """An image in one resolution mode: the digest of its bytes, and its number of tokens."""
+
+    digest: str
+    num_tokens: int
+
 
 def check_spans(spans: Sequence[Span | EmbeddingSpan], num_rows: int, row_length: int) -> None:
     """Check that spans lie in the rows of a batch and are disjoint.

@@ -51,5 +51,5 @@ def shard(
             shard_module(layer, mesh, free_after_forward=True, ignored=whole)
             register_fsdp_forward_method(layer, "read")
     shard_module(model, mesh, free_after_forward=False, ignored=whole)
-    for method in ("hidden", "hidden_at", "last_hidden"):
+    for method in ("hidden", "hidden_at", "last_hidden", "embed_images"):
         register_fsdp_forward_method(model, method)

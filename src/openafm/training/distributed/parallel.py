@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -26,6 +28,7 @@ from openafm.models.expert_parallel import share_experts
 from openafm.models.experts import Experts, Router
 from openafm.models.spans import Span
 from openafm.models.track_parallel import has_track_dim, share_tracks
+from openafm.models.vision.clip import ClipModel
 from openafm.training.distributed.config import MeshShape, ParallelConfig
 from openafm.training.distributed.processes import Processes
 from openafm.training.objectives.base import Losses, Objective
@@ -102,6 +105,8 @@ class Parallelism:
             share_experts(model, self.mesh.get_group("expert"))
         model.to(device)
         self._layouts = self._partition(model)
+        if isinstance(model, ClipModel):
+            model.gather = partial(gather_vectors, group=self._data)
         if self._is_sharded:
             self._shard(model, self.mesh)
         learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -269,6 +274,23 @@ def _sum_in_buckets(gradients: list[Tensor], group: dist.ProcessGroup) -> None:
             for g, summed in zip(bucket, flat.split([prod(g.shape) for g in bucket]), strict=True):
                 g.copy_(summed.view(g.shape))
             bucket = []
+
+
+def gather_vectors(x_IE: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, int]:
+    """Return the vectors of all ranks of a group in order, and the index of this rank's first one.
+
+    Ranks may have different numbers of vectors. Gradients flow back to the rank that computed a vector: the sum of those of
+    all ranks.
+    """
+    from torch.distributed._functional_collectives import all_gather_single_autograd
+
+    counts = [torch.zeros(1, dtype=torch.long, device=x_IE.device) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(counts, torch.tensor([len(x_IE)], device=x_IE.device), group=group)
+    sizes = [int(count) for count in counts]
+    padded_IE = F.pad(x_IE, (0, 0, 0, max(sizes) - len(x_IE)))
+    gathered = all_gather_single_autograd(padded_IE, gather_dim=0, group=group).split(max(sizes))
+    vectors_AE = torch.cat([each_IE[:size] for each_IE, size in zip(gathered, sizes, strict=True)])
+    return vectors_AE, sum(sizes[: dist.get_rank(group)])
 
 
 def dummy_batch(batch: Batch) -> Batch:

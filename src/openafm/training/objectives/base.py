@@ -78,10 +78,12 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
     device = model.device
     indices_N = target_indices(batch).to(device)
     num_rows, row_length = batch.tokens_BS.shape
-    context = PackedDocuments(batch.documents, num_rows, row_length, device)
+    images = {key: torch.from_numpy(views) for key, views in batch.images.items()}
+    inserted = model.embed_images(batch.embedding_spans, images)
+    context = PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
     # Cached so that quantization-aware training rounds the embedding once, not at each use.
     with observed_routing(model) as seen, parametrize.cached():
-        x_1ND = model.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N)
+        x_1ND = model.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N, inserted)
         head_weight_VD = model.head_weight
     lengths = [span.stop - span.start for span in batch.documents]
     return TargetStates(

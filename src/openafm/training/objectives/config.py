@@ -137,6 +137,38 @@ class NextTokenConfig(ObjectiveConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContrastiveConfig(ObjectiveConfig):
+    """CLIP: each image picks its text among those of the step, and each text its image (arXiv 2103.00020).
+
+    Of every document with an image, the first image and the text after it are a pair. The model is a `ClipConfig`, which
+    says how many patches are encoded.
+    """
+
+    def build(self) -> Objective:
+        from openafm.training.objectives.contrastive import Contrastive
+
+        return Contrastive()
+
+    def check(self, trainer: TrainerConfig) -> None:
+        """Refuse a model without two towers."""
+        from openafm.models.vision.multimodal_config import ClipConfig
+
+        self.require(
+            isinstance(trainer.model, ClipConfig), f"needs a ClipConfig as the model, got {type(trainer.model).__name__}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmoidContrastiveConfig(ContrastiveConfig):
+    """SigLIP: each pair of an image and a text of the step is classified by itself (arXiv 2303.15343)."""
+
+    def build(self) -> Objective:
+        from openafm.training.objectives.contrastive import SigmoidContrastive
+
+        return SigmoidContrastive()
+
+
+@dataclass(frozen=True, kw_only=True)
 class BaseDistillationConfig(ObjectiveConfig):
     """Base of distillation from the bundle `teacher`, in its numerics, with its recovery adapter or the one at `adapter`.
 

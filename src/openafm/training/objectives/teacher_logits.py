@@ -299,8 +299,10 @@ def _row_array(teacher: Decoder, batch: Batch, indices_N: Tensor, key: CacheKey)
     """Return the rows of the cache for some positions of a batch."""
     device = teacher.device
     num_rows, row_length = batch.tokens_BS.shape
-    context = PackedDocuments(batch.documents, num_rows, row_length, device)
-    x_1NE = teacher.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N.to(device))
+    images = {key: torch.from_numpy(views) for key, views in batch.images.items()}
+    inserted = teacher.embed_images(batch.embedding_spans, images)
+    context = PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
+    x_1NE = teacher.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N.to(device), inserted)
     rows_N = np.empty(len(indices_N), dtype=_row_type(key))
     chunk = max(256, CHUNK_ELEMENTS // key.num_tokens)
     for start in range(0, len(rows_N), chunk):

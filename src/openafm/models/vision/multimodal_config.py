@@ -1,0 +1,86 @@
+"""Decoders that see images, and contrastive pairs of towers, as data. Imports no tensor library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self
+
+from openafm.models.config import DecoderConfig
+from openafm.models.vision.config import AdapterConfig, VisionConfig
+
+if TYPE_CHECKING:
+    from openafm.models.vision.clip import ClipModel
+    from openafm.models.vision.multimodal import MultimodalDecoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultimodalConfig(DecoderConfig):
+    """A decoder with a vision encoder and an adapter (report 2.3), on-device or server.
+
+    The decoder is unchanged: image embeddings replace those of the image tokens in its input.
+    """
+
+    vision: VisionConfig
+    adapter: AdapterConfig
+
+    @classmethod
+    def of(cls, decoder: DecoderConfig, vision: VisionConfig, adapter: AdapterConfig) -> Self:
+        """Return a decoder with eyes."""
+        return cls(**_values(decoder), vision=vision, adapter=adapter)
+
+    @property
+    def decoder(self) -> DecoderConfig:
+        """The decoder alone."""
+        return DecoderConfig(**_values(self))
+
+    def other_parameters(self) -> int:
+        return self.vision.num_parameters() + self.adapter.num_parameters(self.vision.dim, self.dim)
+
+    def image_flops(self, image_side: int) -> float:
+        """Return the operations of encoding one view of an image, without the adapter's pooled convolution."""
+        grid = self.vision.grid_side(image_side)
+        layer, dim, num_patches = self.adapter.layer, self.vision.dim, grid * grid
+        adapter = 2.0 * num_patches * (4 * dim**2 + 2 * dim * layer.mlp_dim + dim * self.dim) + 4.0 * dim * num_patches**2
+        return self.vision.flops(image_side) + adapter
+
+    def build(self, seed: int = 0) -> MultimodalDecoder:
+        """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
+        from openafm.models.vision.multimodal import MultimodalDecoder
+
+        return MultimodalDecoder(self, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipConfig(DecoderConfig):
+    """Two towers for contrastive pre-training (arXiv 2103.00020, report 4.2): the decoder encodes texts, `vision` images.
+
+    The last token of a text and the mean of an image's registers, or of its patches without registers, are projected to
+    `shared_dim`. `kept` is the share of the patches that are encoded (FLIP, arXiv 2212.00794).
+    """
+
+    vision: VisionConfig
+    shared_dim: int = 256
+    kept: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.shared_dim > 0, f"shared_dim must be at least 1, got {self.shared_dim}")
+        self.require(0 < self.kept <= 1, f"kept is a share above 0 to 1, got {self.kept}")
+
+    @classmethod
+    def of(cls, text: DecoderConfig, vision: VisionConfig, *, shared_dim: int = 256, kept: float = 1.0) -> Self:
+        """Return the towers of a text decoder and a vision encoder."""
+        return cls(**_values(text), vision=vision, shared_dim=shared_dim, kept=kept)
+
+    def other_parameters(self) -> int:
+        return self.vision.num_parameters() + (self.vision.dim + self.dim) * self.shared_dim + 2
+
+    def build(self, seed: int = 0) -> ClipModel:
+        """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""
+        from openafm.models.vision.clip import ClipModel
+
+        return ClipModel(self, seed)
+
+
+def _values(decoder: DecoderConfig) -> dict[str, Any]:
+    return {each.name: getattr(decoder, each.name) for each in fields(DecoderConfig)}
