@@ -56,12 +56,13 @@ class VisionLayer(nn.Module):
         self.attention_norm, self.mlp_norm = LayerNorm(dim, eps), LayerNorm(dim, eps)
         self.query_key_value, self.output = Linear(dim, 3 * dim, bias=True), Linear(dim, dim, bias=True)
         self.up, self.down = Linear(dim, config.mlp_dim, bias=True), Linear(config.mlp_dim, dim, bias=True)
-        scales = (None, None) if config.layer_scale is None else (nn.Parameter(torch.empty(dim)) for _ in range(2))
-        self.attention_scale, self.mlp_scale = scales
+        self.attention_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(dim))
+        self.mlp_scale = None if config.layer_scale is None else nn.Parameter(torch.empty(dim))
 
     def forward(self, x_BTD: Tensor, num_registers: int, num_windows: int) -> Tensor:
         qkv_BT3HC = self.query_key_value(self.attention_norm(x_BTD)).unflatten(-1, (3, self.config.num_heads, -1))
-        o_BTHC = self.scope.attend(*qkv_BT3HC.unbind(2), num_registers, num_windows)
+        q_BTHC, k_BTHC, v_BTHC = qkv_BT3HC.unbind(2)
+        o_BTHC = self.scope.attend(q_BTHC, k_BTHC, v_BTHC, num_registers, num_windows)
         x_BTD = x_BTD + _scaled(self.output(o_BTHC.flatten(-2)), self.attention_scale)
         return x_BTD + _scaled(self.down(F.gelu(self.up(self.mlp_norm(x_BTD)))), self.mlp_scale)
 
