@@ -48,11 +48,12 @@ class Executor(ABC):
         function: Callable[[Item], Result],
         items: Iterable[Item],
         limits: LimitsConfig = NO_LIMITS,
-        on_unit: Report | None = None,
+        on_units: Report | None = None,
     ) -> Iterator[Outcome[Item, Result]]:
         """Yield an outcome for each item, in the order in which they finish. Items are read as workers become free.
 
-        `on_unit` is called with the position of each unit that a worker begins, where the executor receives it.
+        `on_units` is called with the number of units that workers began since its last call, several times in a second,
+        where the executor receives it.
 
         Raises:
             Exception: whatever `function` raises; the other workers are ended by `close`.
@@ -129,12 +130,12 @@ class LocalExecutor(Executor):
         function: Callable[[Item], Result],
         items: Iterable[Item],
         limits: LimitsConfig = NO_LIMITS,
-        on_unit: Report | None = None,
+        on_units: Report | None = None,
     ) -> Iterator[Outcome[Item, Result]]:
         def compute(item: Item) -> Outcome[Item, Result]:
             worker = self._idle.get()
             try:
-                return worker.compute(function, item, limits, on_unit)
+                return worker.compute(function, item, limits, on_units)
             finally:
                 self._idle.put(worker)
 
@@ -178,7 +179,7 @@ class RayExecutor(Executor):
         function: Callable[[Item], Result],
         items: Iterable[Item],
         limits: LimitsConfig = NO_LIMITS,
-        on_unit: Report | None = None,
+        on_units: Report | None = None,
     ) -> Iterator[Outcome[Item, Result]]:
         reference = self._ray.put(pickle.dumps(function))
         pending: dict[Any, Item] = {}

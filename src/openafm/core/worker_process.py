@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import pickle
 import signal
 import struct
 import subprocess
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, Generic, Literal, TypeVar
 
 from openafm.core.config import Config
@@ -24,6 +28,8 @@ Reason = Literal["cpu_time", "wall_time", "killed", "crashed"]
 Report = Callable[[int], None]
 
 _LENGTH = struct.Struct("<Q")
+_POSITION = struct.Struct("<q")
+_REPORT_SECONDS = 0.1
 _REASONS: dict[str, Reason] = {"SIGPROF": "cpu_time", "SIGALRM": "wall_time", "SIGKILL": "killed"}
 _CLOSE_SECONDS = 2.0
 
@@ -76,26 +82,26 @@ class Worker:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._position: _Position | None = None
 
     def compute(
-        self, function: Callable[[Item], Result], item: Item, limits: LimitsConfig, on_unit: Report | None
+        self, function: Callable[[Item], Result], item: Item, limits: LimitsConfig, on_units: Report | None
     ) -> Outcome[Item, Result]:
-        process = self._running()
-        position = -1
+        process, position = self._running()
+        position.write(-1)
         try:
             _send(process.stdin, (function, item, limits))
             while True:
                 kind, value = _receive(process.stdout)
-                if kind == "unit":
-                    position = value
-                    if on_unit is not None:
-                        on_unit(position)
+                if kind == "units":
+                    if on_units is not None:
+                        on_units(value)
                 elif kind == "result":
                     return Outcome(item=item, result=value)
                 else:
                     raise value
         except (EOFError, BrokenPipeError):
-            return Outcome(item=item, failure=self._failure(process, position))
+            return Outcome(item=item, failure=self._failure(process, position.read()))
 
     def kill(self) -> None:
         process, self._process = self._process, None
@@ -104,23 +110,29 @@ class Worker:
             process.wait()
             _close(process)
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, json.dumps(sys.path)],
+    def _running(self) -> tuple[subprocess.Popen[bytes], _Position]:
+        if self._process is not None and self._position is not None:
+            return self._process, self._position
+        with tempfile.NamedTemporaryFile(prefix="openafm-worker-") as file:
+            file.write(_POSITION.pack(-1))
+            file.flush()
+            position = _Position(Path(file.name))
+            process = subprocess.Popen(
+                [sys.executable, "-c", _START, json.dumps(sys.path), file.name],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={"OMP_NUM_THREADS": "1", **os.environ},
             )
+            self._process, self._position = process, position
             try:
-                _receive(self._process.stdout)
+                _receive(process.stdout)
             except EOFError as error:
-                code = self._process.wait()
+                code = process.wait()
                 self.kill()
                 raise WorkerStartError(
                     f"a worker process ended with exit code {code} before it computed anything"
                 ) from error
-        return self._process
+        return process, position
 
     def _failure(self, process: subprocess.Popen[bytes], position: int) -> Failure:
         code = process.wait(_CLOSE_SECONDS)
@@ -133,14 +145,44 @@ class Worker:
         return Failure(reason=_REASONS.get(name, "crashed"), detail=name, position=position)
 
 
-_START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from openafm.core.worker_process import work; work()"
+_START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from openafm.core.worker_process import work; work(sys.argv[2])"
+)
+
+
+class _Position:
+    """The position of the present unit, in memory that a worker and its parent share; it outlives a killed worker."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), _POSITION.size)
+
+    def read(self) -> int:
+        return int(_POSITION.unpack_from(self._memory)[0])
+
+    def write(self, position: int) -> None:
+        _POSITION.pack_into(self._memory, 0, position)
 
 
 class _Channel:
     """A worker's connection to its parent, and the limits of the present item."""
 
-    def __init__(self, requests: IO[bytes], replies: IO[bytes]) -> None:
-        self.requests, self.replies, self.limits = requests, replies, NO_LIMITS
+    def __init__(self, requests: IO[bytes], replies: IO[bytes], position: _Position) -> None:
+        self.requests, self.replies, self.position, self.limits = requests, replies, position, NO_LIMITS
+        self._num_units, self._reported_at = 0, 0.0
+
+    def begin_unit(self, position: int) -> None:
+        """Note a unit. A message for each would cost more than many units, so the parent gets a few in a second."""
+        self.position.write(position)
+        self._num_units += 1
+        if time.monotonic() - self._reported_at > _REPORT_SECONDS:
+            self.report_units()
+
+    def report_units(self) -> None:
+        if self._num_units:
+            _send(self.replies, ("units", self._num_units))
+        self._num_units, self._reported_at = 0, time.monotonic()
 
 
 _channel: _Channel | None = None
@@ -152,7 +194,7 @@ def unit(position: int) -> Iterator[None]:
     if _channel is None:
         yield
         return
-    _send(_channel.replies, ("unit", position))
+    _channel.begin_unit(position)
     _arm(_channel.limits)
     try:
         yield
@@ -160,13 +202,16 @@ def unit(position: int) -> Iterator[None]:
         _arm(NO_LIMITS)
 
 
-def work() -> None:
-    """Compute items until the parent closes the connection; the main function of a worker process."""
+def work(position: str) -> None:
+    """Compute items until the parent closes the connection; the main function of a worker process.
+
+    `position` is the file in which the worker notes the unit that it computes.
+    """
     global _channel
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print must not mix with replies
     requests = sys.stdin.buffer
-    _channel = _Channel(requests, replies)
+    _channel = _Channel(requests, replies, _Position(Path(position)))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         _send(replies, ("ready", None))
@@ -181,6 +226,7 @@ def _reply(channel: _Channel) -> None:
         _limit_memory(limits.memory_mb)
         reply = ("result", function(item))
         data = pickle.dumps(reply)
+        channel.report_units()
     except (EOFError, BrokenPipeError):
         raise
     except BaseException as error:  # the parent raises it

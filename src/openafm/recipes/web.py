@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+# `recipes.config` loads the configs of training, which pipelines do not need; it is imported where names are wrong.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +20,6 @@ from openafm.data.pipeline.config import (
     FilterStageConfig,
     PipelineConfig,
 )
-from openafm.recipes.config import UnknownRecipeError, summary_of
 
 Build = Callable[[], PipelineConfig]
 
@@ -56,12 +56,16 @@ def build_pipeline(name: str) -> PipelineConfig:
     if ":" in name or name.endswith(".py"):
         return _imported(name)
     if name not in PIPELINES:
+        from openafm.recipes.config import UnknownRecipeError
+
         raise UnknownRecipeError(f"unknown pipeline '{name}'{nearest(name, list(PIPELINES))}")
     return PIPELINES[name]()
 
 
 def summaries() -> dict[str, str]:
     """Return the first line of each pipeline's docstring by name."""
+    from openafm.recipes.config import summary_of
+
     return {name: summary_of(build) for name, build in PIPELINES.items()}
 
 
@@ -72,6 +76,8 @@ def _imported(reference: str) -> PipelineConfig:
     if not function and len(found) == 1:
         (function,) = found
     if function not in found:
+        from openafm.recipes.config import UnknownRecipeError
+
         listing = f"its pipelines: {', '.join(found)}" if found else "it has none"
         raise UnknownRecipeError(
             f"'{reference}' names no pipeline in {module_name}; {listing}. A pipeline is a function without parameters"

@@ -4,7 +4,7 @@ import pytest
 
 from openafm.core.config import ConfigError, dump, from_dict, to_dict
 from openafm.data.filtering import FilterConfig, LanguageConfig, OptOutConfig
-from openafm.data.filtering.base import LengthConfig, by_language
+from openafm.data.filtering.base import LengthConfig, by_language, count_characters
 from openafm.data.web.documents import Dropped, WebDocument
 
 
@@ -44,3 +44,9 @@ def test_configs_survive_json() -> None:
 def test_length_limits_are_checked() -> None:
     with pytest.raises(ConfigError, match="max_letters"):
         LengthConfig(min_letters=50, max_letters=10)
+
+
+@pytest.mark.parametrize("text", ["", "a1 b-c_Ⅷ\n", "東京 2026年、はい。", "".join(map(chr, range(0x2000, 0x2400))) + "abc"])
+def test_characters_of_a_kind_are_counted(text: str) -> None:
+    for is_counted in (str.isalnum, str.isalpha):
+        assert count_characters(text, is_counted) == sum(map(is_counted, text))

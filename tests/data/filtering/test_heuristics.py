@@ -1,6 +1,7 @@
 """Heuristics: each adds a soft penalty; only the sum, or one that the config allows to, drops a document."""
 
 import random
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -115,3 +116,10 @@ def test_a_kind_of_another_package_works() -> None:
     config = HeuristicsConfig(heuristics=(ShoutingConfig(drops=True),))
     assert from_dict(HeuristicsConfig, to_dict(config)) == config
     assert isinstance(config.build().apply(_document("BUY NOW")), Dropped)
+
+
+@pytest.mark.parametrize("text", ["Don't stop: snake_case, 3.14!", "İSTANBUL ve Iğdır", "ⒶⒷ ok ＡＢ", "東京へ行く。\u3000はい"])
+def test_words_are_runs_of_word_characters(text: str) -> None:
+    features = TextFeatures(text, "en")
+    assert features.words == re.findall(r"\w+", text.lower())
+    assert features.num_visible == sum(not character.isspace() for character in features.text)

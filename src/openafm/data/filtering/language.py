@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from openafm.core.config import Config
-from openafm.core.libraries import needed
 from openafm.data.filtering.base import DocumentFilter, FilterConfig, dropped, with_metadata
+from openafm.data.filtering.seed_model import seed_model
 from openafm.data.web.documents import Dropped, WebDocument
-
-if TYPE_CHECKING:
-    from py3langid.langid import LanguageIdentifier as Py3LangidModel
 
 LANGUAGES = ("en", "da", "nl", "fr", "de", "it", "nb", "pt", "es", "sv", "tr", "zh-Hans", "zh-Hant", "ja", "ko", "vi")
 CONFIDENCE_KEY = "language.confidence"
@@ -59,16 +55,14 @@ class Py3LangidIdentifier(LanguageIdentifier):
     """See `Py3LangidConfig`. Chinese is divided into its two scripts."""
 
     def __init__(self) -> None:
-        self._model = _seed_model()
+        self._model = seed_model()
 
     def probabilities(self, text: str) -> Mapping[str, float]:
-        ranking = self._model.rank(text)
+        ranking = self._model.ranking(text)
         if ranking[0][1] < _MIN_EVIDENCE:
             return {}
         merged: dict[str, float] = {}
         for code, probability in ranking:
-            if probability < 1e-6:
-                break
             tag = chinese_script(text) if code == "zh" else _SEED_CODES.get(code, code)
             merged[tag] = merged.get(tag, 0.0) + probability
         return merged
@@ -156,11 +150,3 @@ def chinese_script(text: str) -> str:
 
 def _prose(text: str) -> str:
     return _SPACES.sub(" ", _NOT_PROSE.sub(" ", text)).strip()
-
-
-@functools.cache
-def _seed_model() -> Py3LangidModel:
-    with needed("the language filter", "py3langid", "data"):
-        from py3langid.langid import MODEL_FILE
-        from py3langid.langid import LanguageIdentifier as Model
-    return Model.from_model_file(MODEL_FILE, norm_probs=True)

@@ -27,7 +27,7 @@ from openafm.data.pipeline.config import (
 )
 from openafm.data.pipeline.inputs import PARQUET_SUFFIXES, WARC_SUFFIXES, Shard, describe, find_inputs, shards_of
 from openafm.data.pipeline.parquet import open_parquet
-from openafm.data.pipeline.steps import Decisions, build_stage, stage_json
+from openafm.data.pipeline.steps import Decisions, stage_json
 from openafm.data.pipeline.store import (
     COUNTERS,
     DOCUMENTS,
@@ -45,10 +45,12 @@ from openafm.data.pipeline.store import (
     write_counters,
 )
 from openafm.data.pipeline.tasks import (
+    CheckTask,
     DecideTask,
     MapTask,
     Quarantined,
     SignaturesTask,
+    run_check,
     run_decide,
     run_map,
     run_signatures,
@@ -86,23 +88,24 @@ def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> C
     if not config.reads_pages:
         for path in paths:
             open_parquet(path).close()
-    for stage in config.stages:
-        if isinstance(stage, DeduplicationStageConfig):
-            stage.deduplication.build()
-        else:
-            build_stage(stage_json(stage), _plugins(config, stage))  # a missing library or model fails here, before any work
     _check_folder(out)
+    with config.executor.build() as executor:
+        check = CheckTask(stages=tuple((stage_json(stage), _plugins(config, stage)) for stage in config.stages))
+        list(_all(executor.map(run_check, [check], LimitsConfig(memory_mb=config.limits.memory_mb))))
+        return _run(config, paths, executor, out)
+
+
+def _run(config: PipelineConfig, paths: Sequence[Path], executor: Executor, out: Path) -> CorpusManifest:
     with folder_lock(out), room_for(out):
         (out / STAGES).mkdir(exist_ok=True)
         files = describe(paths, out / STAGES, config.shard_mb << 20)
         shards = [shard for file in files for shard in shards_of(file)]
         summaries: list[StageSummary] = []
-        with config.executor.build() as executor:
-            for stage in config.stages:
-                summary = _Run(config, stage, executor, out).run(shards)
-                summaries.append(summary)
-                write_json(out / STAGES / stage.name / "manifest.json", to_dict(summary))
-                shards = [Shard(path=out / r.documents.path, digest=r.documents.sha256) for r in summary.shards]
+        for stage in config.stages:
+            summary = _StageRun(config, stage, executor, out).run(shards)
+            summaries.append(summary)
+            write_json(out / STAGES / stage.name / "manifest.json", to_dict(summary))
+            shards = [Shard(path=out / r.documents.path, digest=r.documents.sha256) for r in summary.shards]
         documents = _publish(out, summaries[-1].shards)
         described = {name: value for name, value in to_dict(config).items() if name != "executor"}
         manifest = CorpusManifest(
@@ -118,7 +121,7 @@ def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> C
 
 
 @dataclass(frozen=True)
-class _Run:
+class _StageRun:
     """One stage of one run."""
 
     config: PipelineConfig
@@ -161,7 +164,7 @@ class _Run:
         with self._shown(len(all_tasks), finished) as shown:
             while tasks:
                 again: list[MapTask] = []
-                for outcome in self.executor.map(run_map, tasks, self.config.limits, shown.on_unit):
+                for outcome in self.executor.map(run_map, tasks, self.config.limits, shown.on_units):
                     if outcome.failure is not None:
                         again.append(_without(outcome.item, outcome.failure))
                     elif outcome.result is not None:
@@ -188,7 +191,7 @@ class _Run:
         missing = [task for task, path in zip(tasks, paths, strict=True) if not path.is_file()]
         limits = LimitsConfig(memory_mb=self.config.limits.memory_mb)
         with self._shown(len(tasks), len(tasks) - len(missing), " signatures") as shown:
-            for spent in _all(self.executor.map(run_signatures, missing, limits, shown.on_unit)):
+            for spent in _all(self.executor.map(run_signatures, missing, limits, shown.on_units)):
                 seconds += spent
                 shown.finish_shard()
         key = self._key("decide", [file_digest(path) for path in paths])
@@ -223,10 +226,9 @@ class _Shown:
             bar.note(f"{finished} shards were finished before")
         self._update()
 
-    def on_unit(self, _: int) -> None:
-        self._documents += 1
-        if self._documents % 100 == 0:
-            self._update()
+    def on_units(self, count: int) -> None:
+        self._documents += count
+        self._update()
 
     def finish_shard(self) -> None:
         self._finished += 1
@@ -260,8 +262,8 @@ def _all(outcomes: Iterable[Any]) -> Iterator[Any]:
     for outcome in outcomes:
         if outcome.failure is not None:
             raise QuarantineError(
-                f"a worker ended with {outcome.failure.detail} during deduplication; raise limits.memory_mb or make shards "
-                "smaller with shard_mb"
+                f"a worker ended with {outcome.failure.detail} outside of any document; raise limits.memory_mb or make "
+                "shards smaller with shard_mb"
             )
         yield outcome.result
 

@@ -112,9 +112,14 @@ def stage_json(config: StageConfig) -> str:
 @lru_cache(maxsize=8)
 def build_stage(text: str, plugins: tuple[str, ...], decisions: Decisions | None = None) -> Stage:
     """Return the stage of a JSON form, with its models loaded; a deduplication with its decisions on one shard."""
-    load_plugins(plugins)
-    config = from_dict(StageConfig, json.loads(text))
+    config = config_of(text, plugins)
     return Stage(config=config, steps=tuple(_steps(config, decisions)))
+
+
+def config_of(text: str, plugins: tuple[str, ...]) -> StageConfig:
+    """Return the config of a JSON form that `stage_json` wrote."""
+    load_plugins(plugins)
+    return from_dict(StageConfig, json.loads(text))
 
 
 def steps_of(config: PipelineConfig) -> Iterator[tuple[StageConfig, tuple[NamedStep, ...]]]:

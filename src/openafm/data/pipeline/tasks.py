@@ -15,6 +15,7 @@ from openafm.core.config import to_dict
 from openafm.core.files import atomic_file, write_json
 from openafm.core.libraries import pyarrow
 from openafm.core.worker_process import unit
+from openafm.data.deduplication.base import Deduplication
 from openafm.data.pipeline.config import DeduplicationStageConfig
 from openafm.data.pipeline.inputs import Shard
 from openafm.data.pipeline.parquet import (
@@ -24,10 +25,17 @@ from openafm.data.pipeline.parquet import (
     drop_schema,
     read_documents,
 )
-from openafm.data.pipeline.steps import Decisions, Item, Processed, Stage, build_stage
+from openafm.data.pipeline.steps import Decisions, Item, Processed, Stage, build_stage, config_of
 from openafm.data.pipeline.store import STAGES, ShardRecord, StoredFile, record_path, stored_file
 from openafm.data.web.documents import Dropped, Page, WebDocument
 from openafm.data.web.urls import domain_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckTask:
+    """Stages to build before any work: the JSON form of each config, and the plugins that it needs."""
+
+    stages: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +88,19 @@ class DecideTask:
     plugins: tuple[str, ...] = field(default=())
 
 
+def run_check(task: CheckTask) -> None:
+    """Build the stages. Workers do it, because they need the models later and the parent does not.
+
+    Raises:
+        OpenAFMError: a library, a model or a file of a stage is missing.
+    """
+    for text, plugins in task.stages:
+        if isinstance(config_of(text, plugins), DeduplicationStageConfig):
+            _deduplication(text, plugins)
+        else:
+            build_stage(text, plugins)
+
+
 def run_map(task: MapTask) -> ShardRecord:
     """Compute one shard and store its result."""
     started = time.process_time()
@@ -130,14 +151,10 @@ def signatures_path(root: Path, stage: str, key: str) -> Path:
     return root / STAGES / stage / f"{key}.signatures.parquet"
 
 
-def _deduplication(text: str, plugins: tuple[str, ...]) -> Any:
-    import json
-
-    from openafm.core.config import from_dict
-    from openafm.core.registry import load_plugins
-
-    load_plugins(plugins)
-    return from_dict(DeduplicationStageConfig, json.loads(text)).deduplication.build()
+def _deduplication(text: str, plugins: tuple[str, ...]) -> Deduplication:
+    config = config_of(text, plugins)
+    assert isinstance(config, DeduplicationStageConfig)
+    return config.deduplication.build()
 
 
 def _in_units(documents: Iterator[WebDocument]) -> Iterator[WebDocument]:

@@ -1,12 +1,16 @@
 """The finder on single texts and on thousands of labelled cases."""
 
 import itertools
+import random
 import time
 
 import pytest
 
 from openafm.data.filtering.privacy import KINDS, Finder, PrivacyConfig
+from openafm.data.filtering.privacy import finder as finder_module
 from openafm.data.filtering.privacy.cases import generate_cases, measure
+from openafm.data.filtering.privacy.id_formats import ID_FORMATS, IdFormat, draw_id
+from openafm.data.filtering.privacy.numbers import ANY_NATIONAL_ID
 
 _FINDER = Finder(KINDS, PrivacyConfig().phone_regions)
 
@@ -91,3 +95,22 @@ def test_hostile_texts_take_linear_time(part: str) -> None:
     start = time.process_time()
     _FINDER.find(part * (20_000 // len(part)), "en")
     assert time.process_time() - start < 2
+
+
+def test_addresses_are_found_wherever_they_are_in_a_long_text() -> None:
+    rng = random.Random(3)
+    parts = ["plain words at home, " * 30, "x" * 90, "@", "jo@a.example", "git@host.example:repo", "a.b+c [at] host [dot] example.org,"]
+    parts += [f"{'l' * 64}@{'h' * 63}.{'i' * 63}.example", "me(at)there.example\n", "a@b", "one@two.example@three.example "]
+    text = " ".join(rng.choice(parts) for _ in range(300))
+    expected = [match.span() for match in finder_module._EMAIL.finditer(text) if not match.group().startswith("git@")]
+    found = Finder(("email",), {}).find(text, "en")
+    assert [(each.start, each.end) for each in found] == expected
+    assert len(expected) > 100
+
+
+@pytest.mark.parametrize("form", ID_FORMATS, ids=lambda form: form.name)
+def test_every_format_of_a_national_id_passes_the_common_expression(form: IdFormat) -> None:
+    rng = random.Random(5)
+    for layout in form.layouts:
+        digits = iter(draw_id(rng, form))
+        assert ANY_NATIONAL_ID.search("".join(next(digits) if mark == "#" else mark for mark in layout))

@@ -151,6 +151,12 @@ NATIONAL_IDS = (
     ),
 )  # fmt: skip
 
+_FORMATS = {each.pattern.removeprefix(_START).removesuffix(_END) for kind in NATIONAL_IDS for each in kind.patterns}
+# Each position is tested for all formats at once. Separators need not be equal here, because groups have other numbers.
+ANY_NATIONAL_ID = re.compile(
+    f"{_START}(?:{'|'.join(sorted(_FORMATS)).replace('([ -])', '[ -]').replace(chr(92) + '1', '[ -]')}){_END}", re.ASCII
+)
+
 _IBAN_START = re.compile(rf"{_START}[A-Z]{{2}}\d{{2}}(?=[ -]?[0-9A-Z]{{4}})", re.ASCII)
 
 

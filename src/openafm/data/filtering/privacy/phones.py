@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -45,14 +46,15 @@ def find_phones(text: str, start: int, end: int, regions: Sequence[str]) -> Iter
         if not has_keyword and (digits.isdigit() or _DATE_OR_AMOUNT.fullmatch(digits) or _is_fraction(digits)):
             continue
         taken = candidate.start()
-        for first, last in _matches(digits, regions, has_keyword):
+        for first, last in _matches(digits, tuple(regions), has_keyword):
             place = (candidate.start() + first, candidate.start() + last)
             if place[0] >= taken:
                 yield place
                 taken = place[1]
 
 
-def _matches(candidate: str, regions: Sequence[str], is_lenient: bool) -> list[tuple[int, int]]:
+@functools.lru_cache(maxsize=4096)  # the pages of a site repeat its number
+def _matches(candidate: str, regions: tuple[str, ...], is_lenient: bool) -> list[tuple[int, int]]:
     with needed("the privacy filter", "phonenumbers", "data"):
         from phonenumbers import Leniency, PhoneNumberMatcher
     leniency = Leniency.VALID if is_lenient else Leniency.STRICT_GROUPING
