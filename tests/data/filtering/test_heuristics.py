@@ -118,7 +118,9 @@ def test_a_kind_of_another_package_works() -> None:
     assert isinstance(config.build().apply(_document("BUY NOW")), Dropped)
 
 
-@pytest.mark.parametrize("text", ["Don't stop: snake_case, 3.14!", "İSTANBUL ve Iğdır", "ⒶⒷ ok ＡＢ", "東京へ行く。\u3000はい"])
+@pytest.mark.parametrize(
+    "text", ["Don't stop: snake_case, 3.14!", "İSTANBUL ve Iğdır", "ⒶⒷ ok ＡＢ", "東京へ行く。\u3000はい"]
+)
 def test_words_are_runs_of_word_characters(text: str) -> None:
     features = TextFeatures(text, "en")
     assert features.words == re.findall(r"\w+", text.lower())

@@ -99,7 +99,14 @@ def test_hostile_texts_take_linear_time(part: str) -> None:
 
 def test_addresses_are_found_wherever_they_are_in_a_long_text() -> None:
     rng = random.Random(3)
-    parts = ["plain words at home, " * 30, "x" * 90, "@", "jo@a.example", "git@host.example:repo", "a.b+c [at] host [dot] example.org,"]
+    parts = [
+        "plain words at home, " * 30,
+        "x" * 90,
+        "@",
+        "jo@a.example",
+        "git@host.example:repo",
+        "a.b+c [at] host [dot] example.org,",
+    ]
     parts += [f"{'l' * 64}@{'h' * 63}.{'i' * 63}.example", "me(at)there.example\n", "a@b", "one@two.example@three.example "]
     text = " ".join(rng.choice(parts) for _ in range(300))
     expected = [match.span() for match in finder_module._EMAIL.finditer(text) if not match.group().startswith("git@")]
