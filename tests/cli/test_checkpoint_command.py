@@ -37,7 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = ["train", "server.pretrain", "--size", "micro", "--processes", "2", "--data", str(place / "text")]
     options = [word for change in CHANGES.items() for word in ("--set", "=".join(change))]
     done = subprocess.run(
-        [sys.executable, "-m", "openafm", *command, *options, "--output", str(place / "run"), "--name", "whole"],
+        [sys.executable, "-m", "openafm", *command, *options, "--output", str(place / "run"), "--name", "whole", "--json"],
         env={**os.environ, "OPENAFM_HOME": str(place / "home"), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -45,6 +45,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=200,
     )
     assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()  # only rank 0 prints
+    assert json.loads(line)["steps"] == 4
+    assert done.stderr.count("training: started") == 1
+    assert done.stderr.count("pack ") == done.stderr.count(f"pack {place / 'text'}") > 0
     file = place / "run" / "checkpoints" / "step-00000004" / "rank-00001-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     return place

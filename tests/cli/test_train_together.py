@@ -44,6 +44,7 @@ def torchrun(num_processes: int, texts: Path, folder: Path, changes: dict[str, s
     )
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_bundle_and_print_one_result(texts: Path, tmp_path: Path) -> None:
     done = torchrun(2, texts, tmp_path, {"trainer.parallel.track": "2"})
     assert done.returncode == 0, done.stderr

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm_processes
 
 PARTIAL_ROTARY = '''
 """Rotary embedding of the first channels only, in one file that imports torch when it is built."""
@@ -150,7 +151,6 @@ def tiny() -> RunConfig:
         ),
     )
 '''
-MAIN = "import sys; from openafm.cli.main import main; sys.exit(main())"
 PLUGINS = ("--plugins", "outside.kinds", "--plugins", "outside.partial_rotary")
 
 
@@ -166,14 +166,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def openafm(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     places = {"OPENAFM_HOME": str(folder / "home"), "PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *arguments],
-        cwd=folder,
-        env=os.environ | places | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm_processes.openafm(*arguments, cwd=folder, environment=places | environment)
 
 
 def test_kinds_of_an_outside_package_train_and_are_read_in_fresh_processes(folder: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm_processes
 
 from openafm.core.config import ConfigError
 from openafm.core.registry import PluginError
@@ -22,9 +21,7 @@ FILE = Path(__file__).with_name("my_recipe.py")
 
 def openafm(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run `openafm` in a process of its own, which has none of the plugins loaded."""
-    environment = os.environ | {"OPENAFM_HOME": str(home / "home"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "from openafm.cli.main import main; main()", *arguments]
-    return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, check=False)
+    return warm_processes.openafm(*arguments, cwd=home, environment={"OPENAFM_HOME": str(home / "home")})
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from tiny_runs import exit_code, in_child
 from tiny_sources import write_source
 
 from openafm.bundle import open_bundle
@@ -111,19 +110,14 @@ def test_a_killed_run_resumes_to_the_same_bundle(tmp_path: Path) -> None:
     """After SIGKILL at the first checkpoint the same command gives the same signature."""
     steps = {"trainer.budget": '{"type": "StepBudget", "num_steps": 40}', "trainer.checkpoint": '{"every_steps": 5}'}
     expected = run_recipe(tiny_pretraining(**steps), tmp_path / "undisturbed", "undisturbed").signature
-    script = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom pathlib import Path\nimport test_run as t\n"
-        f"print(t.run_recipe(t.tiny_pretraining(**{steps!r}), Path({str(tmp_path / 'killed')!r}), 'killed').signature)"
-    )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    first = subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL)
+    killed = tmp_path / "killed"
+    child = in_child(lambda: run_recipe(tiny_pretraining(**steps), killed, "killed"))
     deadline_s = time.monotonic() + 60
-    while not list((tmp_path / "killed" / "checkpoints").glob("step-*")) and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
-    second = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
-    assert second.stdout.strip() == expected
+    while not list((killed / "checkpoints").glob("step-*")) and time.monotonic() < deadline_s:
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    assert exit_code(child) == -signal.SIGKILL
+    assert run_recipe(tiny_pretraining(**steps), killed, "killed").signature == expected
 
 
 def later_stage(recipe: str, start: str | None) -> RunConfig:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +9,7 @@ import torch
 from tiny_sources import tokenizer
 
 from openafm.bundle import write_bundle
+from openafm.cli.main import run
 from openafm.models.sizes import named_size
 from openafm.recipes.catalog import build_run, find_recipe
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -28,25 +26,20 @@ def server(tmp_path: Path) -> Path:
     return path
 
 
-def openafm(*arguments: str) -> str:
-    """Return the output of the command line in a new process."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "openafm", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-
-def test_respond_and_inspect_on_a_server_bundle(server: Path) -> None:
-    openafm("respond", "--model", str(server), "--max-tokens", "3", "Hello")
-    inspected = openafm("inspect", str(server))
+def test_respond_and_inspect_on_a_server_bundle(server: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["respond", "--model", str(server), "--max-tokens", "3", "Hello"]) == 0
+    capsys.readouterr()
+    assert run(["inspect", str(server)]) == 0
+    inspected = capsys.readouterr().out
     assert "tracks" in inspected
     assert "per token" in inspected
 
 
 @pytest.mark.parametrize("size", ["micro", "nano"])
 def test_tuning_is_80_percent_english_and_starts_from_pretraining(size: str) -> None:
-    run = build_run("server.sft", size)
-    weights = {source.name: source.weight for source in run.trainer.data.sources}
+    sft = build_run("server.sft", size)
+    weights = {source.name: source.weight for source in sft.trainer.data.sources}
     assert weights["english"] / (weights["english"] + weights["multilingual"]) == pytest.approx(0.8)
-    assert all(corpus.learn == "answers" for corpus in run.corpora)
-    assert run.tokenizer is None
+    assert all(corpus.learn == "answers" for corpus in sft.corpora)
+    assert sft.tokenizer is None
     assert find_recipe("server.sft").starts_from == "server.pretrain"
