@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable
+from typing import Any
 
 from openafm.core.config import nearest
 from openafm.core.errors import UsageError
@@ -51,7 +52,7 @@ def _of_plugins() -> dict[str, GeneratorConfig]:
     }
 
 
-def _below(kind: type[GeneratorConfig]) -> Iterable[type[GeneratorConfig]]:
+def _below(kind: Any) -> Iterable[type[GeneratorConfig]]:
     for child in kind.__subclasses__():
         yield child
         yield from _below(child)
