@@ -1,0 +1,126 @@
+"""Parts of independent checks: text is drawn again with Pillow alone, and compared with boxes and transcriptions."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from openafm.data.drawing.base import Drawn
+from openafm.data.drawing.camera import Geometry
+from openafm.data.drawing.fonts import installed_fonts
+from openafm.data.images.documents import Box
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_TOLERANCE = 3  # pixels: words are placed on whole pixels
+_INK = 200
+_COORDINATE = 2.5  # pixels: thousandths of an image
+
+
+def ink_errors(drawn: Drawn) -> Iterator[str]:
+    """Yield words whose box does not hold their ink, in the drawing and in the photograph.
+
+    The log has `commands` (of a Canvas), `words` (text and box in the drawing) and `camera`.
+    """
+    import numpy as np
+    from PIL import Image as Images
+    from PIL import ImageDraw
+
+    log: dict[str, Any] = dict(drawn.log)
+    image = drawn.images[0]
+    with Images.open(io.BytesIO(image.data)) as opened:
+        if opened.size != (image.width, image.height):
+            yield f"the image has {opened.size} pixels, not {(image.width, image.height)}"
+    width, height = log["commands"][0]["size"]
+    ink = Images.new("L", (width, height))
+    for command in log["commands"]:
+        if command["op"] == "text":
+            yield from _line_errors(command, log["words"], _drawn_again(command, width, height))
+            for word in log["words"][slice(*command["regions"])]:
+                yield from _word_errors(command, word, ink)
+    geometry = Geometry.of_log(log["camera"]["geometry"]) if "geometry" in log["camera"] else None
+    boxes = [tuple(word["box"]) for word in log["words"]]
+    if geometry is not None:
+        ink, boxes = geometry.warp(ink), list(geometry.boxes(boxes))
+    allowed = Images.new("L", ink.size)
+    for left, top, right, bottom in boxes:
+        ImageDraw.Draw(allowed).rectangle((left - 2, top - 2, right + 1, bottom + 1), fill=255)
+    outside = (np.asarray(ink) > _INK) & (np.asarray(allowed) == 0)
+    if outside.any():
+        yield f"{int(outside.sum())} pixels of ink are in no word's box"
+    for index, region in enumerate(region for region in image.regions if region.kind == "word"):
+        left, top, right, bottom = (round(value) for value in region.box)
+        found = ink.crop((left, top, right, bottom)).point([0] * 128 + [255] * 128).getbbox()
+        if found is None or (found[2] - found[0]) < 0.5 * (right - left) - 4:
+            yield f"the box of word {index}, {region.label!r}, holds too little ink"
+
+
+def _drawn_again(command: Mapping[str, Any], width: int, height: int) -> Image:
+    """The ink of a text command as a mask, drawn at once and not word by word."""
+    from PIL import Image as Images
+    from PIL import ImageDraw
+
+    font = next(font for font in installed_fonts() if font.name == command["font"]).at(command["size"])
+    anchor, (x, y) = command["anchor"], command["at"]
+    mask = Images.new("L", (width, height))
+    if command["direction"] == "ltr" and anchor[1] == "m":
+        ascent, descent = font.getmetrics()
+        y, anchor = y + (ascent - descent) / 2, anchor[0] + "s"
+    anchor = anchor.replace("t", "a") if command["direction"] == "ltr" else anchor
+    ImageDraw.Draw(mask).text((x, y), command["text"], 255, font, anchor, direction=command["direction"])
+    return mask
+
+
+def _word_errors(command: Mapping[str, Any], word: Mapping[str, Any], ink: Image) -> Iterator[str]:
+    """Compare the size of a word's box with the word drawn alone, and add its ink at the box."""
+    left, top, right, bottom = (int(value) for value in word["box"])
+    size = command["size"]
+    alone = {"text": word["text"], "at": [2 * size, 2 * size], "anchor": "ls" if command["direction"] == "ltr" else "mt"}
+    around = (len(word["text"]) + 6) * 2 * size
+    mask = _drawn_again({**command, **alone}, *((around, 6 * size) if command["direction"] == "ltr" else (6 * size, around)))
+    found = mask.getbbox()
+    if found is None or max(abs(found[2] - found[0] - right + left), abs(found[3] - found[1] - bottom + top)) > 1:
+        yield f"the box {word['box']} of {word['text']!r} has another size than its ink, {found}"
+        return
+    ink.paste(mask.crop(found), (left, top), mask.crop(found))
+
+
+def _line_errors(command: Mapping[str, Any], words: Sequence[Mapping[str, Any]], line: Image) -> Iterator[str]:
+    first, last = command["regions"]
+    found = line.getbbox()
+    drawn = [word["box"] for word in words[first:last]]
+    if "".join(word["text"] for word in words[first:last]) != without_space(command["text"]):
+        yield f"the words of {command['text']!r} are others"
+    if found is None or not drawn:
+        if found is not None or drawn:
+            yield f"{command['text']!r} has ink without words or words without ink"
+        return
+    union = [min(box[0] for box in drawn), min(box[1] for box in drawn)]
+    union += [max(box[2] for box in drawn), max(box[3] for box in drawn)]
+    kerning = 0.1 * command["size"] * (len(drawn) - 1)  # across spaces; the canvas places words one by one
+    limit = _TOLERANCE + kerning + (0.06 * command["size"] if command["direction"] == "ttb" else 0)
+    if max(abs(a - b) for a, b in zip(union, found, strict=True)) > limit:
+        yield f"the words of {command['text']!r} are at {union}, their ink is at {list(found)}"
+
+
+def text_of_commands(commands: Sequence[Mapping[str, Any]], words: Sequence[Mapping[str, Any]], covered: set[int]) -> str:
+    """Return the texts that commands draw, without covered words."""
+    lines = []
+    for command in commands:
+        if command["op"] == "text":
+            first, last = command["regions"]
+            lines.append(" ".join(str(words[index]["text"]) for index in range(first, last) if index not in covered))
+    return "\n".join(lines)
+
+
+def box_errors(told: Box, true: Box, label: str) -> Iterator[str]:
+    """Yield an error if a box in coordinates of the text format is not the true one."""
+    if max(abs(a - b) for a, b in zip(told, true, strict=True)) > _COORDINATE:
+        yield f"the box of {label!r} is {true}, not {told}"
+
+
+def without_space(text: str) -> str:
+    """Return a text without white space."""
+    return "".join(text.split())

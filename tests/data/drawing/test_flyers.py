@@ -1,0 +1,128 @@
+"""Flyers: the event is what is drawn, boxes hold their ink after the camera, and the splits share nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import random
+
+import pytest
+
+from openafm.data.drawing.camera import CONDITIONS, Geometry, draw_geometry, shoot
+from openafm.data.drawing.canvas import Canvas
+from openafm.data.drawing.flyers.content import draw_content
+from openafm.data.drawing.flyers.designs import DESIGNS
+from openafm.data.drawing.flyers.generator import FlyerGenerator
+from openafm.data.drawing.fonts import FontMissingError, fonts_for
+from openafm.data.images.documents import Region
+from openafm.data.synthetic.languages import LANGUAGES
+
+flyers = FlyerGenerator()
+
+
+def draw(seed, language="en", split="train"):
+    try:
+        return flyers.draw(random.Random(seed), language, split)
+    except FontMissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("split", ["train", "held_out"])
+def test_content_holds_the_event(language, split):
+    for seed in range(3):
+        content = draw_content(random.Random(seed), language, split)
+        assert set(content.event) == {"title", "date", "time", "location"}
+        assert content.today < datetime.date.fromisoformat(content.event["date"])
+        assert (content.title, content.place) == (content.event["title"], content.event["location"])
+        assert content.date != content.time
+        assert not {"{", "<", "["} & set(content.all_text)
+
+
+def test_independent_check_finds_no_error():
+    for index, (language, split) in enumerate([("en", "train"), ("de", "held_out"), ("ja", "train"), ("vi", "held_out")]):
+        drawn = draw(index, language, split)
+        assert list(flyers.check(drawn)) == []
+
+
+def test_check_finds_planted_errors():
+    drawn = draw(3)
+    words = [dict(word) for word in drawn.log["words"]]
+    words[2]["box"] = [value + 9 for value in words[2]["box"]]
+    assert flyers.check(dataclasses.replace(drawn, log={**drawn.log, "words": words}))
+    event = {**drawn.log["event"], "date": "1999-01-03"}
+    assert flyers.check(dataclasses.replace(drawn, log={**drawn.log, "event": event}))
+    assert flyers.check(dataclasses.replace(drawn, transcription=drawn.transcription + " more"))
+
+
+def test_equal_seeds_draw_equal_bytes():
+    first, second = draw(5), draw(5)
+    assert first.images[0].data == second.images[0].data
+    assert first.questions == second.questions
+    assert first.images[0].data != draw(6).images[0].data
+
+
+def test_questions_have_the_event_in_the_form_of_the_text_corpus():
+    drawn = draw(8, "de")
+    question = next(question for question in drawn.questions if question.kind == "event")
+    assert json.loads(question.answer) == drawn.log["event"]
+    assert {"event", "transcription", "flyer.date", "ground.box", "absent"} <= {
+        question.kind for question in drawn.questions
+    }
+    json.dumps(drawn.log)
+
+
+def test_splits_share_no_design_font_or_condition():
+    seen = {split: [draw(seed, "en", split).metadata for seed in range(3)] for split in ("train", "held_out")}
+    for key in ("design", "title_font", "font", "condition"):
+        assert not {metadata[key] for metadata in seen["train"]} & {metadata[key] for metadata in seen["held_out"]}
+    assert len([design for design in DESIGNS.values() if design.split == "train"]) >= 12
+
+
+@pytest.mark.parametrize("name", sorted(CONDITIONS))
+def test_every_condition_moves_boxes_with_their_ink(name):
+    canvas = Canvas(400, 520)
+    font = fonts_for("en")[0]
+    (word,) = canvas.text(150, 240, "Festival", font, 40)
+    shot = shoot(canvas.image(), [word], random.Random(2), CONDITIONS[name], protected={0})
+    assert shot.log["condition"] == name
+    (box,) = (region.box for region in shot.regions)
+    if "geometry" in shot.log:
+        ink = Canvas(400, 520, (0, 0, 0))
+        ink.rectangle(word.box, fill=(255, 255, 255))
+        left, top, right, bottom = Geometry.of_log(shot.log["geometry"]).warp(ink.image().convert("L")).getbbox()
+        assert max(abs(a - b) for a, b in zip(box, (left, top, right, bottom), strict=True)) < 3
+    else:
+        assert box == word.box
+
+
+def test_geometry_inverts():
+    import numpy as np
+
+    geometry = draw_geometry(random.Random(1), 600, 800, CONDITIONS["crumpled"])
+    points = np.array([(20.0, 30.0), (300, 400), (580, 790)])
+    assert np.abs(geometry.to_drawing(geometry.to_photograph(points)) - points).max() < 0.1
+
+
+def test_covered_words_lose_their_regions():
+    """A cover touches no protected region, and what it touches is gone from the regions."""
+    canvas = Canvas(500, 600)
+    regions = [Region(label=str(row), box=(10.0, 20.0 * row, 490.0, 20.0 * row + 18), kind="word") for row in range(28)]
+    shots = [
+        shoot(canvas.image(), regions, random.Random(seed), CONDITIONS["covered"], protected={0, 1, 2}) for seed in range(6)
+    ]
+    assert any(shot.covered for shot in shots)
+    for shot in shots:
+        assert not shot.covered & {0, 1, 2}
+        assert len(shot.regions) == 28 - len(shot.covered)
+
+
+def test_words_that_are_covered_leave_the_transcription():
+    drawn = draw(33)
+    assert drawn.log["covered"], "choose a seed that covers words"
+    hidden = drawn.log["words"][drawn.log["covered"][0]]["text"]
+    shown = [region.label for region in drawn.images[0].regions if region.kind == "word"]
+    assert len(drawn.transcription.split()) == len(shown)
+    assert shown.count(hidden) < [word["text"] for word in drawn.log["words"]].count(hidden)
+    assert list(flyers.check(drawn)) == []
