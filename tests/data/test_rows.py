@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openafm.data.rows import pack_rows, split_documents
+from openafm.data.rows import pack_rows, split_documents, starts_between
 
 
 def spaces_of_plain_best_fit(lengths: list[int], row_tokens: int) -> list[int]:
@@ -49,3 +49,22 @@ def test_log_normal_documents_fill_rows_to_99_percent(row_tokens: int, num_docum
     pieces = split_documents(lengths, row_tokens)
     packed = pack_rows(pieces.length_P, row_tokens, np.arange(len(pieces.length_P)))
     assert lengths.sum() / (packed.num_rows * row_tokens) > 0.99
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), max_size=8), st.integers(12, 30), st.integers(0, 9))
+def test_pieces_do_not_begin_inside_solid_spans(gaps: list[tuple[int, int]], row_tokens: int, rest: int) -> None:
+    solid, length = [], 0
+    for gap, size in gaps:
+        solid.append((length + gap, length + gap + size))
+        length += gap + size
+    length += rest + 1
+    starts = starts_between(length, row_tokens, solid)
+    pieces = split_documents(np.array([5, length, 40]), row_tokens, {1: starts})
+    chosen = pieces.document_P == 1
+    assert pieces.start_P[chosen].tolist() == starts
+    assert pieces.length_P.sum() == 5 + length + 40
+    assert pieces.length_P.min() > 0
+    assert pieces.length_P.max() <= row_tokens
+    assert not any(start < cut < stop for cut in starts for start, stop in solid)
+    if not solid:
+        assert starts == list(range(0, length, row_tokens))

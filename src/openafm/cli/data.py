@@ -5,12 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from openafm.cli import data_filter, data_pipeline, data_web
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from openafm.tokenizer.bpe import Tokenizer
+    from openafm.tokenizer.template import BaseChatTemplate
 
 app = typer.Typer(
     help="Pack text and chat JSONL into token shards; print examples of the built-in corpus.", no_args_is_help=True
@@ -39,14 +44,18 @@ def pack(
     language: Annotated[str, typer.Option(help="Language tag of documents without one.")] = "",
     held_out: Annotated[float, typer.Option(help="Share of documents to write to OUT/held_out instead.")] = 0.0,
     append: Annotated[bool, typer.Option("--append", help="Add shards to the corpus in OUT.")] = False,
+    mode: Annotated[
+        str, typer.Option(help="Resolution of images: drawn (by the report's shares), rapid, balanced or high.")
+    ] = "drawn",
+    seed: Annotated[int, typer.Option(help="Seed of the resolution of images.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Pack a file or folder of text, chat JSONL or Parquet into token shards."""
+    """Pack a file or folder of text, chat JSONL or Parquet, or an image corpus, into token shards."""
     from openafm.bundle import open_bundle, resolve_model
+    from openafm.data.images.shards import is_image_corpus
     from openafm.data.pack import PackConfig, pack_path
     from openafm.tokenizer.bpe import Tokenizer
     from openafm.tokenizer.chat_template import ChatTemplate
-    from openafm.tokenizer.template import BaseChatTemplate
 
     if tokenizer is not None:
         template: BaseChatTemplate = ChatTemplate()
@@ -54,6 +63,11 @@ def pack(
     else:
         bundle = open_bundle(model or resolve_model())
         chosen, template = bundle.tokenizer, bundle.template
+    if is_image_corpus(path):
+        if append or language:
+            raise UsageError("--append and --language are for texts; pack each image corpus into a folder of its own")
+        _pack_images(path, out, chosen, template, {"held_out": held_out, "mode": mode, "seed": seed}, json)
+        return
     config = PackConfig(source=path.stem, language=language, held_out=held_out)
     report = pack_path(path, out, chosen, template, config, append=append)
     parts = [("train", report.train)] + ([("held_out", report.held_out)] if report.held_out else [])
@@ -81,6 +95,29 @@ def pack(
         )
     else:
         print_table(("part", "documents", "tokens"), [tuple(row.values()) for row in summary])
+        print_text(f"wrote {report.path}")
+
+
+def _pack_images(
+    path: Path, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate, options: dict[str, Any], json: bool
+) -> None:
+    from openafm.core.config import from_dict
+    from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
+
+    config = from_dict(ImagePackConfig, {"source": path.resolve().name} | options)
+    report = pack_image_corpus(path, out, tokenizer, template, config)
+    parts = [("train", report.train)] + ([("held_out", report.held_out)] if report.held_out else [])
+    summary = [
+        {"part": part, "documents": manifest.num_documents, "tokens": manifest.num_tokens, "images": manifest.num_images}
+        for part, manifest in parts
+    ]
+    if report.num_opted_out:
+        print(f"left out {report.num_opted_out:,} documents that must not be used for training", file=sys.stderr)
+    if json:
+        counts = {"skipped": report.num_skipped, "opted_out": report.num_opted_out}
+        print_json({"path": str(report.path)} | counts | {"parts": summary})
+    else:
+        print_table(("part", "documents", "tokens", "images"), [tuple(row.values()) for row in summary])
         print_text(f"wrote {report.path}")
 
 

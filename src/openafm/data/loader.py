@@ -2,7 +2,8 @@
 
 The loader keeps no state. `mixture.py` computes how many rows of each source precede a step, a keyed permutation of the
 source's rows, new in each epoch, maps a draw to a row (`permutation.py`), and `rows.py` packs documents into rows when the
-source is opened. Resuming needs only the step, and the rows of a step are the same for any number of ranks.
+source is opened. Resuming needs only the step, and the rows of a step are the same for any number of ranks. Images are
+decoded and resized in threads (`images/reading.py`); a row never ends inside one.
 
 Shape suffixes: D documents, B rows of this rank, S tokens of a row, P pieces (documents as attention sees them).
 """
@@ -15,6 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +26,12 @@ from openafm.core.errors import UsageError
 from openafm.data.batch import Batch, Origin
 from openafm.data.mixture import Mixture, tempered_shares
 from openafm.data.permutation import Permutation
-from openafm.data.rows import DocumentPieces, PackedRows, pack_rows, split_documents
+from openafm.data.rows import DocumentPieces, PackedRows, pack_rows, split_documents, starts_between
 from openafm.data.shards import Shards, open_shards, verify_shards
-from openafm.models.spans import Span
+from openafm.models.spans import EmbeddingSpan, ImageKey, Span
+
+if TYPE_CHECKING:
+    from openafm.data.images.reading import ImageReader, Views
 
 PAD = 0
 UNDETERMINED = "und"  # the language of documents without one (BCP 47)
@@ -35,6 +40,10 @@ PREFETCHED_BATCHES = 2
 
 class LoaderRankError(UsageError):
     """The rank is outside the world, or the world is larger than the rows of a step."""
+
+
+class ShortRowError(UsageError):
+    """Rows have fewer tokens than an image."""
 
 
 class LanguageMissingError(UsageError):
@@ -115,19 +124,30 @@ class LoaderConfig(Config):
         for source in self.sources:
             verify_shards(Path(source.path), None, share, num_shares)
 
-    def build(self, rank: int = 0, world: int = 1, *, tokenizer_digest: str | None = None, verify: bool = True) -> Loader:
+    def build(
+        self,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        tokenizer_digest: str | None = None,
+        verify: bool = True,
+        image_threads: int = 0,
+    ) -> Loader:
         """Open the sources; see `Loader`."""
-        return Loader(self, rank, world, tokenizer_digest=tokenizer_digest, verify=verify)
+        return Loader(self, rank, world, tokenizer_digest=tokenizer_digest, verify=verify, image_threads=image_threads)
 
 
 class Loader:
     """Read rows rank, rank + world, ... of every step.
 
-    `verify` compares every file with its digest; without it only sizes are checked.
+    `verify` compares every file with its digest; without it only sizes are checked. An image is compared with its digest
+    when it is read. `image_threads` decode images; 0 is one per core, and batches do not depend on the number.
 
     Raises:
         ShardError: a source is absent, damaged, empty, or was packed with another tokenizer than `tokenizer_digest` or than
             the other sources.
+        ImageCorpusError: the images of a source are missing or were changed.
+        ShortRowError: rows have fewer tokens than an image.
         LoaderRankError: the rank is outside the world, or the world is larger than the rows of a step.
     """
 
@@ -139,6 +159,7 @@ class Loader:
         *,
         tokenizer_digest: str | None = None,
         verify: bool = True,
+        image_threads: int = 0,
     ) -> None:
         if not 0 <= rank < world <= config.rows_per_step:
             raise LoaderRankError(
@@ -147,12 +168,18 @@ class Loader:
             )
         self.config, self.rank, self.world = config, rank, world
         self._shards: list[Shards] = []
+        self._images: ImageReader | None = None
         self.sources: list[PackedSource] = []
         self.weights: dict[str, float] = {}
         for source in config.sources:
             shards = open_shards(Path(source.path), tokenizer_digest=tokenizer_digest, verify=verify)
             tokenizer_digest = shards.manifest.tokenizer_digest  # the next sources must have the same
             self._shards.append(shards)
+            if shards.manifest.images is not None:
+                from openafm.data.images.reading import ImageReader
+
+                self._images = self._images or ImageReader(image_threads)
+                self._images.open(shards)
             for part, share in _parts(source, shards):
                 self.sources.append(PackedSource(part, config.row_tokens, config.seed))
                 self.weights[part.name] = source.weight * share
@@ -194,6 +221,8 @@ class Loader:
         loss_mask_BS = np.zeros(shape, dtype=np.bool_)
         documents: list[Span] = []
         origins: list[Origin] = []
+        embedding_spans: list[EmbeddingSpan] = []
+        views: dict[ImageKey, Future[Views]] = {}
         for b, (source, row) in enumerate(rows):
             stop = 0
             for origin, has_next in source.pieces(row):
@@ -206,12 +235,20 @@ class Loader:
                 loss_mask_BS[b, next_tokens] = source.shards.loss_mask(*shifted)
                 documents.append(Span(b, start, stop))
                 origins.append(origin)
+                if self._images is not None:
+                    for slot in source.shards.image_slots(*origin[1:]):
+                        span = _embedding_span(b, start - origin.start, slot)
+                        embedding_spans.append(span)
+                        if span.image not in views:
+                            views[span.image] = self._images.submit(source.shards, slot)
         return Batch(
             tokens_BS=tokens_BS,
             targets_BS=targets_BS,
             loss_mask_BS=loss_mask_BS,
             documents=tuple(documents),
             origins=tuple(origins),
+            embedding_spans=tuple(embedding_spans),
+            images={image: future.result() for image, future in views.items()},
         )
 
     def _rows(self, step: int) -> list[tuple[PackedSource, int]]:
@@ -295,7 +332,7 @@ class PackedSource:
         self.name, self.shards, self._seed = documents.name, documents.shards, seed
         self._shard_D, self._start_D, self._stop_D = documents.shard_D, documents.start_D, documents.stop_D
         lengths_D = self._stop_D - self._start_D
-        self._pieces: DocumentPieces = split_documents(lengths_D, row_tokens)
+        self._pieces: DocumentPieces = split_documents(lengths_D, row_tokens, _starts(documents, row_tokens))
         num_pieces = len(self._pieces.length_P)
         tie_order_P = Permutation(num_pieces, seed, "ties", self.name)(np.arange(num_pieces))
         self._rows: PackedRows = pack_rows(self._pieces.length_P, row_tokens, tie_order_P)
@@ -317,6 +354,36 @@ class PackedSource:
             start = int(self._start_D[document] + self._pieces.start_P[piece])
             stop = start + int(self._pieces.length_P[piece])
             yield Origin(self.name, int(self._shard_D[document]), start, stop), stop < self._stop_D[document]
+
+
+def _embedding_span(row: int, shift: int, slot: npt.NDArray[Any]) -> EmbeddingSpan:
+    """Return the positions of an image in a row of the batch."""
+    start = int(slot["start"]) + shift
+    return EmbeddingSpan(row, start, start + int(slot["num_tokens"]), bytes(slot["digest"]).ljust(32, b"\0").hex())
+
+
+def _starts(documents: DocumentTable, row_tokens: int) -> dict[int, list[int]]:
+    """Return the starts of the pieces of documents with images that are longer than a row.
+
+    An image is not split, nor are its start and end tokens taken from it.
+    """
+    shards = documents.shards
+    if shards.manifest.images is None:
+        return {}
+    starts: dict[int, list[int]] = {}
+    for index in np.flatnonzero(documents.stop_D - documents.start_D > row_tokens).tolist():
+        shard, start, stop = (int(column[index]) for column in (documents.shard_D, documents.start_D, documents.stop_D))
+        slots_I = shards.image_slots(shard, start, stop)
+        longest = max(slots_I["num_tokens"].tolist(), default=0) + 2
+        if longest > row_tokens:
+            raise ShortRowError(
+                f"{documents.name}: row_tokens {row_tokens} is below the {longest} tokens of an image; "
+                "use longer rows, or pack the images in another resolution mode"
+            )
+        first_I = slots_I["start"] - start - 1
+        solid = zip(first_I.tolist(), (first_I + slots_I["num_tokens"] + 2).tolist(), strict=True)
+        starts[index] = starts_between(stop - start, row_tokens, solid)
+    return starts
 
 
 def prefetch(batch_at: Callable[[int], Batch], start_step: int, depth: int = PREFETCHED_BATCHES) -> Generator[Batch]:

@@ -9,6 +9,7 @@ Shape suffixes: D documents, P pieces, R rows.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,15 +43,41 @@ class PackedRows:
         return self.order_P[self.row_starts_R1[row] : self.row_starts_R1[row + 1]]
 
 
-def split_documents(lengths_D: Int64Array, row_tokens: int) -> DocumentPieces:
-    """Split every document into pieces of `row_tokens`; the last one may be shorter."""
+def split_documents(
+    lengths_D: Int64Array, row_tokens: int, starts: Mapping[int, Sequence[int]] | None = None
+) -> DocumentPieces:
+    """Split every document into pieces of `row_tokens`; the last one may be shorter.
+
+    `starts` has the starts of the pieces of documents that are split elsewhere (`starts_between`).
+    """
     num_pieces_D = -(-lengths_D // row_tokens)
+    for document, its_starts in (starts or {}).items():
+        num_pieces_D[document] = len(its_starts)
     document_P = np.repeat(np.arange(len(lengths_D)), num_pieces_D)
     first_piece_D = np.cumsum(num_pieces_D) - num_pieces_D
     start_P = (np.arange(len(document_P)) - first_piece_D[document_P]) * row_tokens
-    return DocumentPieces(
-        document_P=document_P, start_P=start_P, length_P=np.minimum(lengths_D[document_P] - start_P, row_tokens)
-    )
+    length_P = np.minimum(lengths_D[document_P] - start_P, row_tokens)
+    for document, its_starts in (starts or {}).items():
+        pieces = slice(first_piece_D[document], first_piece_D[document] + len(its_starts))
+        start_P[pieces] = its_starts
+        length_P[pieces] = np.diff([*its_starts, lengths_D[document]])
+    return DocumentPieces(document_P=document_P, start_P=start_P, length_P=length_P)
+
+
+def starts_between(length: int, row_tokens: int, solid: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the starts of the pieces of a document such that no piece begins inside one of the `solid` spans.
+
+    Spans are disjoint, in order, and not longer than a row.
+    """
+    starts, spans = [0], list(solid)
+    begins = [start for start, _ in spans]
+    while length - starts[-1] > row_tokens:
+        cut = starts[-1] + row_tokens
+        last = bisect_left(begins, cut) - 1  # the last span that begins before the cut
+        if last >= 0 and spans[last][1] > cut:
+            cut = spans[last][0]
+        starts.append(cut)
+    return starts
 
 
 def pack_rows(length_P: Int64Array, row_tokens: int, tie_order_P: Int64Array) -> PackedRows:

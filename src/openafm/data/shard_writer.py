@@ -7,7 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +15,26 @@ import numpy.typing as npt
 from openafm.core.config import to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import atomic_folder, check_written, folder_lock, room_for, write_json
-from openafm.data.shards import MANIFEST, EmptyCorpusError, FileRecord, Manifest, ManifestError, ShardRecord, read_manifest
+from openafm.data.shards import (
+    IMAGE_SLOTS,
+    MANIFEST,
+    EmptyCorpusError,
+    FileRecord,
+    ImagesConfig,
+    Manifest,
+    ManifestError,
+    ShardRecord,
+    read_manifest,
+)
 
 TOKENS_PER_SHARD = 1 << 24
-_ARRAYS = ("tokens", "offsets", "tags", "loss_mask")
+_ARRAYS = ("tokens", "offsets", "tags", "loss_mask", "images")
+_IMAGE_FILES = ("manifest.json", "[0-9]*.tar", "[0-9]*.npy", "[0-9]*.parquet", "[0-9]*.json")
 FILE_PATTERNS = tuple(
     f"{folder}{name}"
     for folder in ("", "held_out/")
     for name in (MANIFEST, ".lock", *(f"[0-9]*.{it}.npy" for it in _ARRAYS))
-)
+) + tuple(f"images/{name}" for name in _IMAGE_FILES)
 """Patterns of all files that a corpus may have; one with others is not replaced."""
 
 
@@ -115,11 +126,12 @@ class ShardWriter:
         tokens_per_shard: int,
         existing: Manifest | None = None,
         is_resumable: bool = False,
+        images: ImagesConfig | None = None,
     ) -> None:
         self.num_documents, self.num_tokens, self._is_resumable = 0, 0, is_resumable
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._tokenizer_digest, self._vocab_size = folder, tokenizer_digest, vocab_size
-        self._tokens_per_shard = tokens_per_shard
+        self._tokens_per_shard, self._images = tokens_per_shard, existing.images if existing else images
         self._token_type = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
         self._languages = _indices(existing.languages if existing else ())  # tag -> its index in the manifest
         self._sources = _indices(existing.sources if existing else ())
@@ -135,10 +147,12 @@ class ShardWriter:
         source: str = "",
         loss_mask: Sequence[bool] | None = None,
         metadata: Mapping[str, str] | None = None,
+        image_slots: npt.NDArray[Any] | None = None,
     ) -> None:
         """Append one document. `loss_mask` selects the tokens that carry loss; None selects all.
 
-        `metadata` has further tags, such as `license`; each key has at most 65,536 different values.
+        `metadata` has further tags, such as `license`; each key has at most 65,536 different values. `image_slots` [I]
+        (IMAGE_SLOTS) are the images of the document; their starts count from its first token.
 
         Raises:
             DocumentError: no tokens, a token outside the vocabulary, a mask of another length, or too many values of a tag.
@@ -156,6 +170,11 @@ class ShardWriter:
                 self._write_manifest()
         self._tokens += ids.astype(self._token_type).tobytes()
         self._loss_mask += b"\1" * len(ids) if loss_mask is None else np.asarray(loss_mask, dtype=np.bool_).tobytes()
+        if image_slots is not None and len(image_slots):
+            _check_slots(image_slots, len(ids))
+            placed = image_slots.copy()
+            placed["start"] += self._offsets[-1]
+            self._image_slots.append(placed)
         self._offsets.append(self._offsets[-1] + len(ids))
         for key in metadata or ():
             self._metadata.setdefault(key, {"": 0})
@@ -184,6 +203,7 @@ class ShardWriter:
             sources=tuple(self._sources),
             shards=tuple(self._shards),
             metadata={key: tuple(values) for key, values in self._metadata.items()},
+            images=self._images,
         )
         write_json(self._folder / MANIFEST, to_dict(manifest))
         return manifest
@@ -192,6 +212,7 @@ class ShardWriter:
         self._tokens, self._loss_mask = bytearray(), bytearray()
         self._offsets: list[int] = [0]
         self._tags: list[tuple[int, ...]] = []
+        self._image_slots: list[npt.NDArray[Any]] = []
 
     def _write_shard(self) -> None:
         number = f"{len(self._shards):05}"
@@ -204,6 +225,7 @@ class ShardWriter:
             ShardRecord(
                 num_tokens=self._offsets[-1],
                 num_documents=len(self._tags),
+                num_images=sum(map(len, self._image_slots)),
                 languages=_counts(languages, tags[:, 0]),
                 sources=_counts(sources, tags[:, 1]),
                 tokens=self._save(f"{number}.tokens.npy", np.frombuffer(self._tokens, dtype=self._token_type)),
@@ -212,11 +234,14 @@ class ShardWriter:
                 loss_mask=None
                 if learn_N.all()
                 else self._save(f"{number}.loss_mask.npy", np.packbits(learn_N, bitorder="little")),
+                images=self._save(f"{number}.images.npy", np.concatenate(self._image_slots).astype(IMAGE_SLOTS))
+                if self._image_slots
+                else None,
             )
         )
         self._clear()
 
-    def _save(self, name: str, array: npt.NDArray[np.generic]) -> FileRecord:
+    def _save(self, name: str, array: npt.NDArray[Any]) -> FileRecord:
         with (self._folder / name).open("wb", buffering=0) as raw:
             stream = _HashingStream(raw)
             np.lib.format.write_array(stream, array, allow_pickle=False)
@@ -237,6 +262,12 @@ class _HashingStream:
         self.sha256.update(data)
         self.num_bytes += len(data)
         return len(data)
+
+
+def _check_slots(slots_I: npt.NDArray[Any], num_tokens: int) -> None:
+    starts, stops = slots_I["start"], slots_I["start"] + slots_I["num_tokens"]
+    if starts[0] < 0 or stops[-1] > num_tokens or (slots_I["num_tokens"] < 1).any() or (starts[1:] < stops[:-1]).any():
+        raise DocumentError(f"image slots must be disjoint, in order and within the {num_tokens:,} tokens of the document")
 
 
 def _indices(values: Sequence[str]) -> dict[str, int]:

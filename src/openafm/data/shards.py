@@ -6,9 +6,11 @@
       00000.offsets.npy       [D + 1] int64; document d is tokens[offsets[d] : offsets[d + 1]]
       00000.tags.npy          [D, 2 + K] uint16; indices into the manifest's `languages`, `sources` and K lists of `metadata`
       00000.loss_mask.npy     [ceil(N / 8)] uint8, little-endian bits: learn to predict this token. No file: learn all
+      00000.images.npy        [I] IMAGE_SLOTS: where images replace token embeddings. No file: no images
+      images/                 the image corpus that the slots refer to (images/shards.py), linked or copied
 
 `write_shards` makes one, `open_shards` reads it.
-Shape suffixes: N tokens, D documents.
+Shape suffixes: N tokens, D documents, I images.
 """
 
 from __future__ import annotations
@@ -28,11 +30,18 @@ import numpy.typing as npt
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import OversizeFilesError, file_digest, read_document
+from openafm.data.images.resolution import ResolutionConfig
 
 MANIFEST = "manifest.json"
 FORMAT = "openafm.token_shards"
 VERSION = 1
 MAX_OPEN_SHARDS = 128  # each holds up to two file descriptors
+
+IMAGE_SLOTS = np.dtype(
+    [("start", "<i8"), ("num_tokens", "<i4"), ("digest", "S32"), ("shard", "<u4"), ("row", "<u4"), ("mode", "u1")]
+)
+"""An image in a shard of tokens: its first position and number of tokens, the SHA-256 of its bytes, the shard of the image
+corpus and the row of its index, and the index of its mode in `images.resolution.MODES`. Slots are sorted by `start`."""
 
 Int64Array = npt.NDArray[np.int64]
 TokenArray = npt.NDArray[np.unsignedinteger]
@@ -81,17 +90,28 @@ class ShardRecord(Config):
 
     num_tokens: int
     num_documents: int
+    num_images: int = 0
     languages: dict[str, int]
     sources: dict[str, int]
     tokens: FileRecord
     offsets: FileRecord
     tags: FileRecord
     loss_mask: FileRecord | None = None
+    images: FileRecord | None = None
 
     @property
     def files(self) -> tuple[FileRecord, ...]:
-        all_files = (self.tokens, self.offsets, self.tags, self.loss_mask)
+        all_files = (self.tokens, self.offsets, self.tags, self.loss_mask, self.images)
         return tuple(file for file in all_files if file is not None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesConfig(Config):
+    """The images of token shards: the folder of the image corpus relative to the shards, its digest, and the resolutions."""
+
+    path: str = "images"
+    digest: str
+    resolution: ResolutionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +127,7 @@ class Manifest(Config):
     shards: tuple[ShardRecord, ...]
     metadata: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     """Values of further tags by key, such as `license`; the first value of each is "", for documents without the key."""
+    images: ImagesConfig | None = None
 
     def __post_init__(self) -> None:
         self.require(self.format == FORMAT, f"the format is {self.format!r}, expected {FORMAT!r}")
@@ -121,11 +142,20 @@ class Manifest(Config):
         return sum(shard.num_documents for shard in self.shards)
 
     @property
+    def num_images(self) -> int:
+        """Images of all documents; one that several documents show counts for each."""
+        return sum(shard.num_images for shard in self.shards)
+
+    @property
     def digest(self) -> str:
         """SHA-256 in hex of the manifest, hence of every file: two corpora with the same digest hold the same bytes."""
         values = to_dict(self)
-        if not self.metadata:
-            del values["metadata"]  # corpora without metadata keep the digest of earlier releases
+        for key in ("metadata", "images"):
+            if not values[key]:
+                del values[key]  # corpora without them keep the digest of earlier releases
+        for shard in values["shards"]:
+            if shard["images"] is None:
+                del shard["images"], shard["num_images"]
         text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -147,6 +177,7 @@ class Shards:
     def __init__(self, path: Path, manifest: Manifest, offsets: tuple[Int64Array, ...]) -> None:
         self.path, self.manifest, self.offsets = path, manifest, offsets
         self._arrays = lru_cache(maxsize=MAX_OPEN_SHARDS)(self._map)
+        self._image_slots = lru_cache(maxsize=MAX_OPEN_SHARDS)(self._map_image_slots)
 
     def tokens(self, shard: int, start: int, stop: int) -> TokenArray:
         """Return the tokens at positions start..stop-1 of a shard: a view of the file."""
@@ -160,6 +191,12 @@ class Shards:
         first_byte = start // 8
         covering = np.unpackbits(bits[first_byte : (stop + 7) // 8], bitorder="little")
         return covering[start - 8 * first_byte : stop - 8 * first_byte].view(np.bool_)
+
+    def image_slots(self, shard: int, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return the images that begin at positions start..stop-1 of a shard [I] (IMAGE_SLOTS), in order."""
+        slots_I = self._image_slots(shard)
+        first, last = np.searchsorted(slots_I["start"], (start, stop))
+        return slots_I[first:last]
 
     @property
     def num_without_loss(self) -> int:
@@ -205,6 +242,13 @@ class Shards:
         record = self.manifest.shards[shard]
         bits = None if record.loss_mask is None else load_array(self.path, record.loss_mask)
         return load_array(self.path, record.tokens), bits
+
+    def _map_image_slots(self, shard: int) -> npt.NDArray[Any]:
+        record = self.manifest.shards[shard]
+        slots_I = np.zeros(0, IMAGE_SLOTS) if record.images is None else load_array(self.path, record.images, IMAGE_SLOTS)
+        if record.images is not None and (np.diff(slots_I["start"]) <= 0).any():
+            raise ShardDigestError(f"{self.path / record.images.name}: the slots are not in order; pack the corpus again")
+        return slots_I
 
 
 def open_shards(path: Path, *, tokenizer_digest: str | None = None, verify: bool = True) -> Shards:
@@ -264,18 +308,18 @@ def verify_shards(path: Path, manifest: Manifest | None = None, share: int = 0, 
             )
 
 
-def load_array(path: Path, file: FileRecord) -> npt.NDArray[Any]:
-    """Return an array file of a shard, memory-mapped and read-only.
+def load_array(path: Path, file: FileRecord, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
+    """Return an array file of a shard, memory-mapped and read-only: of integers, or of `dtype`.
 
     Raises:
-        TruncatedShardError: the file is not an array or cannot be read.
+        TruncatedShardError: the file is not such an array or cannot be read.
     """
     try:
         array = np.load(path / file.name, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # a malformed header raises errors of many types, such as tokenize.TokenError
         raise TruncatedShardError(f"{path / file.name} is not a whole array file: {error}") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "ui":
-        raise TruncatedShardError(f"{path / file.name} is not an array of integers")
+    if not isinstance(array, np.ndarray) or (array.dtype.kind not in "ui" if dtype is None else array.dtype != dtype):
+        raise TruncatedShardError(f"{path / file.name} is not an array of {dtype or 'integers'}")
     return np.asarray(array)  # a plain array: slicing a memmap costs several times more
 
 

@@ -1,8 +1,8 @@
 """Decoding of images from anywhere: untrusted bytes -> a `StoredImage` that any program can read, or the reason for a drop.
 
 Stored images are 8-bit RGB or gray PNG, JPEG or WebP files without metadata. A file that already is one of these keeps its
-compressed data, and only its metadata is removed. Others are drawn anew as RGB on white: JPEG if their format loses
-detail, else PNG. Color profiles are ignored, as training sets for images do.
+compressed data, and only its metadata is removed. Others are encoded again as RGB on white: JPEG if their format
+loses detail, else PNG. Color profiles are ignored, as training sets for images do.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def decoded_image(
     """Return an image with its pixels, or the reason for its drop (`REASONS`).
 
     EXIF orientation is applied; all metadata, such as GPS coordinates, is removed. Of an animation the first frame is kept
-    and `metadata["frames"]` counts all. `metadata["original"]` has the format and mode of an image that was drawn anew.
+    and `metadata["frames"]` counts all. `metadata["original"]` has the format and mode of an image that was encoded again.
     """
     limits = limits or ImageLimits()
     if len(data) > limits.max_bytes:

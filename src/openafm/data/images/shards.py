@@ -17,10 +17,8 @@ Shape suffix: I images of a shard.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
-import tarfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +41,7 @@ from openafm.data.images.records import (
     read_dropped,
     read_image_documents,
 )
+from openafm.data.images.tar_files import INDEX, write_tar
 from openafm.data.pipeline.parquet import RowWriter
 from openafm.data.shards import FileRecord
 from openafm.data.web.documents import Dropped
@@ -50,19 +49,6 @@ from openafm.data.web.documents import Dropped
 MANIFEST = "manifest.json"
 FORMAT = "openafm.image_corpus"
 VERSION = 1
-INDEX = np.dtype(
-    [
-        ("digest", "S32"),
-        ("offset", "<i8"),
-        ("num_bytes", "<i8"),
-        ("record_offset", "<i8"),
-        ("record_bytes", "<i8"),
-        ("width", "<i4"),
-        ("height", "<i4"),
-    ]
-)
-"""`offset` and `num_bytes` are those of the encoded image in the tar file, `record_*` those of its JSON record."""
-SUFFIXES = {"png": "png", "jpeg": "jpg", "webp": "webp"}
 PATTERNS = (
     MANIFEST,
     ".lock",
@@ -188,7 +174,7 @@ def write_image_shard(folder: Path, index: int, items: Iterable[ShardItem], *, k
             for image in found:
                 images.setdefault(image.digest, (image, captions))
     with atomic_file(paths["tar"]) as tar:
-        index_I = _write_tar(tar, images)
+        index_I = write_tar(tar, images)
     with atomic_file(paths["index.npy"]) as file:
         np.lib.format.write_array(file, index_I, allow_pickle=False)
     summary = ShardSummary(
@@ -301,6 +287,24 @@ class ImageCorpus:
             raise MissingImageError(f"{self.path} has no image {digest[:12]}; make the corpus again")
         return found
 
+    def size(self, digest: str) -> tuple[int, int]:
+        """Return the width and height of an image.
+
+        Raises:
+            MissingImageError: the corpus does not have the image.
+        """
+        shard, row = self.place(digest)
+        entry = self._index(shard)[row]
+        return int(entry["width"]), int(entry["height"])
+
+    def opt_out(self, digest: str) -> str:
+        """Return the reason why an image must not be used for training; empty if it may be.
+
+        Raises:
+            MissingImageError: the corpus does not have the image.
+        """
+        return str(self._record(*self.place(digest))["opt_out"])
+
     def image(self, digest: str) -> StoredImage:
         """Return an image by its digest.
 
@@ -317,12 +321,11 @@ class ImageCorpus:
             ImageCorpusError: its bytes were changed after they were written.
         """
         entry = self._index(shard)[row]
-        tar = self._tar(shard)
-        data = os.pread(tar.fileno(), int(entry["num_bytes"]), int(entry["offset"]))
+        data = self._read(shard, int(entry["offset"]), int(entry["num_bytes"]))
         digest = hashlib.sha256(data)
         if digest.digest() != bytes(entry["digest"]).ljust(32, b"\0"):
             raise ImageCorpusError(f"{self.path}/{shard:05}.tar was changed after it was written; copy it again")
-        record = json.loads(os.pread(tar.fileno(), int(entry["record_bytes"]), int(entry["record_offset"])))
+        record = self._record(shard, row)
         return StoredImage(
             digest=digest.hexdigest(),
             data=data,
@@ -332,6 +335,19 @@ class ImageCorpus:
     def index(self, shard: int) -> npt.NDArray[Any]:
         """Return the index of a shard [I] (INDEX), memory-mapped."""
         return self._index(shard)
+
+    def _record(self, shard: int, row: int) -> dict[str, Any]:
+        entry = self._index(shard)[row]
+        text = self._read(shard, int(entry["record_offset"]), int(entry["record_bytes"]))
+        try:
+            record: dict[str, Any] = json.loads(text)
+        except ValueError as error:
+            raise ImageCorpusError(f"{self.path}/{shard:05}.tar was changed after it was written; copy it again") from error
+        return record
+
+    def _read(self, shard: int, offset: int, num_bytes: int) -> bytes:
+        tar = self._tar(shard)  # this reference keeps the file open if another thread replaces it in the cache
+        return os.pread(tar.fileno(), num_bytes, offset)
 
     def _find(self, digest: str) -> tuple[int, int] | None:
         try:
@@ -357,37 +373,6 @@ class ImageCorpus:
 
     def _open_tar(self, shard: int) -> IO[bytes]:
         return (self.path / f"{shard:05}.tar").open("rb", buffering=0)
-
-
-def _write_tar(file: IO[bytes], images: Mapping[str, tuple[StoredImage, Mapping[str, str]]]) -> npt.NDArray[Any]:
-    """Write the images sorted by digest; return the index. Owners and times are fixed, so equal images give equal bytes."""
-    index_I = np.zeros(len(images), INDEX)
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for entry, digest in zip(index_I, sorted(images), strict=True):
-            image, captions = images[digest]
-            record = json.dumps(_image_record(image, captions), ensure_ascii=False, sort_keys=True).encode(
-                "utf-8", "replace"
-            )
-            entry["record_offset"] = _add(tar, f"{digest}.json", record)
-            entry["offset"] = _add(tar, f"{digest}.{SUFFIXES[image.format]}", image.data)
-            entry["digest"], entry["num_bytes"], entry["record_bytes"] = bytes.fromhex(digest), len(image.data), len(record)
-            entry["width"], entry["height"] = image.width, image.height
-    return index_I
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> int:
-    """Append a member; return the position of its data."""
-    member = tarfile.TarInfo(name)
-    member.size = len(data)
-    offset = tar.offset + tarfile.BLOCKSIZE
-    tar.addfile(member, io.BytesIO(data))
-    return offset
-
-
-def _image_record(image: StoredImage, captions: Mapping[str, str]) -> dict[str, Any]:
-    names = ("format", "width", "height", "source", "license", "opt_out")
-    values = {name: getattr(image, name) for name in names}
-    return values | {"metadata": dict(image.metadata), "captions": dict(captions)}
 
 
 def _check_images(document: ImageDocument, images: Sequence[StoredImage]) -> None:

@@ -1,0 +1,254 @@
+"""Packing image corpora: documents with images -> token shards with image slots, and the image shards beside them.
+
+What is learned, each as a document of its own with a source tag:
+
+    interleaved     <|bos|> text and images in order <|eos|>; loss on the text
+    alt, short, ... <|bos|> the images, a caption of one level <|eos|>; loss on the caption
+    transcription   <|bos|> the images, their text <|eos|>; loss on the text
+    questions       a conversation by the chat template: the images before the first question; loss on the answers
+
+The resolution mode of each image is drawn from the seed and the document, so the same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from openafm.core.config import Config
+from openafm.core.files import atomic_folder
+from openafm.core.progress import progress
+from openafm.data.images.documents import ImageDocument, ImagePart, TextPart
+from openafm.data.images.resolution import MODES, Mode, ResolutionConfig
+from openafm.data.images.shards import HELD_OUT, MANIFEST, ImageCorpus, open_image_corpus
+from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, check_output
+from openafm.data.shards import IMAGE_SLOTS, ImagesConfig
+from openafm.data.shards import Manifest as TokenManifest
+from openafm.tokenizer import conversation as chat
+from openafm.tokenizer.template import ChatTemplateError, EncodedText, ImageSpan, concatenated
+
+if TYPE_CHECKING:
+    from openafm.tokenizer.bpe import Tokenizer
+    from openafm.tokenizer.template import BaseChatTemplate
+
+Learned = Literal["interleaved", "captions", "transcription", "questions"]
+LEARNED: tuple[Learned, ...] = ("interleaved", "captions", "transcription", "questions")
+IMAGES = "images"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePackConfig(Config):
+    """What is packed of an image corpus.
+
+    `source` is the first part of the source tags; the second is what is learned and the third the kind of the document.
+    Documents of the split `held_out`, and a share `held_out` of the others by the hash of their identifiers, go to the
+    subfolder `held_out`. `mode` is the resolution mode of all images, or `drawn` (`ResolutionConfig.draw_mode`).
+    """
+
+    source: str = ""
+    held_out: float = 0.0
+    learn: tuple[Learned, ...] = LEARNED
+    resolution: ResolutionConfig = field(default_factory=ResolutionConfig)
+    mode: Literal["drawn", "rapid", "balanced", "high"] = "drawn"
+    seed: int = 0
+    tokens_per_shard: int = TOKENS_PER_SHARD
+
+    def __post_init__(self) -> None:
+        self.require(0 <= self.held_out < 1, f"held_out is a share from 0 to below 1, got {self.held_out}")
+        self.require(self.tokens_per_shard > 0, f"tokens_per_shard must be at least 1, got {self.tokens_per_shard}")
+        self.require(len(self.learn) > 0, "learn must name at least one of " + ", ".join(LEARNED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePackReport:
+    """The manifests that were written, and the documents left out.
+
+    `num_opted_out` must not be used for training, or an image of them; `num_skipped` have nothing that `learn` names.
+    """
+
+    path: Path
+    train: TokenManifest
+    held_out: TokenManifest | None
+    num_documents: int
+    num_opted_out: int
+    num_skipped: int
+
+
+def pack_image_corpus(
+    path: Path,
+    out: Path,
+    tokenizer: Tokenizer,
+    template: BaseChatTemplate,
+    config: ImagePackConfig | None = None,
+) -> ImagePackReport:
+    """Pack the image corpus at `path` into token shards at `out`. Its files are linked, or copied where links cannot be.
+
+    Raises:
+        ImageCorpusError: `path` is not a complete image corpus.
+        ChatTemplateError: the template has no image tokens.
+        EmptyCorpusError: one side of the split has no document.
+        OutputFolderError: `out` has files that are not token shards.
+        OutOfSpaceError: the disk is full. After any error, `out` is unchanged.
+    """
+    if not template.can_take_images:
+        raise ChatTemplateError("this model's chat template has no image tokens; use a tokenizer of openafm")
+    config = config or ImagePackConfig(source=path.name)
+    corpus = open_image_corpus(path)
+    check_output(out)
+    num_opted_out = num_skipped = 0
+    with atomic_folder(out) as folder, progress(f"pack {path}", corpus.manifest.num_documents) as bar:
+        _link_files(corpus, folder / IMAGES)
+        train = _writer(folder, IMAGES, corpus, tokenizer, config)
+        has_held_out = bool(config.held_out or corpus.manifest.num_held_out)
+        held_out = _writer(folder / HELD_OUT, f"../{IMAGES}", corpus, tokenizer, config) if has_held_out else None
+        encoder = _Encoder(corpus, tokenizer, template, config)
+        for number, document in enumerate(corpus.documents(), start=1):
+            if document.opt_out or any(corpus.opt_out(digest) for digest in document.digests):
+                num_opted_out += 1
+                continue
+            is_held_out = document.split == HELD_OUT or _share_of(document.id) < config.held_out
+            writer = held_out if held_out is not None and is_held_out else train
+            num_skipped += not encoder.write(document, writer)
+            bar.update(number, f"{number:,} documents")
+        return ImagePackReport(
+            path=out,
+            train=train.finish(),
+            held_out=held_out.finish() if held_out else None,
+            num_documents=corpus.manifest.num_documents,
+            num_opted_out=num_opted_out,
+            num_skipped=num_skipped,
+        )
+
+
+class _Encoder:
+    """Encodes image documents as token documents with image slots."""
+
+    def __init__(
+        self, corpus: ImageCorpus, tokenizer: Tokenizer, template: BaseChatTemplate, config: ImagePackConfig
+    ) -> None:
+        self._corpus, self._tokenizer, self._template, self._config = corpus, tokenizer, template, config
+
+    def write(self, document: ImageDocument, writer: ShardWriter) -> int:
+        """Add what is learned of a document to a writer; return the number of token documents."""
+        texts = list(self._texts(document))
+        for name, parts in texts:
+            modes = self._modes(document, name)
+            self._add(writer, document, name, self._encoded(parts, modes), modes)
+        if not document.questions or "questions" not in self._config.learn:
+            return len(texts)
+        modes = self._modes(document, "questions")
+        encoded = self._template.encode_conversation(self._tokenizer, self._conversation(document, modes))
+        self._add(writer, document, "questions", encoded, modes)
+        return len(texts) + 1
+
+    def _texts(self, document: ImageDocument) -> Iterator[tuple[str, Sequence[TextPart | ImagePart]]]:
+        """Yield what is learned as plain text: its name, and the text and images in order."""
+        learn = self._config.learn
+        images = [part for part in document.parts if isinstance(part, ImagePart)]
+        captions = {level: text for level, text in document.captions.items() if text.strip()}
+        text = document.text.strip()
+        if "interleaved" in learn and text and text not in captions.values():
+            yield "interleaved", document.parts
+        if "captions" in learn:
+            yield from ((level, [*images, TextPart(text=caption)]) for level, caption in captions.items())
+        if "transcription" in learn and document.transcription.strip():
+            yield "transcription", [*images, TextPart(text=document.transcription)]
+
+    def _conversation(self, document: ImageDocument, modes: Sequence[Mode]) -> chat.Conversation:
+        content: list[chat.ContentPart] = []
+        sizes = iter(modes)
+        for part in document.parts:
+            if isinstance(part, ImagePart):
+                num_tokens = self._config.resolution.num_tokens(next(sizes))
+                content.append(chat.ImagePart(digest=part.digest, num_tokens=num_tokens))
+            elif document.kind == "interleaved":
+                content.append(chat.TextPart(text=part.text + "\n\n"))
+        turns: list[chat.Turn] = []
+        for question in document.questions:
+            turns.append(chat.UserTurn(content=[*content, chat.TextPart(text=question.question)]))
+            turns.append(chat.AssistantTurn(text=question.answer))
+            content = []  # the first question has the images
+        return chat.Conversation(turns=tuple(turns), language=document.language)
+
+    def _encoded(self, parts: Iterable[TextPart | ImagePart], modes: Sequence[Mode]) -> EncodedText:
+        special, sizes = self._tokenizer.special, iter(modes)
+        encoded = [EncodedText(tokens=[special.bos], loss_mask=[True])]
+        follows_text = False
+        for part in parts:
+            if isinstance(part, TextPart):
+                text = "\n\n" * follows_text + part.text
+                tokens = self._tokenizer.encode(text)
+                encoded.append(EncodedText(tokens=tokens, loss_mask=[True] * len(tokens)))
+            else:
+                count = self._config.resolution.num_tokens(next(sizes))
+                tokens = [special.image_start, *[special.image] * count, special.image_end]
+                span = ImageSpan(start=1, stop=1 + count, digest=part.digest)
+                encoded.append(EncodedText(tokens=tokens, loss_mask=[False] * len(tokens), images=(span,)))
+            follows_text = isinstance(part, TextPart)
+        return concatenated([*encoded, EncodedText(tokens=[special.eos], loss_mask=[True])])
+
+    def _modes(self, document: ImageDocument, name: str) -> list[Mode]:
+        """Return the mode of each image of a document. It depends on the seed, the document and what is learned."""
+        config = self._config
+        if config.mode != "drawn":
+            return [config.mode] * len(document.digests)
+        seed = hashlib.blake2b(f"{config.seed}\0{document.id}\0{name}".encode(), digest_size=8).digest()
+        rng = random.Random(int.from_bytes(seed))
+        return [config.resolution.draw_mode(*self._corpus.size(digest), rng) for digest in document.digests]
+
+    def _add(
+        self, writer: ShardWriter, document: ImageDocument, name: str, encoded: EncodedText, modes: Sequence[Mode]
+    ) -> None:
+        slots_I = np.zeros(len(encoded.images), IMAGE_SLOTS)
+        for slot, span, mode in zip(slots_I, encoded.images, modes, strict=True):
+            slot["start"], slot["num_tokens"], slot["digest"] = (
+                span.start,
+                span.stop - span.start,
+                bytes.fromhex(span.digest),
+            )
+            slot["shard"], slot["row"] = self._corpus.place(span.digest)
+            slot["mode"] = MODES.index(mode)
+        writer.add(
+            encoded.tokens,
+            loss_mask=encoded.loss_mask,
+            language=document.language,
+            source="/".join(part for part in (self._config.source, name, document.kind) if part),
+            metadata={"license": document.license} if document.license else {},
+            image_slots=slots_I,
+        )
+
+
+def _writer(folder: Path, images: str, corpus: ImageCorpus, tokenizer: Tokenizer, config: ImagePackConfig) -> ShardWriter:
+    return ShardWriter(
+        folder,
+        tokenizer_digest=tokenizer.digest,
+        vocab_size=tokenizer.vocab_size,
+        tokens_per_shard=config.tokens_per_shard,
+        images=ImagesConfig(path=images, digest=corpus.manifest.digest, resolution=config.resolution),
+    )
+
+
+def _link_files(corpus: ImageCorpus, folder: Path) -> None:
+    """Put the files of a corpus into another folder: as hard links if they belong to this user, else as copies."""
+    folder.mkdir(parents=True)
+    for name in (MANIFEST, *(file.name for shard in corpus.manifest.shards for file in shard.files)):
+        source, target = corpus.path / name, folder / name
+        if not hasattr(os, "geteuid") or source.stat().st_uid == os.geteuid():
+            with contextlib.suppress(OSError):  # another file system, or one without links
+                os.link(source, target)
+        if not target.exists():
+            shutil.copyfile(source, target)
+
+
+def _share_of(identity: str) -> float:
+    """Return a number in [0, 1), uniform over identifiers, that depends on the identifier alone."""
+    return int.from_bytes(hashlib.blake2b(identity.encode("utf-8", "replace"), digest_size=6).digest()) / 2**48
