@@ -153,7 +153,7 @@ class _Encoder:
     def _texts(self, document: ImageDocument) -> Iterator[tuple[str, Sequence[TextPart | ImagePart]]]:
         """Yield what is learned as plain text: its name, and the text and images in order."""
         learn = self._config.learn
-        images = [part for part in document.parts if isinstance(part, ImagePart)]
+        images: list[TextPart | ImagePart] = [part for part in document.parts if isinstance(part, ImagePart)]
         captions = {level: text for level, text in document.captions.items() if text.strip()}
         text = document.text.strip()
         if "interleaved" in learn and text and text not in captions.values():
