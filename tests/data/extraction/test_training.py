@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from openafm.data.extraction.classifier import TreeEnsemble, load_classifier, save_classifier, shipped_classifier
+from openafm.data.extraction.classifier import load_classifier, save_classifier, shipped_classifier
 from openafm.data.extraction.train import (
     TrainingDataError,
     label_page,
@@ -18,6 +18,7 @@ from openafm.data.extraction.train import (
     training_pages,
     tuning_ids,
 )
+from openafm.data.extraction.trees import TreeEnsemble, fit_trees
 
 GOLD = "The first sentence of the text is here, and it is long.\n\nThe second one follows it directly."
 HTML = (
@@ -37,18 +38,34 @@ def test_a_page_without_blocks_has_no_labels() -> None:
     assert label_page(b"<html></html>", GOLD) is None
 
 
-def test_trees_are_evaluated_as_their_nodes_say() -> None:
+def test_trees_are_evaluated_as_their_questions_say() -> None:
     trees = TreeEnsemble(
-        feature=np.array([1, 0, 0, 0]),
-        threshold=np.array([2.5, np.inf, np.inf, np.inf], dtype=np.float32),
-        children=np.array([1, 2, 1, 1, 2, 2, 3, 3]),
-        value=np.array([0, -1, 3, 0.5], dtype=np.float32),
-        roots=np.array([0, 3]),
-        depth=1,
+        features=np.array([[1, 0], [0, 1]], dtype=np.int32),
+        thresholds=np.array([[2.5, 0], [8, 9]], dtype=np.float32),
+        leaves=np.array([[0, -1, 3, 5], [0.5, 1, 0.25, 2]], dtype=np.float32),
         bias=0.5,
     )
-    found = trees.probabilities(np.array([[9, 2], [9, 3]], dtype=np.float32))
-    assert found == pytest.approx([1 / (1 + np.exp(0.0)), 1 / (1 + np.exp(-4.0))])
+    found = trees.probabilities(np.array([[9, 9, 8, -1], [2, 3, 3, 1]], dtype=np.float32))
+    logits = np.array([0.5 - 1 + 0.25, 0.5 + 5 + 0.25, 0.5 + 3 + 0.25, 0.5 + 0 + 0.5])
+    assert found == pytest.approx(1 / (1 + np.exp(-logits)))
+
+
+def test_trees_learn_what_one_feature_alone_does_not_tell() -> None:
+    rng = np.random.default_rng(3)
+    features = rng.integers(0, 2, (6, 4000)).astype(np.float32)
+    labels = (features[1] != features[4]) | (features[2] > 0)
+    trees = fit_trees(features, labels, np.ones(4000), num_trees=12, depth=3, feature_share=1.0, learning_rate=0.5)
+    assert ((trees.probabilities(features) > 0.5) == labels).mean() > 0.99
+    again = fit_trees(features, labels, np.ones(4000), num_trees=12, depth=3, feature_share=1.0, learning_rate=0.5)
+    assert np.array_equal(trees.leaves, again.leaves)
+
+
+def test_weights_decide_between_labels_that_contradict() -> None:
+    features = np.zeros((1, 100), dtype=np.float32)
+    features[0, :50] = 1
+    labels = np.arange(100) % 2 == 0
+    trees = fit_trees(features, labels, np.where(labels, 3.0, 1.0), num_trees=5, depth=1, feature_share=1.0)
+    assert (trees.probabilities(features) > 0.5).all()
 
 
 def test_a_classifier_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -73,7 +90,6 @@ def test_half_of_the_benchmark_is_listed_for_training() -> None:
 
 @pytest.mark.slow
 def test_training_is_deterministic_and_learns_generated_pages(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
     pages = training_pages(None, 48)
     for name in ("a.npz", "b.npz"):
         save_classifier(tmp_path / name, train_classifier(pages, num_trees=10))

@@ -1,4 +1,4 @@
-"""The learned block classifier: two stages of boosted trees, evaluated with NumPy alone."""
+"""The learned block classifier: two stages of boosted trees."""
 
 from __future__ import annotations
 
@@ -10,41 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from openafm.data.extraction.blocks import PageBlocks
-from openafm.data.extraction.features import block_features, context_features
+from openafm.data.extraction.features import PageArrays, block_features, context_features
+from openafm.data.extraction.trees import TreeEnsemble
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     Matrix = NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TreeEnsemble:
-    """Boosted trees as arrays over all nodes. A leaf is its own child. `roots` are the first nodes of the trees."""
-
-    feature: NDArray[np.intp]
-    threshold: NDArray[np.float32]
-    children: NDArray[np.intp]  # two entries for each node: not greater, greater
-    value: NDArray[np.float32]
-    roots: NDArray[np.intp]
-    depth: int
-    bias: float
-
-    def probabilities(self, features: Matrix) -> Matrix:
-        """Return the probability of each row."""
-        import numpy as np
-
-        count, width = features.shape
-        flat = np.ascontiguousarray(features).ravel()
-        rows = (np.arange(count, dtype=np.intp) * width)[:, None]
-        nodes = np.broadcast_to(self.roots, (count, len(self.roots)))
-        for _ in range(self.depth):
-            greater = flat.take(rows + self.feature.take(nodes)) > self.threshold.take(nodes)
-            nodes = self.children.take(2 * nodes + greater)
-        logits = self.value.take(nodes).sum(axis=1) + self.bias
-        result: Matrix = (1 / (1 + np.exp(-logits))).astype(np.float32)
-        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +33,9 @@ class BlockClassifier:
 
         if not page.blocks:
             return np.zeros(0, dtype=np.float32)
-        features = block_features(page)
-        return self.context.probabilities(context_features(page, features, self.local.probabilities(features)))
+        arrays = PageArrays.of(page)
+        features = block_features(arrays)
+        return self.context.probabilities(context_features(arrays, features, self.local.probabilities(features)))
 
 
 def save_classifier(path: Path, classifier: BlockClassifier) -> None:
@@ -83,9 +57,7 @@ def load_classifier(path: Path) -> BlockClassifier:
     with np.load(path, allow_pickle=False) as arrays:
         local, context = (
             TreeEnsemble(
-                **{key: arrays[f"{name}.{key}"].astype(np.intp) for key in ("feature", "children", "roots")},
-                **{key: arrays[f"{name}.{key}"] for key in ("threshold", "value")},
-                depth=int(arrays[f"{name}.depth"]),
+                **{key: arrays[f"{name}.{key}"] for key in ("features", "thresholds", "leaves")},
                 bias=float(arrays[f"{name}.bias"]),
             )
             for name in ("local", "context")
@@ -99,4 +71,4 @@ def shipped_classifier() -> BlockClassifier:
     return load_classifier(Path(str(importlib.resources.files("openafm.data.extraction").joinpath("blocks.npz"))))
 
 
-_FIELDS = ("feature", "threshold", "children", "value", "roots", "depth", "bias")
+_FIELDS = ("features", "thresholds", "leaves", "bias")

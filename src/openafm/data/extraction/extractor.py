@@ -44,7 +44,7 @@ class ExtractionConfig(PageExtractorConfig):
     """
 
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
 
     threshold: float = 0.5
     fallback_below: float = 0.94
