@@ -1,7 +1,7 @@
 """Features of blocks for the classifier: text, tags, names, position, neighbors and the containers around a block.
 
-All blocks of a page are computed at once. A matrix has a row for each feature and a column for each block: rows are contiguous,
-so that a decision tree reads one feature of all blocks with one copy.
+All blocks of a page are computed at once. A matrix has a row for each feature and a column for each block: rows are
+contiguous, so that a decision tree reads one feature of all blocks with one copy.
 """
 
 from __future__ import annotations
