@@ -37,8 +37,8 @@ class TreeEnsemble:
         import numpy as np
 
         depth, num_trees = self.features.shape
-        answers = features.take(self.features.ravel(), axis=0) > self.thresholds.reshape(-1, 1)
-        answers = answers.view(np.uint8).reshape(depth, num_trees, -1)
+        above = features.take(self.features.ravel(), axis=0) > self.thresholds.reshape(-1, 1)
+        answers = above.view(np.uint8).reshape(depth, num_trees, -1)
         index = answers[0].astype(np.int32)
         for level in range(1, depth):
             index += index
