@@ -69,9 +69,8 @@ class AnswerCache:
         self._path = path
         self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
         self._database.execute("PRAGMA journal_mode = WAL")
-        self._database.execute(
-            "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, reason TEXT NOT NULL, text TEXT NOT NULL) WITHOUT ROWID"
-        )
+        columns = "key TEXT PRIMARY KEY, reason TEXT NOT NULL, text TEXT NOT NULL"
+        self._database.execute(f"CREATE TABLE IF NOT EXISTS answers ({columns}) WITHOUT ROWID")
 
     def __enter__(self) -> Self:
         return self

@@ -45,7 +45,8 @@ class RefusedAnswerError(OpenAFMError):
 class Captioner(Protocol):
     """A model that reads images. Several threads call it at once.
 
-    `model` and `sampling` are recorded with every answer. Answers are cached under them, so they must change when answers do.
+    `model` and `sampling` are recorded with every answer, and answers are cached under them. They must change when answers
+    do.
     """
 
     @property

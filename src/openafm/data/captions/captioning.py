@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from openafm.core.config import to_dict
+from openafm.core.errors import UsageError
 from openafm.core.files import check_written, folder_lock
 from openafm.core.progress import progress
 from openafm.data.captions import checks
@@ -39,6 +40,7 @@ from openafm.data.images.shards import (
 )
 from openafm.data.web.documents import Dropped
 
+VERSION = 1  # of the checks and of the fusion; shards of another version are computed again
 ANSWERS = "answers.sqlite"
 REASONS = (*checks.REASONS, "coordinates", "no_regions", "opt_out")
 """Reasons of this stage. A document without any caption has that of its first level; the detail has all."""
@@ -71,12 +73,13 @@ def caption_corpus(
     """Write a copy of a corpus whose documents have captions. The result does not depend on `num_threads`.
 
     Raises:
+        UsageError: `out` is the corpus that is read.
         ForeignFilesError: `out` has other files than an image corpus.
         FolderInUseError: another process is writing it.
         OpenAFMError: the captioner failed; repeat the call to continue.
     """
-    recorded = {"model": captioner.model, "sampling": captioner.sampling, "captions": to_dict(config)}
-    with AnswerFolder(out, captioner) as cache:
+    recorded = {"version": VERSION, "model": captioner.model, "sampling": captioner.sampling, "captions": to_dict(config)}
+    with AnswerFolder(out, captioner, corpus) as cache:
         documents = DocumentCaptioner(corpus, cache, captioner, config)
         return write_corpus(corpus, out, recorded, documents.captioned, num_threads)
 
@@ -113,9 +116,7 @@ class DocumentCaptioner:
         opt_out = document.opt_out or next((image.opt_out for image in images if image.opt_out), "")
         if opt_out:
             return Dropped(reason="opt_out", detail=opt_out, url=document.source)
-        missing = [
-            level for level in self._config.levels if self._config.replaces or level.name not in document.captions
-        ]
+        missing = [level for level in self._config.levels if self._config.replaces or level.name not in document.captions]
         if len(images) != 1 or not missing:
             return document, images
         captions, regions = dict(document.captions), list(document.regions)
@@ -176,14 +177,14 @@ class DocumentCaptioner:
             checked = prose(without_boxes(text))
             if isinstance(checked, NoAnswer):
                 return checked
-            return NoAnswer(reason="coordinates", detail=f"{problem}: {text[:120]}") if problem else Answer(text=text.strip())
+            return (
+                NoAnswer(reason="coordinates", detail=f"{problem}: {text[:120]}") if problem else Answer(text=text.strip())
+            )
 
         return self._asked(image.data, level, prompt, check)
 
     def _asked(self, image: bytes, level: LevelConfig, prompt: str, check: Check | None = None) -> Outcome:
-        request = ImageRequest(
-            image=image, prompt=prompt, max_tokens=level.max_tokens, seconds=self._config.seconds
-        )
+        request = ImageRequest(image=image, prompt=prompt, max_tokens=level.max_tokens, seconds=self._config.seconds)
         if check is None:
             make = keywords_check if level.name == KEYWORDS else text_check
             check = make(prompt, min_words=level.min_words, max_words=level.max_words)
@@ -194,10 +195,17 @@ class DocumentCaptioner:
 
 
 class AnswerFolder(AnswerCache):
-    """The cache of answers in the folder of the corpus that is made of them."""
+    """The cache of answers in the folder of the corpus that is made of them.
 
-    def __init__(self, out: Path, captioner: Captioner) -> None:
-        if out.exists():
+    Raises:
+        UsageError: `out` is the corpus that is read.
+        ForeignFilesError: it has other files than an image corpus.
+    """
+
+    def __init__(self, out: Path, captioner: Captioner, corpus: ImageCorpus) -> None:
+        if out.resolve() == corpus.path.resolve():
+            raise UsageError(f"{out} is the corpus that is read; choose another output folder")
+        if out.exists() and any(out.iterdir()):
             check_written(out, (*PATTERNS, f".{MANIFEST}.*", ".[0-9]*", f"{ANSWERS}*"))
         super().__init__(out / ANSWERS, captioner)
 

@@ -1,4 +1,4 @@
-"""Checks of generated texts: answers that are empty, refuse, repeat themselves or are not language are dropped with a reason."""
+"""Checks of generated texts. Answers that are empty, refuse, repeat themselves or are not language have a reason."""
 
 from __future__ import annotations
 

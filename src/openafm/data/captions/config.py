@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from openafm.core.config import Config
 from openafm.data.captions.regions import DetectorConfig, KnownRegionsConfig
+from openafm.data.images.documents import CAPTION_LEVELS
 
 KEYWORDS = "keywords"
 GROUNDED = "grounded"
@@ -34,8 +35,8 @@ class LevelConfig(Config):
 LEVELS = (
     LevelConfig(
         name=KEYWORDS,
-        prompt="List 3 to 15 key words for what is visible in this image, in {language}, separated by commas. Write only the key"
-        " words.",
+        prompt="List 3 to 15 key words for what is visible in this image, in {language}, separated by commas. Write only the"
+        " key words.",
         max_tokens=96,
         min_words=2,
         max_words=60,
@@ -58,9 +59,9 @@ LEVELS = (
     LevelConfig(
         name=GROUNDED,
         prompt="These objects were found in the image, each with its box [left,top,right,bottom] in thousandths of the width"
-        " and height, its place and its size:\n{regions}\nDescribe the whole image in one paragraph, in {language}. Use these"
-        " descriptions and their spatial relations. Write the box of each object exactly as above right after its noun, and"
-        " write no other coordinates.",
+        " and height, its place and its size:\n{regions}\nDescribe the whole image in one paragraph, in {language}. Use"
+        " these descriptions and their spatial relations. Write the box of each object exactly as above, right after its"
+        " noun, and write no other coordinates.",
         max_tokens=600,
         min_words=10,
         max_words=400,
@@ -107,4 +108,6 @@ class CaptionConfig(Config):
         names = [level.name for level in self.levels]
         self.require(bool(names), f"needs at least one level of {', '.join(each.name for each in LEVELS)}")
         self.require(len(set(names)) == len(names), f"each level has one prompt, got {', '.join(names)}")
+        unknown = [name for name in names if name not in CAPTION_LEVELS[1:]]
+        self.require(not unknown, f"levels are {', '.join(CAPTION_LEVELS[1:])}; got {', '.join(unknown)}")
         self.require(self.seconds > 0, f"seconds must be above 0, got {self.seconds}")

@@ -52,12 +52,12 @@ class KnownRegionsConfig(DetectorConfig):
         return _KnownRegions(self)
 
 
-@dataclass(frozen=True, kw_only=True)
 class _KnownRegions(Detector):
-    config: KnownRegionsConfig
+    def __init__(self, config: KnownRegionsConfig) -> None:
+        self._config = config
 
     def regions(self, document: ImageDocument, image: StoredImage) -> Sequence[Region]:
-        kinds = self.config.kinds
+        kinds = self._config.kinds
         return [
             region
             for region in document.regions

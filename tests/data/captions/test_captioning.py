@@ -1,0 +1,288 @@
+"""Captions in levels: asked, checked, fused with coordinates, cached, resumed, recorded."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from image_samples import BOXES, HEIGHT, WIDTH, color_at, corpus_of, image_of, interleaved_of, pair_of
+
+from openafm.core.config import ConfigError
+from openafm.core.errors import OpenAFMError, UsageError
+from openafm.data.captions import cache as cache_module
+from openafm.data.captions.cache import HangingCaptionerError
+from openafm.data.captions.captioner import EndlessAnswerError, FunctionCaptioner, ImageRequest, RefusedAnswerError
+from openafm.data.captions.captioning import caption_corpus, caption_counts
+from openafm.data.captions.config import LEVELS, CaptionConfig
+from openafm.data.images.documents import ImageDocument
+from openafm.data.images.grounding import box_text, boxes_of
+from openafm.data.images.shards import ImageCorpus, open_image_corpus
+
+BY_NAME = {level.name: level for level in LEVELS}
+SHORT = CaptionConfig(levels=(BY_NAME["short"],))
+PARAGRAPH = (
+    "Two rectangles lie on a plain white background. One of them is in the upper left corner of the image, and the other one"
+    " is near the lower right corner, a little larger than the first."
+)
+
+
+class Scripted:
+    """A captioner that sees the colors at the centers of the boxes, and counts its requests."""
+
+    model, sampling = "scripted-1", "greedy"
+
+    def __init__(self, **answers: str) -> None:
+        self.answers, self.requests = answers, list[ImageRequest]()
+        self._lock = threading.Lock()
+
+    def __call__(self, request: ImageRequest, /) -> str:
+        with self._lock:
+            self.requests.append(request)
+        if "one object" in request.prompt:
+            return self.answers.get("region", f"a plain {color_at(request.image, 15, 15)} rectangle.")
+        if "These objects" in request.prompt:
+            boxes = re.findall(r"^\d+\. (.*?) (\[[\d,]+\]) ", request.prompt, re.MULTILINE)
+            fused = "On a plain white background without any other things, " + " beside ".join(map(" ".join, boxes))
+            return self.answers.get("grounded", fused + ", all clearly visible.")
+        if "key words" in request.prompt:
+            return self.answers.get("keywords", "Rectangles, white background, shapes, Shapes")
+        if "paragraph" in request.prompt:
+            return self.answers.get("paragraph", PARAGRAPH)
+        return self.answers.get("short", f"A {color_at(request.image, 20, 20)} rectangle on white.")
+
+
+def samples(tmp_path: Path) -> ImageCorpus:
+    return corpus_of(tmp_path / "pairs", [pair_of("red", "blue", alt="Flags"), pair_of("green", "red")], [pair_of("blue")])
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name[0].isdigit() or path.name == "manifest.json"
+    }
+
+
+def documents(folder: Path) -> list[ImageDocument]:
+    return list(open_image_corpus(folder).documents())
+
+
+def test_every_level_is_asked_checked_and_recorded(tmp_path: Path) -> None:
+    captioner = Scripted()
+    caption_corpus(samples(tmp_path), tmp_path / "out", captioner, CaptionConfig())
+    first, second, third = documents(tmp_path / "out")
+    assert first.captions["alt"] == "Flags"
+    assert first.captions["keywords"] == "Rectangles, white background, shapes"
+    assert first.captions["short"] == "A red rectangle on white."
+    assert third.captions["short"] == "A blue rectangle on white."
+    assert second.captions["paragraph"] == PARAGRAPH
+    assert first.metadata["caption.model"] == "scripted-1"
+    assert first.metadata["caption.sampling"] == "greedy"
+    assert {key for key in first.metadata if key.startswith("caption.prompt")} == {f"caption.prompt.{it}" for it in BY_NAME}
+    manifest = open_image_corpus(tmp_path / "out", verify=True).manifest
+    assert [level["prompt"] for level in manifest.config["captions"]["levels"]] == [level.prompt for level in LEVELS]
+    assert caption_counts(open_image_corpus(tmp_path / "out")).captions == dict.fromkeys(sorted(BY_NAME), 3)
+    assert {request.max_tokens for request in captioner.requests} == {96, 400, 600, 64}
+
+
+def test_regions_are_captioned_alone_and_fused_with_their_places(tmp_path: Path) -> None:
+    captioner = Scripted()
+    caption_corpus(samples(tmp_path), tmp_path / "out", captioner, CaptionConfig(levels=(BY_NAME["grounded"],)))
+    first = documents(tmp_path / "out")[0]
+    regions = [region for region in first.regions if region.kind == "caption"]
+    assert [(region.label, region.box) for region in regions] == [
+        ("a plain red rectangle", BOXES[0]),
+        ("a plain blue rectangle", BOXES[1]),
+    ]
+    found = [box for _, box in boxes_of(first.captions["grounded"], WIDTH, HEIGHT)]
+    assert [box_text(box, WIDTH, HEIGHT) for box in found] == [box_text(box, WIDTH, HEIGHT) for box in BOXES]
+    prompt = next(request.prompt for request in captioner.requests if "These objects" in request.prompt)
+    assert f"1. a plain red rectangle {box_text(BOXES[0], WIDTH, HEIGHT)} (top left; 11% of the image; left of 2)" in prompt
+    assert "2. a plain blue rectangle" in prompt
+    assert "right of 1)" in prompt
+    crops = [request for request in captioner.requests if "one object" in request.prompt]
+    assert all(len(request.image) < len(image_of("red", "blue").data) for request in crops)
+
+
+@pytest.mark.parametrize(
+    ("level", "answer", "reason"),
+    [
+        ("short", "", "empty"),
+        ("short", " ... \n", "empty"),
+        ("short", "I'm sorry, but I can't help with that.", "refused"),
+        ("short", BY_NAME["short"].prompt.replace("{language}", "English"), "echo"),
+        ("short", "\N{REPLACEMENT CHARACTER} a rectangle of some kind", "garbled"),
+        ("short", "rectangle <|im_end|> on a white page", "garbled"),
+        ("short", "x" * 90, "garbled"),
+        ("short", "#### !!! ??? ((( a ))) ;;; --- ###", "garbled"),
+        ("short", "a red square " * 12, "repetitive"),
+        ("short", "Red rectangle", "too_short"),
+        ("short", " ".join(f"word{n}" for n in range(80)), "too_long"),
+        ("keywords", "red, red, Red, RED, blue, red", "repetitive"),
+        ("keywords", "There is a red rectangle near the corner of the page", "format"),
+        ("keywords", "rectangle", "too_short"),
+        ("keywords", ", ".join(f"w{n}" for n in range(40)), "too_long"),
+        ("grounded", PARAGRAPH, "coordinates"),
+        ("grounded", PARAGRAPH + " A square [1,2,3,4] is there.", "coordinates"),
+        ("grounded", PARAGRAPH + " A square [50,100,333,500] and one [50,100 is there.", "coordinates"),
+        ("region", "", "no_regions"),
+    ],
+)
+def test_unusable_answers_are_dropped_with_a_reason(level: str, answer: str, reason: str, tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "pairs", [pair_of("red", "blue")])
+    wanted = "grounded" if level == "region" else level
+    config = CaptionConfig(levels=(BY_NAME[wanted],))
+    caption_corpus(corpus, tmp_path / "out", Scripted(**{level: answer}), config)
+    out = open_image_corpus(tmp_path / "out")
+    assert out.manifest.dropped == {reason: 1}
+    (drop,) = out.dropped(0)
+    assert drop.detail.startswith(f"{wanted}: {reason}")
+    assert drop.url.startswith("https://example.org/")
+
+
+def test_one_failed_level_keeps_the_others(tmp_path: Path) -> None:
+    levels = (BY_NAME["keywords"], BY_NAME["short"], BY_NAME["grounded"])
+    captioner = Scripted(keywords="", region="")
+    caption_corpus(samples(tmp_path), tmp_path / "out", captioner, CaptionConfig(levels=levels))
+    first = documents(tmp_path / "out")[0]
+    assert set(first.captions) == {"alt", "short"}
+    assert first.metadata["caption.dropped.keywords"] == "empty"
+    counts = caption_counts(open_image_corpus(tmp_path / "out"))
+    assert counts.dropped == {"grounded.no_regions": 3, "keywords.empty": 3, "region.empty": 5}
+    assert (counts.captions, counts.documents_dropped) == ({"short": 3}, {})
+
+
+@pytest.mark.parametrize(
+    "text", ['"A red rectangle on white."', "Caption: A red rectangle on white.", "```\nA red rectangle on white.\n```"]
+)
+def test_wrappers_of_answers_are_removed(text: str, tmp_path: Path) -> None:
+    caption_corpus(samples(tmp_path), tmp_path / "out", Scripted(short=text), SHORT)
+    assert documents(tmp_path / "out")[0].captions["short"] == "A red rectangle on white."
+
+
+def test_texts_without_spaces_are_counted_by_characters(tmp_path: Path) -> None:
+    caption_corpus(samples(tmp_path), tmp_path / "a", Scripted(short="白い背景に赤い四角形が一つあります。"), SHORT)
+    assert documents(tmp_path / "a")[0].captions["short"].startswith("白い")
+    caption_corpus(samples(tmp_path / "2"), tmp_path / "b", Scripted(short="赤い四角" * 10), SHORT)
+    assert open_image_corpus(tmp_path / "b").manifest.dropped == {"repetitive": 3}
+
+
+def test_existing_levels_are_kept_unless_replaced(tmp_path: Path) -> None:
+    corpus = samples(tmp_path)
+    caption_corpus(corpus, tmp_path / "one", Scripted(), SHORT)
+    other = Scripted(short="Something else is visible here.")
+    caption_corpus(open_image_corpus(tmp_path / "one"), tmp_path / "two", other, SHORT)
+    assert other.requests == []
+    assert documents(tmp_path / "two") == documents(tmp_path / "one")
+    replacing = CaptionConfig(levels=SHORT.levels, replaces=True)
+    caption_corpus(open_image_corpus(tmp_path / "one"), tmp_path / "three", other, replacing)
+    assert {document.captions["short"] for document in documents(tmp_path / "three")} == {"Something else is visible here."}
+
+
+def test_interleaved_documents_pass_and_opted_out_ones_are_dropped(tmp_path: Path) -> None:
+    page = interleaved_of(pair_of("red"), pair_of("blue"))
+    corpus = corpus_of(tmp_path / "in", [page, pair_of("green", opt_out="noimageai"), pair_of("yellow")])
+    captioner = Scripted()
+    caption_corpus(corpus, tmp_path / "out", captioner, SHORT)
+    out = open_image_corpus(tmp_path / "out")
+    assert out.manifest.dropped == {"opt_out": 1}
+    assert [document.kind for document in out.documents()] == ["interleaved", "pair"]
+    assert next(iter(out.documents())) == page[0]
+    assert len(captioner.requests) == 1
+
+
+def test_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:
+    corpus = samples(tmp_path)
+    for threads in (1, 4):
+        caption_corpus(corpus, tmp_path / f"out{threads}", Scripted(), CaptionConfig(), num_threads=threads)
+    assert content(tmp_path / "out1") == content(tmp_path / "out4")
+
+
+def test_a_stopped_run_continues_without_asking_again(tmp_path: Path) -> None:
+    corpus = samples(tmp_path)
+    caption_corpus(corpus, tmp_path / "whole", Scripted(), SHORT)
+
+    class Stopping(Scripted):
+        def __call__(self, request: ImageRequest, /) -> str:
+            if len(self.requests) == 1:
+                raise OpenAFMError("the endpoint is gone")
+            return super().__call__(request)
+
+    stopped = Stopping()
+    with pytest.raises(OpenAFMError, match="the endpoint is gone"):
+        caption_corpus(corpus, tmp_path / "out", stopped, SHORT)
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    again = Scripted()
+    caption_corpus(corpus, tmp_path / "out", again, SHORT)
+    assert len(stopped.requests) + len(again.requests) == 3
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+    third = Scripted()
+    caption_corpus(corpus, tmp_path / "out", third, SHORT)
+    assert third.requests == []
+
+
+def test_another_model_prompt_or_sampling_is_asked_anew(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "in", [pair_of("red")])
+    caption_corpus(corpus, tmp_path / "out", Scripted(), SHORT)
+    other_model, other_sampling, german = Scripted(), Scripted(), Scripted()
+    other_model.model, other_sampling.sampling = "scripted-2", "temperature 1"
+    caption_corpus(corpus, tmp_path / "out", other_model, SHORT)
+    caption_corpus(corpus, tmp_path / "out", other_sampling, SHORT)
+    caption_corpus(corpus, tmp_path / "out", german, CaptionConfig(levels=SHORT.levels, language="German"))
+    assert [len(each.requests) for each in (other_model, other_sampling, german)] == [1, 1, 1]
+    assert "in German" in german.requests[0].prompt
+
+
+def test_endless_and_refused_answers_are_counted_and_stored(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "in", [pair_of("red"), pair_of("blue")])
+    asked = []
+
+    def answer(request: ImageRequest) -> str:
+        asked.append(request)
+        if color_at(request.image, 20, 20) == "red":
+            raise EndlessAnswerError("the token limit was reached", "and then and then and")
+        raise RefusedAnswerError("the guardrail blocked the response")
+
+    captioner = FunctionCaptioner(model="m", function=answer)
+    for _ in range(2):
+        caption_corpus(corpus, tmp_path / "out", captioner, SHORT)
+        assert open_image_corpus(tmp_path / "out").manifest.dropped == {"endless": 1, "refused": 1}
+        (tmp_path / "out" / "00000.json").unlink()  # the shard is computed again, from stored answers
+    assert len(asked) == 2
+
+
+def test_a_captioner_that_never_returns_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache_module, "_GRACE_S", 0.05)
+    monkeypatch.setattr(cache_module, "MAX_ABANDONED", 2)
+    release = threading.Event()
+    hanging = FunctionCaptioner(model="m", function=lambda request: str(release.wait(30)))
+    config = CaptionConfig(levels=SHORT.levels, seconds=0.05)
+    one = corpus_of(tmp_path / "in", [pair_of("red")])
+    started = time.monotonic()
+    caption_corpus(one, tmp_path / "out", hanging, config)
+    assert open_image_corpus(tmp_path / "out").manifest.dropped == {"endless": 1}
+    with pytest.raises(HangingCaptionerError, match=r"did not return from 2 requests within 0\.05 s"):
+        caption_corpus(samples(tmp_path), tmp_path / "more", hanging, config)
+    assert time.monotonic() - started < 10
+    release.set()
+
+
+def test_bad_configs_and_folders_are_refused(tmp_path: Path) -> None:
+    corpus = samples(tmp_path)
+    with pytest.raises(UsageError, match="choose another output folder"):
+        caption_corpus(corpus, tmp_path / "pairs", Scripted(), SHORT)
+    assert open_image_corpus(tmp_path / "pairs", verify=True).manifest == corpus.manifest
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "thesis.tex").write_text("x")
+    with pytest.raises(OpenAFMError, match="openafm did not write"):
+        caption_corpus(corpus, tmp_path / "foreign", Scripted(), SHORT)
+    with pytest.raises(ConfigError, match="at least one level"):
+        CaptionConfig(levels=())
+    with pytest.raises(TypeError, match="a captioner returns text"):
+        caption_corpus(corpus, tmp_path / "typed", FunctionCaptioner(model="m", function=lambda request: 3), SHORT)  # type: ignore[arg-type, return-value]
+    assert json.loads((tmp_path / "pairs" / "manifest.json").read_text())["config"] == {"made": "by a test"}
