@@ -258,7 +258,7 @@ def test_endless_and_refused_answers_are_counted_and_stored(tmp_path: Path) -> N
 
 def test_a_captioner_that_never_returns_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_GRACE_S", 0.05)
-    monkeypatch.setattr(cache_module, "MAX_ABANDONED", 2)
+    monkeypatch.setattr(cache_module, "MAX_LATE", 2)
     release = threading.Event()
     hanging = FunctionCaptioner(model="m", function=lambda request: str(release.wait(30)))
     config = CaptionConfig(levels=SHORT.levels, seconds=0.05)
@@ -266,7 +266,7 @@ def test_a_captioner_that_never_returns_is_left_behind(tmp_path: Path, monkeypat
     started = time.monotonic()
     caption_corpus(one, tmp_path / "out", hanging, config)
     assert open_image_corpus(tmp_path / "out").manifest.dropped == {"endless": 1}
-    with pytest.raises(HangingCaptionerError, match=r"did not return from 2 requests within 0\.05 s"):
+    with pytest.raises(HangingCaptionerError, match=r"no answer within 0\.05 s to 2 requests in a row"):
         caption_corpus(samples(tmp_path), tmp_path / "more", hanging, config)
     assert time.monotonic() - started < 10
     release.set()

@@ -21,14 +21,14 @@ from openafm.data.captions.captioner import (
     request_key,
 )
 
-MAX_ABANDONED = 8
+MAX_LATE = 8
 _GRACE_S = 5.0
 _BUSY_S = 60.0
 _DETAIL_CHARACTERS = 200
 
 
 class HangingCaptionerError(OpenAFMError):
-    """A captioner did not return from several requests."""
+    """A captioner gave no answer in time to several requests in a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class AnswerCache:
     def __init__(self, path: Path, captioner: Captioner) -> None:
         self._captioner = captioner
         self._lock = threading.Lock()
-        self._num_abandoned = self.num_asked = self.num_found = 0
+        self._num_late = self.num_asked = self.num_found = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._database = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
@@ -83,7 +83,7 @@ class AnswerCache:
 
         Raises:
             OpenAFMError: the captioner failed; answers so far are stored.
-            HangingCaptionerError: it did not return from several requests.
+            HangingCaptionerError: it gave no answer in time to several requests in a row.
         """
         key = request_key(self._captioner, request)
         with self._lock:
@@ -94,9 +94,15 @@ class AnswerCache:
                 self.num_found += 1
         if row is None:
             row, is_final = self._answered(request)
-            if is_final:
-                with self._lock, room_for(self._path):
+            with self._lock, room_for(self._path):
+                if is_final:
                     self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", (key, *row))
+                self._num_late = 0 if is_final else self._num_late + 1
+                if self._num_late >= MAX_LATE:
+                    raise HangingCaptionerError(
+                        f"the captioner {self._captioner.model} gave no answer within {request.seconds:g} s to {MAX_LATE}"
+                        " requests in a row; check the model or raise the limit, then repeat the command to continue"
+                    )
         reason, text = row
         return NoAnswer(reason=reason, detail=text[:_DETAIL_CHARACTERS]) if reason else check(text)
 
@@ -127,13 +133,6 @@ class AnswerCache:
         try:
             result = results.get(timeout=request.seconds + _GRACE_S)
         except queue.Empty:
-            with self._lock:
-                self._num_abandoned += 1
-            if self._num_abandoned >= MAX_ABANDONED:
-                raise HangingCaptionerError(
-                    f"the captioner {self._captioner.model} did not return from {MAX_ABANDONED} requests within"
-                    f" {request.seconds:g} s; make it obey ImageRequest.seconds, then repeat the command to continue"
-                ) from None
             raise EndlessAnswerError(f"no answer within {request.seconds:g} s") from None
         if isinstance(result, BaseException):
             raise result
