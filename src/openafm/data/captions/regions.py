@@ -6,6 +6,7 @@ has, such as the truth of drawn images.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ def _distance(box: Box, other: Box) -> float:
     """Return the distance between the edges of two boxes; 0 if they touch."""
     x = max(box[0] - other[2], other[0] - box[2], 0.0)
     y = max(box[1] - other[3], other[1] - box[3], 0.0)
-    return float(x * x + y * y) ** 0.5
+    return math.hypot(x, y)
 
 
 def _clipped(box: Box, width: int, height: int) -> Box:
