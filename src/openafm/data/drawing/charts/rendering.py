@@ -182,11 +182,14 @@ def _ink_of(text: Any, extent: Any, canvas: Any) -> Box | None:
 
 def _mark_region(plot: Plot, row: int, column: int, patch: Any, renderer: Any, height: int) -> Region | None:
     extent = patch.get_window_extent(renderer)
-    box = (float(extent.x0), float(height - extent.y1), float(extent.x1), float(height - extent.y0))
+    corners = (extent.x0, height - extent.y1, extent.x1, height - extent.y0)
+    left, top, right, bottom = (round(float(value), 2) for value in corners)
     name = plot.table.rows[row]
     if len(plot.table.columns) > 1:
         name = f"{name}, {plot.table.columns[column]}"
-    return Region(label=name, box=box, kind="mark") if extent.width >= 1 and extent.height >= 1 else None
+    return (
+        Region(label=name, box=(left, top, right, bottom), kind="mark") if extent.width >= 1 and extent.height >= 1 else None
+    )
 
 
 def _role(text: Any, axes: Any, style: ChartStyle) -> str:
