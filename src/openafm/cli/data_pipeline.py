@@ -34,7 +34,6 @@ def run(
     json: JsonOption = False,
 ) -> None:
     """Turn web pages into a corpus of Parquet files: extracted, filtered, deduplicated. Repeat the command to resume."""
-    from openafm.core.config import override
     from openafm.core.executors import ExecutorConfig, LocalConfig, RayConfig
     from openafm.data.pipeline.runner import run_pipeline
     from openafm.recipes.web import build_pipeline
@@ -45,7 +44,7 @@ def run(
     }
     if executor not in kinds:
         raise UsageError(f"unknown executor '{executor}'; use {' or '.join(kinds)}")
-    config = override(build_pipeline(recipe), parse_changes(changes))
+    config = build_pipeline(recipe, parse_changes(changes))
     config = replace(
         config, executor=kinds[executor], plugins=tuple(dict.fromkeys((*config.plugins, *map(_absolute, plugins or ()))))
     )
@@ -97,6 +96,8 @@ def report(
         ("language", "documents", "characters"),
         [(name, count, found.characters_by_language[name]) for name, count in found.languages.items()],
     )
+    if found.agreement is not None:
+        print_text(f"model and classifier agree on {found.agreement:.1%} of the characters of pages that the model extracted")
     print_text(f"wrote {path}")
 
 
@@ -112,11 +113,10 @@ def try_page(
     json: JsonOption = False,
 ) -> None:
     """Take one page through every step of a pipeline and show each step's result."""
-    from openafm.core.config import override
     from openafm.data.pipeline.trial import open_page, try_steps
     from openafm.recipes.web import build_pipeline
 
-    config = override(build_pipeline(recipe), parse_changes(changes))
+    config = build_pipeline(recipe, parse_changes(changes))
     results = list(try_steps(config, open_page(place, url, allow_private_addresses=private)))
     if json:
         print_json([asdict(result) for result in results])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from openafm.data.extraction import ChooseBlocks
+from openafm.data.extraction import ChooseBlocks, ExtractionConfig
+from openafm.data.extraction.base import PageExtractor, PageExtractorConfig
 
 if TYPE_CHECKING:
     from openafm.framework.backends.language_model import LanguageModel
@@ -14,6 +17,52 @@ _INSTRUCTIONS = (
     "You get the numbered text blocks of a web page. Return the numbers of the blocks that belong to its main content: "
     "paragraphs, lists and tables of the text itself. Leave out navigation, advertisements, comments and notices."
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelExtractionConfig(PageExtractorConfig):
+    """Extraction that asks a language model where the confidence is below `extraction.model_below`.
+
+    `model` is the name or path of a bundle, or the name of a model at `endpoint`, an OpenAI-compatible address whose key is
+    the environment variable OPENAFM_ENDPOINT_KEY. Each document that the model extracted holds `extraction.agreement`, the
+    share of characters on which the model and the classifier agree.
+    """
+
+    REASONS: ClassVar[tuple[str, ...]] = ExtractionConfig.REASONS
+
+    extraction: ExtractionConfig
+    model: str
+    endpoint: str = ""
+    blocks_per_request: int = 40
+    chars_per_block: int = 160
+
+    def __post_init__(self) -> None:
+        self.require(bool(self.model), "model is empty; use the name or path of a bundle, or of a model at the endpoint")
+        self.require(min(self.blocks_per_request, self.chars_per_block) >= 1, "requests have at least 1 block and character")
+
+    def build(self) -> PageExtractor:
+        """Return the extractor.
+
+        Raises:
+            AssetsUnavailableError: the bundle is not installed.
+        """
+        chooser = block_chooser(
+            self._language_model(),
+            blocks_per_request=self.blocks_per_request,
+            chars_per_block=self.chars_per_block,
+        )
+        return self.extraction.build(chooser)
+
+    def _language_model(self) -> LanguageModel:
+        if self.endpoint:
+            from openafm.framework.backends.openai_model import OpenAICompatibleModel
+
+            return OpenAICompatibleModel(self.endpoint, self.model, os.environ.get("OPENAFM_ENDPOINT_KEY"))
+        from openafm.framework.backends.system_model import SystemLanguageModel
+
+        model = SystemLanguageModel(bundle=self.model)
+        _ = model.name  # a missing bundle fails here, before any work
+        return model
 
 
 def block_chooser(model: LanguageModel, *, blocks_per_request: int = 40, chars_per_block: int = 160) -> ChooseBlocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from openafm.data.pipeline.store import CorpusManifest, read_manifest
 MAX_DOMAINS = 30
 LENGTH_EDGES = (200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 _SUMMED = "privacy."
+_AGREEMENT = "extraction.agreement"
 _UNKNOWN = "unknown"
 
 
@@ -37,8 +39,9 @@ class StageReport:
 class CorpusReport:
     """A corpus: its stages, and what it keeps by language, domain, length in characters and extractor.
 
-    `measured` adds up what filters counted in the documents, such as masked e-mail addresses. Domains beyond the largest
-    `MAX_DOMAINS` are added up as "other".
+    `measured` adds up what filters counted in the documents, such as masked e-mail addresses. `agreement` is the mean share of
+    characters on which a model and the classifier agree in the pages that the model extracted; None without such pages.
+    Domains beyond the largest `MAX_DOMAINS` are added up as "other".
     """
 
     recipe: str
@@ -53,6 +56,7 @@ class CorpusReport:
     lengths: Mapping[str, int]
     extractors: Mapping[str, int]
     measured: Mapping[str, int] = field(default_factory=dict)
+    agreement: float | None = None
 
 
 def corpus_report(corpus: Path) -> CorpusReport:
@@ -79,6 +83,7 @@ def corpus_report(corpus: Path) -> CorpusReport:
         lengths=_histogram(kept.lengths),
         extractors=_sorted(kept.extractors),
         measured=dict(sorted(kept.measured.items())),
+        agreement=round(statistics.fmean(kept.agreements), 3) if kept.agreements else None,
     )
 
 
@@ -111,6 +116,8 @@ def html(report: CorpusReport) -> str:
     parts.append(_bars("length in characters", report.lengths))
     parts.append(_bars("extractor", report.extractors))
     parts.append(_bars("found in texts", report.measured))
+    if report.agreement is not None:
+        parts.append(f"<p>The model and the classifier agree on {report.agreement:.1%} of the characters.</p>")
     head = f"<meta charset='utf-8'><title>Corpus report</title><style>{_STYLE}</style>"
     return f"<!DOCTYPE html><html lang='en'>{head}{''.join(parts)}</html>\n"
 
@@ -125,6 +132,7 @@ class _Kept:
         self.extractors: Counter[str] = Counter()
         self.measured: Counter[str] = Counter()
         self.lengths: Counter[int] = Counter()
+        self.agreements: list[float] = []
 
     def add_file(self, path: Path) -> None:
         with open_parquet(path) as file:
@@ -141,10 +149,12 @@ class _Kept:
         self.domains[row["domain"] or _UNKNOWN] += 1
         self.extractors[row["extractor"] or _UNKNOWN] += 1
         self.lengths[sum(length >= edge for edge in LENGTH_EDGES)] += 1
-        if _SUMMED in row["metadata"]:
+        if _SUMMED in row["metadata"] or _AGREEMENT in row["metadata"]:
             for key, value in json.loads(row["metadata"]).items():
                 if key.startswith(_SUMMED) and value.isdecimal():
                     self.measured[key] += int(value)
+                elif key == _AGREEMENT:
+                    self.agreements.append(float(value))
 
 
 def _stages(corpus: Path, manifest: CorpusManifest) -> Iterable[StageReport]:
