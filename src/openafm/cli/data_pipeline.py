@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import glob
+import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from openafm.data.pipeline.mixture_plan import Source
+    from openafm.tokenizer.bpe import Tokenizer
 
 PipelineArgument = Annotated[
     str, typer.Argument(help="A pipeline: web.recipe, or your own function that returns one: ./file.py:function.")
@@ -142,6 +147,14 @@ def mixture(
         float | None,
         typer.Option(help="Share of languages other than English; report: 0.08, 0.30 in continued pre-training."),
     ] = None,
+    domains: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--domain",
+            metavar="DOMAIN=FACTOR",
+            help="Multiply the weight of a web domain of the corpora; with --out, their documents are copied by domain.",
+        ),
+    ] = None,
     tokenizer: Annotated[Path | None, typer.Option(exists=True, help="Tokenizer to count with; default: estimate.")] = None,
     json: JsonOption = False,
 ) -> None:
@@ -152,7 +165,10 @@ def mixture(
     config = MixtureConfig(tokens=tokens, temperature=temperature, max_epochs=max_epochs, multilingual=multilingual)
     counter = None if tokenizer is None else Tokenizer.load(tokenizer)
     named = _weighted(sources)
+    factors = _factors(domains or [])
     counted = [count_tokens(name, path, counter, weight) for name, (path, weight) in named.items()]
+    if factors:
+        counted = [part for source in counted for part in _by_domain(source, factors, out, counter)]
     plan = plan_mixture(counted, config)
     if out is not None:
         write_description(plan, counted, out)
@@ -179,6 +195,37 @@ def mixture(
         print_text(f"{plan.wanted_tokens:,} tokens were asked for; every source reaches {max_epochs:g} epochs before")
     if out is not None:
         print_text(f"wrote {out}; train with: openafm train on_device.pretrain --data {out}")
+
+
+def _factors(arguments: list[str]) -> dict[str, float]:
+    """Return the factors of DOMAIN=FACTOR arguments.
+
+    Raises:
+        UsageError: a factor is not a number of 0 or more.
+    """
+    factors = {}
+    for argument in arguments:
+        domain, _, number = argument.rpartition("=")
+        try:
+            factor = float(number) if domain else -1.0
+        except ValueError:
+            factor = -1.0
+        if not 0 <= factor < float("inf"):
+            raise UsageError(f"--domain {argument} is not DOMAIN=FACTOR with a factor of 0 or more, such as example.org=3")
+        factors[domain.lower()] = factor
+    return factors
+
+
+def _by_domain(source: Source, factors: dict[str, float], out: Path | None, tokenizer: Tokenizer | None) -> list[Source]:
+    """Return the parts of a source by domain. The parts are kept beside the description, if there is one."""
+    from openafm.data.pipeline.domain_weights import split_by_domain, weighted_by_domain
+    from openafm.data.pipeline.mixture_plan import count_tokens
+
+    with tempfile.TemporaryDirectory(prefix="openafm-") as temporary:
+        folder = Path(temporary) if out is None else out.with_suffix(".domains")
+        parts = split_by_domain(Path(source.path), list(factors), folder / source.name)
+        counted = {name: count_tokens(name, path, tokenizer) for name, path in parts.items()}
+        return weighted_by_domain(source, counted, factors)
 
 
 def _weighted(arguments: list[str]) -> dict[str, tuple[Path, float | None]]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from openafm.cli.main import run
 from openafm.core.config import ConfigError
+from openafm.data.documents import DocumentFiles
 from openafm.data.loader import LanguageMissingError, LanguageSharesConfig, LoaderConfig
 from openafm.data.pipeline.mixture_plan import (
     MixtureConfig,
@@ -19,7 +20,9 @@ from openafm.data.pipeline.mixture_plan import (
     plan_mixture,
     write_description,
 )
+from openafm.data.pipeline.parquet import RowWriter, document_row, document_schema
 from openafm.data.shard_writer import write_shards
+from openafm.data.web.documents import WebDocument
 from openafm.recipes.own_data import read_data
 
 WEB = Source(name="web", path="web", tokens={"en": 8_000, "de": 640, "da": 10})
@@ -121,3 +124,31 @@ def test_the_command_prints_the_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "tokens estimated" in capsys.readouterr().out
     for wrong in (["none"], [f"{path}=-1"], [f"{path}=x"], [str(path), "--temperature", "0.5"]):
         assert run(["data", "mixture", *wrong]) == 2
+
+
+def test_domains_have_factors_and_the_description_has_their_documents(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "web.parquet"
+    urls = ["https://a.example/1", "https://sub.a.example/2", "https://b.example/3", "https://c.example/4"]
+    with path.open("wb") as file, RowWriter(file, document_schema()) as writer:
+        for url in urls:
+            writer.write(document_row(WebDocument(id=url, url=url, text="word " * 100, language="en")))
+    out = tmp_path / "mix.toml"
+    options = ["--domain", "a.example=3", "--domain", "b.example=0", "--out", str(out), "--json"]
+    assert run(["data", "mixture", str(path), "--max-epochs", "0", *options]) == 0
+    shares = {cell["source"]: cell["share"] for cell in json.loads(capsys.readouterr().out)["cells"]}
+    assert shares == pytest.approx({"web-a.example": 6 / 7, "web-others": 1 / 7})
+    parts = {source.name: Path(source.path) for source in read_data(out).sources}
+    assert [len(list(DocumentFiles(part))) for part in parts.values()] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"), [("none.example=2", "no document of the domain none.example"), ("a.example", "DOMAIN=FACTOR")]
+)
+def test_wrong_domains_are_refused(option: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "web.parquet"
+    with path.open("wb") as file, RowWriter(file, document_schema()) as writer:
+        writer.write(document_row(WebDocument(id="1", url="https://a.example/", text="word " * 100, language="en")))
+    assert run(["data", "mixture", str(path), "--domain", option]) == 2
+    assert message in capsys.readouterr().err
