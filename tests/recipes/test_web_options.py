@@ -59,7 +59,9 @@ def test_options_change_the_stages() -> None:
     )
     added = [stage.name for stage in config.stages if stage.name not in default]
     assert added == ["language", "domain_language", "decontaminate"]
-    (filters,) = (stage.filters for stage in config.stages if isinstance(stage, FilterStageConfig) and stage.name == "filter")
+    (filters,) = (
+        stage.filters for stage in config.stages if isinstance(stage, FilterStageConfig) and stage.name == "filter"
+    )
     assert [each.file for each in filters if isinstance(each, QualityConfig)] == ["de.filter", "fr.filter"]
     last = config.stages[-1]
     assert isinstance(last, DeduplicationStageConfig)
@@ -92,7 +94,12 @@ def test_quality_decontamination_and_votes_of_domains_from_the_command_line(
         f"{GOOD.format(n=1902) * 2} {TEST_SET} The lighthouse keeper told this story to every visitor of the island.",
     ]
     warc = write_warc(tmp_path, texts)
-    changes = (f"quality={tmp_path / 'en.filter'}", "keep_rate=0.4", f"decontaminate={tmp_path / 'set.txt'}", "domain_language=true")
+    changes = (
+        f"quality={tmp_path / 'en.filter'}",
+        "keep_rate=0.4",
+        f"decontaminate={tmp_path / 'set.txt'}",
+        "domain_language=true",
+    )
     result = data_run(warc, tmp_path / "corpus", capsys, *changes)
     dropped = {stage["name"]: stage["dropped"] for stage in result["stages"]}
     assert dropped["filter"] == {"low_quality": 1}

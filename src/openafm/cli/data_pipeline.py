@@ -102,7 +102,9 @@ def report(
         [(name, count, found.characters_by_language[name]) for name, count in found.languages.items()],
     )
     if found.agreement is not None:
-        print_text(f"model and classifier agree on {found.agreement:.1%} of the characters of pages that the model extracted")
+        print_text(
+            f"model and classifier agree on {found.agreement:.1%} of the characters of pages that the model extracted"
+        )
     print_text(f"wrote {path}")
 
 

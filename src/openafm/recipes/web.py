@@ -41,28 +41,28 @@ class WebOptions(Config):
 
     `quality` are files of `openafm data train-filter`, one for each language, and `keep_rate` replaces the keep rate that
     they store. `decontaminate` are files or folders of evaluation sets; documents that share 13-grams with them are dropped.
-    `domain_language` gives uncertain documents the language of their domain. `render` renders the pages that need scripts
-    from the scripts and data in the WARC file itself; it needs Chromium.
+    `domain_language` gives uncertain documents the language of their domain.
 
-    `model` asks a language model for the main content of pages whose confidence is below `model_below`: the name or path of a
-    bundle, or the name of a model at `endpoint`, an OpenAI-compatible address.
+    `model` asks a language model for the main content of pages whose confidence is below `model_below`: the name or path of
+    a bundle, or the name of a model at `endpoint`, an OpenAI-compatible address.
     """
 
     quality: str | tuple[str, ...] = ()
     keep_rate: float | None = None
     decontaminate: str | tuple[str, ...] = ()
     domain_language: bool = False
-    render: bool = False
     model: str = ""
     endpoint: str = ""
     model_below: float = 0.9
 
     def __post_init__(self) -> None:
-        self.require(bool(self.model) or not self.endpoint, f"endpoint {self.endpoint} needs the name of a model: model=NAME")
+        self.require(
+            bool(self.model) or not self.endpoint, f"endpoint {self.endpoint} needs the name of a model: model=NAME"
+        )
         self.require(self.keep_rate is None or bool(self.quality), "keep_rate needs a quality filter: quality=FILE")
 
 
-def recipe(options: WebOptions = WebOptions()) -> PipelineConfig:  # noqa: B008 - frozen
+def recipe(options: WebOptions = WebOptions()) -> PipelineConfig:
     """Return the pipeline of web pages: extraction, filters, personal data masked, exact and near duplicates removed."""
     quality = tuple(QualityConfig(file=file, keep_rate=options.keep_rate) for file in _paths(options.quality))
     filters = (HeuristicsConfig(), WordListConfig(), PrivacyConfig(), *quality)

@@ -39,8 +39,8 @@ class StageReport:
 class CorpusReport:
     """A corpus: its stages, and what it keeps by language, domain, length in characters and extractor.
 
-    `measured` adds up what filters counted in the documents, such as masked e-mail addresses. `agreement` is the mean share of
-    characters on which a model and the classifier agree in the pages that the model extracted; None without such pages.
+    `measured` adds up what filters counted in the documents, such as masked e-mail addresses. `agreement` is the mean share
+    of characters on which a model and the classifier agree in the pages that the model extracted; None without such pages.
     Domains beyond the largest `MAX_DOMAINS` are added up as "other".
     """
 
