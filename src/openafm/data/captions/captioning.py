@@ -206,7 +206,7 @@ class AnswerFolder(AnswerCache):
         if out.resolve() == corpus.path.resolve():
             raise UsageError(f"{out} is the corpus that is read; choose another output folder")
         if out.exists() and any(out.iterdir()):
-            check_written(out, (*PATTERNS, f".{MANIFEST}.*", ".[0-9]*", f"{ANSWERS}*"))
+            check_written(out, (*PATTERNS, f".{MANIFEST}.*", ".[0-9]*", f"{ANSWERS}*", "*embeddings-*.npy*"))
         super().__init__(out / ANSWERS, captioner)
 
 
