@@ -11,41 +11,41 @@ from openafm.cli.main import run
 from openafm.core.config import ConfigError
 from openafm.core.executors import LocalConfig
 from openafm.data.drawing import corpus, generators
-from openafm.data.drawing.charts import ChartsConfig
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus, draw_document, image_document
 from openafm.data.drawing.fonts import FontMissingError
 from openafm.data.drawing.generators import UnknownGeneratorError, generator_config, generator_names
+from openafm.data.drawing.tables import TablesConfig
 from openafm.data.images.shards import open_image_corpus
 
-PIES = DrawingConfig(generators=(ChartsConfig(kinds=("pie",)),), languages=("en", "de"), count=4, shard_size=2)
+TABLES = DrawingConfig(generators=(TablesConfig(),), languages=("en", "de"), count=4, shard_size=2)
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
     folder = tmp_path_factory.mktemp("drawn") / "corpus"
-    return folder, draw_corpus(PIES, folder, LocalConfig(num_workers=1))
+    return folder, draw_corpus(TABLES, folder, LocalConfig(num_workers=1))
 
 
 def test_documents_hold_the_truth_of_the_drawings(drawn):
     folder, manifest = drawn
-    assert (manifest.num_documents, manifest.kinds, manifest.languages) == (4, {"chart": 4}, {"en": 2, "de": 2})
+    assert (manifest.num_documents, manifest.kinds, manifest.languages) == (4, {"table": 4}, {"en": 2, "de": 2})
     found = open_image_corpus(folder, verify=True)
     documents = list(found.documents("train"))
-    generator = PIES.generators[0].build()
-    expected = image_document(draw_document(generator, "charts", "de", "train", 0, 1), "charts", "train")
+    generator = TABLES.generators[0].build()
+    expected = image_document(draw_document(generator, "tables", "de", "train", 0, 1), "tables", "train")
     assert documents[1] == expected[0]
     assert found.image(documents[1].digests[0]).data == expected[1][0].data
     assert documents[1].questions
-    assert documents[1].source == "openafm:charts"
+    assert documents[1].source == "openafm:tables"
 
 
 def test_any_number_of_workers_and_a_resumed_run_give_equal_bytes(drawn, tmp_path):
     _, manifest = drawn
-    assert draw_corpus(PIES, tmp_path / "two", LocalConfig(num_workers=2)).digest == manifest.digest
+    assert draw_corpus(TABLES, tmp_path / "two", LocalConfig(num_workers=2)).digest == manifest.digest
     (tmp_path / "two" / "00001.json").unlink()
     (tmp_path / "two" / "manifest.json").unlink()  # as after kill -9
     before = (tmp_path / "two" / "00000.tar").stat().st_mtime_ns
-    assert draw_corpus(PIES, tmp_path / "two", LocalConfig(num_workers=1)).digest == manifest.digest
+    assert draw_corpus(TABLES, tmp_path / "two", LocalConfig(num_workers=1)).digest == manifest.digest
     assert (tmp_path / "two" / "00000.tar").stat().st_mtime_ns == before
 
 
@@ -59,12 +59,12 @@ def test_what_is_not_drawn_is_dropped_with_a_reason(monkeypatch):
         def check(self, drawn):
             return ["a box is wrong"]
 
-    config = DrawingConfig(generators=PIES.generators, languages=("ja", "en"), check=True)
-    generator = PIES.generators[0].build()
+    config = DrawingConfig(generators=TABLES.generators, languages=("ja", "en"), check=True)
+    generator = TABLES.generators[0].build()
     monkeypatch.setattr(corpus, "_built", lambda config: Failing())
-    (missing,), (wrong,) = (corpus._draw(config, PIES.generators[0], number) for number in range(2))
-    assert (missing.reason, missing.detail) == ("font_missing", "charts 0 in ja: no font of 'ja'")
-    assert (wrong.reason, wrong.detail) == ("wrong_truth", "charts 1 in en: a box is wrong")
+    (missing,), (wrong,) = (corpus._draw(config, TABLES.generators[0], number) for number in range(2))
+    assert (missing.reason, missing.detail) == ("font_missing", "tables 0 in ja: no font of 'ja'")
+    assert (wrong.reason, wrong.detail) == ("wrong_truth", "tables 1 in en: a box is wrong")
 
 
 def test_generators_are_found_by_name():
@@ -74,7 +74,7 @@ def test_generators_are_found_by_name():
 
 
 def test_a_generator_of_a_plugin_is_found(monkeypatch):
-    class Mine(ChartsConfig):
+    class Mine(TablesConfig):
         @property
         def name(self):
             return "mine"
@@ -87,25 +87,25 @@ def test_a_generator_of_a_plugin_is_found(monkeypatch):
 def test_the_command(tmp_path, capsys):
     out = tmp_path / "drawn"
     assert (
-        run(["data", "draw", "charts", "--languages", "en", "--count", "1", "-o", str(out), "--workers", "1", "--json"]) == 0
+        run(["data", "draw", "tables", "--languages", "en", "--count", "1", "-o", str(out), "--workers", "1", "--json"]) == 0
     )
     found = json.loads(capsys.readouterr().out)
-    assert (found["documents"], found["kinds"], found["dropped"]) == (1, {"chart": 1}, {})
-    assert run(["data", "draw", "charts", "--languages", "xx", "-o", str(out)]) == 2
+    assert (found["documents"], found["kinds"], found["dropped"]) == (1, {"table": 1}, {})
+    assert run(["data", "draw", "tables", "--languages", "xx", "-o", str(out)]) == 2
     assert "got ['xx']" in capsys.readouterr().err
-    assert run(["data", "draw", "charts", "--split", "test", "-o", str(out)]) == 2
+    assert run(["data", "draw", "tables", "--split", "test", "-o", str(out)]) == 2
 
 
 @pytest.mark.parametrize("values", [{"count": 0}, {"languages": ("tlh",)}, {"generators": ()}, {"shard_size": 0}])
 def test_wrong_values_are_errors(values):
     with pytest.raises(ConfigError):
-        DrawingConfig(**{"generators": PIES.generators} | values)
+        DrawingConfig(**{"generators": TABLES.generators} | values)
 
 
 def test_a_drawing_depends_on_its_number_alone():
-    generator = PIES.generators[0].build()
+    generator = TABLES.generators[0].build()
     state = random.getstate()
-    first = draw_document(generator, "charts", "en", "train", 0, 2)
+    first = draw_document(generator, "tables", "en", "train", 0, 2)
     assert random.getstate() == state
-    assert first == draw_document(generator, "charts", "en", "train", 0, 2)
-    assert first.images != draw_document(generator, "charts", "en", "train", 1, 2).images
+    assert first == draw_document(generator, "tables", "en", "train", 0, 2)
+    assert first.images != draw_document(generator, "tables", "en", "train", 1, 2).images

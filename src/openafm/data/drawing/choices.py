@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.libraries import needed
-from openafm.data.drawing.base import Split
-from openafm.data.drawing.canvas import png_bytes
-from openafm.data.drawing.fonts import Font, FontMissingError, fonts_for
+from openafm.data.drawing.base import DrawnImage, Split
+from openafm.data.drawing.canvas import Canvas, Color, png_bytes
+from openafm.data.drawing.fonts import Font, FontMissingError, fonts_for, installed_fonts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +41,27 @@ def draw_font(rng: random.Random, language: str, split: Split, text: str, styles
             family = rng.choice(families)
             return rng.choice([font for font in upright if font.family == family])
     raise FontMissingError(f"no installed font of split '{split}' has all characters of {text[:40]!r} in '{language}'")
+
+
+def bold_of(font: Font, text: str) -> Font:
+    """Return the bold face of a font's family, or the font itself if there is none with all characters of a text."""
+    faces = [
+        face
+        for face in installed_fonts()
+        if face.family == font.family and face.is_bold and not face.is_italic and face.has(text)
+    ]
+    return faces[0] if faces else font
+
+
+def color_of(text: str) -> Color:
+    """Return a color of the form `#rrggbb`."""
+    red, green, blue = bytes.fromhex(text.removeprefix("#"))
+    return red, green, blue
+
+
+def image_of(canvas: Canvas) -> DrawnImage:
+    """Return what a canvas shows, with its words as regions."""
+    return DrawnImage(data=canvas.png(), width=canvas.width, height=canvas.height, regions=tuple(canvas.regions))
 
 
 def png_of(pixels: NDArray[np.uint8]) -> bytes:

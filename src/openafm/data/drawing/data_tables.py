@@ -73,13 +73,18 @@ class DataTable:
 
     def markdown(self, language: str) -> str:
         """Return the title as a heading and the data as a Markdown table, with numbers as the language writes them."""
-        lines = [[self.dimension, *self.columns], ["---", *("---:" for _ in self.columns)]]
-        lines += [
-            [name, *(write_number(language, value) for value in row)]
+        rows = [
+            (name, *(write_number(language, value) for value in row))
             for name, row in zip(self.rows, self.values, strict=True)
         ]
-        heading = f"# {self.title}\n\n" if self.title else ""
-        return heading + "\n".join(f"| {' | '.join(escape_cell(cell) for cell in line)} |" for line in lines)
+        return markdown_table(self.title, (self.dimension, *self.columns), rows)
+
+
+def markdown_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a title as a heading, and cells as a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    heading = f"# {title}\n\n" if title else ""
+    return heading + "\n".join(f"| {' | '.join(map(escape_cell, line))} |" for line in lines)
 
 
 def escape_cell(text: str) -> str:
@@ -212,10 +217,9 @@ def _draw_times(rng: random.Random, language: str, kind: str, count: int) -> lis
         return [str(first + index) for index in range(count)]
     locale = locale_of(language)
     form = rng.choice(("abbreviated", "wide"))
-    table: Mapping[int, str] = (locale.months if kind == "month" else locale.days)["stand-alone"][form]
+    # babel caches the names of the context "stand-alone" of one locale for all of them.
+    table: Mapping[int, str] = (locale.months if kind == "month" else locale.days)["format"][form]
     names = [table[key] for key in sorted(table)]
-    if len(set(names)) < len(names):
-        names = [table[key] for key, table in ((key, locale.months["format"]["wide"]) for key in sorted(table))]
     count = min(count, len(names))
     start = rng.randrange(len(names)) if kind == "month" and count < 12 else 0
     return [names[(start + index) % len(names)] for index in range(count)]

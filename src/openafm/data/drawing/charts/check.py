@@ -5,19 +5,16 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from openafm.data.drawing.base import Drawn
+from openafm.data.drawing.canvas_check import check_ink
 from openafm.data.drawing.charts.rendering import render_chart
 from openafm.data.drawing.charts.spec import ChartSpec
 from openafm.data.drawing.phrases import read_number
 from openafm.data.drawing.table_questions import check_answers, read_markdown
 from openafm.data.images.documents import Region
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 _PIXELS = 1.6
 """Largest error of a bar's length: anti-aliasing of both ends."""
@@ -42,21 +39,6 @@ def check_chart(drawn: Drawn) -> list[str]:
         *_check_cells(spec, drawn.transcription),
         *check_answers(spec.language, drawn.transcription, drawn.questions),
     ]
-
-
-def check_ink(ink: NDArray[np.bool_], regions: Sequence[Region]) -> list[str]:
-    """Return errors unless each region's box has ink at all four sides, and all ink is in boxes."""
-    errors, rest = [], ink.copy()
-    for region in regions:
-        left, top, right, bottom = map(round, region.box)
-        part = ink[top:bottom, left:right]
-        if not part.size or not (part[0].any() and part[-1].any() and part[:, 0].any() and part[:, -1].any()):
-            errors.append(f"the box of {region.label!r} is not the box of its ink")
-        rest[top:bottom, left:right] = False
-    if rest.any():
-        y, x = np.argwhere(rest)[0]
-        errors.append(f"ink outside of all boxes, first at ({x}, {y})")
-    return errors
 
 
 def _check_names(spec: ChartSpec, texts: Sequence[Region]) -> list[str]:

@@ -1,0 +1,90 @@
+"""The generator of tables: cells from data or from pages, a layout, questions, and an independent check."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+from openafm.data.drawing.base import Drawn, Generator, Split
+from openafm.data.drawing.canvas_check import check_canvas
+from openafm.data.drawing.choices import bold_of, draw_font, image_of
+from openafm.data.drawing.data_tables import draw_data_table, draw_measures_table, markdown_table
+from openafm.data.drawing.phrases import question, read_number, write_number
+from openafm.data.drawing.table_questions import ask, check_answers, read_markdown
+from openafm.data.drawing.tables.config import TablesConfig
+from openafm.data.drawing.tables.html import PageTable, tables_of_html
+from openafm.data.drawing.tables.layout import draw_table_style, lay_out_table
+from openafm.data.images.documents import Question
+
+
+class TableGenerator(Generator):
+    """Draws tables."""
+
+    def __init__(self, config: TablesConfig) -> None:
+        self._config = config
+        self._pages = [table for page in config.pages for table in tables_of_html(Path(page).read_bytes())]
+
+    def draw(self, rng: random.Random, language: str, split: Split) -> Drawn:
+        if self._pages and rng.random() < self._config.page_share:
+            return self._draw_page_table(rng, language, split, rng.choice(self._pages))
+        if rng.random() < 0.5:
+            table = draw_measures_table(rng, language, split, num_rows=(2, 12), num_columns=(1, 5))
+        else:
+            table = draw_data_table(rng, language, split, num_rows=(2, 12), num_columns=(1, 5))
+        header = (table.dimension, *table.columns)
+        rows = [
+            (name, *(write_number(language, value) for value in row))
+            for name, row in zip(table.rows, table.values, strict=True)
+        ]
+        questions = ask(rng, language, split, table, group="table")
+        return self._drawn(rng, language, split, table.title, header, rows, questions, "data")
+
+    def check(self, drawn: Drawn) -> Sequence[str]:
+        title, header, rows = read_markdown(drawn.transcription)
+        words = [region.label for region in drawn.images[0].regions]
+        expected = [word for text in (title, *header, *(cell for row in rows for cell in row)) for word in text.split()]
+        joined = "".join(words) == "".join(expected)  # wrapped cells of languages without spaces have more runs
+        errors = [] if joined else ["the words on the image are not those of the transcription, in this order"]
+        return [*errors, *check_canvas(drawn), *check_answers(drawn.language, drawn.transcription, drawn.questions)]
+
+    def _draw_page_table(self, rng: random.Random, language: str, split: Split, table: PageTable) -> Drawn:
+        questions = [Question(question=question(language, "rows"), answer=str(len(table.rows)), kind="table.rows")]
+        markdown = markdown_table(table.title, table.header, table.rows)
+        names = [row[0] for row in table.rows]
+        if len(set(names)) == len(names) and all(names):
+            row, column = rng.randrange(len(names)), rng.randrange(1, len(table.header))
+            if table.rows[row][column]:
+                text = question(language, "lookup", row=names[row], column=table.header[column])
+                questions.append(Question(question=text, answer=table.rows[row][column], kind="table.lookup"))
+        questions.append(Question(question=question(language, "transcribe_table"), answer=markdown, kind="table.table"))
+        return self._drawn(rng, language, split, table.title, table.header, table.rows, tuple(questions), "page")
+
+    def _drawn(
+        self,
+        rng: random.Random,
+        language: str,
+        split: Split,
+        title: str,
+        header: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        questions: tuple[Question, ...],
+        source: str,
+    ) -> Drawn:
+        style = draw_table_style(rng, split)
+        text = "".join((title, *header, *(cell for row in rows for cell in row)))
+        font = draw_font(rng, language, split, text, ("sans", "serif", "mono"))
+        numeric = [
+            column > 0 and all(read_number(language, row[column]) is not None for row in rows)
+            for column in range(len(header))
+        ]
+        canvas = lay_out_table(title, header, rows, style, font, bold_of(font, text), numeric=numeric)
+        return Drawn(
+            kind="table",
+            language=language,
+            images=(image_of(canvas),),
+            transcription=markdown_table(title, header, rows),
+            questions=questions,
+            metadata={"design": style.design, "font": font.family, "source": source},
+            log={"commands": canvas.commands},
+        )
