@@ -15,18 +15,23 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+NOT_TEXT = ("bar", "checkbox", "mark", "object")
+"""Kinds of regions that are not words."""
+
+
 def check_canvas(drawn: Drawn) -> list[str]:
     """Return the errors of a drawing of one canvas whose commands are `log["commands"]` and whose regions are its words."""
     from PIL import Image
 
     image = drawn.images[0]
     commands: Any = drawn.log["commands"]
+    texts = [region for region in image.regions if region.kind not in NOT_TEXT]
     pixels = np.asarray(Image.open(io.BytesIO(image.data)).convert("RGB"))
     if pixels.shape != (image.height, image.width, 3):
         return [f"the image has shape {pixels.shape}, not {(image.height, image.width, 3)}"]
     return [
-        *check_ink(np.any(pixels != without_text(commands), axis=2), image.regions),
-        *_check_labels(commands, image.regions),
+        *check_ink(np.any(pixels != without_text(commands), axis=2), texts),
+        *_check_labels(commands, texts),
     ]
 
 

@@ -13,6 +13,7 @@ from openafm.data.drawing.base import GeneratorConfig
 
 _BUILT_IN = {
     "charts": "openafm.data.drawing.charts:ChartsConfig",
+    "documents": "openafm.data.drawing.documents:DocumentsConfig",
     "tables": "openafm.data.drawing.tables:TablesConfig",
 }
 

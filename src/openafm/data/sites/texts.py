@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from openafm.data.synthetic.calendar import draw_reference_day
 from openafm.data.synthetic.catalogs import TOPICS, catalog_of
 from openafm.data.synthetic.frames import LanguageFrames, frames_of
+from openafm.data.synthetic.languages import Split
 from openafm.data.synthetic.messages import Distractors
 from openafm.data.synthetic.rendering import render, text_of
 from openafm.data.synthetic.source_text import Frame
@@ -38,8 +39,8 @@ class _Source:
 
 
 @functools.cache
-def _source_of(language: str) -> _Source:
-    frames, catalog = frames_of(language, "train"), catalog_of(language, "train")
+def _source_of(language: str, split: Split) -> _Source:
+    frames, catalog = frames_of(language, split), catalog_of(language, split)
     by_topic: dict[str, Sequence[Frame]] = {}
     general: list[Frame] = list(frames.others)
     for labels in catalog.label_sets:
@@ -54,9 +55,9 @@ def _source_of(language: str) -> _Source:
 class SentenceWriter:
     """Draw sentences of one page in one language from the frames of the synthetic corpus; few of them repeat."""
 
-    def __init__(self, language: str) -> None:
+    def __init__(self, language: str, split: Split = "train") -> None:
         self.language = language
-        self._source = _source_of(language)
+        self._source = _source_of(language, split)
         self._used: set[str] = set()
         self.topics = tuple(self._source.by_topic)
 

@@ -121,9 +121,9 @@ def lay_out_table(
     canvas.text_block(margin, margin, title_lines, bold, size + 4, color_of(style.look.ink), spacing=1.4, kind="title")
     _draw_lines(canvas, style, margin, margin + title_height, widths, heights)
     y = margin + title_height
-    for index, (row, height) in enumerate(zip(grid, heights, strict=True)):
+    for index, (cells, height) in enumerate(zip(grid, heights, strict=True)):
         x = margin
-        for cell, cell_width, is_number in zip(row, widths, numeric, strict=True):
+        for cell, cell_width, is_number in zip(cells, widths, numeric, strict=True):
             align = style.align_numbers if is_number else "left"
             at = {"left": x + pad_x, "right": x + cell_width - pad_x, "center": x + cell_width / 2}[align]
             anchor = {"left": "la", "right": "ra", "center": "ma"}[align]
