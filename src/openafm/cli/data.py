@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openafm.cli import data_caption, data_domains, data_draw, data_filter, data_pipeline, data_web
+from openafm.cli import data_caption, data_domains, data_draw, data_filter, data_images, data_pipeline, data_web
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
@@ -31,6 +31,7 @@ app.command()(data_pipeline.run)
 app.command()(data_pipeline.report)
 app.command("try")(data_pipeline.try_page)
 app.command()(data_pipeline.mixture)
+app.command()(data_images.images)
 app.command()(data_draw.draw)
 app.command()(data_caption.caption)
 app.command()(data_domains.domains)

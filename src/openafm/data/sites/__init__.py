@@ -6,9 +6,10 @@ with serve(site) as server:
 """
 
 from openafm.data.sites.layouts import LAYOUTS
+from openafm.data.sites.pictures import Asset
 from openafm.data.sites.scripts import SCRIPT_KINDS
 from openafm.data.sites.server import FailurePhase, RequestRecord, SiteServer, serve, trap_links
-from openafm.data.sites.site import ROBOTS_KINDS, Asset, Site, SiteConfig, SitePage, generate_site
+from openafm.data.sites.site import ROBOTS_KINDS, Site, SiteConfig, SitePage, generate_site
 
 __all__ = [
     "LAYOUTS",

@@ -145,7 +145,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return self._answer(304, b"", "", dict(page.headers))
             return self._answer(page.status, page.html, "", dict(page.headers))
         if (asset := site.assets.get(path)) is not None:
-            return self._answer(200, asset.body, asset.content_type)
+            return self._answer(200, asset.body, asset.content_type, dict(asset.headers))
         if path == "/redirect":
             return self._answer(302, b"", "text/plain", {"Location": "/"})
         if path == "/loop":

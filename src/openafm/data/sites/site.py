@@ -8,12 +8,13 @@ import random
 import struct
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 
 from openafm.core.config import Config
 from openafm.data.sites.content import ContentBlock, draw_article, draw_reference_page, joined_text
 from openafm.data.sites.layouts import LAYOUTS, PageParts, render_layout
+from openafm.data.sites.pictures import Asset, with_pictures
 from openafm.data.sites.scripts import SCRIPT_KINDS, page_data, scripted_content
 from openafm.data.sites.texts import SentenceWriter, chrome_words
 from openafm.data.synthetic.languages import LANGUAGES
@@ -80,14 +81,6 @@ class SitePage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asset:
-    """A file of the site that is not a page."""
-
-    body: bytes
-    content_type: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Site:
     """A generated site. `pages` and `assets` are by path; `links` are the paths that each index page links to.
 
@@ -113,7 +106,7 @@ class SiteConfig(Config):
 
     Shares are of `num_pages`: `script_share` built by scripts, `charset_share` in an encoding other than UTF-8,
     `opt_out_share` reserved from training, `duplicate_share` near duplicates of an earlier page. `scripts` and `layouts` are
-    the kinds to draw from.
+    the kinds to draw from. With `pictures`, each figure has a drawn picture (`pictures.KINDS`); else one of 8 plain images.
     """
 
     seed: int = 0
@@ -127,6 +120,7 @@ class SiteConfig(Config):
     duplicate_share: float = 0.0
     robots: str = "open"
     traps: bool = True
+    pictures: bool = False
 
     def __post_init__(self) -> None:
         self.require(self.num_pages >= 1, f"num_pages is {self.num_pages}; use 1 or more")
@@ -152,6 +146,9 @@ class SiteConfig(Config):
 def generate_site(config: SiteConfig) -> Site:
     """Return the site of a config. Pages are at `/<language>/<number>.html`, with an index at `/` and at `/<language>/`."""
     drafts = [_draft(config, index) for index in range(config.num_pages)]
+    pictures: dict[str, Asset] = {}
+    if config.pictures:
+        drafts = [_with_pictures(draft, pictures) for draft in drafts]
     links = {
         language: [(draft.path, draft.title) for draft in drafts if draft.language == language]
         for language in config.languages
@@ -160,6 +157,7 @@ def generate_site(config: SiteConfig) -> Site:
     assets: dict[str, Asset] = {
         f"/images/{index}.png": Asset(body=_image(index), content_type="image/png") for index in range(8)
     }
+    assets |= pictures
     for index, draft in enumerate(drafts):
         page = _page(config, index, draft, links[draft.language])
         if page.needs_script:
@@ -221,6 +219,11 @@ def _draft(config: SiteConfig, index: int) -> _Draft:
     return _Draft(
         path=path, language=language, topic=topic, layout=layout, title=writer.heading(rng, topic), blocks=blocks, copy_of=""
     )
+
+
+def _with_pictures(draft: _Draft, pictures: dict[str, Asset]) -> _Draft:
+    blocks = (replace(block, html=with_pictures(block.html, draft.path, pictures)) for block in draft.blocks)
+    return replace(draft, blocks=tuple(blocks))
 
 
 def _page(config: SiteConfig, index: int, draft: _Draft, links: list[tuple[str, str]]) -> SitePage:
