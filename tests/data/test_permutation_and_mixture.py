@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from openafm.data.mixture import Mixture, tempered_shares
 from openafm.data.permutation import Permutation
+from openafm.data.weighted_draws import Mixture, tempered_shares
 
 keys = st.lists(st.integers() | st.text(), max_size=3)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from openafm.cli import data_mixture
 from openafm.cli.options import PluginsOption, SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
@@ -136,11 +137,16 @@ def try_page(
 
 def mixture(
     sources: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="PATH[=WEIGHT]...", help="Corpora, folders of documents, or token shards; default weight: tokens."
+            metavar="PATH[=WEIGHT]...",
+            help="Corpora, folders of documents, or token shards; default weight: tokens. With --stage: PART=PATH.",
         ),
-    ],
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="Mixture of the report: multimodal_adaptation or vision_sft; without sources, print its parts."),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write a description for `openafm train --data`.")] = None,
     tokens: Annotated[int, typer.Option(help="Tokens to train on; default: one epoch of all sources.")] = 0,
     temperature: Annotated[float, typer.Option(help="Temperature over the languages of a source; 1 keeps them.")] = 3.0,
@@ -161,14 +167,22 @@ def mixture(
     json: JsonOption = False,
 ) -> None:
     """Print tokens, epochs and shares per source and language of a training mixture, before anything is trained."""
-    from openafm.data.pipeline.mixture_plan import MixtureConfig, count_tokens, plan_mixture, write_description
+    from openafm.data.mixtures import count_source
+    from openafm.data.pipeline.mixture_plan import MixtureConfig, plan_mixture, write_description
     from openafm.tokenizer.bpe import Tokenizer
 
+    if not sources:
+        if stage is None:
+            raise UsageError("a mixture needs sources, as PATH or PATH=WEIGHT, or a --stage of the report")
+        data_mixture.print_stage(stage, json)
+        return
     config = MixtureConfig(tokens=tokens, temperature=temperature, max_epochs=max_epochs, multilingual=multilingual)
     counter = None if tokenizer is None else Tokenizer.load(tokenizer)
-    named = _weighted(sources)
     factors = _factors(domains or [])
-    counted = [count_tokens(name, path, counter, weight) for name, (path, weight) in named.items()]
+    if stage is not None:
+        counted = data_mixture.stage_sources(stage, sources, counter)
+    else:
+        counted = [count_source(name, path, counter, weight) for name, (path, weight) in _weighted(sources).items()]
     if factors:
         counted = [part for source in counted for part in _by_domain(source, factors, out, counter)]
     plan = plan_mixture(counted, config)

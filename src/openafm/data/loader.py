@@ -1,8 +1,8 @@
 """The loader: (config, step) -> batch, by arithmetic alone.
 
-The loader keeps no state. `mixture.py` computes how many rows of each source precede a step, a keyed permutation of the
-source's rows, new in each epoch, maps a draw to a row (`permutation.py`), and `rows.py` packs documents into rows when the
-source is opened. Resuming needs only the step, and the rows of a step are the same for any number of ranks. Images are
+The loader keeps no state. `weighted_draws.py` computes how many rows of each source precede a step, a keyed permutation of
+the source's rows, new in each epoch, maps a draw to a row (`permutation.py`), and `rows.py` packs documents into rows when
+the source is opened. Resuming needs only the step, and the rows of a step are the same for any number of ranks. Images are
 decoded and resized in threads (`images/reading.py`); a row never ends inside one.
 
 Shape suffixes: D documents, B rows of this rank, S tokens of a row, P pieces (documents as attention sees them).
@@ -24,10 +24,10 @@ import numpy.typing as npt
 from openafm.core.config import Config, dump
 from openafm.core.errors import UsageError
 from openafm.data.batch import Batch, Origin
-from openafm.data.mixture import Mixture, tempered_shares
 from openafm.data.permutation import Permutation
 from openafm.data.rows import DocumentPieces, PackedRows, pack_rows, split_documents, starts_between
 from openafm.data.shards import Shards, open_shards, verify_shards
+from openafm.data.weighted_draws import Mixture, tempered_shares
 from openafm.models.spans import EmbeddingSpan, ImageKey, Span
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from openafm.core.config import Config
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file
 from openafm.data.documents import DocumentFiles, texts_of
-from openafm.data.mixture import tempered_shares
 from openafm.data.shards import MANIFEST, open_shards
+from openafm.data.weighted_draws import tempered_shares
 
 if TYPE_CHECKING:
     from openafm.tokenizer.bpe import Tokenizer
