@@ -14,6 +14,9 @@ from openafm.data.drawing.base import GeneratorConfig
 _BUILT_IN = {
     "charts": "openafm.data.drawing.charts:ChartsConfig",
     "documents": "openafm.data.drawing.documents:DocumentsConfig",
+    "flyers": "openafm.data.drawing.flyers:FlyersConfig",
+    "scenes": "openafm.data.drawing.scenes:ScenesConfig",
+    "signs": "openafm.data.drawing.signs:SignsConfig",
     "tables": "openafm.data.drawing.tables:TablesConfig",
 }
 
