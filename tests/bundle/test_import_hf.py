@@ -68,10 +68,10 @@ def test_logits_and_greedy_tokens_equal_transformers(variant: str, tmp_path: Pat
     bundle = import_hugging_face(tmp_path / "model", tmp_path / "bundle").bundle
     bundle.verify()
     assert difference(bundle, theirs) <= TOLERANCE
-    expected = theirs.generate(PROMPT, max_new_tokens=64, min_new_tokens=64, do_sample=False, eos_token_id=None)
+    expected = theirs.generate(PROMPT, max_new_tokens=24, min_new_tokens=24, do_sample=False, eos_token_id=None)
     engine = TorchEngine.open(bundle)
     events = generate(
-        engine, engine.new_sequence(), PROMPT[0].tolist(), sampling=GreedyConfig(), stop_tokens=[], max_tokens=64
+        engine, engine.new_sequence(), PROMPT[0].tolist(), sampling=GreedyConfig(), stop_tokens=[], max_tokens=24
     )
     answer = [event.token for event in events]
     assert len(set(answer)) > 3, "an answer of one repeated token proves little"

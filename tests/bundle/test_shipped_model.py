@@ -91,7 +91,7 @@ def test_the_command_line_answers_right_after_installation(home: Path) -> None:
 
 
 def test_it_extracts_events_from_held_out_messages() -> None:
-    scores = score(model_extractor(fm.SystemLanguageModel()), held_out_events(60))
+    scores = score(model_extractor(fm.SystemLanguageModel()), held_out_events(30))
     assert scores.exact_match >= EVENT_FLOOR, scores
 
 

@@ -178,7 +178,7 @@ def test_an_untrained_model_is_scored_on_every_task(tmp_path: Path) -> None:
         num_kv_heads=1,
         head_dim=8,
         hidden_dim=24,
-        context_length=1024,
+        context_length=512,
     )
     weights = {name: tensor.numpy() for name, tensor in config.build().state_dict().items()}
     write_bundle(tmp_path / "b", config=config, tokenizer=tokenizer, template=ChatTemplate(), tensors=weights)

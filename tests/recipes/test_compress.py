@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +22,13 @@ from openafm.core.config import ConfigError, UnknownKeyError, override
 from openafm.core.errors import UsageError
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.accounting import num_parameters
-from openafm.recipes.compression.compress import compress
+from openafm.recipes.compression.compress import CompressResult, compress
 from openafm.recipes.compression.formats import AstcCompression, compression_config, corpus_batches
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
 
 CHANGES = {"astc": QUICK, "int2": {}}
+WITHOUT = {key: value for key, value in QUICK.items() if not key.startswith("adapter")} | {"adapter": "null"}
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +42,38 @@ def source() -> Bundle:
     return write_source(bundle_place("tiny"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Compressed:
+    """A source, its ASTC bundles with and without an adapter, and the results of their compression."""
+
+    source: Bundle
+    files: dict[str, bytes]
+    results: dict[str, CompressResult]
+
+
+@pytest.fixture(scope="module")
+def compressed_home(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Compressed]:
+    folder = tmp_path_factory.mktemp("compressed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAFM_HOME", str(folder))
+        source = write_source(bundle_place("tiny"))
+        before = files(source)
+        results = {
+            name: compress(source, compression_config("astc", changes), name)
+            for name, changes in (("with", QUICK), ("without", WITHOUT))
+        }
+    return folder, Compressed(source=source, files=before, results=results)
+
+
+@pytest.fixture
+def astc(compressed_home: tuple[Path, Compressed], home: Path) -> Compressed:
+    """The bundles "tiny", "with" and "without" in the home of this test."""
+    shutil.copytree(compressed_home[0], home)
+    return replace(compressed_home[1], source=open_bundle("tiny"))
+
+
 def files(bundle: Bundle) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in sorted(bundle.path.rglob("*")) if file.is_file()}
+    return {str(file.relative_to(bundle.path)): file.read_bytes() for file in bundle.path.rglob("*") if file.is_file()}
 
 
 def logits(bundle: Bundle, tokens_BS: torch.Tensor) -> torch.Tensor:
@@ -56,48 +88,53 @@ def error(made: Bundle, source: Bundle, tokens_BS: torch.Tensor | None = None) -
     return float((logits(made, tokens_BS) - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("format", ["astc", "int2"])
-def test_a_compressed_bundle_is_signed_and_close_to_its_source(source: Bundle, format: str) -> None:
-    before = files(source)
-    result = compress(source, compression_config(format, CHANGES[format]), "small")
-    made = open_bundle("small")
+def check_compressed(made: Bundle, source: Bundle, result: CompressResult, most: float) -> None:
     made.verify()
-    assert files(source) == before
     assert made.signature == result.signature != source.signature == result.source_signature
     assert made.numerics.is_compressed
     assert made.numerics.embedding == "int4_group32"
     assert made.numerics.kv == "int8_per_token_head"
-    assert 0 < error(made, source) < {"astc": 0.35, "int2": 0.6}[format]
+    assert 0 < error(made, source) < most
     assert result.bits_per_weight == stored_bits(made).total
     assert result.bytes < result.source_bytes / 3
     bits = f"{result.bits_per_weight:.2f}, of them the adapter's {result.adapter_bits_per_weight:.2f}"
-    for text in ("tiny", source.signature, f"`{format}`", bits, "> # tiny"):
+    for text in ("tiny", source.signature, f"`{result.format}`", bits, "> # tiny"):
         assert text in made.card()
 
 
-def test_astc_moves_singular_vectors_into_the_adapter(source: Bundle) -> None:
-    result = compress(source, compression_config("astc", QUICK), "with")
+def test_an_astc_bundle_is_signed_and_close_to_its_source(astc: Compressed) -> None:
+    check_compressed(open_bundle("with"), astc.source, astc.results["with"], 0.35)
+    assert files(astc.source) == astc.files
+
+
+def test_an_int2_bundle_is_signed_and_close_to_its_source(source: Bundle) -> None:
+    before = files(source)
+    result = compress(source, compression_config("int2"), "small")
+    check_compressed(open_bundle("small"), source, result, 0.6)
+    assert files(source) == before
+
+
+def test_astc_moves_singular_vectors_into_the_adapter(astc: Compressed) -> None:
     made = open_bundle("with")
     assert made.recovery_adapter is not None
     made.recovery_adapter.check_base(made.signature)
     made.recovery_adapter.verify()
     weights = made.recovery_adapter.weights()
     expected = 16 * sum(array.size for array in weights.values()) / num_parameters(made.config)
-    assert result.adapter_bits_per_weight == pytest.approx(expected)
-    without = compress(source, compression_config("astc", {"calibration.num_rows": "1", "adapter": "null"}), "without")
-    assert without.adapter_bits_per_weight == 0
+    assert astc.results["with"].adapter_bits_per_weight == pytest.approx(expected)
+    assert astc.results["without"].adapter_bits_per_weight == 0
     assert open_bundle("without").recovery_adapter is None
-    assert error(made, source) < error(open_bundle("without"), source)
+    assert error(made, astc.source) < error(open_bundle("without"), astc.source)
 
 
-def test_calibration_lowers_the_error_and_is_reproducible(source: Bundle) -> None:
-    config = compression_config("astc", {"calibration.num_rows": "4", "adapter": "null"})
+def test_calibration_lowers_the_error_and_is_reproducible(astc: Compressed) -> None:
+    config = compression_config("astc", WITHOUT)
     assert isinstance(config, AstcCompression)
-    first = compress(source, config, "first")
-    assert compress(source, config, "second").signature == first.signature
-    compress(source, replace(config, calibration=None), "plain")
-    tokens_BS = torch.from_numpy(corpus_batches(source, SyntheticConfig(split="held_out"), 8, 512)[0].tokens_BS)
-    assert error(open_bundle("first"), source, tokens_BS) < error(open_bundle("plain"), source, tokens_BS)
+    assert compress(astc.source, config, "again").signature == astc.results["without"].signature
+    compress(astc.source, replace(config, calibration=None), "plain")
+    held_out = SyntheticConfig(split="held_out", languages={"en": 1.0})
+    tokens_BS = torch.from_numpy(corpus_batches(astc.source, held_out, 8, 512)[0].tokens_BS)
+    assert error(open_bundle("without"), astc.source, tokens_BS) < error(open_bundle("plain"), astc.source, tokens_BS)
 
 
 def test_the_literal_recipe_takes_no_calibration(source: Bundle) -> None:
@@ -108,17 +145,17 @@ def test_the_literal_recipe_takes_no_calibration(source: Bundle) -> None:
     assert error(open_bundle("literal"), source) < 0.9
 
 
-def test_a_recovery_adapter_starts_from_the_singular_vectors(source: Bundle, tmp_path: Path) -> None:
-    compress(source, compression_config("astc", QUICK), "small")
+@pytest.mark.usefixtures("astc")
+def test_a_recovery_adapter_starts_from_the_singular_vectors(tmp_path: Path) -> None:
     corpus = {"type": "SyntheticCorpusConfig", "name": "built_in", "learn": "answers", "synthetic": {}, "num_examples": 40}
     changes = {
         "corpora": json.dumps([corpus]),
         "trainer.budget": '{"type": "StepBudget", "num_steps": 2}',
         "trainer.data.rows_per_step": "1",
     }
-    recipe = prepare_run("on_device.recovery_adapter", "micro", start="small", changes=changes)
+    recipe = prepare_run("on_device.recovery_adapter", "micro", start="with", changes=changes)
     run_recipe(recipe, tmp_path / "run", "recovered")
-    before, after = open_bundle("small"), open_bundle("recovered")
+    before, after = open_bundle("with"), open_bundle("recovered")
     assert after.signature == before.signature
     assert before.recovery_adapter is not None
     assert after.recovery_adapter is not None

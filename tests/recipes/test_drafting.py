@@ -60,7 +60,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
     monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
     config = shared_kv_decoder(
         vocab_size=340, dim=32, num_own_layers=2, num_shared_layers=1, num_heads=2, num_kv_heads=1, head_dim=16,
-        hidden_dim=48, context_length=1024,
+        hidden_dim=48, context_length=512,
     )  # fmt: skip
     tokenizer = train_tokenizer(TokenizerConfig(vocab_size=330), ["weather rain sun Oslo city name arguments"] * 20)
     tensors = {name: tensor.numpy() for name, tensor in config.build(seed=4).state_dict().items()}
@@ -82,7 +82,7 @@ def test_a_draft_is_distilled_from_its_target_and_measured(target: Bundle, tmp_p
     result = run_recipe(config, tmp_path / "run", "draft")
     draft = open_bundle("draft")
     assert draft.tokenizer.digest == target.tokenizer.digest
-    assert (draft.config.vocab_size, draft.config.context_length) == (340, 1024)
+    assert (draft.config.vocab_size, draft.config.context_length) == (340, 512)
     assert str(target.path) in draft.card()
     assert result.acceptance is not None
     assert 0 <= result.acceptance <= 1

@@ -38,10 +38,10 @@ def small(recipe: str, size: str, *, start: str | None = None) -> RunConfig:
         "name": "built_in",
         "learn": "everything" if start is None else "answers",
         "synthetic": {"tasks": {"event": 1}},
-        "num_examples": 800,
+        "num_examples": 200,
     }
     changes = {
-        "trainer.budget": '{"type": "StepBudget", "num_steps": 6}',
+        "trainer.budget": '{"type": "StepBudget", "num_steps": 3}',
         "corpora": json.dumps([corpus]),
         "trainer.data.rows_per_step": "1",
         "trainer.data.sources": '[{"name": "built_in", "path": "built_in"}]',

@@ -18,7 +18,7 @@ from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import Tokenizer, TokenizerConfig, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 
-QUICK = {"calibration.num_rows": "1", "adapter.rank": "4"}
+QUICK = {"calibration.num_rows": "1", "calibration.corpus.languages": '{"en": 1}', "adapter.rank": "4"}
 
 
 @cache

@@ -67,12 +67,12 @@ def wait_for_step(output: Path, step: int, process: int) -> bool:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_repeatedly_killed_run_ends_with_the_same_bytes(tmp_path: Path, corpus: LoaderConfig, variant: str) -> None:
-    config = tiny_run(corpus, num_steps=30, **VARIANTS[variant])
+    config = tiny_run(corpus, num_steps=20, **VARIANTS[variant])
     config = replace(config, checkpoint=CheckpointConfig(every_steps=2, every_seconds=None))
     undisturbed = train(config, tmp_path / "undisturbed")
     choose = random.Random(variant)
     output, num_kills, step = tmp_path / "killed", 0, 0
-    while (step := step + choose.randint(4, 9)) < 30:
+    while (step := step + choose.randint(3, 6)) < 20:
         process = train_in_child(config, output)
         if not wait_for_step(output, step, process):
             break
@@ -87,7 +87,7 @@ def test_a_repeatedly_killed_run_ends_with_the_same_bytes(tmp_path: Path, corpus
     assert (result.num_tokens, result.loss) == (undisturbed.num_tokens, undisturbed.loss)
     curve = [(line["step"], line["loss"]) for line in read_metrics(output)]
     assert curve == [(line["step"], line["loss"]) for line in read_metrics(tmp_path / "undisturbed")]
-    assert [step for step, _ in curve] == list(range(1, 31))
+    assert [step for step, _ in curve] == list(range(1, 21))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -13,6 +13,7 @@ from openafm.bundle import open_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.runtime.decoding import likelihood
 from openafm.runtime.decoding.likelihood import Scorer
+from openafm.runtime.engines.base import ContextWindowError
 from openafm.runtime.engines.selection import open_engine
 
 
@@ -63,6 +64,9 @@ def test_long_texts_are_scored_in_windows_and_each_token_once(monkeypatch: pytes
     windows = [tokens[start : start + 64] for start in range(0, len(tokens) - 1, 63)]
     assert [token for window in windows for token in window[1:]] == tokens[1:]
     assert found.log_probability == pytest.approx(sum(scorer().token_scores(window)[0].sum() for window in windows))
+    with pytest.raises(ContextWindowError):
+        scorer().token_scores(tokens[:66])
+    assert len(scorer().token_scores(tokens[:65])[0]) == 64
     tail = scorer().loglikelihood(text, " jumps")
     assert tail.num_tokens >= 1
     assert scorer().loglikelihood_rolling("").num_tokens == 0

@@ -134,7 +134,7 @@ class Histories(RuleBasedStateMachine):
 
 
 TestHistories = Histories.TestCase
-TestHistories.settings = settings(max_examples=40, stateful_step_count=15, deadline=None)
+TestHistories.settings = settings(max_examples=20, stateful_step_count=15, deadline=None)
 
 
 @pytest.fixture(params=ONE_OF_EACH)

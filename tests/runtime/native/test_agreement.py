@@ -21,7 +21,7 @@ from openafm.runtime.native.library import kernel_names, native_library
 from openafm.tokenizer.template import opened
 
 LARGEST_MARGIN = 0.25  # between two candidates of different choices, in logits
-NUM_TEXTS, MOST_TOKENS = 10, 200
+NUM_TEXTS, MOST_TOKENS = 6, 200
 
 
 @cache
@@ -48,12 +48,12 @@ def logits(engine: Engine, tokens: list[int], chunk: int) -> NDArray[np.float32]
 def test_choices_match_torch_on_the_shipped_model() -> None:
     torch.set_num_threads(1)
     found = compare_choices(TorchEngine.open(shipped()), NativeEngine(shipped(), num_threads=1), texts())
-    assert found.num_positions > 1200
+    assert found.num_positions > 700
     assert found.share > 0.998  # 0.99 if one engine computes in fp32 between roundings
     assert found.largest_margin < LARGEST_MARGIN
 
 
-@pytest.mark.parametrize(("chunk", "count"), [(1, 40), (32, 200), (MOST_TOKENS, 400)])
+@pytest.mark.parametrize(("chunk", "count"), [(1, 40), (32, 100), (MOST_TOKENS, 200)])
 def test_activations_are_rounded_to_the_same_integers(chunk: int, count: int) -> None:
     """A different integer moves the logits of its and all later tokens by a hundredth or more."""
     torch.set_num_threads(1)

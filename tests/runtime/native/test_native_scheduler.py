@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, multiple, rule
 from native_bundles import CONTEXT_LENGTH, compressed_bundle
+from tiny_runs import exit_code, in_child
 from tiny_tokenizer import TOKENIZER
 
 from openafm.runtime.batching.pending import Pending
@@ -144,7 +146,7 @@ def test_abandoned_steps_free_their_sequences(beside: NativeEngine) -> None:
 
 
 def test_an_engine_may_be_collected_during_a_step() -> None:
-    for _ in range(8):
+    for _ in range(3):
         engine = NativeEngine(compressed_bundle(), num_threads=2)
         engine.costs = SlowSteps()
         pending = engine.begin([(engine.new_sequence(), prompt_of(3))])
@@ -246,7 +248,7 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = Steps.TestCase
-TestSteps.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestSteps.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
 
 
 ENDING = """
@@ -276,32 +278,18 @@ def test_a_process_may_end_during_a_step() -> None:
     subprocess.run([sys.executable, "-c", ENDING], check=True, env=environment, timeout=120)
 
 
-FORKING = """
-import os, signal
-from native_bundles import compressed_bundle
-from openafm.runtime.engines.base import SequenceError
-from openafm.runtime.native.engine import NativeEngine
-
-engine = NativeEngine(compressed_bundle(), num_threads=2)
-sequence = engine.new_sequence()
-engine.step([(sequence, [1, 2, 3])])
-child = os.fork()
-if child == 0:
-    signal.alarm(60)
-    try:
-        engine.step([(sequence, [4])])
-    except SequenceError as error:
-        assert "fork" in str(error)
-        own = NativeEngine(compressed_bundle(), num_threads=2)
-        own.step([(own.new_sequence(), [1, 2, 3, 4])])
-        os._exit(0)
-    os._exit(1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-engine.step([(sequence, [4])])
-"""
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_an_engine_raises_in_a_forked_process_which_can_open_its_own() -> None:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
-    subprocess.run([sys.executable, "-c", FORKING], check=True, env=environment, timeout=120)
+    engine = NativeEngine(compressed_bundle(), num_threads=2)
+    sequence = engine.new_sequence()
+    engine.step([(sequence, [1, 2, 3])])
+
+    def work() -> None:
+        signal.alarm(60)
+        with pytest.raises(SequenceError, match="fork"):
+            engine.step([(sequence, [4])])
+        own = NativeEngine(compressed_bundle(), num_threads=2)
+        own.step([(own.new_sequence(), [1, 2, 3, 4])])
+
+    assert exit_code(in_child(work)) == 0
+    engine.step([(sequence, [4])])

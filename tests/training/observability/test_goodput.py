@@ -149,12 +149,12 @@ def test_a_hang_before_the_folder_is_locked_is_a_hang(tmp_path: Path) -> None:
 
 def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
-    evaluation = EvaluationConfig(data=write_corpus(tmp_path / "held_out", num_documents=30, seed=1), every_steps=40)
-    config = tiny_run(corpus, num_steps=150, evaluation=evaluation)
-    config = replace(config, checkpoint=CheckpointConfig(every_steps=50, every_seconds=None))
+    evaluation = EvaluationConfig(data=write_corpus(tmp_path / "held_out", num_documents=30, seed=1), every_steps=20)
+    config = tiny_run(corpus, num_steps=70, evaluation=evaluation)
+    config = replace(config, checkpoint=CheckpointConfig(every_steps=25, every_seconds=None))
     output, begun_s = tmp_path / "run", time.time()
     process = train_in_child(config, output)
-    while not any(times.step % 50 > 5 for times in read_process_times(output / FILE)):
+    while not any(times.step % 25 > 5 for times in read_process_times(output / FILE)):
         time.sleep(0.005)
     os.kill(process, signal.SIGKILL)
     assert exit_code(process) == -signal.SIGKILL

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from openafm.runtime.decoding.generation import generate
 from openafm.runtime.decoding.sampling import GreedyConfig, SamplingConfig
+from openafm.runtime.engines.base import ContextWindowError
 
 if TYPE_CHECKING:
     from openafm.runtime.engines.base import Engine
@@ -103,6 +104,8 @@ class Scorer:
         """
         if len(tokens) < 2:
             return np.zeros(0), np.zeros(0, dtype=np.bool_)
+        if len(tokens) - 1 > self.engine.context_length:  # before any step: the first chunks of a long text do fit
+            raise ContextWindowError(len(tokens) - 1, self.engine.context_length)
         sequence, log_p, is_greedy = self.engine.new_sequence(), [], []
         for start in range(0, len(tokens) - 1, CHUNK_TOKENS):  # all logits of a long text do not fit into memory
             stop = min(start + CHUNK_TOKENS, len(tokens) - 1)

@@ -110,20 +110,22 @@ def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.05
     """Return the peak rate of square matrix products on this machine, measured once per process at its thread count."""
     import torch
 
-    size = 1024 if device == "cpu" else 8192  # large enough to hide an accelerator's launch time
-    a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
-
-    def product_seconds() -> float:
+    def product_seconds(size: int) -> float:
+        a, b = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
         start_s = perf_counter()
         torch.matmul(a, b)
         if device != "cpu":
             torch.accelerator.synchronize()
         return perf_counter() - start_s
 
-    product_seconds()  # the first call initializes libraries
-    best_s, end_s = product_seconds(), perf_counter() + seconds
+    size = 256 if device == "cpu" else 8192  # large enough to hide an accelerator's launch time
+    product_seconds(size)  # the first call initializes libraries
+    # A CPU without bfloat16 units needs seconds for a product of 1024.
+    while size < 1024 and product_seconds(size) < 0.01:
+        size *= 2
+    best_s, end_s = product_seconds(size), perf_counter() + seconds
     while perf_counter() < end_s:
-        best_s = min(best_s, product_seconds())
+        best_s = min(best_s, product_seconds(size))
     return 2 * size**3 / best_s
 
 
