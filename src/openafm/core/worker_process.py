@@ -200,6 +200,7 @@ def unit(position: int) -> Iterator[None]:
         yield
     finally:
         _arm(NO_LIMITS)
+        _channel.position.write(-1)
 
 
 def work(position: str) -> None:

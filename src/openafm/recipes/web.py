@@ -27,6 +27,7 @@ from openafm.data.pipeline.config import (
     DeduplicationStageConfig,
     ExtractionStageConfig,
     FilterStageConfig,
+    OptOutStageConfig,
     PipelineConfig,
     StageConfig,
 )
@@ -71,6 +72,7 @@ def recipe(options: WebOptions = WebOptions()) -> PipelineConfig:
         recipe="web.recipe",
         stages=(
             ExtractionStageConfig(extraction=_extraction(options)),
+            OptOutStageConfig(),
             *_filters(filters, options.domain_language),
             DeduplicationStageConfig(name="exact", deduplication=ExactConfig()),
             DeduplicationStageConfig(name="paragraphs", deduplication=ParagraphsConfig()),

@@ -120,12 +120,12 @@ def _simulate_full_disk() -> None:
     if limit:
         import errno
 
-        from openafm.data.pipeline import tasks
+        from openafm.data.pipeline import results
 
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        tasks.document_row = full
+        results.document_row = full
 
 
 _simulate_full_disk()

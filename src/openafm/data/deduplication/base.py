@@ -26,12 +26,8 @@ class SignaturesError(OpenAFMError):
     """Signatures or decisions are missing, damaged, or of another method."""
 
 
-class Deduplication(ABC):
-    """Finds documents, or parts of documents, that occur more than once."""
-
-    @abstractmethod
-    def signatures(self, documents: Iterable[WebDocument]) -> pa.Table:
-        """Return what `decide` needs of the documents of one shard. The schema is the same for every shard."""
+class Reduction(ABC):
+    """Decides over what all shards say, and applies the decisions to each shard."""
 
     @abstractmethod
     def decide(self, signatures: Sequence[Path], out: Path) -> None:
@@ -52,6 +48,21 @@ class Deduplication(ABC):
     @abstractmethod
     def apply(self, document: WebDocument, position: int, decisions: Any) -> WebDocument | Dropped:
         """Return the document at a position of the shard, a copy without repeated parts, or the reason for a drop."""
+
+    def touched(self, batch: pa.RecordBatch, first: int, decisions: Any) -> Sequence[int]:
+        """Return the rows that `apply` may change or drop, in order; all others are copied without a look at them.
+
+        Row 0 of the batch has the position `first` in the shard.
+        """
+        return range(batch.num_rows)
+
+
+class Deduplication(Reduction):
+    """Finds documents, or parts of documents, that occur more than once."""
+
+    @abstractmethod
+    def signatures(self, documents: Iterable[WebDocument]) -> pa.Table:
+        """Return what `decide` needs of the documents of one shard. The schema is the same for every shard."""
 
 
 @dataclass(frozen=True, kw_only=True)

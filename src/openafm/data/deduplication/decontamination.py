@@ -12,7 +12,7 @@ from openafm.core.files import file_digest
 from openafm.core.libraries import pyarrow
 from openafm.data.deduplication.base import Deduplication, DeduplicationConfig
 from openafm.data.deduplication.evaluation_sets import Match, NgramIndex, evaluation_files
-from openafm.data.deduplication.groups import read_shard, read_signatures, write_tables
+from openafm.data.deduplication.groups import read_shard, read_signatures, rows_with, write_tables
 from openafm.data.web.documents import Dropped, WebDocument
 
 if TYPE_CHECKING:
@@ -88,6 +88,9 @@ class Decontamination(Deduplication):
         for row in read_shard(path, shard, _COLUMNS).to_pylist():
             found.setdefault(row["position"], []).append(Match(row["set"], row["ngram"], row["num_ngrams"]))
         return found
+
+    def touched(self, batch: pa.RecordBatch, first: int, decisions: Any) -> Sequence[int]:
+        return rows_with(decisions, first, batch.num_rows)
 
     def apply(self, document: WebDocument, position: int, decisions: Any) -> WebDocument | Dropped:
         if position not in decisions:

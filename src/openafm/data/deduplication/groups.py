@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +70,9 @@ class DocumentDeduplication(Deduplication):
         table = read_shard(path, shard, ("position", "reason", "kept"))
         columns = (table.column(name).to_pylist() for name in ("position", "reason", "kept"))
         return {position: (self.reasons[reason], kept) for position, reason, kept in zip(*columns, strict=True)}
+
+    def touched(self, batch: pa.RecordBatch, first: int, decisions: Any) -> Sequence[int]:
+        return rows_with(decisions, first, batch.num_rows)
 
     def apply(self, document: WebDocument, position: int, decisions: Any) -> WebDocument | Dropped:
         if position not in decisions:
@@ -139,6 +142,11 @@ class IdentityColumns:
             "quality": pa.array(self._qualities, pa.float64()),
             "digest": pa.array(self._digests, pa.uint64()),
         }
+
+
+def rows_with(decisions: Container[int], first: int, count: int) -> list[int]:
+    """Return the rows of a batch of `count` documents from position `first` that decisions by position name."""
+    return [row for row in range(count) if first + row in decisions]
 
 
 def hash128(text: str) -> tuple[int, int]:

@@ -19,6 +19,7 @@ from openafm.data.deduplication.groups import (
     hash128,
     read_shard,
     read_signatures,
+    rows_with,
     working_folder,
     write_tables,
 )
@@ -116,6 +117,9 @@ class ParagraphsDeduplication(Deduplication):
         for position, paragraph in zip(*(table.column(i).to_pylist() for i in ("position", "paragraph")), strict=True):
             found.setdefault(position, set()).add(paragraph)
         return found
+
+    def touched(self, batch: pa.RecordBatch, first: int, decisions: Any) -> Sequence[int]:
+        return rows_with(decisions, first, batch.num_rows)
 
     def apply(self, document: WebDocument, position: int, decisions: Any) -> WebDocument | Dropped:
         removed = decisions.get(position)

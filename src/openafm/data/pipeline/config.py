@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC
 from dataclasses import dataclass
 from typing import Literal
@@ -51,6 +52,18 @@ class ExtractionStageConfig(StageConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OptOutStageConfig(StageConfig):
+    """Documents -> documents whose publisher has not opted out of training in a newer record of the same input.
+
+    It follows the extraction. The newest record of a URL decides for all its records, and robots.txt files in the input, of
+    each origin the newest one, decide for its URLs. `opt_outs` "keep" marks the documents in the column `opt_out`.
+    """
+
+    name: str = "opt_outs"
+    opt_outs: Literal["drop", "keep"] = "drop"
+
+
+@dataclass(frozen=True, kw_only=True)
 class FilterStageConfig(StageConfig):
     """Documents -> documents, through filters in order."""
 
@@ -91,6 +104,11 @@ class PipelineConfig(Config):
         self.require(0 < self.max_quarantined <= 1, f"max_quarantined is a share above 0 to 1, got {self.max_quarantined}")
         later = [stage.name for stage in self.stages[1:] if isinstance(stage, ExtractionStageConfig)]
         self.require(not later, f"stage '{''.join(later[:1])}' reads pages, which only the first stage can")
+        for before, stage in itertools.pairwise((None, *self.stages)):
+            follows = not isinstance(stage, OptOutStageConfig) or isinstance(before, ExtractionStageConfig)
+            self.require(
+                follows, f"stage '{getattr(stage, 'name', '')}' must follow the extraction, whose pages it compares"
+            )
 
     @property
     def reads_pages(self) -> bool:

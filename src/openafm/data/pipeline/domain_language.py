@@ -89,6 +89,10 @@ class DomainLanguage(Deduplication):
         table = pq.read_table(path)
         return dict(zip(table["domain"].to_pylist(), table["language"].to_pylist(), strict=True))
 
+    def touched(self, batch: pa.RecordBatch, first: int, decisions: Mapping[str, str]) -> Sequence[int]:
+        pairs = zip(*(batch.column(name).to_pylist() for name in ("domain", "language")), strict=True)
+        return [row for row, (domain, language) in enumerate(pairs) if decisions.get(domain, language) != language]
+
     def apply(self, document: WebDocument, position: int, decisions: Mapping[str, str]) -> WebDocument | Dropped:
         language = decisions.get(domain_of(document.url), document.language)
         confidence = float(document.metadata.get(CONFIDENCE_KEY, "1"))

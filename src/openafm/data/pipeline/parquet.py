@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -69,7 +69,9 @@ class RowWriter:
         pyarrow()
         import pyarrow.parquet as pq
 
-        self._schema, self._rows, self.num_rows = schema, list[dict[str, Any]](), 0
+        self._schema, self.num_rows = schema, 0
+        self._rows: list[dict[str, Any]] = []
+        self._tables: list[Any] = []  # rows before `_rows`, fewer than a group
         self._writer = pq.ParquetWriter(
             file, schema, compression="zstd", compression_level=_ZSTD_LEVEL, use_dictionary=False
         )
@@ -79,7 +81,10 @@ class RowWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
-            self._flush()
+            self._take_rows()
+            rest = [table for table in self._tables if len(table)]
+            if rest:
+                self._writer.write_table(pyarrow().concat_tables(rest))
         self._writer.close()
 
     def write(self, row: dict[str, Any]) -> None:
@@ -87,12 +92,25 @@ class RowWriter:
         self.num_rows += 1
         self._rows.append(row)
         if len(self._rows) == ROWS_PER_GROUP:
-            self._flush()
+            self._take_rows()
 
-    def _flush(self) -> None:
+    def write_table(self, table: pa.Table) -> None:
+        """Append the rows of a table of the schema."""
+        self.num_rows += len(table)
+        self._take_rows()
+        self._append(table)
+
+    def _take_rows(self) -> None:
         if self._rows:
-            self._writer.write_table(pyarrow().Table.from_pylist(self._rows, schema=self._schema))
+            self._append(pyarrow().Table.from_pylist(self._rows, schema=self._schema))
             self._rows = []
+
+    def _append(self, table: pa.Table) -> None:
+        self._tables.append(table)
+        while sum(map(len, self._tables)) >= ROWS_PER_GROUP:
+            whole = pyarrow().concat_tables(self._tables)
+            self._writer.write_table(whole.slice(0, ROWS_PER_GROUP))
+            self._tables = [whole.slice(ROWS_PER_GROUP)]
 
 
 def document_row(document: WebDocument) -> dict[str, Any]:
@@ -113,7 +131,7 @@ def read_documents(path: Path) -> Iterator[WebDocument]:
         ParquetSchemaError: the file is not Parquet, or its columns are not those of documents.
     """
     for row in read_rows(path):
-        yield _document(row, path)
+        yield document_of(row, path)
 
 
 def read_drops(path: Path) -> Iterator[Drop]:
@@ -132,11 +150,20 @@ def read_rows(path: Path, required: Sequence[str] = _REQUIRED) -> Iterator[dict[
     Raises:
         ParquetSchemaError: the file is not Parquet, lacks a column, or is damaged.
     """
+    for batch in read_batches(path, required):
+        yield from batch.to_pylist()
+
+
+def read_batches(path: Path, required: Sequence[str] = _REQUIRED) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file in batches.
+
+    Raises:
+        ParquetSchemaError: the file is not Parquet, lacks a column, or is damaged.
+    """
     pa = pyarrow()
     with open_parquet(path, required) as file:
         try:
-            for batch in file.iter_batches(batch_size=ROWS_PER_GROUP, use_threads=False):
-                yield from batch.to_pylist()
+            yield from file.iter_batches(batch_size=ROWS_PER_GROUP, use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
             raise ParquetSchemaError(f"{path} is damaged: {error}; copy it again or leave it out") from error
 
@@ -168,7 +195,12 @@ def open_parquet(path: Path, required: Sequence[str] = _REQUIRED) -> Any:
 _MEDIA = dataclasses.fields(Media)
 
 
-def _document(row: dict[str, Any], path: Path) -> WebDocument:
+def document_of(row: Mapping[str, Any], path: Path) -> WebDocument:
+    """Return the document of a row.
+
+    Raises:
+        ParquetSchemaError: a column is of another type.
+    """
     strings = {name: str(row.get(name) or "") for name in _STRINGS if name != "domain"}
     try:
         metadata = row.get("metadata") or "{}"

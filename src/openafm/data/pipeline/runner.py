@@ -22,6 +22,7 @@ from openafm.core.worker_process import NO_LIMITS, Failure, LimitsConfig
 from openafm.data.pipeline.config import (
     QUARANTINE_REASONS,
     DeduplicationStageConfig,
+    OptOutStageConfig,
     PipelineConfig,
     StageConfig,
 )
@@ -102,7 +103,7 @@ def _run(config: PipelineConfig, paths: Sequence[Path], executor: Executor, out:
         shards = [shard for file in files for shard in shards_of(file)]
         summaries: list[StageSummary] = []
         for stage in config.stages:
-            summary = _StageRun(config, stage, executor, out).run(shards)
+            summary = _StageRun(config, stage, executor, out).run(shards, summaries)
             summaries.append(summary)
             write_json(out / STAGES / stage.name / "manifest.json", to_dict(summary))
             shards = [Shard(path=out / r.documents.path, digest=r.documents.sha256) for r in summary.shards]
@@ -129,11 +130,16 @@ class _StageRun:
     executor: Executor
     root: Path
 
-    def run(self, shards: Sequence[Shard]) -> StageSummary:
+    def run(self, shards: Sequence[Shard], before: Sequence[StageSummary]) -> StageSummary:
+        """Run the stage on shards; `before` are the stages before it."""
         (self.root / STAGES / self.stage.name).mkdir(exist_ok=True)
         decisions, reduce_seconds = None, 0.0
         if isinstance(self.stage, DeduplicationStageConfig):
-            decisions, reduce_seconds = self._decisions(self.stage, shards)
+            decisions, reduce_seconds = self._deduplicated(self.stage, shards)
+        elif isinstance(self.stage, OptOutStageConfig):
+            decisions, reduce_seconds = self._decided(
+                [self.root / each.facts.path for each in before[-1].shards if each.facts is not None]
+            )
         decided = file_digest(decisions) if decisions is not None else ""
         tasks = [
             MapTask(
@@ -172,14 +178,14 @@ class _StageRun:
                         yield outcome.result
                 tasks = again
 
-    def _decisions(self, stage: DeduplicationStageConfig, shards: Sequence[Shard]) -> tuple[Path, float]:
+    def _deduplicated(self, stage: DeduplicationStageConfig, shards: Sequence[Shard]) -> tuple[Path, float]:
         """Compute signatures and decisions, unless they exist; return the decisions and the CPU seconds."""
         seconds = 0.0
-        text, files = stage_json(stage), stage.deduplication.input_digests()
+        files = stage.deduplication.input_digests()
         tasks = [
             SignaturesTask(
                 root=self.root,
-                stage=text,
+                stage=stage_json(stage),
                 stage_name=self.stage.name,
                 key=self._key("signatures", shard.digest, *files),
                 shard=shard,
@@ -194,12 +200,22 @@ class _StageRun:
             for spent in _all(self.executor.map(run_signatures, missing, limits, shown.on_units)):
                 seconds += spent
                 shown.finish_shard()
-        key = self._key("decide", [file_digest(path) for path in paths])
+        decisions, decide_seconds = self._decided(paths)
+        return decisions, seconds + decide_seconds
+
+    def _decided(self, signatures: Sequence[Path]) -> tuple[Path, float]:
+        """Compute the decisions, unless they exist; return them and the CPU seconds."""
+        key = self._key("decide", [file_digest(path) for path in signatures])
         decisions = self.root / STAGES / self.stage.name / f"{key}.decisions.parquet"
-        if not decisions.is_file():
-            task = DecideTask(stage=text, signatures=tuple(paths), out=decisions, plugins=_plugins(self.config, self.stage))
-            seconds += sum(_all(self.executor.map(run_decide, [task], NO_LIMITS)))
-        return decisions, seconds
+        if decisions.is_file():
+            return decisions, 0.0
+        task = DecideTask(
+            stage=stage_json(self.stage),
+            signatures=tuple(signatures),
+            out=decisions,
+            plugins=_plugins(self.config, self.stage),
+        )
+        return decisions, sum(_all(self.executor.map(run_decide, [task], NO_LIMITS)))
 
     def _check_quarantined(self, summary: StageSummary) -> None:
         counts = {reason: count for reason, count in summary.dropped.items() if reason in QUARANTINE_REASONS}
@@ -248,7 +264,7 @@ def _without(task: MapTask, failure: Failure) -> MapTask:
     """Return the task without the document at which its worker ended."""
     if failure.position < 0:
         raise QuarantineError(
-            f"a worker ended with {failure.detail} before the first document of {task.shard.path}; "
+            f"a worker ended with {failure.detail} outside of the documents of {task.shard.path}; "
             "raise limits.memory_mb, or run with --workers 1 to see its messages"
         )
     if failure.position in {each.position for each in task.quarantined}:

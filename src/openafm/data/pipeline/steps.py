@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from openafm.core.config import from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.registry import load_plugins
+from openafm.data.deduplication.base import Reduction
 from openafm.data.filtering.base import DocumentFilter
 from openafm.data.pipeline.config import (
     DeduplicationStageConfig,
     ExtractionStageConfig,
     FilterStageConfig,
+    OptOutStageConfig,
     PipelineConfig,
     StageConfig,
 )
@@ -25,11 +27,16 @@ from openafm.data.pipeline.parquet import read_documents
 from openafm.data.web.documents import Dropped, Page, WebDocument
 from openafm.data.web.warc import read_pages
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 Item: TypeAlias = Page | WebDocument | Dropped
 Step: TypeAlias = Callable[[Any, int], WebDocument | Dropped]
 """A function of an item and its position in the shard."""
 
 OK_STATUS = 200
+REDUCTIONS = (DeduplicationStageConfig, OptOutStageConfig)
+"""The stages that decide over all documents."""
 _HTML = ("text/html", "application/xhtml")
 
 
@@ -54,19 +61,37 @@ class Decisions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decided:
+    """A reduction and its decisions on one shard."""
+
+    method: Reduction
+    decisions: Any
+
+    def touched(self, batch: pa.RecordBatch, first: int) -> Sequence[int]:
+        """Return the rows of a batch that the decisions may change or drop."""
+        return self.method.touched(batch, first, self.decisions)
+
+    def apply(self, document: WebDocument, position: int) -> WebDocument | Dropped:
+        """Return the document at a position, changed or not, or the reason for a drop."""
+        return self.method.apply(document, position, self.decisions)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Processed:
     """The result of a stage for one item; `before` is what the last step received, whose language and id a drop records."""
 
+    item: Item
     before: Item
     outcome: WebDocument | Dropped
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage that is ready to run: how it reads a shard, and its steps in order."""
+    """A stage that is ready to run: how it reads a shard, and its steps in order. `reduction` has what a reduction decided."""
 
     config: StageConfig
     steps: tuple[NamedStep, ...]
+    reduction: Decided | None = None
 
     def read(self, shard: Shard) -> Iterator[Item]:
         """Yield the pages or documents of a shard. Pages of a file that is cut end with one `Dropped`."""
@@ -89,7 +114,7 @@ class Stage:
             before, result = result, run_step(step, result, position)
         if isinstance(result, WebDocument):
             before, result = result, _checked_text(result)
-        return Processed(before=before, outcome=result)
+        return Processed(item=item, before=before, outcome=result)
 
 
 def run_step(step: NamedStep, item: Any, position: int = 0) -> WebDocument | Dropped:
@@ -113,7 +138,22 @@ def stage_json(config: StageConfig) -> str:
 def build_stage(text: str, plugins: tuple[str, ...], decisions: Decisions | None = None) -> Stage:
     """Return the stage of a JSON form, with its models loaded; a deduplication with its decisions on one shard."""
     config = config_of(text, plugins)
-    return Stage(config=config, steps=tuple(_steps(config, decisions)))
+    if decisions is None:
+        return Stage(config=config, steps=tuple(_steps(config)))
+    method = reduction_of(config)
+    decided = Decided(method=method, decisions=method.read_decisions(decisions.path, decisions.shard))
+    name = type(config.deduplication if isinstance(config, DeduplicationStageConfig) else config).__name__
+    return Stage(config=config, steps=(NamedStep(name=name, run=decided.apply),), reduction=decided)
+
+
+def reduction_of(config: StageConfig) -> Reduction:
+    """Return the reduction of a stage that compares all documents."""
+    if isinstance(config, OptOutStageConfig):
+        from openafm.data.pipeline.opt_outs import LatestOptOuts
+
+        return LatestOptOuts(config)
+    assert isinstance(config, DeduplicationStageConfig)
+    return config.deduplication.build()
 
 
 def config_of(text: str, plugins: tuple[str, ...]) -> StageConfig:
@@ -125,11 +165,11 @@ def config_of(text: str, plugins: tuple[str, ...]) -> StageConfig:
 def steps_of(config: PipelineConfig) -> Iterator[tuple[StageConfig, tuple[NamedStep, ...]]]:
     """Yield the stages that look at one document at a time, with their steps."""
     for stage in config.stages:
-        if not isinstance(stage, DeduplicationStageConfig):
-            yield stage, tuple(_steps(stage, None))
+        if not isinstance(stage, REDUCTIONS):
+            yield stage, tuple(_steps(stage))
 
 
-def _steps(config: StageConfig, decisions: Decisions | None) -> Iterator[NamedStep]:
+def _steps(config: StageConfig) -> Iterator[NamedStep]:
     match config:
         case ExtractionStageConfig():
             yield NamedStep(name="page", run=_page_check(config))
@@ -138,15 +178,9 @@ def _steps(config: StageConfig, decisions: Decisions | None) -> Iterator[NamedSt
             yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
         case FilterStageConfig():
             yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
-        case DeduplicationStageConfig() if decisions is not None:
-            method = config.deduplication.build()
-            read = method.read_decisions(decisions.path, decisions.shard)
-            yield NamedStep(
-                name=type(config.deduplication).__name__, run=lambda item, place: method.apply(item, place, read)
-            )
         case _:
             raise UnknownStageError(
-                f"stage '{config.name}' has the class {type(config).__name__}; use ExtractionStageConfig, "
+                f"stage '{config.name}' has the class {type(config).__name__}; use ExtractionStageConfig, OptOutStageConfig, "
                 "FilterStageConfig or DeduplicationStageConfig"
             )
 

@@ -4,7 +4,7 @@
       corpus.json                   the manifest: config, inputs, stages with counts, files of the corpus with digests
       counters.json                 the counts as OpenMetrics-style samples
       documents/00000.parquet       the documents that all stages kept
-      stages/<stage>/<key>.documents.parquet, <key>.dropped.parquet, <key>.json
+      stages/<stage>/<key>.documents.parquet, <key>.dropped.parquet, <key>.json; of an extraction <key>.facts.parquet
       stages/<stage>/manifest.json  the keys of the stage in order, and its counts
 
 A key is a digest of the stage's config, of the digests of its inputs and of `CODE_VERSION`. Files are written beside their
@@ -25,7 +25,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import file_digest, write_json
 from openafm.core.registry import FILE_PLUGIN
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Increase it when the results of the pipeline's own code change."""
 MANIFEST = "corpus.json"
 COUNTERS = "counters.json"
@@ -54,7 +54,11 @@ class StoredFile(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord(Config):
-    """The result of a stage for one shard. `dropped` counts by reason; `seconds` is CPU time and not part of the result."""
+    """The result of a stage for one shard.
+
+    `dropped` counts by reason; `seconds` is CPU time and not part of the result. `facts` has what the pages of an extraction
+    say about training.
+    """
 
     key: str
     num_in: int
@@ -64,6 +68,7 @@ class ShardRecord(Config):
     languages: dict[str, int]
     characters: int
     seconds: float
+    facts: StoredFile | None = None
 
     @property
     def num_kept(self) -> int:
@@ -185,7 +190,8 @@ def find_record(root: Path, stage: str, key: str) -> ShardRecord | None:
     path = record_path(root, stage, key)
     try:
         record = from_dict(ShardRecord, json.loads(path.read_text(encoding="utf-8")))
-        sizes = [(root / file.path).stat().st_size == file.num_bytes for file in (record.documents, record.drops)]
+        files = [file for file in (record.documents, record.drops, record.facts) if file is not None]
+        sizes = [(root / file.path).stat().st_size == file.num_bytes for file in files]
     except (OSError, ValueError, ConfigError):
         return None  # computed again
     return record if all(sizes) else None

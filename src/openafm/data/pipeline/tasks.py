@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
-from openafm.core.config import to_dict
-from openafm.core.files import atomic_file, write_json
-from openafm.core.libraries import pyarrow
+import numpy as np
+
+from openafm.core.files import atomic_file
 from openafm.core.worker_process import unit
 from openafm.data.deduplication.base import Deduplication
-from openafm.data.pipeline.config import DeduplicationStageConfig
+from openafm.data.pipeline.config import ExtractionStageConfig
 from openafm.data.pipeline.inputs import Shard
-from openafm.data.pipeline.parquet import (
-    RowWriter,
-    document_row,
-    document_schema,
-    drop_schema,
-    read_documents,
+from openafm.data.pipeline.parquet import document_of, document_schema, open_parquet, read_batches, read_documents
+from openafm.data.pipeline.results import ShardResult
+from openafm.data.pipeline.steps import (
+    REDUCTIONS,
+    Decided,
+    Decisions,
+    Item,
+    Processed,
+    Stage,
+    build_stage,
+    config_of,
+    reduction_of,
 )
-from openafm.data.pipeline.steps import Decisions, Item, Processed, Stage, build_stage, config_of
-from openafm.data.pipeline.store import STAGES, ShardRecord, StoredFile, record_path, stored_file
-from openafm.data.web.documents import Dropped, Page, WebDocument
-from openafm.data.web.urls import domain_of
+from openafm.data.pipeline.store import STAGES, ShardRecord
+from openafm.data.web.documents import Dropped, WebDocument
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +95,8 @@ def run_check(task: CheckTask) -> None:
         OpenAFMError: a library, a model or a file of a stage is missing.
     """
     for text, plugins in task.stages:
-        if isinstance(config_of(text, plugins), DeduplicationStageConfig):
-            _deduplication(text, plugins)
+        if isinstance(config_of(text, plugins), REDUCTIONS):
+            reduction_of(config_of(text, plugins))
         else:
             build_stage(text, plugins)
 
@@ -105,22 +105,37 @@ def run_map(task: MapTask) -> ShardRecord:
     """Compute one shard and store its result."""
     started = time.process_time()
     stage = build_stage(task.stage, task.plugins, task.decisions)
-    folder = task.root / STAGES / task.stage_name
-    documents_path, drops_path = folder / f"{task.key}.documents.parquet", folder / f"{task.key}.dropped.parquet"
-    with atomic_file(documents_path) as documents, atomic_file(drops_path) as drops:
-        result = _Result(task.stage_name, documents, drops)
-        with result.writers:
+    with ShardResult(
+        task.root, task.stage_name, task.key, has_facts=isinstance(stage.config, ExtractionStageConfig)
+    ) as result:
+        if stage.reduction is not None and open_parquet(task.shard.path).schema_arrow.equals(document_schema()):
+            _copy(stage, stage.reduction, task, result)
+        else:
             for processed in _processed(stage, task):
-                result.add(processed.before, processed.outcome)
-    record = result.record(
-        task.key,
-        stored_file(task.root, documents_path, result.num_kept),
-        stored_file(task.root, drops_path, sum(result.dropped.values())),
-        round(time.process_time() - started, 3),
-    )
-    record.check()
-    write_json(record_path(task.root, task.stage_name, task.key), to_dict(record))
-    return record
+                result.add(processed.item, processed.before, processed.outcome)
+    return result.store(round(time.process_time() - started, 3))
+
+
+def _copy(stage: Stage, decided: Decided, task: MapTask, result: ShardResult) -> None:
+    """Apply decisions: rows that they do not name are copied as columns, which is several times as fast."""
+    poison = {each.position: each for each in task.quarantined}
+    first = 0
+    for batch in read_batches(task.shard.path):
+        rows = sorted({*decided.touched(batch, first), *(p - first for p in poison if 0 <= p - first < batch.num_rows)})
+        documents = batch.take(np.array(rows, np.int64)).to_pylist() if rows else []
+        changed: dict[int, WebDocument] = {}
+        dropped: set[int] = set()
+        for row, values in zip(rows, documents, strict=True):
+            document = document_of(values, task.shard.path)
+            with unit(first + row):
+                processed = _process(stage, document, first + row, poison)
+            if isinstance(processed.outcome, Dropped):
+                dropped.add(row)
+                result.add_drop(document, processed.outcome)
+            elif processed.outcome is not document:
+                changed[row] = processed.outcome
+        result.add_batch(batch, changed, dropped)
+        first += batch.num_rows
 
 
 def run_signatures(task: SignaturesTask) -> float:
@@ -128,7 +143,8 @@ def run_signatures(task: SignaturesTask) -> float:
     import pyarrow.parquet as pq
 
     started = time.process_time()
-    method = _deduplication(task.stage, task.plugins)
+    method = reduction_of(config_of(task.stage, task.plugins))
+    assert isinstance(method, Deduplication)
     out = signatures_path(task.root, task.stage_name, task.key)
     table = method.signatures(_in_units(read_documents(task.shard.path)))
     with atomic_file(out) as file:
@@ -139,7 +155,7 @@ def run_signatures(task: SignaturesTask) -> float:
 def run_decide(task: DecideTask) -> float:
     """Reduce the signatures of all shards to decisions and store them; return the CPU seconds."""
     started = time.process_time()
-    method = _deduplication(task.stage, task.plugins)
+    method = reduction_of(config_of(task.stage, task.plugins))
     temporary = task.out.with_suffix(".partial")  # renamed when it is complete
     method.decide(task.signatures, temporary)
     temporary.replace(task.out)
@@ -149,12 +165,6 @@ def run_decide(task: DecideTask) -> float:
 def signatures_path(root: Path, stage: str, key: str) -> Path:
     """Return the path of the signatures of a shard."""
     return root / STAGES / stage / f"{key}.signatures.parquet"
-
-
-def _deduplication(text: str, plugins: tuple[str, ...]) -> Deduplication:
-    config = config_of(text, plugins)
-    assert isinstance(config, DeduplicationStageConfig)
-    return config.deduplication.build()
 
 
 def _in_units(documents: Iterator[WebDocument]) -> Iterator[WebDocument]:
@@ -173,7 +183,7 @@ def _processed(stage: Stage, task: MapTask) -> Iterator[Processed]:
         if position == task.stop_at:
             detail = f"the rest of {task.shard.path.name} after document {position}: {quarantined[position].detail}"
             drop = Dropped(reason="unreadable", detail=detail)
-            yield Processed(before=drop, outcome=drop)
+            yield Processed(item=drop, before=drop, outcome=drop)
             return
         with unit(position):
             try:
@@ -183,72 +193,13 @@ def _processed(stage: Stage, task: MapTask) -> Iterator[Processed]:
                 items = iter(())
             if item is None:
                 return
-            poison = quarantined.get(position)
-            if poison is None:
-                processed = stage.process(item, position)
-            else:
-                processed = Processed(before=item, outcome=Dropped(reason=poison.reason, detail=poison.detail))
+            processed = _process(stage, item, position, quarantined)
         yield processed
         position += 1
 
 
-class _Result:
-    """Writes kept documents and drops, and counts them."""
-
-    def __init__(self, stage: str, documents: IO[bytes], drops: IO[bytes]) -> None:
-        pyarrow()
-        self._stage = stage
-        self._documents = RowWriter(documents, document_schema())
-        self._drops = RowWriter(drops, drop_schema())
-        self.writers = contextlib.ExitStack()
-        self.writers.enter_context(self._documents)
-        self.writers.enter_context(self._drops)
-        self.dropped: Counter[str] = Counter()
-        self._languages: Counter[str] = Counter()
-        self._num_in = self._characters = 0
-
-    @property
-    def num_kept(self) -> int:
-        return self._documents.num_rows
-
-    def add(self, item: Item, outcome: WebDocument | Dropped) -> None:
-        self._num_in += 1
-        if isinstance(outcome, WebDocument):
-            self._documents.write(document_row(outcome))
-            self._languages[outcome.language] += 1
-            self._characters += len(outcome.text)
-            return
-        self.dropped[outcome.reason] += 1
-        url = outcome.url or item.url
-        row = {
-            "id": item.id if isinstance(item, WebDocument) else _page_id(item),
-            "url": url,
-            "domain": domain_of(url) if url else "",
-            "language": item.language if isinstance(item, WebDocument) else "",
-            "stage": self._stage,
-            "reason": outcome.reason,
-            "detail": outcome.detail,
-        }
-        self._drops.write({name: _storable(value) for name, value in row.items()})
-
-    def record(self, key: str, documents: StoredFile, drops: StoredFile, seconds: float) -> ShardRecord:
-        return ShardRecord(
-            key=key,
-            num_in=self._num_in,
-            documents=documents,
-            drops=drops,
-            dropped=dict(sorted(self.dropped.items())),
-            languages=dict(sorted(self._languages.items())),
-            characters=self._characters,
-            seconds=seconds,
-        )
-
-
-def _page_id(item: Page | Dropped) -> str:
-    """Return an identifier of a page that did not become a document."""
-    body = item.body if isinstance(item, Page) else b""
-    return hashlib.blake2b(item.url.encode("utf-8", "replace") + b"\0" + body, digest_size=16).hexdigest()
-
-
-def _storable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
+def _process(stage: Stage, item: Item, position: int, quarantined: Mapping[int, Quarantined]) -> Processed:
+    """Return the result of an item; one that ended a worker before is dropped."""
+    if (poison := quarantined.get(position)) is not None:
+        return Processed(item=item, before=item, outcome=Dropped(reason=poison.reason, detail=poison.detail))
+    return stage.process(item, position)

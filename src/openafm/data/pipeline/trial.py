@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from openafm.core.errors import UsageError
-from openafm.data.pipeline.config import DeduplicationStageConfig, PipelineConfig
+from openafm.data.pipeline.config import PipelineConfig
 from openafm.data.pipeline.inputs import WARC_SUFFIXES
-from openafm.data.pipeline.steps import run_step, steps_of
+from openafm.data.pipeline.steps import REDUCTIONS, run_step, steps_of
 from openafm.data.web.documents import Dropped, Page, WebDocument
 from openafm.data.web.opt_out import training_opt_out
 from openafm.data.web.warc import read_pages, warc_files
@@ -103,8 +103,8 @@ def try_steps(config: PipelineConfig, page: Page) -> Iterator[StepResult]:
                 return
             item = result
     for stage in config.stages:
-        if isinstance(stage, DeduplicationStageConfig):
-            name = type(stage.deduplication).__name__
+        if isinstance(stage, REDUCTIONS):
+            name = type(getattr(stage, "deduplication", stage)).__name__
             yield StepResult(stage=stage.name, step=name, outcome="not tried: compares all documents", seconds=0.0)
 
 
