@@ -1,7 +1,7 @@
 """The newest word of a publisher: a later opt-out of training removes documents of earlier records of the same input.
 
-While pages are read, each shard stores what they say about training: URL, time and reason. The reduction keeps the URLs whose
-newest record is opted out, and the newest robots.txt of each origin, if the input has any.
+While pages are read, each shard stores what they say about training: URL, time and reason. The reduction keeps the URLs
+whose newest record is opted out, and the newest robots.txt of each origin, if the input has any.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from openafm.core.config import to_dict
 from openafm.core.files import atomic_file, write_json

@@ -87,7 +87,7 @@ class Processed:
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage that is ready to run: how it reads a shard, and its steps in order. `reduction` has what a reduction decided."""
+    """A stage that is ready to run: how it reads a shard, its steps in order, and what its reduction decided."""
 
     config: StageConfig
     steps: tuple[NamedStep, ...]
@@ -180,8 +180,8 @@ def _steps(config: StageConfig) -> Iterator[NamedStep]:
             yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
         case _:
             raise UnknownStageError(
-                f"stage '{config.name}' has the class {type(config).__name__}; use ExtractionStageConfig, OptOutStageConfig, "
-                "FilterStageConfig or DeduplicationStageConfig"
+                f"stage '{config.name}' has the class {type(config).__name__}; use ExtractionStageConfig, "
+                "OptOutStageConfig, FilterStageConfig or DeduplicationStageConfig"
             )
 
 
