@@ -51,8 +51,9 @@ class FactsWriter:
         """Add a page; a robots.txt with its content."""
         if page.status == _OK:
             robots = page.body[:MAX_BYTES] if urlsplit(page.url).path == "/robots.txt" else b""
-            values = (page.url, page.fetched_at.removesuffix("Z"), page.opt_out, robots)  # times without Z sort as text
-            self._rows.write(dict(zip(_COLUMNS, map(_storable, values), strict=True)))
+            texts = (page.url, page.fetched_at.removesuffix("Z"), page.opt_out)  # times without Z sort as text
+            values = [text.encode("utf-8", "replace").decode() for text in texts]
+            self._rows.write(dict(zip(_COLUMNS, (*values, robots), strict=True)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +143,3 @@ def _is_about_training(body: bytes) -> bool:
 def _schema(names: Sequence[str]) -> pa.Schema:
     pa = pyarrow()
     return pa.schema([pa.field(name, pa.binary() if name == "robots" else pa.string()) for name in names])
-
-
-def _storable(value: str | bytes) -> str | bytes:
-    return value if isinstance(value, bytes) else value.encode("utf-8", "replace").decode()
