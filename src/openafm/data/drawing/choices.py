@@ -21,8 +21,16 @@ class DrawingFailedError(OpenAFMError):
     """No legible drawing was found for the drawn data; another index draws another one."""
 
 
-def draw_font(rng: random.Random, language: str, split: Split, text: str, styles: Sequence[str] = ("sans",)) -> Font:
-    """Return a font of one of the styles, or of any, that has all characters of a text.
+def draw_font(
+    rng: random.Random,
+    language: str,
+    split: Split,
+    text: str,
+    styles: Sequence[str] = ("sans",),
+    *,
+    is_light: bool = False,
+) -> Font:
+    """Return an upright font of one of the styles, or of any, that has all characters of a text; light is not bold.
 
     Raises:
         FontMissingError: no font of the split has them.
@@ -39,7 +47,8 @@ def draw_font(rng: random.Random, language: str, split: Split, text: str, styles
         families = sorted({font.family for font in upright})
         if families:
             family = rng.choice(families)
-            return rng.choice([font for font in upright if font.family == family])
+            faces = [font for font in upright if font.family == family]
+            return rng.choice([font for font in faces if not font.is_bold] or faces if is_light else faces)
     raise FontMissingError(f"no installed font of split '{split}' has all characters of {text[:40]!r} in '{language}'")
 
 

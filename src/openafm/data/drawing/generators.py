@@ -15,6 +15,8 @@ _BUILT_IN = {
     "charts": "openafm.data.drawing.charts:ChartsConfig",
     "documents": "openafm.data.drawing.documents:DocumentsConfig",
     "flyers": "openafm.data.drawing.flyers:FlyersConfig",
+    "formulas": "openafm.data.drawing.formulas:FormulasConfig",
+    "handwriting": "openafm.data.drawing.handwriting:HandwritingConfig",
     "scenes": "openafm.data.drawing.scenes:ScenesConfig",
     "signs": "openafm.data.drawing.signs:SignsConfig",
     "tables": "openafm.data.drawing.tables:TablesConfig",
