@@ -234,7 +234,8 @@ def _bend(rng: random.Random, surface: NDArray[np.uint8], baseline: int, hand: _
     across = amount * np.sin(2 * math.pi * y * waves[0][0] / period + waves[1][1]) + hand.slant * (y - baseline)
     source_y = np.clip(np.rint(y + down), 0, height - 1).astype(np.intp)
     source_x = np.clip(np.rint(x + across), 0, width - 1).astype(np.intp)
-    return surface[source_y, source_x]
+    bent: NDArray[np.uint8] = surface[source_y, source_x]
+    return bent
 
 
 def _paper(width: int, height: int, name: str, step: int) -> NDArray[np.uint8]:
