@@ -150,7 +150,7 @@ class MinHashDeduplication(DocumentDeduplication):
                     self._join(links, minhashes, left, right)
             writer = DropWriter(folder, budget)
             sort = ExternalSort(folder, "members", MEMBER, MEMBER.names or (), budget)
-            for members in _members(signatures, first_of, links, disk_array(folder / "parents", bool, len(links))):
+            for members in grouped_members(signatures, first_of, links, disk_array(folder / "parents", bool, len(links))):
                 sort.add(members)
             for _ in writer.add_groups(sort.merged()):
                 pass
@@ -218,7 +218,7 @@ def candidates(blocks: Iterable[Records]) -> Iterator[tuple[Numbers, Numbers]]:
             tail = entries[-WINDOW:]
 
 
-def _members(signatures: Sequence[Path], first_of: Numbers, links: Numbers, is_parent: Records) -> Iterator[Records]:
+def grouped_members(signatures: Sequence[Path], first_of: Numbers, links: Numbers, is_parent: Records) -> Iterator[Records]:
     """Yield the documents of the components with at least two documents."""
     for start in range(0, int(first_of[-1]), _PAIRS_PER_BATCH):
         numbers = np.arange(start, min(start + _PAIRS_PER_BATCH, int(first_of[-1])))
