@@ -148,9 +148,9 @@ def chart(rng: random.Random) -> Image.Image:
 
 def flyer(rng: random.Random) -> Image.Image:
     """Return a flyer of the project's generator."""
-    from openafm.data.drawing.generators import generator_config
+    from openafm.data.drawing.flyers import FlyersConfig
 
-    drawn = generator_config("flyers").build().draw(rng, "en", "train")
+    drawn = FlyersConfig().build().draw(rng, "en", "train")
     return Image.open(io.BytesIO(drawn.images[0].data)).convert("RGB")
 
 

@@ -76,8 +76,8 @@ class ImageSignature:
 class ImageDuplicatesConfig(Config):
     """Keep one image of each group of near-duplicates.
 
-    `distance` is the largest mean difference of the gray values (0 to 255) of aligned thumbnails of near-duplicates. Memory of the reduction: `memory_mb` plus 64 MB, for any number of images; disk:
-    about 10 KB for each image.
+    `distance` is the largest mean difference of the gray values (0 to 255) of aligned thumbnails of near-duplicates. Memory
+    of the reduction: `memory_mb` plus 64 MB, for any number of images; disk: about 10 KB for each image.
     """
 
     REASONS: ClassVar[tuple[str, ...]] = ("near_duplicate_image",)
@@ -263,7 +263,7 @@ def _best_part(target: Floats, whole: Pixels) -> Floats | None:
 
 
 def _coarse_place(target: Floats, whole: Floats) -> tuple[Place, float]:
-    """Return the window of a thumbnail that correlates best with another thumbnail at a quarter of its size, and how much."""
+    """Return the window of a thumbnail that correlates best with another one, at a quarter of the size, and how much."""
     size = THUMBNAIL // 4
     small = target.reshape(size, 4, size, 4).mean((1, 3))
     best, place = -2.0, (0.0, 0.0, 1.0)
