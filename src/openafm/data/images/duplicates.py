@@ -218,13 +218,15 @@ def _frequencies(base: Floats) -> Floats:
         flat = transform.reshape(-1, BASE)
         table = (flat @ base @ flat.T).reshape(count, 7, count, 7).swapaxes(1, 2).reshape(-1, 7, 7)
         found.append(table[:, rows, columns])
-    return np.round(np.concatenate(found), 6)
+    frequencies: Floats = np.round(np.concatenate(found), 6)
+    return frequencies
 
 
 def _keys(signs: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint32]:
     """Return signs [..., 27] as numbers."""
     bits = signs.astype(np.uint32) << np.arange(signs.shape[-1], dtype=np.uint32)
-    return bits.sum(axis=-1, dtype=np.uint32)
+    keys: npt.NDArray[np.uint32] = bits.sum(axis=-1, dtype=np.uint32)
+    return keys
 
 
 def _probes(frequencies: Floats) -> npt.NDArray[np.uint32]:
