@@ -79,14 +79,22 @@ def run(
 
 
 def report(
-    corpus: Annotated[Path, typer.Argument(help="Folder that `openafm data run` wrote.")],
+    corpus: Annotated[Path, typer.Argument(help="Folder that `openafm data run` wrote, or an image corpus.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The HTML page; default: report.html in the corpus.")
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a corpus keeps and what was dropped, why, by language, domain and length; write an HTML page with plots."""
+    """Show what a corpus keeps and what was dropped, why, by language, domain and length; write an HTML page with plots.
+
+    Of an image corpus the page shows images with their texts and boxes, and dropped images with reasons.
+    """
+    from openafm.data.images.shards import is_image_corpus
     from openafm.data.pipeline.report import corpus_report, write_html
+
+    if is_image_corpus(corpus):
+        _report_images(corpus, out or corpus / "report.html", json)
+        return
 
     found = corpus_report(corpus)
     if json:
@@ -107,6 +115,19 @@ def report(
             f"model and classifier agree on {found.agreement:.1%} of the characters of pages that the model extracted"
         )
     print_text(f"wrote {path}")
+
+
+def _report_images(corpus: Path, out: Path, json: bool) -> None:
+    from openafm.data.images.report import image_corpus_report, write_contact_sheets
+
+    if json:
+        print_json(asdict(image_corpus_report(corpus)))
+        return
+    found = write_contact_sheets(corpus, out)
+    print_table(("kind", "documents"), list(found.kinds.items()))
+    if found.dropped:
+        print_table(("reason", "dropped"), list(found.dropped.items()))
+    print_text(f"wrote {out}")
 
 
 def try_page(

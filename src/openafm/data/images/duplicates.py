@@ -212,13 +212,13 @@ def _averages(start: float, length: float, num_parts: int, size: int) -> Floats:
 def _frequencies(base: Floats) -> Floats:
     """Return the frequencies [windows, 27]; the first window is the whole. Rounded: signs must not depend on the machine."""
     rows, columns = (np.array([pair[axis] for pair in _FREQUENCIES]) for axis in (0, 1))
-    found = []
+    found: list[Floats] = []
     for transform in _window_transforms():
         count = len(transform)
         flat = transform.reshape(-1, BASE)
         table = (flat @ base @ flat.T).reshape(count, 7, count, 7).swapaxes(1, 2).reshape(-1, 7, 7)
         found.append(table[:, rows, columns])
-    frequencies: Floats = np.round(np.concatenate(found), 6)
+    frequencies: Floats = np.concatenate(found).round(6)
     return frequencies
 
 

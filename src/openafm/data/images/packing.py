@@ -156,7 +156,7 @@ class _Encoder:
         images: list[TextPart | ImagePart] = [part for part in document.parts if isinstance(part, ImagePart)]
         captions = {level: text for level, text in document.captions.items() if text.strip()}
         text = document.text.strip()
-        if "interleaved" in learn and text and text not in captions.values():
+        if "interleaved" in learn and text and text not in (*captions.values(), document.transcription.strip()):
             yield "interleaved", document.parts
         if "captions" in learn:
             yield from ((level, [*images, TextPart(text=caption)]) for level, caption in captions.items())

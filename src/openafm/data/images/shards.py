@@ -51,6 +51,7 @@ FORMAT = "openafm.image_corpus"
 VERSION = 1
 PATTERNS = (
     MANIFEST,
+    "report.html",
     ".lock",
     *(f"[0-9]*.{it}" for it in ("tar", "index.npy", "documents.parquet", "dropped.parquet", "json")),
 )
