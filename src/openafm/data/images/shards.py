@@ -34,6 +34,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import OversizeFilesError, atomic_file, file_digest, read_document, write_json
 from openafm.data.images.documents import ImageDocument, StoredImage
 from openafm.data.images.records import (
+    DroppedImage,
     document_row,
     document_schema,
     drop_row,
@@ -270,7 +271,7 @@ class ImageCorpus:
         """Yield the documents of one shard."""
         return read_image_documents(self.path / f"{shard:05}.documents.parquet")
 
-    def dropped(self, shard: int) -> Iterator[Dropped]:
+    def dropped(self, shard: int) -> Iterator[DroppedImage]:
         """Yield what was dropped in one shard."""
         return read_dropped(self.path / f"{shard:05}.dropped.parquet")
 
