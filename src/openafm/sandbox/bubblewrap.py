@@ -1,0 +1,234 @@
+"""Python in bubblewrap: own process, network, mount and user namespaces, a read-only system, and limits of the kernel.
+
+The code sees the system's libraries and this Python environment, read-only, and one scratch folder that is removed. Where
+bubblewrap or a limit is not available, nothing runs: there is no weaker mode.
+
+A process limit does not bind for root, also not inside a user namespace. So as root the sandbox changes to a user without
+rights after the mounts are made; other users get a user namespace.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from openafm.core.config import Config
+from openafm.core.errors import OpenAFMError
+
+_UID = 61234
+"""User of sandboxed processes when the caller is root: one that owns nothing."""
+_SCRATCH = "/scratch"
+_MAIN = "main.py"
+_SYSTEM = ("/usr", "/etc/fonts", "/etc/ld.so.cache", "/etc/alternatives")
+_LINKS = ("bin", "sbin", "lib", "lib32", "lib64")
+_ENVIRONMENT = {
+    "HOME": _SCRATCH,
+    "TMPDIR": _SCRATCH,
+    "PATH": "/usr/bin",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MPLBACKEND": "Agg",
+    "MPLCONFIGDIR": _SCRATCH,
+}
+_PROBE_SECONDS = 10
+
+
+class SandboxMissingError(OpenAFMError):
+    """The sandbox cannot be set up on this machine, so the code was not run."""
+
+
+class SandboxFailedError(OpenAFMError):
+    """The sandboxed code failed, exceeded a limit, or did not write what was asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxLimits(Config):
+    """Limits of one run. `file_mb` is the size of each file that it writes, its output included."""
+
+    wall_seconds: float = 30.0
+    cpu_seconds: int = 20
+    memory_mb: int = 2048
+    file_mb: int = 16
+    processes: int = 32
+
+    def __post_init__(self) -> None:
+        smallest = min(self.wall_seconds, self.cpu_seconds, self.memory_mb, self.file_mb, self.processes)
+        self.require(smallest > 0, f"limits must be positive, got {smallest}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxResult:
+    """What a run left: its exit code (negative for a signal), its output, and the files that were asked for."""
+
+    exit_code: int
+    output: str
+    timed_out: bool = False
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def run_python(
+    code: str, *, files: Mapping[str, bytes] | None = None, collect: Sequence[str] = (), limits: SandboxLimits | None = None
+) -> SandboxResult:
+    """Run Python code in the sandbox, with `files` in its working folder, and return the files named in `collect`.
+
+    Raises:
+        SandboxMissingError: bubblewrap, setpriv or prlimit is missing or does not work here.
+    """
+    reason = sandbox_reason()
+    if reason:
+        raise SandboxMissingError(reason)
+    chosen = limits or SandboxLimits()
+    with tempfile.TemporaryDirectory(prefix="openafm-sandbox-") as folder:
+        scratch = _new_scratch(Path(folder))
+        for name, data in {**(files or {}), _MAIN: code.encode()}.items():
+            (scratch / name).write_bytes(data)
+        if os.geteuid() == 0:
+            for path in scratch.iterdir():
+                os.chown(path, _UID, _UID)
+        output = Path(folder) / "output"
+        with output.open("wb") as stream:
+            exit_code, timed_out = _run(_command(scratch, chosen, ["-I", _MAIN]), stream.fileno(), chosen.wall_seconds)
+        return SandboxResult(
+            exit_code=exit_code,
+            output=output.read_bytes()[: 1 << 16].decode("utf-8", "replace"),
+            timed_out=timed_out,
+            files={name: data for name in collect if (data := _collected(scratch / name, chosen)) is not None},
+        )
+
+
+@functools.cache
+def sandbox_reason() -> str:
+    """Return why the sandbox cannot be used on this machine; empty if it can."""
+    needed = ("bwrap", "prlimit", *(("setpriv",) if os.geteuid() == 0 else ()))
+    missing = [name for name in needed if shutil.which(name) is None]
+    if missing:
+        return (
+            f"running code of a model needs the commands {', '.join(missing)}, which are not installed; "
+            "install them with: apt install bubblewrap util-linux"
+        )
+    with tempfile.TemporaryDirectory(prefix="openafm-sandbox-") as folder:
+        command = _command(_new_scratch(Path(folder)), SandboxLimits(), ["-I", "-S", "-c", "import os; print(os.getuid())"])
+        try:
+            probe = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"bubblewrap does not work on this machine: {error}; allow user namespaces, or run as root"
+    if probe.returncode != 0 or probe.stdout.strip() in ("", "0"):
+        detail = " ".join(probe.stderr.split()) or f"exit code {probe.returncode}"
+        return f"bubblewrap does not work on this machine: {detail}; allow user namespaces, or run as root"
+    return ""
+
+
+def _new_scratch(folder: Path) -> Path:
+    """Return a new folder that belongs to the user of the sandbox."""
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    scratch.chmod(0o711)  # bubblewrap enters it as root without rights over other users' files
+    if os.geteuid() == 0:
+        os.chown(scratch, _UID, _UID)
+    return scratch
+
+
+def _run(command: Sequence[str], output: int, seconds: float) -> tuple[int, bool]:
+    """Run a command; return its exit code, and whether it was ended because of the time."""
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={})
+    try:
+        return process.wait(seconds), False
+    except subprocess.TimeoutExpired:
+        process.kill()  # the namespace of its processes ends with it
+        return process.wait(), True
+
+
+def _command(scratch: Path, limits: SandboxLimits, arguments: Sequence[str]) -> list[str]:
+    is_root = os.geteuid() == 0
+    # Root keeps its user namespace: inside another one, the process limit would not bind.
+    spaces = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"] if is_root else ["--unshare-all"]
+    command = [_found("bwrap"), *spaces, "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
+    if is_root:
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    for path in _read_only_paths():
+        command += [*_parents(path), "--ro-bind", path, path]
+    for link in _LINKS:
+        if Path(f"/{link}").is_symlink():
+            command += ["--symlink", f"usr/{link}", f"/{link}"]
+        elif Path(f"/{link}").is_dir():
+            command += ["--ro-bind", f"/{link}", f"/{link}"]
+    command += ["--proc", "/proc", "--dev", "/dev", "--bind", str(scratch), _SCRATCH, "--chdir", _SCRATCH]
+    for name, value in _ENVIRONMENT.items():
+        command += ["--setenv", name, value]
+    if is_root:
+        user = str(_UID)
+        command += [_found("setpriv"), "--reuid", user, "--regid", user, "--clear-groups", "--no-new-privs"]
+    # Other users' processes count: the limit is that of the user, not of the sandbox.
+    processes = limits.processes + (0 if is_root else _num_processes())
+    command += [
+        _found("prlimit"),
+        f"--nproc={processes}",
+        f"--as={limits.memory_mb << 20}",
+        f"--cpu={limits.cpu_seconds}",
+        f"--fsize={limits.file_mb << 20}",
+        "--nofile=256",
+        "--core=0",
+    ]
+    return [*command, sys.executable, *arguments]
+
+
+def _read_only_paths() -> Iterator[str]:
+    """Yield the folders that Python and its libraries need, without those inside others."""
+    wanted = [
+        *_SYSTEM,
+        sys.prefix,
+        sys.base_prefix,
+        *(sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib")),
+    ]
+    kept: list[str] = []
+    for path in sorted({str(Path(each)) for each in wanted if Path(each).exists()}):
+        if not any(Path(path).is_relative_to(other) for other in kept):
+            kept.append(path)
+            yield path
+
+
+def _parents(path: str) -> Iterator[str]:
+    """Yield options that make the folders above a path, which the user of the sandbox may pass through."""
+    for parent in [*reversed(Path(path).parents)][1:]:
+        yield from ("--perms", "0755", "--dir", str(parent))
+
+
+def _found(name: str) -> str:
+    return shutil.which(name) or f"/usr/bin/{name}"
+
+
+def _num_processes() -> int:
+    """Return how many processes and threads this user has."""
+    count = 0
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and entry.stat().st_uid == os.geteuid():
+                count += len(list((entry / "task").iterdir()))
+        except OSError:
+            continue  # it ended
+    return count
+
+
+def _collected(path: Path, limits: SandboxLimits) -> bytes | None:
+    """Return a regular file that the run wrote; None for links, folders, and files that are too large."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > limits.file_mb << 20:
+        os.close(descriptor)
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read()
