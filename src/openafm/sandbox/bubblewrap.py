@@ -97,11 +97,12 @@ def run_python(
         output = Path(folder) / "output"
         with output.open("wb") as stream:
             exit_code, timed_out = _run(_command(scratch, chosen, ["-I", _MAIN]), stream.fileno(), chosen.wall_seconds)
+        collected = {name: _collected(scratch / name, chosen) for name in collect}
         return SandboxResult(
             exit_code=exit_code,
             output=output.read_bytes()[: 1 << 16].decode("utf-8", "replace"),
             timed_out=timed_out,
-            files={name: data for name in collect if (data := _collected(scratch / name, chosen)) is not None},
+            files={name: data for name, data in collected.items() if data is not None},
         )
 
 

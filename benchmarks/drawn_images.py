@@ -1,0 +1,73 @@
+"""Drawn images: images per core second of each kind, and the errors that the independent checks find.
+
+    python benchmarks/drawn_images.py [--quick] [--kinds charts,tables] [--count N] [--workers N] [--json]
+
+Each kind draws documents in all languages by turns, one in five of them of the held-out split. Every document is checked:
+boxes against the ink in the pixels, transcriptions against the drawing commands, answers computed again. `samples` are the
+documents that were checked, `errors` those in which a check found something, `dropped` those that could not be drawn, for
+example because no font is installed. `images_per_core_s_KIND` counts the core seconds of drawing alone. A full run draws
+10,000 documents of each kind on all cores and writes docs/benchmarks/drawn_images.json; --quick draws 50.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from shared.drawn_parts import Part, PartResult, draw_part
+from shared.reporting import hand_in
+
+from openafm.core.executors import LocalConfig
+from openafm.data.drawing.generators import generator_names
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "drawn_images.json"
+PART = 100
+SHOWN_ERRORS = 20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="50 documents of each kind")
+    parser.add_argument("--kinds", default="all", help="kinds separated by commas")
+    parser.add_argument("--count", type=int, help="documents of each kind")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes; default: one per core")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    options = parser.parse_args()
+    hand_in(measure(options), REPORT, options)
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    kinds = generator_names() if options.kinds == "all" else tuple(options.kinds.split(","))
+    count = options.count or (50 if options.quick else 10_000)
+    parts = [Part(kind, at, min(at + PART, count)) for kind in kinds for at in range(0, count, PART)]
+    results: dict[str, list[PartResult]] = defaultdict(list)
+    crashed: list[str] = []
+    with LocalConfig(num_workers=options.workers).build() as executor:
+        for outcome in executor.map(draw_part, parts):
+            if outcome.result is not None:
+                results[outcome.result.kind].append(outcome.result)
+            elif outcome.failure is not None:
+                crashed.append(f"{outcome.item}: {outcome.failure.detail}")
+    everything = [result for kind in kinds for result in results[kind]]
+    figures: dict[str, Any] = {
+        "errors": sum(result.wrong for result in everything) + len(crashed),
+        "samples": sum(result.samples for result in everything),
+        "dropped": sum(sum(result.dropped.values()) for result in everything),
+    }
+    for kind in kinds:
+        found = results[kind]
+        seconds = sum(result.drawing_s for result in found)
+        images = sum(result.images for result in found)
+        figures[f"images_per_core_s_{kind}"] = round(images / seconds, 1) if seconds else 0.0
+        figures[f"errors_{kind}"] = sum(result.wrong for result in found)
+        figures[f"samples_{kind}"] = sum(result.samples for result in found)
+    shown = [error for result in everything for error in result.errors][:SHOWN_ERRORS]
+    return {"figures": figures, "found": crashed + shown}
+
+
+if __name__ == "__main__":
+    main()
