@@ -12,7 +12,7 @@ URL = "https://example.org/a/page.html"
 
 
 def blocks_of(html: str) -> PageBlocks:
-    root = parse(html)
+    root = parse(html.encode())
     assert root is not None
     return split_blocks(root)
 
@@ -76,10 +76,11 @@ def test_skipped_elements_and_links_are_not_text() -> None:
 
 def test_containers_know_names_and_hidden_elements() -> None:
     page = blocks_of("<body><div class='post-content' id='x'><p style='display: none'>a</p></div></body>")
-    container = page.containers[page.blocks[0].container]
-    assert container.tag == "p"
-    assert page.containers[container.parent].names.split() == ["post-content", "x"]
-    assert container.inherited != page.containers[container.parent].inherited
+    containers, container = page.containers, page.blocks[0].container
+    parent = containers.parents[container]
+    assert containers.tags[container] == "p"
+    assert containers.names[parent].split() == ["post-content", "x"]
+    assert containers.inherited[container] != containers.inherited[parent]
 
 
 def test_a_link_around_blocks_counts_in_each() -> None:

@@ -11,7 +11,7 @@ from openafm.data.extraction.metadata import PageMetadata, iso_date, read_metada
 
 
 def metadata(html: str) -> PageMetadata:
-    root = parse(html)
+    root = parse(html.encode())
     assert root is not None
     return read_metadata(root)
 

@@ -10,6 +10,7 @@ import functools
 import itertools
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,12 +25,12 @@ BLOCK_TAGS = (
     "label", "button", "hgroup", "search", "menu", "dir", "noindex", "content", "post",
 )
 # fmt: on
-"""Elements that bound blocks; the index of a tag is its code in features."""
+"""Elements that bound blocks."""
 
 LINE_BREAK = "\u2028"
 """What `<br>` becomes in the raw text of a block."""
 
-_BLOCK_INDEX = {tag: index for index, tag in enumerate(BLOCK_TAGS)}
+_BLOCK_TAG_SET = frozenset(BLOCK_TAGS)
 # Elements that are never content. `nav`, `footer` and `button` hold 43 % of the blocks of the tuning pages and no gold word.
 # fmt: off
 _SKIPPED = frozenset((
@@ -134,20 +135,33 @@ class Image:
 
 
 @dataclass(slots=True)
-class Container:
-    """A block-level element. `parent` is the index of its parent container, -1 at the root.
+class Containers:
+    """The block-level elements of a page as parallel lists, in document order.
 
-    Containers are in document order: those below this one are the next ones, up to `stop`.
+    The descendants of an element are the next ones, up to its `stops`. One object for each element would take more time and
+    start the garbage collector on each page.
     """
 
-    parent: int
-    tag: str
-    tag_code: int
-    bits: int  # token groups of its own class, id and tag
-    inherited: int  # `bits` of it and all its ancestors
-    depth: int
-    names: str  # class names and id
-    stop: int = 0
+    parents: list[int] = field(default_factory=list)  # -1 at the root
+    tags: list[str] = field(default_factory=list)
+    bits: list[int] = field(default_factory=list)  # token groups of its own class, id and tag
+    inherited: list[int] = field(default_factory=list)  # `bits` of it and all its ancestors
+    depths: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # class names and id
+    stops: list[int] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def add(self, parent: int, tag: str, bits: int, inherited: int, depth: int, names: str) -> None:
+        """Add an element that is not complete."""
+        self.parents.append(parent)
+        self.tags.append(tag)
+        self.bits.append(bits)
+        self.inherited.append(inherited)
+        self.depths.append(depth)
+        self.names.append(names)
+        self.stops.append(0)
 
 
 @dataclass(slots=True)
@@ -160,7 +174,7 @@ class Block:
     link_chars: int = 0
     num_links: int = 0
     num_breaks: int = 0
-    spans: list[Span] = field(default_factory=list)
+    spans: Sequence[Span] = ()
     preformatted: bool = False
 
 
@@ -169,7 +183,7 @@ class PageBlocks:
     """Blocks and containers of a page. `images` are (number of blocks before it, its container, image)."""
 
     blocks: list[Block]
-    containers: list[Container]
+    containers: Containers
     images: list[tuple[int, int, Image]]
 
 
@@ -201,7 +215,7 @@ class _Splitter:
     """The state of one pass: the pieces of text and the inline markup of the block that is not complete yet."""
 
     def __init__(self) -> None:
-        self.page = PageBlocks([], [], [])
+        self.page = PageBlocks([], Containers(), [])
         self._pieces: list[str] = []
         self._open: list[tuple[int, str, str]] = []  # first piece, mark and URL of the open inline elements
         self._closed: list[tuple[int, int, str, str]] = []
@@ -209,7 +223,7 @@ class _Splitter:
 
     def split(self, root: LexborNode, max_blocks: int) -> PageBlocks:
         containers, blocks, pieces = self.page.containers, self.page.blocks, self._pieces
-        containers.append(Container(-1, "body", _BLOCK_INDEX["body"], 0, 0, 0, ""))
+        containers.add(-1, "body", 0, 0, 0, "")
         ancestors: list[tuple[LexborNode, int]] = []
         node = root
         while True:
@@ -223,7 +237,7 @@ class _Splitter:
             elif kind == _OTHER:
                 child = node.child
             elif kind == _SKIP:
-                if pieces and tag in _BLOCK_INDEX:
+                if pieces and tag in _BLOCK_TAG_SET:
                     self._flush()
             else:
                 if kind == _BLOCK:
@@ -244,7 +258,7 @@ class _Splitter:
             while (following := node.next) is None:
                 if not ancestors or len(blocks) > max_blocks:
                     self._flush()
-                    containers[0].stop = len(containers)
+                    containers.stops[0] = len(containers)
                     return self.page
                 node, kind = ancestors.pop()
                 if kind != _OTHER:
@@ -255,14 +269,13 @@ class _Splitter:
         """Begin a block-level element. The kind that tells how to go on below it and how to end it."""
         if self._pieces:
             self._flush()
-        above = self.page.containers[self._current]
-        if above.depth >= _MAX_DEPTH:
+        containers, parent = self.page.containers, self._current
+        depth = containers.depths[parent]
+        if depth >= _MAX_DEPTH:
             return _BOUNDARY
         bits, names = _element_bits(node, tag)
-        self.page.containers.append(
-            Container(self._current, tag, _BLOCK_INDEX[tag], bits, above.inherited | bits, above.depth + 1, names)
-        )
-        self._current = len(self.page.containers) - 1
+        self._current = len(containers.tags)
+        containers.add(parent, tag, bits, containers.inherited[parent] | bits, depth + 1, names)
         return _OBJECT if tag == "pre" else _BLOCK
 
     def _leave(self, kind: int) -> None:
@@ -271,9 +284,9 @@ class _Splitter:
             if self._pieces:
                 self._flush()
             if kind == _BLOCK:
-                container = self.page.containers[self._current]
-                container.stop = len(self.page.containers)
-                self._current = container.parent
+                containers = self.page.containers
+                containers.stops[self._current] = len(containers.tags)
+                self._current = containers.parents[self._current]
         elif self._open:
             start, mark, url = self._open.pop()
             self._closed.append((start, len(self._pieces), mark, url))
@@ -311,9 +324,10 @@ class _Splitter:
     def _mark(self, block: Block) -> None:
         """Set the spans and link counts of a block from ranges of its pieces."""
         offsets = [0, *itertools.accumulate(map(len, self._pieces))]
+        block.spans = spans = []
         for first, stop, mark, url in self._closed:
             if first < stop:
-                block.spans.append(Span(offsets[first], offsets[stop], mark, url))
+                spans.append(Span(offsets[first], offsets[stop], mark, url))
                 if not mark:
                     block.link_chars += offsets[stop] - offsets[first]
                     block.num_links += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +37,9 @@ _BINARY = (
 _CHARSET = re.compile(r"charset\s*=\s*[\"']?([\w.:-]+)", re.IGNORECASE)
 _TAG = re.compile(rb"<\s*[a-zA-Z!][^<>]{0,2000}>")
 _SNIFF_BYTES = 65536
-_FORMAT = re.compile(r"<(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[ \t\r\n\f/]", re.IGNORECASE)
+_FORMAT = re.compile(rb"<(?:b|big|code|em|font|i|s|small|strike|strong|tt|u)[ \t\r\n\f/]", re.IGNORECASE)
 _NUM_FORMATS = 12
-_FEW_TAGS, _MANY_TAGS, _MAX_NODES = 2000, 10_000, 1_000_000
+_FEW_TAGS, _MANY_TAGS, _MAX_NODES = 2500, 10_000, 1_000_000
 
 
 def check_payload(page: Page, max_bytes: int) -> Dropped | None:
@@ -78,45 +79,53 @@ def decode(body: bytes, content_type: str = "") -> str:
     return text
 
 
-def parse(text: str) -> LexborNode | None:
-    """Return the root of a DOM, or None if the page has no element.
+def to_utf8(body: bytes, content_type: str = "") -> bytes:
+    """Return a payload in UTF-8: itself if it is valid, otherwise the text that `decode` returns."""
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError:
+        return decode(body, content_type).encode("utf-8", "replace")
+    return body.removeprefix(codecs.BOM_UTF8)
+
+
+def parse(html: bytes) -> LexborNode | None:
+    """Return the root of the DOM of a page in UTF-8, or None if it has no element.
 
     Lexbor builds the tree: with a visit of each node, it takes half of libxml2's time (docs/benchmarks.md). The algorithm of
     the HTML standard is quadratic in the depth of nesting and in formatting elements without an end. libxml2 is linear and
     bounds the depth, so it rewrites pages that could take long.
     """
     with needed("extraction", "selectolax", "data"):
-        from selectolax.lexbor import LexborHTMLParser, SelectolaxError
-    if _may_be_quadratic(text):
-        text = _rewritten(text)
+        from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, SelectolaxError
+    if _may_be_quadratic(html):
+        html = _rewritten(html)
     try:
-        return LexborHTMLParser(text).root
+        return LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS, scripting=True).root
     except SelectolaxError:
         return None
 
 
-def _may_be_quadratic(text: str) -> bool:
+def _may_be_quadratic(html: bytes) -> bool:
     """True if the tree could have many more nodes than the page has tags, or be so deep that its construction is slow.
 
     The standard repeats the open formatting elements (three of each equal kind) in each later block.
     """
-    num_tags = text.count("<")
+    num_tags = html.count(b"<")
     if num_tags <= _FEW_TAGS:
         return False
-    return num_tags > _MANY_TAGS or num_tags * (3 * _NUM_FORMATS + len(_FORMAT.findall(text))) > _MAX_NODES
+    return num_tags > _MANY_TAGS or num_tags * (3 * _NUM_FORMATS + len(_FORMAT.findall(html))) > _MAX_NODES
 
 
-def _rewritten(text: str) -> str:
+def _rewritten(html: bytes) -> bytes:
     """The same page with balanced tags and bounded nesting."""
     with needed("extraction", "lxml", "data"):
         from lxml import etree
     parser = etree.HTMLParser(encoding="utf-8", recover=True, remove_comments=True, remove_pis=True, huge_tree=False)
-    data = text.replace("\x00", "").encode("utf-8", "replace")
     try:
-        root: Any = etree.fromstring(data, parser)
+        root: Any = etree.fromstring(html.replace(b"\x00", b""), parser)
     except (etree.XMLSyntaxError, etree.ParserError, ValueError):
-        return ""
-    return "" if root is None else str(etree.tostring(root, method="html", encoding="unicode"))
+        return b""
+    return b"" if root is None else str(etree.tostring(root, method="html", encoding="unicode")).encode("utf-8", "replace")
 
 
 def _looks_like_markup(body: bytes) -> bool:
@@ -127,8 +136,6 @@ def _looks_like_markup(body: bytes) -> bool:
 
 def _python_codec(name: str) -> str:
     """Python's name of a codec of text, or an empty string."""
-    import codecs
-
     try:
         codec = codecs.lookup(name)
     except (LookupError, ValueError):

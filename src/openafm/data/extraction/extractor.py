@@ -11,7 +11,7 @@ from openafm.core.libraries import needed
 from openafm.data.extraction.base import PageExtractor, PageExtractorConfig
 from openafm.data.extraction.blocks import PageBlocks, split_blocks
 from openafm.data.extraction.classifier import BlockClassifier, shipped_classifier
-from openafm.data.extraction.dom import check_payload, decode, parse
+from openafm.data.extraction.dom import check_payload, parse, to_utf8
 from openafm.data.extraction.markdown import MarkdownText, write_markdown
 from openafm.data.extraction.metadata import PageMetadata, read_metadata
 from openafm.data.extraction.rules import DomainRule, apply_rule, read_rules, rule_for
@@ -85,7 +85,7 @@ class Extractor(PageExtractor):
         """Return the document of a page, or the reason why it has none. No content of a page raises."""
         if (dropped := check_payload(page, self._config.max_bytes)) is not None:
             return dropped
-        html = decode(page.body, page.content_type)
+        html = to_utf8(page.body, page.content_type)
         root = parse(html)
         if root is None:
             return Dropped(reason="no_dom", detail="the parser found no element", url=page.url)
@@ -99,7 +99,7 @@ class Extractor(PageExtractor):
             return Dropped(reason="no_text", detail=f"{len(text.text)} characters of main content", url=page.url)
         return _document(page, metadata, text, extractor, confidence, agreement)
 
-    def _text(self, page: Page, html: str, blocks: PageBlocks) -> tuple[MarkdownText, str, float, str]:
+    def _text(self, page: Page, html: bytes, blocks: PageBlocks) -> tuple[MarkdownText, str, float, str]:
         """The text, the name of its extractor, the confidence, and a model's agreement with the classifier."""
         config, agreement = self._config, ""
         scores = self._classifier.scores(blocks)
@@ -118,7 +118,9 @@ class Extractor(PageExtractor):
         text = write_markdown(blocks, chosen, page.url, links=config.links, structure=config.structure)
         unsure = name == "classifier" and (config.union or confidence < config.fallback_below)
         if unsure and _is_in_reach(html, blocks):
-            other = trafilatura_text(html, page.url, links=config.links, structure=config.structure)
+            other = trafilatura_text(
+                html.decode("utf-8", "replace"), page.url, links=config.links, structure=config.structure
+            )
             if config.union:
                 return replace(text, text=_union(text.text, other)), "union", confidence, agreement
             if other:
@@ -166,7 +168,7 @@ def _confidence(blocks: PageBlocks, scores: NDArray[np.float32], threshold: floa
     return float((weights * np.maximum(scores, 1 - scores)).sum() / weights.sum())
 
 
-def _is_in_reach(html: str, blocks: PageBlocks) -> bool:
+def _is_in_reach(html: bytes, blocks: PageBlocks) -> bool:
     """True if trafilatura takes a bounded time: 60,000 links in one paragraph take it 30 s, 20,000 paragraphs 5 s."""
     if len(html) > _MAX_FALLBACK_CHARS or len(blocks.blocks) > _MAX_FALLBACK_BLOCKS:
         return False

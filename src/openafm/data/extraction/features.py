@@ -34,6 +34,7 @@ _MARKED = {
     _LAST: ".!?…。！？\"'”’»):",
 }
 _PARENT_LEVELS = 4
+_TAG_CODES = {tag: code for code, tag in enumerate(BLOCK_TAGS)}
 _TAGS = ("p", "div", "li", "td", "h1", "h2", "h3", "h4", "pre", "blockquote", "figcaption", "section", "article", "body")
 _NEIGHBORS = (-3, -2, -1, 1, 2, 3)
 _SCORE_NEIGHBORS = (-4, -3, -2, -1, 1, 2, 3, 4)
@@ -58,8 +59,10 @@ class PageArrays:
         """Return the arrays of a page."""
         import numpy as np
 
-        rows = [(c.parent, c.tag_code, c.depth, c.stop, c.bits, c.inherited) for c in page.containers]
-        parent, tag, depth, stop, bits, inherited = np.ascontiguousarray(np.array(rows, dtype=np.int64).T)
+        of = page.containers
+        codes = [_TAG_CODES[tag] for tag in of.tags]
+        lists = (of.parents, codes, of.depths, of.stops, of.bits, of.inherited)
+        parent, tag, depth, stop, bits, inherited = (np.array(values, dtype=np.int64) for values in lists)
         parent[0] = 0
         levels = np.empty((_PARENT_LEVELS, len(page.blocks)), dtype=np.int64)
         levels[0] = [block.container for block in page.blocks]

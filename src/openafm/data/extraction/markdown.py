@@ -77,20 +77,19 @@ class _Writer:
 
     def _formatted(self, block: Block) -> str:
         containers = self._page.containers
-        container = containers[block.container]
         if block.preformatted:
             code = block.raw.strip("\n")
             fence = "````" if "```" in code else "```"
             return f"{fence}\n{code}\n{fence}"
         text = self._inline(block)
-        tag = container.tag
+        tag = containers.tags[block.container]
         if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit():
             return "#" * int(tag[1]) + " " + " ".join(text.split())
         lists, item, quotes = 0, -1, 0
         ordered = -1
         at = block.container
         while at > 0:
-            name = containers[at].tag
+            name = containers.tags[at]
             if name == "li" and item < 0:
                 item = at
             elif name in ("ul", "ol", "menu", "dir"):
@@ -99,7 +98,7 @@ class _Writer:
                     ordered = at
             elif name == "blockquote":
                 quotes += 1
-            at = containers[at].parent
+            at = containers.parents[at]
         if tag == "dd":
             text = f": {text}"
         if item >= 0 and lists:
@@ -137,14 +136,14 @@ class _Writer:
         cell = row = -1
         at = container
         while at > 0:
-            tag = containers[at].tag
+            tag = containers.tags[at]
             if tag in ("td", "th") and cell < 0:
                 cell = at
             elif tag == "tr" and row < 0:
                 row = at
             elif tag == "table":
                 return (at, row, cell) if cell >= 0 and row >= 0 and self._is_data_table(at) else (-1, -1, -1)
-            at = containers[at].parent
+            at = containers.parents[at]
         return -1, -1, -1
 
     def _is_data_table(self, table: int) -> bool:
@@ -189,7 +188,7 @@ class _Writer:
                 block.text
                 for block in blocks[position : position + 4]
                 if figure >= 0
-                and containers[block.container].tag == "figcaption"
+                and containers.tags[block.container] == "figcaption"
                 and self._nearest(block.container, "figure") == figure
             ]
             media.append(
@@ -205,16 +204,16 @@ class _Writer:
 
     def _inside(self, container: int, tags: frozenset[str]) -> bool:
         while container > 0:
-            if self._page.containers[container].tag in tags:
+            if self._page.containers.tags[container] in tags:
                 return True
-            container = self._page.containers[container].parent
+            container = self._page.containers.parents[container]
         return False
 
     def _nearest(self, container: int, tag: str) -> int:
         while container > 0:
-            if self._page.containers[container].tag == tag:
+            if self._page.containers.tags[container] == tag:
                 return container
-            container = self._page.containers[container].parent
+            container = self._page.containers.parents[container]
         return -1
 
 
@@ -223,17 +222,16 @@ def _data_tables(page: PageBlocks) -> dict[int, bool]:
     table_of: list[int] = []
     rows: dict[int, dict[int, int]] = {}
     result: dict[int, bool] = {}
-    for index, container in enumerate(containers):
-        table = index if container.tag == "table" else (table_of[container.parent] if container.parent >= 0 else -1)
-        table_of.append(table)
-        if container.tag == "table":
+    for index, (tag, parent) in enumerate(zip(containers.tags, containers.parents, strict=True)):
+        outer = table_of[parent] if parent >= 0 else -1
+        table_of.append(index if tag == "table" else outer)
+        if tag == "table":
             result[index] = True
             rows[index] = {}
-            outer = table_of[container.parent] if container.parent >= 0 else -1
             if outer >= 0:
                 result[outer] = False
-        elif container.tag in ("td", "th") and table >= 0:
-            rows[table][container.parent] = rows[table].get(container.parent, 0) + 1
+        elif tag in ("td", "th") and outer >= 0:
+            rows[outer][parent] = rows[outer].get(parent, 0) + 1
     for table, cells in rows.items():
         if sum(count >= 2 for count in cells.values()) < 2:
             result[table] = False

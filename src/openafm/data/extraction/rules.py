@@ -54,10 +54,11 @@ def rule_for(url: str, rules: Mapping[str, DomainRule]) -> DomainRule | None:
 def apply_rule(rule: DomainRule, page: PageBlocks, chosen: Sequence[bool]) -> list[bool]:
     """Return the choice of blocks after a rule. If no block is below an element of `keep`, `keep` is ignored."""
     inside_keep, inside_drop = [False], [False]
-    for container in page.containers[1:]:
-        names = set(container.names.split())
-        inside_keep.append(inside_keep[container.parent] or bool(names & rule.keep))
-        inside_drop.append(inside_drop[container.parent] or bool(names & rule.drop))
+    containers = page.containers
+    for parent, joined in zip(containers.parents[1:], containers.names[1:], strict=True):
+        names = set(joined.split())
+        inside_keep.append(inside_keep[parent] or bool(names & rule.keep))
+        inside_drop.append(inside_drop[parent] or bool(names & rule.drop))
     kept = [inside_keep[block.container] for block in page.blocks]
     base = kept if any(kept) else list(chosen)
     return [keep and not inside_drop[block.container] for keep, block in zip(base, page.blocks, strict=True)]

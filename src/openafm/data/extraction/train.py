@@ -22,7 +22,7 @@ from typing import Any
 from openafm.core.errors import OpenAFMError
 from openafm.data.extraction.blocks import NUM_BITS, PageBlocks, split_blocks
 from openafm.data.extraction.classifier import BlockClassifier, save_classifier
-from openafm.data.extraction.dom import decode, parse
+from openafm.data.extraction.dom import parse, to_utf8
 from openafm.data.extraction.features import NUM_NAME_FEATURES, PageArrays, block_features, context_features
 from openafm.data.extraction.trees import TreeEnsemble, fit_trees
 from openafm.data.sites import SiteConfig
@@ -77,7 +77,7 @@ def label_page(body: bytes, gold: str, weight: float = 1.0) -> LabeledPage | Non
     """Return a page with its blocks labeled by an alignment of their words with the gold text; None without blocks."""
     import numpy as np
 
-    root = parse(decode(body))
+    root = parse(to_utf8(body))
     blocks = split_blocks(root) if root is not None else None
     if blocks is None or not blocks.blocks:
         return None
