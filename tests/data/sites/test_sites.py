@@ -11,7 +11,7 @@ from html import unescape
 import pytest
 
 from openafm.core.config import ConfigError
-from openafm.data.sites import FailurePhase, Site, SiteConfig, SiteServer, serve, trap_links
+from openafm.data.sites import CMS_LAYOUTS, FailurePhase, Site, SiteConfig, SiteServer, serve, trap_links
 from openafm.data.sites.texts import chrome_words
 from openafm.data.synthetic.languages import LANGUAGES
 
@@ -46,6 +46,18 @@ def _words(text: str) -> str:
 def test_equal_configs_give_equal_bytes(site: Site) -> None:
     assert CONFIG.build() == site
     assert SiteConfig(seed=4, num_pages=48, languages=("en", "ja")).build().pages != site.pages
+
+
+def test_pages_in_layouts_of_content_management_systems_hold_their_gold_text() -> None:
+    site = SiteConfig(seed=3, num_pages=40, languages=("en", "de"), layouts=CMS_LAYOUTS, script_share=0.0).build()
+    assert {page.layout for page in site.articles} == set(CMS_LAYOUTS)
+    for page in site.articles:
+        charset = re.search(rb'<meta charset="([^"]+)"', page.html)
+        assert charset is not None
+        plain = _words(unescape(re.sub(r"<[^>]+>", " ", page.html.decode(charset[1].decode()))))
+        positions = [plain.find(_words(line)) for line in page.text.splitlines() if " | " not in line]
+        assert min(positions) >= 0, (page.path, page.layout)
+        assert len(plain) > 1.2 * len(_words(page.text)), "nothing is around the main text"
 
 
 def test_gold_text_is_in_the_html_unless_a_script_adds_it(site: Site) -> None:

@@ -159,13 +159,13 @@ def trafilatura_text(html: str, url: str = "", *, links: bool = False, structure
 
 
 def _confidence(blocks: PageBlocks, scores: NDArray[np.float32], threshold: float) -> float:
-    """The mean probability of the choices, weighted by text length; 0 without a chosen block."""
+    """1 minus the expected number of wrong characters relative to the chosen ones; 0 without a chosen block."""
     import numpy as np
 
-    if not (scores > threshold).any():
-        return 0.0
     weights = np.minimum([len(block.text) for block in blocks.blocks], 400)
-    return float((weights * np.maximum(scores, 1 - scores)).sum() / weights.sum())
+    chosen = weights[scores > threshold].sum()
+    wrong = (weights * np.minimum(scores, 1 - scores)).sum()
+    return max(0.0, float(1 - wrong / chosen)) if chosen else 0.0
 
 
 def _is_in_reach(html: bytes, blocks: PageBlocks) -> bool:

@@ -37,6 +37,10 @@ _OTHERS = {
     "type": ("og:type",),
     "keywords": ("keywords",),
 }
+_RIGHTS = ("dc.rights",)
+_NAMES = frozenset(
+    (*_TITLES, *_AUTHORS, *_DATES, *_LANGUAGES, *_RIGHTS, *(name for names in _OTHERS.values() for name in names))
+)
 _LICENSE_URL = re.compile(r"creativecommons\.org/(?:licenses|publicdomain)/[\w./-]+")
 
 
@@ -68,7 +72,7 @@ def read_metadata(root: LexborNode) -> PageMetadata:
         get = node.attributes.get
         if tag == "meta":
             name = (get("property") or get("name") or get("itemprop") or get("http-equiv") or "").lower()
-            if name and (content := get("content")):
+            if name in _NAMES and (content := get("content")):
                 meta.setdefault(name, _clean(content))
         elif tag == "a":
             rel = get("rel") or ""
@@ -97,7 +101,7 @@ def read_metadata(root: LexborNode) -> PageMetadata:
         or next((d for n in _DATES if (d := iso_date(meta.get(n, "")))), "")
         or time,
         language=language.replace("_", "-") if _LANGUAGE.match(language) else "",
-        license=structured.get("license", "") or license_url or meta.get("dc.rights", ""),
+        license=structured.get("license", "") or license_url or _first(meta, _RIGHTS),
         more=more,
     )
 

@@ -25,10 +25,11 @@ from openafm.data.extraction.classifier import BlockClassifier, save_classifier
 from openafm.data.extraction.dom import parse, to_utf8
 from openafm.data.extraction.features import NUM_NAME_FEATURES, PageArrays, block_features, context_features
 from openafm.data.extraction.trees import TreeEnsemble, fit_trees
-from openafm.data.sites import SiteConfig
+from openafm.data.sites import CMS_LAYOUTS, LAYOUTS, SiteConfig
 
 _WORD = re.compile(r"\w+")
 _FOLDS = 5
+_SITE_WEIGHT = 0.25  # of a generated page; one of the benchmark weighs 1
 _MIN_RUN = 3  # words that must align in a row to count
 
 
@@ -100,8 +101,10 @@ def label_page(body: bytes, gold: str, weight: float = 1.0) -> LabeledPage | Non
 
 def training_pages(benchmark: Path | None, num_site_pages: int) -> list[LabeledPage]:
     """Return the labeled pages of generated sites and of the benchmark's tuning half."""
-    site = SiteConfig(seed=17, num_pages=num_site_pages, script_share=0.0, duplicate_share=0.0).build()
-    labeled = [label_page(page.html, page.text, weight=0.25) for page in site.articles]
+    labeled = []
+    for seed, layouts, num_pages in ((17, LAYOUTS, 2 * num_site_pages // 5), (18, CMS_LAYOUTS, 3 * num_site_pages // 5)):
+        site = SiteConfig(seed=seed, num_pages=num_pages, layouts=layouts, script_share=0.0).build()
+        labeled += [label_page(page.html, page.text, weight=_SITE_WEIGHT) for page in site.articles]
     if benchmark is not None:
         pages = read_benchmark(benchmark)
         labeled += [label_page(*pages[name]) for name in sorted(tuning_ids() & pages.keys())]
@@ -154,7 +157,7 @@ def main() -> None:
     """Train from the command line."""
     parser = argparse.ArgumentParser(prog="python -m openafm.data.extraction.train", description=__doc__)
     parser.add_argument("--benchmark", type=Path, help="copy of the article benchmark; without it, generated pages alone")
-    parser.add_argument("--site-pages", type=int, default=160, help="number of generated pages")
+    parser.add_argument("--site-pages", type=int, default=400, help="number of generated pages")
     parser.add_argument("--trees", type=int, default=80, help="trees of each stage")
     parser.add_argument("--out", type=Path, default=Path("blocks.npz"), help="file to write")
     arguments = parser.parse_args()

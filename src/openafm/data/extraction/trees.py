@@ -58,11 +58,13 @@ def fit_trees(
     depth: int = 5,
     learning_rate: float = 0.12,
     feature_share: float = 0.25,
+    row_share: float = 0.6,
     seed: int = 0,
 ) -> TreeEnsemble:
     """Return trees that minimize the logistic loss of `labels` by Newton steps. `features` is [features, blocks].
 
-    Each level of each tree chooses among a random share of the features. Equal arguments give equal trees.
+    A tree is fitted to a random share of the blocks, and each of its levels chooses among a random share of the features.
+    Equal arguments give equal trees.
     """
     import numpy as np
 
@@ -81,19 +83,32 @@ def fit_trees(
     leaves = np.zeros((num_trees, 1 << depth), dtype=np.float32)
     for tree in range(num_trees):
         probability = 1 / (1 + np.exp(-logits))
-        gradient = weights * (probability - labels)
-        hessian = weights * probability * (1 - probability)
-        leaf = np.zeros(len(labels), dtype=np.int64)
+        rows = np.flatnonzero(rng.random(len(labels)) < row_share)
+        gradient = (weights * (probability - labels))[rows]
+        hessian = (weights * probability * (1 - probability))[rows]
+        sample = np.ascontiguousarray(binned[:, rows])
+        leaf = np.zeros(len(rows), dtype=np.int64)
         for level in range(depth):
             candidates = np.sort(rng.choice(usable, sampled, replace=False))
-            feature, cut = _best_split(binned, candidates, leaf, 1 << level, gradient, hessian)
-            chosen[level, tree], thresholds[level, tree] = feature, edges[feature][min(cut, len(edges[feature]) - 1)]
-            leaf = 2 * leaf + (binned[feature] > cut)
+            feature, cut = _best_split(sample, candidates, leaf, 1 << level, gradient, hessian)
+            chosen[level, tree] = feature
+            thresholds[level, tree] = edges[feature][cut] if cut < len(edges[feature]) else np.inf
+            leaf = 2 * leaf + (sample[feature] > cut)
         sums = [np.bincount(leaf, weights=values, minlength=1 << depth) for values in (gradient, hessian)]
         values = -learning_rate * sums[0] / (sums[1] + _L2)
         leaves[tree] = values
-        logits += values[leaf]
+        logits += leaves[tree].take(_leaves_of(features, chosen[:, tree], thresholds[:, tree]))
     return TreeEnsemble(features=chosen, thresholds=thresholds, leaves=leaves, bias=bias)
+
+
+def _leaves_of(features: Matrix, chosen: Any, thresholds: Any) -> Any:
+    """The leaf of each block in one tree."""
+    import numpy as np
+
+    leaf = np.zeros(features.shape[1], dtype=np.int64)
+    for feature, threshold in zip(chosen, thresholds, strict=True):
+        leaf = 2 * leaf + (features[feature] > threshold)
+    return leaf
 
 
 def _bin_edges(features: Matrix) -> list[Any]:

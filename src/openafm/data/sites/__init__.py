@@ -5,6 +5,7 @@ with serve(site) as server:
     ...  # fetch below server.url; server.requests is the log
 """
 
+from openafm.data.sites.cms_layouts import CMS_LAYOUTS
 from openafm.data.sites.layouts import LAYOUTS
 from openafm.data.sites.pictures import Asset
 from openafm.data.sites.scripts import SCRIPT_KINDS
@@ -12,6 +13,7 @@ from openafm.data.sites.server import FailurePhase, RequestRecord, SiteServer, s
 from openafm.data.sites.site import ROBOTS_KINDS, Site, SiteConfig, SitePage, generate_site
 
 __all__ = [
+    "CMS_LAYOUTS",
     "LAYOUTS",
     "ROBOTS_KINDS",
     "SCRIPT_KINDS",

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field, replace
 from html import escape
 
 from openafm.core.config import Config
+from openafm.data.sites.chrome import PageParts
+from openafm.data.sites.cms_layouts import CMS_LAYOUTS
 from openafm.data.sites.content import ContentBlock, draw_article, draw_reference_page, joined_text
-from openafm.data.sites.layouts import LAYOUTS, PageParts, render_layout
+from openafm.data.sites.layouts import ALL_LAYOUTS, LAYOUTS, render_layout
 from openafm.data.sites.pictures import Asset, with_pictures
 from openafm.data.sites.scripts import SCRIPT_KINDS, page_data, scripted_content
 from openafm.data.sites.texts import SentenceWriter, chrome_words
@@ -129,7 +131,7 @@ class SiteConfig(Config):
         )
         for name, values, known in (
             ("language", self.languages, LANGUAGES),
-            ("layout", self.layouts, LAYOUTS),
+            ("layout", self.layouts, ALL_LAYOUTS),
             ("script", self.scripts, SCRIPT_KINDS),
         ):
             unknown = sorted(set(values) - set(known))
@@ -215,7 +217,7 @@ def _draft(config: SiteConfig, index: int) -> _Draft:
     layout = config.layouts[(index // len(config.languages) + index) % len(config.layouts)]
     topic = rng.choice(writer.topics)
     draw = draw_reference_page if layout == "docs" else draw_article
-    blocks = draw(rng, writer, topic, rng.randint(3, 14))
+    blocks = draw(rng, writer, topic, rng.randint(1 if layout in CMS_LAYOUTS else 3, 14))
     return _Draft(
         path=path, language=language, topic=topic, layout=layout, title=writer.heading(rng, topic), blocks=blocks, copy_of=""
     )
@@ -233,10 +235,11 @@ def _page(config: SiteConfig, index: int, draft: _Draft, links: list[tuple[str, 
     charset = rng.choice(CHARSETS.get(draft.language, _LATIN)) if rng.random() < config.charset_share else "utf-8"
     opt_out = rng.random() < config.opt_out_share
     more_headers, meta = rng.choice(_OPT_OUTS) if opt_out else ({}, "")
-    main, script_html = "".join(block.html for block in draft.blocks), ""
+    pieces, script_html = [block.html for block in draft.blocks], ""
     if script:
         words = dict(chrome_words(draft.language))
-        main, script_html = scripted_content(script, [block.html for block in draft.blocks], f"/api/{index}.json", words)
+        main, script_html = scripted_content(script, pieces, f"/api/{index}.json", words)
+        pieces = [main]
     others = [link for link in links if link[0] != draft.path]
     date = (datetime.date(2020, 1, 1) + datetime.timedelta(days=rng.randrange(2200))).isoformat()
     parts = PageParts(
@@ -247,7 +250,8 @@ def _page(config: SiteConfig, index: int, draft: _Draft, links: list[tuple[str, 
         language=draft.language,
         topic=draft.topic,
         license=rng.choice(_LICENSES),
-        main=main,
+        main="".join(pieces),
+        pieces=pieces,
         links=rng.sample(others, min(6, len(others))),
         meta=meta,
         script=script_html,
