@@ -37,7 +37,7 @@ from openafm.recipes.web import recipe
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "filtered_training.json"
 LANGUAGES = ("en", "de", "fr", "es")
-NUM_STAGES = {"filtered": 2, "deduplicated": None}
+NUM_STAGES = {"filtered": 3, "deduplicated": None}
 """Stages of the recipe that make a variant."""
 
 
@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="openafm-") as name:
         folder = Path(name)
         os.environ["OPENAFM_HOME"] = str(folder / "home")
-        steps, seeds, num_pages = (4, 1, 200) if options.quick else (150, 3, 2_000)
+        steps, seeds, num_pages = (4, 1, 200) if options.quick else (150, 3, 1_000)
         hand_in(measure(folder, steps, range(seeds), num_pages), REPORT, options)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -55,6 +56,8 @@ def run(
         config, executor=kinds[executor], plugins=tuple(dict.fromkeys((*config.plugins, *map(_absolute, plugins or ()))))
     )
     manifest = run_pipeline(config, [*_expanded(inputs or []), *(more or [])], out)
+    for note in manifest.notes:
+        print(note, file=sys.stderr)
     if json:
         print_json(
             {

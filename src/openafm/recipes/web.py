@@ -32,6 +32,7 @@ from openafm.data.pipeline.config import (
     StageConfig,
 )
 from openafm.data.pipeline.domain_language import DomainLanguageConfig
+from openafm.data.rendering.config import RenderConfig
 
 Build = Callable[..., PipelineConfig]
 
@@ -42,7 +43,8 @@ class WebOptions(Config):
 
     `quality` are files of `openafm data train-filter`, one for each language, and `keep_rate` replaces the keep rate that
     they store. `decontaminate` are files or folders of evaluation sets; documents that share 13-grams with them are dropped.
-    `domain_language` gives uncertain documents the language of their domain.
+    `domain_language` gives uncertain documents the language of their domain. `render` renders the pages that need scripts
+    from the scripts and data in their WARC file; it needs Chromium.
 
     `model` asks a language model for the main content of pages whose confidence is below `model_below`: the name or path of
     a bundle, or the name of a model at `endpoint`, an OpenAI-compatible address.
@@ -52,6 +54,7 @@ class WebOptions(Config):
     keep_rate: float | None = None
     decontaminate: str | tuple[str, ...] = ()
     domain_language: bool = False
+    render: bool = False
     model: str = ""
     endpoint: str = ""
     model_below: float = 0.9
@@ -71,7 +74,7 @@ def recipe(options: WebOptions = WebOptions()) -> PipelineConfig:
     return PipelineConfig(
         recipe="web.recipe",
         stages=(
-            ExtractionStageConfig(extraction=_extraction(options)),
+            ExtractionStageConfig(extraction=_extraction(options), rendering=RenderConfig() if options.render else None),
             OptOutStageConfig(),
             *_filters(filters, options.domain_language),
             DeduplicationStageConfig(name="exact", deduplication=ExactConfig()),

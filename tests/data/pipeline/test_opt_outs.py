@@ -77,6 +77,7 @@ def test_a_stage_of_opt_outs_follows_the_extraction() -> None:
         pipeline(DeduplicationStageConfig(deduplication=EqualTextsConfig()), OptOutStageConfig())
 
 
+@pytest.mark.slow
 def test_copied_columns_keep_order_and_rows_of_several_groups(tmp_path: Path, write_warc: Write) -> None:
     count = 2 * ROWS_PER_GROUP + 10
     pages = [page(f"{n:05d}", f"text {n}", fetched_at=EARLIER) for n in range(count)]

@@ -13,6 +13,7 @@ from openafm.core.worker_process import LimitsConfig
 from openafm.data.deduplication.base import DeduplicationConfig
 from openafm.data.extraction.base import PageExtractorConfig
 from openafm.data.filtering.base import FilterConfig
+from openafm.data.rendering.config import RenderConfig
 
 PAGE_REASONS = ("status", "content_type", "training_opt_out")
 """Reasons for which a page is dropped before extraction: its HTTP status is not 200, it is not HTML, or it must not be used
@@ -41,7 +42,8 @@ class StageConfig(Config, ABC):
 class ExtractionStageConfig(StageConfig):
     """Pages of WARC files -> documents, through one extractor and any number of filters.
 
-    `opt_outs` "keep" keeps documents that must not be used for training, marked in the column `opt_out`.
+    `opt_outs` "keep" keeps documents that must not be used for training, marked in the column `opt_out`. With `rendering`,
+    pages that need scripts and were not rendered by the crawl are rendered from the scripts and data in their WARC file.
     """
 
     name: str = "extract"
@@ -49,6 +51,7 @@ class ExtractionStageConfig(StageConfig):
     filters: tuple[FilterConfig, ...] = ()
     opt_outs: Literal["drop", "keep"] = "drop"
     max_page_mb: int = 16
+    rendering: RenderConfig | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

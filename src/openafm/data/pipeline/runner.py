@@ -22,6 +22,7 @@ from openafm.core.worker_process import NO_LIMITS, Failure, LimitsConfig
 from openafm.data.pipeline.config import (
     QUARANTINE_REASONS,
     DeduplicationStageConfig,
+    ExtractionStageConfig,
     OptOutStageConfig,
     PipelineConfig,
     StageConfig,
@@ -75,6 +76,7 @@ def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> C
 
     Shards that an earlier run finished with the same stage on the same input are not computed again, also after that run was
     killed. The corpus does not depend on the executor, its number of workers, or the order and names of the input files.
+    Without Chromium no page is rendered; the manifest has a note.
 
     Raises:
         PipelineInputError: there is no input of the kind that the first stage reads.
@@ -90,13 +92,32 @@ def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> C
         for path in paths:
             open_parquet(path).close()
     _check_folder(out)
+    config, notes = _without_missing_browser(config)
     with config.executor.build() as executor:
         check = CheckTask(stages=tuple((stage_json(stage), _plugins(config, stage)) for stage in config.stages))
         list(_all(executor.map(run_check, [check], LimitsConfig(memory_mb=config.limits.memory_mb))))
-        return _run(config, paths, executor, out)
+        return _run(config, paths, executor, out, notes)
 
 
-def _run(config: PipelineConfig, paths: Sequence[Path], executor: Executor, out: Path) -> CorpusManifest:
+def _without_missing_browser(config: PipelineConfig) -> tuple[PipelineConfig, tuple[str, ...]]:
+    """Return the config without rendering if Chromium is not installed, and a note that says so."""
+    first = config.stages[0]
+    if not isinstance(first, ExtractionStageConfig) or first.rendering is None:
+        return config, ()
+    from openafm.data.rendering import RenderingUnavailableError, check_installation
+
+    try:
+        check_installation(first.rendering)
+    except RenderingUnavailableError as error:
+        return replace(config, stages=(replace(first, rendering=None), *config.stages[1:])), (
+            f"no page is rendered: {error}",
+        )
+    return config, ()
+
+
+def _run(
+    config: PipelineConfig, paths: Sequence[Path], executor: Executor, out: Path, notes: tuple[str, ...]
+) -> CorpusManifest:
     with folder_lock(out), room_for(out):
         (out / STAGES).mkdir(exist_ok=True)
         files = describe(paths, out / STAGES, config.shard_mb << 20)
@@ -115,6 +136,7 @@ def _run(config: PipelineConfig, paths: Sequence[Path], executor: Executor, out:
             stages=tuple(summaries),
             documents=documents,
             digest=hashlib.sha256("\n".join(file.sha256 for file in documents).encode()).hexdigest(),
+            notes=notes,
         )
         write_counters(out / COUNTERS, summaries)
         write_json(out / MANIFEST, to_dict(manifest))

@@ -13,7 +13,8 @@ from openafm.core.config import from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.registry import load_plugins
 from openafm.data.deduplication.base import Reduction
-from openafm.data.filtering.base import DocumentFilter
+from openafm.data.extraction.base import PageExtractor
+from openafm.data.filtering.base import DocumentFilter, with_metadata
 from openafm.data.pipeline.config import (
     DeduplicationStageConfig,
     ExtractionStageConfig,
@@ -29,6 +30,8 @@ from openafm.data.web.warc import read_pages
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from openafm.data.pipeline.page_rendering import PageRenderer
 
 Item: TypeAlias = Page | WebDocument | Dropped
 Step: TypeAlias = Callable[[Any, int], WebDocument | Dropped]
@@ -92,10 +95,13 @@ class Stage:
     config: StageConfig
     steps: tuple[NamedStep, ...]
     reduction: Decided | None = None
+    renderer: PageRenderer | None = None
 
     def read(self, shard: Shard) -> Iterator[Item]:
         """Yield the pages or documents of a shard. Pages of a file that is cut end with one `Dropped`."""
         if isinstance(self.config, ExtractionStageConfig):
+            if self.renderer is not None:
+                self.renderer.open(shard.path)
             limit = self.config.max_page_mb << 20
             return read_pages(shard.path, max_body_bytes=limit, start=shard.start, stop=shard.stop or None)
         return read_documents(shard.path)
@@ -139,7 +145,8 @@ def build_stage(text: str, plugins: tuple[str, ...], decisions: Decisions | None
     """Return the stage of a JSON form, with its models loaded; a deduplication with its decisions on one shard."""
     config = config_of(text, plugins)
     if decisions is None:
-        return Stage(config=config, steps=tuple(_steps(config)))
+        renderer = _renderer(config)
+        return Stage(config=config, steps=tuple(_steps(config, renderer)), renderer=renderer)
     method = reduction_of(config)
     decided = Decided(method=method, decisions=method.read_decisions(decisions.path, decisions.shard))
     name = type(config.deduplication if isinstance(config, DeduplicationStageConfig) else config).__name__
@@ -166,15 +173,24 @@ def steps_of(config: PipelineConfig) -> Iterator[tuple[StageConfig, tuple[NamedS
     """Yield the stages that look at one document at a time, with their steps."""
     for stage in config.stages:
         if not isinstance(stage, REDUCTIONS):
-            yield stage, tuple(_steps(stage))
+            yield stage, tuple(_steps(stage, _renderer(stage)))
 
 
-def _steps(config: StageConfig) -> Iterator[NamedStep]:
+def _renderer(config: StageConfig) -> PageRenderer | None:
+    if not isinstance(config, ExtractionStageConfig) or config.rendering is None:
+        return None
+    from openafm.data.pipeline.page_rendering import PageRenderer
+
+    return PageRenderer(config.rendering)
+
+
+def _steps(config: StageConfig, renderer: PageRenderer | None) -> Iterator[NamedStep]:
     match config:
         case ExtractionStageConfig():
             yield NamedStep(name="page", run=_page_check(config))
-            extractor = config.extraction.build()
-            yield NamedStep(name=type(config.extraction).__name__, run=lambda page, _: extractor.extract(page))
+            if renderer is not None:
+                yield NamedStep(name="rendering", run=_rendering(config, renderer))
+            yield NamedStep(name=type(config.extraction).__name__, run=_extraction(config.extraction.build()))
             yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
         case FilterStageConfig():
             yield from (NamedStep(name=type(each).__name__, run=_filter(each.build())) for each in config.filters)
@@ -201,6 +217,24 @@ def _page_check(config: ExtractionStageConfig) -> Callable[[Page, int], Any]:
         return page
 
     return check
+
+
+def _rendering(config: ExtractionStageConfig, renderer: PageRenderer) -> Callable[[Page, int], Any]:
+    def render(page: Page, _: int) -> Page | Dropped:
+        rendered = renderer.render(page)
+        if rendered.opt_out and config.opt_outs == "drop":
+            return Dropped(reason="training_opt_out", detail=rendered.opt_out, url=page.url)
+        return rendered
+
+    return render
+
+
+def _extraction(extractor: PageExtractor) -> Step:
+    def extract(page: Page, _: int) -> WebDocument | Dropped:
+        found = extractor.extract(page)
+        return with_metadata(found, page.notes) if isinstance(found, WebDocument) else found
+
+    return extract
 
 
 def _checked_text(document: WebDocument) -> WebDocument | Dropped:

@@ -123,7 +123,10 @@ class InputFile(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusManifest(Config):
-    """The content of `corpus.json`. `config` is the JSON form of the `PipelineConfig`, without its executor."""
+    """The content of `corpus.json`.
+
+    `config` is the JSON form of the `PipelineConfig`, without its executor. `notes` say what the run left out.
+    """
 
     format: str = FORMAT
     version: int = 1
@@ -132,6 +135,7 @@ class CorpusManifest(Config):
     stages: tuple[StageSummary, ...]
     documents: tuple[StoredFile, ...]
     digest: str = field(default="")
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.require(self.format == FORMAT, f"the format is {self.format!r}, expected {FORMAT!r}")

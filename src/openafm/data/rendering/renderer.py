@@ -18,7 +18,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.data.rendering.browser import Browser, RenderingUnavailableError, find_executable
 from openafm.data.rendering.config import RenderConfig
 from openafm.data.rendering.detector import needs_rendering
-from openafm.data.rendering.requests import PageRequest, PageRequests, Refusal, ResourceCache
+from openafm.data.rendering.requests import PageRequest, PageRequests, Refusal, ResourceCache, ResourceSource
 from openafm.data.web.documents import Page
 from openafm.data.web.fetch import Fetcher, FetchFailure
 from openafm.data.web.urls import canonical_url
@@ -74,14 +74,16 @@ def check_installation(config: RenderConfig) -> None:
 class Renderer:
     """Renders pages. Use as an asynchronous context manager.
 
+    Scripts and data come from `source`; without one they are fetched from the network, within the rules of the config.
+
     Raises on entry:
         RenderingUnavailableError: Playwright or Chromium is not installed.
     """
 
-    def __init__(self, config: RenderConfig) -> None:
+    def __init__(self, config: RenderConfig, source: ResourceSource | None = None) -> None:
         self.config = config
         self._cache = ResourceCache(config.cache_bytes)
-        self._fetcher = Fetcher(config.user_agent, allow_private_addresses=config.allow_private_addresses)
+        self._source = source or Fetcher(config.user_agent, allow_private_addresses=config.allow_private_addresses)
         self._browsers: list[Browser] = []
         self._free: asyncio.LifoQueue[Browser] = asyncio.LifoQueue()
 
@@ -89,14 +91,16 @@ class Renderer:
         self._browsers = [Browser(self.config) for _ in range(self.config.concurrency)]
         for browser in self._browsers:
             self._free.put_nowait(browser)
-        await self._fetcher.__aenter__()
+        if isinstance(self._source, Fetcher):
+            await self._source.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await asyncio.gather(*(browser.stop() for browser in self._browsers))
-        await self._fetcher.__aexit__(kind, error, trace)
+        if isinstance(self._source, Fetcher):
+            await self._source.__aexit__(kind, error, trace)
 
     def needs_rendering(self, page: Page) -> bool:
         """Return True if scripts probably add a part of the page's text."""
@@ -120,7 +124,7 @@ class Renderer:
         start = time.monotonic()
         if not canonical_url(url):  # such as file:///etc/passwd
             raise RenderError("fetch", f"'{url}' is not a web address; expected http or https")
-        requests = PageRequests(self.config, self._fetcher, self._cache, html or b"", content_type or "text/html", refusal)
+        requests = PageRequests(self.config, self._source, self._cache, html or b"", content_type or "text/html", refusal)
         if html is None:
             url = await self._fetch_page(url, requests)
         browser = await self._free.get()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from openafm.data.rendering.config import RenderConfig
-from openafm.data.web.fetch import Fetched, Fetcher, FetchFailure, FetchLimits
+from openafm.data.web.fetch import Fetched, FetchFailure, FetchLimits
 from openafm.data.web.urls import canonical_url, host_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,14 @@ class PageRequest:
     outcome: str
     num_bytes: int = 0
     detail: str = ""
+
+
+class ResourceSource(Protocol):
+    """Where scripts and data come from: a `Fetcher`, or the file of a crawl."""
+
+    async def fetch(
+        self, url: str, limits: FetchLimits, *, headers: Mapping[str, str] | None = None
+    ) -> Fetched | FetchFailure: ...
 
 
 class ResourceCache:
@@ -70,7 +78,7 @@ class PageRequests:
     """The requests of one page. The first navigation gets `html`; all others are fetched within limits, or aborted."""
 
     config: RenderConfig
-    fetcher: Fetcher
+    source: ResourceSource
     cache: ResourceCache
     html: bytes
     content_type: str
@@ -167,7 +175,7 @@ class PageRequests:
             if self.refusal is not None and (reason := await self.refusal(url)):
                 return FetchFailure("refused", reason, 0.0)
             async with self._hosts[host_of(url)]:
-                answer = await self.fetcher.fetch(url, limits, headers=headers)
+                answer = await self.source.fetch(url, limits, headers=headers)
             location = answer.headers.get("location", "") if isinstance(answer, Fetched) else ""
             if isinstance(answer, FetchFailure) or not (300 <= answer.status < 400 and location):
                 return answer

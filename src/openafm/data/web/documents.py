@@ -16,6 +16,7 @@ class Page:
 
     `body` is the payload as received, after HTTP content decoding, or the UTF-8 document object model (DOM) if `rendered`.
     Header names are lower case. `opt_out` is the reason why the page must not be used for training; empty if it may be.
+    `notes` are what earlier steps measured; the document takes them over in its metadata.
     """
 
     url: str
@@ -25,6 +26,7 @@ class Page:
     fetched_at: str = ""  # ISO 8601, UTC
     rendered: bool = False
     opt_out: str = ""
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def content_type(self) -> str:

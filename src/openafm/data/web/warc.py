@@ -225,6 +225,16 @@ def _read(path: Path, *, max_body_bytes: int, start: int, stop: int | None, with
             yield Dropped(reason="warc_cut", detail=f"{path.name} after byte {last}: {problem}")
 
 
+def response_positions(path: Path) -> Iterator[tuple[str, int]]:
+    """Yield the URL and the first byte of each HTTP response of a WARC file, up to a place where it is cut."""
+    with needed("WARC", "fastwarc", "data"):
+        from fastwarc.warc import ArchiveIterator, WarcRecordType
+
+    with path.open("rb") as file, contextlib.suppress(OSError, EOFError, ValueError):
+        for record in ArchiveIterator(file, record_types=WarcRecordType.response, parse_http=False):
+            yield (record.headers.get("WARC-Target-URI") or "").strip("<>"), record.stream_pos
+
+
 def recover(path: Path, start: int) -> list[Page]:
     """Return the pages and revisits after byte `start` and cut the file after the last complete one.
 
