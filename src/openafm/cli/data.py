@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openafm.cli import data_caption, data_domains, data_draw, data_filter, data_images, data_pipeline, data_web
+from openafm.cli import (
+    data_caption,
+    data_domains,
+    data_draw,
+    data_evaluation,
+    data_filter,
+    data_images,
+    data_pipeline,
+    data_web,
+)
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 
@@ -33,6 +42,7 @@ app.command("try")(data_pipeline.try_page)
 app.command()(data_pipeline.mixture)
 app.command()(data_images.images)
 app.command()(data_draw.draw)
+app.command("evaluation-sets")(data_evaluation.evaluation_sets)
 app.command()(data_caption.caption)
 app.command()(data_domains.domains)
 app.command()(data_domains.bootstrap)

@@ -32,14 +32,14 @@ _TRIES = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """One way to see a drawing. Lengths are shares of the drawing's width; ranges are drawn from uniformly."""
+    """One way to see a drawing. Ranges are drawn from uniformly."""
 
     name: str
     split: Split
     camera: bool = True
     """False for a file as drawn, or encoded again."""
     tilt: float = 0.0
-    """How far corners move, as a share of the width."""
+    """How far corners move, as a share of the shorter side."""
     turn: float = 0.0
     """Degrees to either side."""
     scale: tuple[float, float] = (0.85, 0.95)
@@ -343,16 +343,15 @@ def draw_geometry(rng: random.Random, width: int, height: int, condition: Condit
     share = rng.uniform(*condition.scale)
     angle = math.radians(rng.uniform(-condition.turn, condition.turn))
     cosine, sine = math.cos(angle), math.sin(angle)
-    tilt = condition.tilt * width
+    tilt = condition.tilt * min(width, height)
     corners = []
     for x, y in ((-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)):
         x, y = x * width, y * height
         corners.append((x * cosine - y * sine + rng.uniform(-tilt, tilt), x * sine + y * cosine + rng.uniform(-tilt, tilt)))
     low = [min(corner[axis] for corner in corners) for axis in (0, 1)]
     high = [max(corner[axis] for corner in corners) for axis in (0, 1)]
-    extent = max((high[0] - low[0]) / width, (high[1] - low[1]) / height)
-    size = (width, height)
-    scale = share / extent
+    scale = share * width / (high[0] - low[0])
+    size = (width, max(height, round((high[1] - low[1]) * scale / share)))  # strips that are turned need more height
     middle = [(low[axis] + high[axis]) / 2 for axis in (0, 1)]
     room = [size[axis] - (high[axis] - low[axis]) * scale for axis in (0, 1)]
     at = [size[axis] / 2 + rng.uniform(-0.4, 0.4) * room[axis] for axis in (0, 1)]

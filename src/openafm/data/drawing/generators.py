@@ -17,6 +17,7 @@ _BUILT_IN = {
     "flyers": "openafm.data.drawing.flyers:FlyersConfig",
     "formulas": "openafm.data.drawing.formulas:FormulasConfig",
     "handwriting": "openafm.data.drawing.handwriting:HandwritingConfig",
+    "lines": "openafm.data.drawing.lines:LinesConfig",
     "scenes": "openafm.data.drawing.scenes:ScenesConfig",
     "signs": "openafm.data.drawing.signs:SignsConfig",
     "tables": "openafm.data.drawing.tables:TablesConfig",
