@@ -5,6 +5,7 @@ import json
 import tarfile
 from collections.abc import Sequence
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -143,3 +144,15 @@ def test_an_image_is_found_in_any_shard(tmp_path: Path) -> None:
     assert [corpus.place(image_of(n).digest) for n in range(3)] == [(0, 0), (1, 0), (2, 0)]
     with pytest.raises(ImageCorpusError, match="numbered from 0"):
         finish_corpus(tmp_path, {}, [summaries[0]])
+
+
+def test_images_whose_digest_ends_in_zero_are_found(tmp_path: Path) -> None:
+    images = (
+        replace(image_of(0), data=data, digest=sha256(data).hexdigest()) for data in map(str.encode, map(str, range(2000)))
+    )
+    ending = [image for image in images if image.digest.endswith("00")][:3]
+    summary = write_image_shard(tmp_path, 0, [document_of(number, image) for number, image in enumerate(ending)])
+    finish_corpus(tmp_path, {}, [summary])
+    corpus = open_image_corpus(tmp_path)
+    assert [corpus.image(image.digest).data for image in ending] == [image.data for image in ending]
+    assert ending[0].digest[:-2] not in corpus

@@ -353,13 +353,13 @@ class ImageCorpus:
 
     def _find(self, digest: str) -> tuple[int, int] | None:
         try:
-            wanted = np.bytes_(bytes.fromhex(digest))
+            wanted = bytes.fromhex(digest)
         except ValueError:
             return None
         for shard in range(len(self.manifest.shards)):
             digests_I = self._index(shard)["digest"]
-            row = int(np.searchsorted(digests_I, wanted))
-            if row < len(digests_I) and digests_I[row] == wanted:
+            row = int(np.searchsorted(digests_I, np.bytes_(wanted)))
+            if row < len(digests_I) and bytes(digests_I[row]).ljust(32, b"\0") == wanted:  # NumPy cuts zeros at the end
                 return shard, row
         return None
 
