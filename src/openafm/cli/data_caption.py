@@ -68,7 +68,9 @@ def caption(
     if json:
         print_json({"path": str(out), "model": captioner.model, "sampling": captioner.sampling, **asdict(counts)})
         return
-    print_table(("level", "captions"), list(counts.captions.items()))
+    levels_found = sorted({*counts.captions, *counts.kept})
+    rows = [(level, counts.captions.get(level, 0), counts.kept.get(level, 0)) for level in levels_found]
+    print_table(("level", "new captions", "kept"), rows)
     if counts.dropped:
         print_table(("dropped captions", "count"), list(counts.dropped.items()))
     if counts.documents_dropped:

@@ -55,7 +55,7 @@ def seed_of(*colors: str) -> Seed:
 
 def test_similar_images_get_prompts_and_answers(tmp_path: Path) -> None:
     corpus = samples(tmp_path)
-    bootstrap(corpus, [seed_of("red")], tmp_path / "out", TEACHER, BootstrapConfig(max_similarity=0.999999))
+    bootstrap(corpus, [seed_of("red")], tmp_path / "out", TEACHER, BootstrapConfig(max_similarity=2.0))
     out = open_image_corpus(tmp_path / "out")
     documents = list(out.documents())
     assert [document.kind for document in documents] == ["bootstrap"] * 3

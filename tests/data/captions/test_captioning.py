@@ -5,21 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from image_samples import BOXES, HEIGHT, WIDTH, color_at, corpus_of, image_of, interleaved_of, pair_of
 
-from openafm.core.config import ConfigError
+from openafm.core.config import ConfigError, override
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.data.captions import cache as cache_module
 from openafm.data.captions.cache import HangingCaptionerError
 from openafm.data.captions.captioner import EndlessAnswerError, FunctionCaptioner, ImageRequest, RefusedAnswerError
 from openafm.data.captions.captioning import caption_corpus, caption_counts
 from openafm.data.captions.config import LEVELS, CaptionConfig
-from openafm.data.images.documents import ImageDocument
+from openafm.data.captions.regions import CaptionedRegion, Detector, DetectorConfig, spatial_facts
+from openafm.data.images.documents import Box, ImageDocument, Region, StoredImage
 from openafm.data.images.grounding import box_text, boxes_of
 from openafm.data.images.shards import ImageCorpus, open_image_corpus
 
@@ -172,6 +178,52 @@ def test_texts_without_spaces_are_counted_by_characters(tmp_path: Path) -> None:
     assert open_image_corpus(tmp_path / "b").manifest.dropped == {"repetitive": 3}
 
 
+@dataclass(frozen=True, kw_only=True)
+class LowerRightConfig(DetectorConfig):
+    """Finds the box in the lower right, and regions that are not usable."""
+
+    def build(self) -> Detector:
+        return LowerRight()
+
+
+class LowerRight(Detector):
+    def regions(self, document: ImageDocument, image: StoredImage) -> Sequence[Region]:
+        boxes = [(60, 40, 500, 500), (-9, -9, 0, 5), (5, 5, 6, 6), (30, 30, 20, 20)]
+        return [Region(label="thing", box=box) for box in boxes]
+
+
+def test_a_detector_of_the_user_finds_the_regions(tmp_path: Path) -> None:
+    grounded = CaptionConfig(levels=(BY_NAME["grounded"],))
+    config = override(grounded, {"regions.detector": '{"type": "LowerRightConfig"}'})
+    corpus = corpus_of(tmp_path / "in", [pair_of("red", "blue")])
+    caption_corpus(corpus, tmp_path / "out", Scripted(region="a blue block on white"), config)
+    (document,) = documents(tmp_path / "out")
+    assert [(each.label, each.box) for each in document.regions if each.kind == "caption"] == [
+        ("a blue block on white", (60, 40, WIDTH, HEIGHT))
+    ]
+    assert "a blue block on white [500,500,1000,1000]" in document.captions["grounded"]
+    assert (
+        open_image_corpus(tmp_path / "out").manifest.config["captions"]["regions"]["detector"]["type"] == "LowerRightConfig"
+    )
+
+
+@pytest.mark.parametrize(
+    ("box", "other", "relation"),
+    [
+        ((0, 0, 10, 10), (50, 0, 60, 10), "left of 2"),
+        ((50, 0, 60, 10), (0, 5, 10, 10), "right of 2"),
+        ((0, 0, 10, 10), (0, 50, 10, 60), "above 2"),
+        ((0, 50, 10, 60), (5, 0, 10, 10), "below 2"),
+        ((10, 10, 20, 20), (0, 0, 40, 40), "inside 2"),
+        ((0, 0, 40, 40), (10, 10, 20, 20), "around 2"),
+        ((0, 0, 20, 20), (10, 0, 30, 20), "overlapping 2"),
+    ],
+)
+def test_spatial_relations(box: Box, other: Box, relation: str) -> None:
+    first, second = CaptionedRegion(box=box, caption="a"), CaptionedRegion(box=other, caption="b")
+    assert spatial_facts([first, second], 100, 100)[0].endswith(f"; {relation})")
+
+
 def test_existing_levels_are_kept_unless_replaced(tmp_path: Path) -> None:
     corpus = samples(tmp_path)
     caption_corpus(corpus, tmp_path / "one", Scripted(), SHORT)
@@ -179,6 +231,10 @@ def test_existing_levels_are_kept_unless_replaced(tmp_path: Path) -> None:
     caption_corpus(open_image_corpus(tmp_path / "one"), tmp_path / "two", other, SHORT)
     assert other.requests == []
     assert documents(tmp_path / "two") == documents(tmp_path / "one")
+    drawn = replace(pair_of("red")[0], captions={"short": "A drawn caption."}), [image_of("red")]
+    caption_corpus(corpus_of(tmp_path / "drawn", [drawn]), tmp_path / "four", other, SHORT)
+    counts = caption_counts(open_image_corpus(tmp_path / "four"))
+    assert (counts.kept, counts.captions) == ({"short": 1}, {})
     replacing = CaptionConfig(levels=SHORT.levels, replaces=True)
     caption_corpus(open_image_corpus(tmp_path / "one"), tmp_path / "three", other, replacing)
     assert {document.captions["short"] for document in documents(tmp_path / "three")} == {"Something else is visible here."}
@@ -224,6 +280,49 @@ def test_a_stopped_run_continues_without_asking_again(tmp_path: Path) -> None:
     third = Scripted()
     caption_corpus(corpus, tmp_path / "out", third, SHORT)
     assert third.requests == []
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from openafm.data.captions.captioner import FunctionCaptioner
+from openafm.data.captions.captioning import caption_corpus
+from openafm.data.captions.config import LEVELS, CaptionConfig
+from openafm.data.images.shards import open_image_corpus
+
+def answer(request):
+    print("asked", flush=True)
+    time.sleep(0.02)
+    return "A thing on a white page."
+
+config = CaptionConfig(levels=tuple(level for level in LEVELS if level.name == "short"))
+captioner = FunctionCaptioner(model="m", function=answer)
+caption_corpus(open_image_corpus(Path(sys.argv[1])), Path(sys.argv[2]), captioner, config)
+"""
+
+
+def test_a_killed_run_continues_with_equal_bytes(tmp_path: Path) -> None:
+    shards = [[pair_of("red", background=200 + shard + 9 * row) for row in range(3)] for shard in range(4)]
+    corpus = corpus_of(tmp_path / "in", *shards)
+    asked: list[ImageRequest] = []
+
+    def answer(request: ImageRequest) -> str:
+        asked.append(request)
+        return "A thing on a white page."
+
+    captioner = FunctionCaptioner(model="m", function=answer)
+    caption_corpus(corpus, tmp_path / "whole", captioner, SHORT)
+    assert len(asked) == 12
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "in"), str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for _ in range(5):
+            assert process.stdout.readline() == b"asked\n"
+        process.send_signal(signal.SIGKILL)
+    asked.clear()
+    caption_corpus(corpus, tmp_path / "out", captioner, SHORT)
+    assert 7 <= len(asked) <= 9  # the answers of the killed process are stored, except the last one or two
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 def test_another_model_prompt_or_sampling_is_asked_anew(tmp_path: Path) -> None:

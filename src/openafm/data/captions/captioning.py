@@ -56,12 +56,14 @@ class CaptionCounts:
 
     Attributes:
         captions: captions of models, by level.
+        kept: captions that the documents had before, such as those of drawn images, by level.
         dropped: captions that failed their check, by level and reason, such as `short.repetitive`; `region` is a level.
         documents_dropped: documents without any caption, and documents that opted out, by reason.
         num_documents: documents of the corpus, also those that had captions before.
     """
 
     captions: Mapping[str, int]
+    kept: Mapping[str, int]
     dropped: Mapping[str, int]
     documents_dropped: Mapping[str, int]
     num_documents: int
@@ -86,8 +88,9 @@ def caption_corpus(
 
 def caption_counts(corpus: ImageCorpus) -> CaptionCounts:
     """Return the counts of a captioned corpus."""
-    captions, dropped = Counter[str](), Counter[str]()
+    captions, kept, dropped = Counter[str](), Counter[str](), Counter[str]()
     for document in corpus.documents():
+        kept.update(it for it in document.captions if it != "alt" and PROMPT_KEY + it not in document.metadata)
         for key, value in document.metadata.items():
             if key.startswith(PROMPT_KEY):
                 captions[key.removeprefix(PROMPT_KEY)] += 1
@@ -96,6 +99,7 @@ def caption_counts(corpus: ImageCorpus) -> CaptionCounts:
                 dropped.update(f"{level}.{reason}" for reason in value.split(","))
     return CaptionCounts(
         captions=dict(sorted(captions.items())),
+        kept=dict(sorted(kept.items())),
         dropped=dict(sorted(dropped.items())),
         documents_dropped=corpus.manifest.dropped,
         num_documents=corpus.manifest.num_documents,

@@ -101,6 +101,9 @@ def nearest(queries_QD: Floats, rows_ND: Floats, k: int, block: int = _BLOCK) ->
         for query, similar_B in enumerate(similar_QB):
             best_K, similar_K = found[query]
             candidates = np.flatnonzero(similar_B > similar_K[-1]) if len(best_K) == k else np.arange(len(similar_B))
+            if len(candidates) > k:  # sorting all of a block takes longer than the product
+                kth = np.partition(similar_B[candidates], -k)[-k]
+                candidates = candidates[similar_B[candidates] >= kth]
             indices = np.concatenate([best_K, candidates + start])
             similar = np.concatenate([similar_K, similar_B[candidates]])
             order = np.argsort(-similar, kind="stable")[:k]
