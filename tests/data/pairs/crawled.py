@@ -40,8 +40,8 @@ def picture(seed: int, width: int = 160, height: int = 120, format: str = "PNG")
 
 
 def html_page(path: str, *parts: str, head: str = "", **headers: str) -> Page:
-    """A page of paragraphs and figures. A part `path|alt|caption` is a figure, another one a paragraph."""
-    body = "".join(_figure(part) if "|" in part else f"<p>{part}</p>" for part in parts)
+    """A page of paragraphs and figures. A part `path|alt|caption` is a figure, another one a paragraph; one more follows."""
+    body = "".join(_figure(part) if "|" in part else f"<p>{part}</p>" for part in (*parts, TEXT))
     html = f"<html lang='en'><head><title>The harbor</title>{head}</head><body><article>{body}</article></body></html>"
     url, all_headers = f"{SITE}{path}", {"content-type": "text/html; charset=utf-8", **headers}
     opt_out = training_opt_out(url, all_headers, html.encode())

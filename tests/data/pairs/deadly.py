@@ -1,34 +1,27 @@
-"""A method of matching that ends its worker at one image."""
+"""A filter that ends its worker at one image."""
 
 from __future__ import annotations
 
 import os
 import signal
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-from crawled import picture
-
-from openafm.data.images.decoding import stored_image
-from openafm.data.images.documents import StoredImage
-from openafm.data.pairs.matching import ExactMatcher, ImageMatchConfig, ImageMatcher
+from openafm.data.pairs.filters import Pair, PairFilter, PairFilterConfig
+from openafm.data.web.documents import Dropped
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeadlyMatchConfig(ImageMatchConfig):
-    """Ends the process at `picture(666)`."""
+class DeadlyFilterConfig(PairFilterConfig):
+    """Ends the process at an image named deadly.png."""
 
-    def build(self) -> ImageMatcher:
-        return DeadlyMatcher()
+    def build(self) -> PairFilter:
+        return DeadlyFilter()
 
 
-class DeadlyMatcher(ExactMatcher):
-    """See `DeadlyMatchConfig`."""
+class DeadlyFilter(PairFilter):
+    """See `DeadlyFilterConfig`."""
 
-    def signature(self, digest: str, pixels: npt.NDArray[np.uint8]) -> Any:
-        poison = stored_image(picture(666))
-        if isinstance(poison, StoredImage) and digest == poison.digest:
+    def check(self, pair: Pair) -> Dropped | None:
+        if pair.image_url.endswith("deadly.png"):
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().signature(digest, pixels)
+        return None

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from crawled import EARLY, LATE, TEXT, drops_of, html_page, image, pairs_of, paragraph, picture, redirect, write_warc
+from deadly import DeadlyFilterConfig
 
 from openafm.core.executors import LocalConfig, RayConfig
 from openafm.data.images.documents import ImagePart, TextPart
@@ -178,7 +179,8 @@ def test_duplicates_and_repeated_texts(tmp_path: Path) -> None:
         f"/other{index}.png|The light of the old town|" for index in range(4)
     ]
     pages = [html_page(f"/{index}.html", TEXT * 3, figure) for index, figure in enumerate(figures)]
-    images = [image(f"/same{index}.png", picture(1)) for index in range(6)]
+    images = [image(f"/same{index}.png", picture(1)) for index in range(5)]
+    images.append(image("/same5.png", picture(1, 200, 150, "JPEG"), kind="image/jpeg"))
     images += [image(f"/other{index}.png", picture(10 + index)) for index in range(4)]
     config = replace(LIGHT, selection=SelectionConfig(max_texts_per_image=3, max_images_per_text=2), interleaved=None)
     corpus = made(tmp_path, config, write_warc(tmp_path / "crawl", *pages, *images))
@@ -210,15 +212,16 @@ def test_overrides_by_publisher(tmp_path: Path) -> None:
     assert counts_of(corpus)["interleaved_images"]["dropped"] == {"override": 1}
 
 
-def test_an_image_that_ends_its_worker_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
-    pages = html_page("/a.html", TEXT * 3, f"/a.png|{ALT} one|", TEXT, f"/b.png|{ALT} two|")
-    warc = write_warc(tmp_path / "crawl", pages, image("/a.png", picture(1)), image("/b.png", picture(666)))
-    from deadly import DeadlyMatchConfig
-
-    corpus = made(tmp_path, replace(LIGHT, matching=DeadlyMatchConfig()), warc)
-    assert list(pairs_of(corpus)) == [f"{ALT} one"]
-    assert counts_of(corpus)["images"]["dropped"] == {"killed": 1}
+def test_the_images_of_a_page_that_ends_its_worker_are_dropped(tmp_path: Path) -> None:
+    pages = [
+        html_page("/a.html", TEXT * 3, f"/a.png|{ALT} one|", TEXT, f"/deadly.png|{ALT} two|"),
+        html_page("/b.html", TEXT * 3, f"/b.png|{ALT} three|"),
+    ]
+    images = [image(path, picture(seed)) for seed, path in enumerate(("/a.png", "/b.png", "/deadly.png"))]
+    config = replace(LIGHT, pair_filters=(*LIGHT.pair_filters, DeadlyFilterConfig()), interleaved=None)
+    corpus = made(tmp_path, config, write_warc(tmp_path / "crawl", *pages, *images))
+    assert list(pairs_of(corpus)) == [f"{ALT} three"]
+    assert counts_of(corpus)["pairs"]["dropped"] == {"killed": 2}
 
 
 def test_nothing_to_read(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from openafm.core.executors import ExecutorConfig
 from openafm.core.worker_process import LimitsConfig
 from openafm.data.filtering.base import FilterConfig
 from openafm.data.images.decoding import ImageLimits
+from openafm.data.images.duplicates import ImageDuplicatesConfig
 from openafm.data.pairs.filters import PairFilterConfig
-from openafm.data.pairs.matching import ExactMatchConfig, ImageMatchConfig
 from openafm.data.pipeline.config import LIMITS, LOCAL, StageConfig
 
 RESOLUTION_REASONS = ("missing", "redirects", "training_opt_out", "image_opt_out", "repeated_in_page")
@@ -69,8 +69,9 @@ class PairsConfig(Config):
     """Image-text pairs and interleaved documents from WARC files.
 
     `pages` are the stages from pages to documents; their drops are those of the text pipeline. `text_filters` see the alt
-    text of a pair as a document: languages, word lists, personal data. `pair_filters` see image, text and page. `opt_outs`
-    "keep" keeps images that must not be used for training, marked in `opt_out`. `interleaved` None makes pairs only.
+    text of a pair as a document: languages, word lists, personal data. `pair_filters` see image, text and page. `duplicates`
+    finds near-duplicate images for `selection` and `interleaved`; None: only equal ones. `opt_outs` "keep" keeps images that
+    must not be used for training, marked in `opt_out`. `interleaved` None makes pairs only.
 
     Shards, limits and executor are those of `PipelineConfig`.
     """
@@ -80,7 +81,7 @@ class PairsConfig(Config):
     images: ImageLimits = field(default_factory=lambda: ImageLimits(min_side=100, max_aspect=4.0))
     text_filters: tuple[FilterConfig, ...] = ()
     pair_filters: tuple[PairFilterConfig, ...] = ()
-    matching: ImageMatchConfig = field(default_factory=ExactMatchConfig)
+    duplicates: ImageDuplicatesConfig | None = field(default_factory=ImageDuplicatesConfig)
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     interleaved: InterleavedConfig | None = field(default_factory=InterleavedConfig)
     opt_outs: Literal["drop", "keep"] = "drop"

@@ -18,11 +18,11 @@ from openafm.core.libraries import pyarrow
 from openafm.core.registry import load_plugins
 from openafm.core.worker_process import unit
 from openafm.data.deduplication.groups import hash128
-from openafm.data.images.decoding import decoded_image, pixels
+from openafm.data.images.decoding import DecodedImage, decoded_image, pixels
 from openafm.data.images.documents import StoredImage
+from openafm.data.images.duplicates import ImageSignature, image_signature
 from openafm.data.pairs.config import PairsConfig
 from openafm.data.pairs.filters import Pixels
-from openafm.data.pairs.matching import ImageMatcher
 from openafm.data.pairs.store import Record, ShardTask, json_of
 from openafm.data.pipeline.parquet import RowWriter
 from openafm.data.web.documents import Dropped, Page
@@ -41,7 +41,7 @@ _COLUMNS = (
     *(("state", "u1"), ("url", "text"), ("high", "u8"), ("low", "u8"), ("at", "i8")),
     *(("target_high", "u8"), ("target_low", "u8"), ("reason", "text"), ("detail", "text")),
     *(("digest", "text"), ("format", "text"), ("width", "i4"), ("height", "i4"), ("offset", "i8"), ("num_bytes", "i8")),
-    *(("opt_out", "text"), ("metadata", "text"), ("signature", "bytes")),
+    *(("opt_out", "text"), ("metadata", "text")),
 )
 
 
@@ -54,24 +54,25 @@ def response_schema() -> pa.Schema:
         "i4": pa.int32(),
         "i8": pa.int64(),
         "text": pa.string(),
-        "bytes": pa.binary(),
     }
     return pa.schema([(name, kinds[kind]) for name, kind in _COLUMNS])
 
 
 def run_images(task: ShardTask) -> Record:
     """Decode the images of one shard of a WARC file."""
+    pyarrow()
+    import pyarrow.parquet as pq
+
     config = config_of(task.config, task.plugins)
     counts, dropped = Counter[str](), Counter[str]()
-    matcher = config.matching.build()
     with (
         atomic_file(task.path("images")) as images,
         atomic_file(task.path("rows.parquet")) as file,
         RowWriter(file, response_schema()) as rows,
     ):
-        blob = _Blob(images)
+        blob = _Blob(images, has_signatures=config.duplicates is not None)
         for page, poison in _pages(task, config.images.max_bytes):
-            row = _response_row(page, poison, config, matcher, blob)
+            row = _response_row(page, poison, config, blob)
             if row is None:
                 continue
             rows.write(row)
@@ -84,7 +85,11 @@ def run_images(task: ShardTask) -> Record:
             else:
                 counts["decoded"] += 1
         counts["rows"] = rows.num_rows
-    return task.finish(Record(counts=dict(counts), dropped=dict(dropped)), "images", "rows.parquet")
+    if config.duplicates is not None:
+        with atomic_file(task.path("signatures.parquet")) as file:
+            pq.write_table(config.duplicates.build().signatures(blob.signatures), file, use_dictionary=False)
+    suffixes = ("images", "rows.parquet", *(["signatures.parquet"] if config.duplicates is not None else []))
+    return task.finish(Record(counts=dict(counts), dropped=dict(dropped)), *suffixes)
 
 
 @lru_cache(maxsize=4)
@@ -129,8 +134,7 @@ class ImageRows:
         pyarrow()
         import pyarrow.parquet as pq
 
-        columns = [name for name, _ in _COLUMNS if name != "signature"]
-        rows: list[dict[str, Any]] = pq.read_table(self._paths[shard], columns=columns, use_threads=False).to_pylist()
+        rows: list[dict[str, Any]] = pq.read_table(self._paths[shard], use_threads=False).to_pylist()
         return rows
 
     def _open(self, shard: int) -> IO[bytes]:
@@ -145,21 +149,26 @@ def url_key(url: str) -> tuple[int, int]:
 
 @dataclass
 class _Blob:
-    """Encoded images one after another; equal ones once."""
+    """Encoded images one after another, and their signatures; equal images once."""
 
     file: IO[bytes]
+    has_signatures: bool
 
     def __post_init__(self) -> None:
+        self.signatures: list[ImageSignature] = []
         self._offsets: dict[str, int] = {}
         self._end = 0
 
-    def add(self, image: StoredImage) -> int:
+    def add(self, image: DecodedImage) -> int:
         """Store an image and return its offset."""
-        if image.digest not in self._offsets:
-            self._offsets[image.digest] = self._end
-            self.file.write(image.data)
-            self._end += len(image.data)
-        return self._offsets[image.digest]
+        digest, data = image.stored.digest, image.stored.data
+        if digest not in self._offsets:
+            if self.has_signatures:
+                self.signatures.append(image_signature(digest, image.pixels))
+            self._offsets[digest] = self._end
+            self.file.write(data)
+            self._end += len(data)
+        return self._offsets[digest]
 
 
 def _pages(task: ShardTask, max_bytes: int) -> Iterator[tuple[Page | Dropped, Dropped | None]]:
@@ -177,17 +186,14 @@ def _pages(task: ShardTask, max_bytes: int) -> Iterator[tuple[Page | Dropped, Dr
         position += 1
 
 
-def _response_row(
-    page: Page | Dropped, poison: Dropped | None, config: PairsConfig, matcher: ImageMatcher, blob: _Blob
-) -> dict[str, Any] | None:
+def _response_row(page: Page | Dropped, poison: Dropped | None, config: PairsConfig, blob: _Blob) -> dict[str, Any] | None:
     """Return the row of a response; None if it is not one of an image or a redirect."""
     if isinstance(page, Dropped):
         return None  # counted by the stage of pages, which reads the same file
-    row: dict[str, Any] = dict.fromkeys((name for name, kind in _COLUMNS if kind in ("text", "bytes")), "")
-    row |= {name: 0 for name, kind in _COLUMNS if kind not in ("text", "bytes")}
+    row: dict[str, Any] = dict.fromkeys((name for name, kind in _COLUMNS if kind == "text"), "")
+    row |= {name: 0 for name, kind in _COLUMNS if kind != "text"}
     row["url"], row["at"] = _storable(page.url), _microseconds(page.fetched_at)
     row["high"], row["low"] = url_key(page.url)
-    row["signature"] = b"\0" * matcher.signature_bytes
     row["metadata"] = "{}"
     if page.status in _REDIRECTS and (target := canonical_url(page.headers.get("location", ""), page.url)):
         row["state"] = REDIRECT
@@ -205,11 +211,10 @@ def _response_row(
         "format": image.format,
         "width": image.width,
         "height": image.height,
-        "offset": blob.add(image),
+        "offset": blob.add(decoded),
         "num_bytes": len(image.data),
         "opt_out": _storable(page.opt_out),
         "metadata": json_of(image.metadata),
-        "signature": matcher.signature(image.digest, decoded.pixels),
     }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from openafm.core.config import from_dict, to_dict
+from openafm.core.config import Config, from_dict, to_dict
 from openafm.core.executors import Executor
 from openafm.core.files import folder_lock, matches, read_document, room_for
 from openafm.core.progress import progress
@@ -47,7 +47,6 @@ def run_pairs(config: PairsConfig, inputs: Sequence[Path], out: Path) -> Manifes
     """
     paths = find_inputs(inputs, WARC_SUFFIXES)
     build_filters(config)  # a missing library or program fails here, before any work
-    config.matching.build()
     _check_folder(out)
     with folder_lock(out), room_for(out):
         stages = out / STAGES
@@ -76,13 +75,15 @@ class _Run:
     def corpus(self, pages: Sequence[Shard], documents: CorpusManifest, texts: CorpusManifest | None) -> Manifest:
         """Compute the corpus. `pages` are the shards of the WARC files."""
         config = self.config
-        image_keys = [config_key(config.images), config_key(config.matching), to_dict(config.limits)]
+        image_keys = [config_key(config.images), _config_keys(config.duplicates), to_dict(config.limits)]
         image_tasks = [self._shard_task("images", shard, *image_keys, shard.digest) for shard in pages]
         image_records = self._map(run_images, image_tasks, "images")
         self._check_quarantined(image_records, "images")
         responses = tuple(task.path("rows.parquet") for task in image_tasks)
         image_key = key_of([task.key for task in image_tasks])
-        groups = self._reduce("groups", run_groups, {"responses": responses}, image_key, config_key(config.matching))
+        signatures = tuple(task.path("signatures.parquet") for task in image_tasks)
+        group_inputs = {"responses": responses, "signatures": signatures if config.duplicates is not None else ()}
+        groups = self._reduce("groups", run_groups, group_inputs, image_key, _config_keys(config.duplicates))
 
         shards = _shards(documents, self.root / STAGES / "pages")
         resolved, resolve_record, num_references = self._resolved(shards, responses, image_key)
@@ -245,6 +246,10 @@ class _Run:
 
 def _key(stage: str, *parts: object) -> str:
     return key_of("pairs", CODE_VERSION, stage, *parts)
+
+
+def _config_keys(*configs: Config | None) -> list[object]:
+    return [config_key(each) for each in configs if each is not None]
 
 
 def _found(task: ShardTask) -> Record | None:

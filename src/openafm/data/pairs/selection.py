@@ -16,7 +16,6 @@ from openafm.core.files import atomic_file
 from openafm.core.libraries import pyarrow
 from openafm.data.deduplication.groups import (
     ID_BYTES,
-    disk_array,
     first_numbers,
     read_shard,
     read_signatures,
@@ -25,10 +24,11 @@ from openafm.data.deduplication.groups import (
 )
 from openafm.data.deduplication.sorting import ExternalSort, Records
 from openafm.data.pairs.config import SELECTION_REASONS, PairsConfig
-from openafm.data.pairs.matching import Groups
 from openafm.data.pairs.references import FOUND
 from openafm.data.pairs.responses import config_of
 from openafm.data.pairs.store import Record, ReduceTask
+
+Groups = npt.NDArray[np.uint64]
 
 _PAIR = np.dtype(
     [
@@ -42,24 +42,35 @@ _SIGHT = np.dtype([("group", "<u8"), ("shard", "<u4"), ("position", "<u8")])
 
 
 def run_groups(task: ReduceTask) -> Record:
-    """Write the group of near-duplicates of each image, in the order of shards and rows."""
-    matcher = config_of(task.config, task.plugins).matching.build()
+    """Write the group of near-duplicates of each image, in the order of shards and rows: a number from the digest of one."""
+    config = config_of(task.config, task.plugins)
     out = task.path("groups.npy")
     responses = task.inputs["responses"]
-    total = int(first_numbers(responses)[-1])
+    first_of = first_numbers(responses)
+    groups_N = np.zeros(int(first_of[-1]), np.uint64)
     with working_folder(out) as folder:
-        signatures = disk_array(folder / "signatures", f"V{matcher.signature_bytes}", total)
-        at = 0
-        for part in read_signatures(responses, ("signature",)):
-            rows = b"".join(part.batch.column("signature").to_pylist())
-            signatures[at : at + len(part)] = np.frombuffer(rows, signatures.dtype)
-            at += len(part)
-        groups_N = np.zeros(total, np.uint64)
-        matcher.groups(signatures[:total], groups_N, folder)
-        del signatures
+        decisions = folder / "decisions.parquet"
+        if config.duplicates is not None:
+            config.duplicates.build().decide(task.inputs["signatures"], decisions)
+        for part in read_signatures(responses, ("digest",)):
+            kept = _kept_digests(config, task.inputs["signatures"], decisions, part.shard)
+            start = int(first_of[part.shard]) + part.start
+            for number, digest in enumerate(part.batch.column("digest").to_pylist(), start):
+                if digest:
+                    groups_N[number] = int(kept.get(digest[:ID_BYTES], digest)[:16], 16)
     with atomic_file(out) as file:
         np.lib.format.write_array(file, groups_N, allow_pickle=False)
-    return task.finish(Record(counts={"groups": len(np.unique(groups_N))}), "groups.npy")
+    return task.finish(Record(counts={"groups": len(np.unique(groups_N[groups_N > 0]))}), "groups.npy")
+
+
+def _kept_digests(config: PairsConfig, signatures: Sequence[Path], decisions: Path, shard: int) -> dict[str, str]:
+    """Return the digest of the kept image by that of its near-duplicates, for the images of one shard."""
+    if config.duplicates is None:
+        return {}
+    dropped = config.duplicates.build().read_decisions(decisions, shard)
+    parts = read_signatures(signatures[shard : shard + 1], ("id",))
+    ids = (each for part in parts for each in part.batch.column("id").to_pylist())
+    return {digest.decode(): dropped[position] for position, digest in enumerate(ids) if position in dropped}
 
 
 def run_select(task: ReduceTask) -> Record:
