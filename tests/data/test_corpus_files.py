@@ -16,6 +16,8 @@ from openafm.data.synthetic.rendering import Piece, render, text_of
 from openafm.data.synthetic.source_text import Line, SourceTextError, parse_frame
 from openafm.data.synthetic.validate import near_duplicates, problems, shortfalls
 
+pytestmark = pytest.mark.xdist_group("languages")  # one worker reads the files of all languages
+
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_files_of_a_language_have_no_mistakes(language: str) -> None:

@@ -35,11 +35,13 @@ from openafm.data.synthetic.labels import _draw_language
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, Instructions, ToolTurn, UserTurn
 from openafm.tokenizer.schema_text import compact_json
 
+pytestmark = pytest.mark.xdist_group("languages")  # one worker reads the files of all languages
+
 DIGEST = """
 import hashlib
 from openafm.data.synthetic import SyntheticConfig, generate
 from openafm.tokenizer.schema_text import compact_json
-config = SyntheticConfig(seed=3, split="held_out")
+config = SyntheticConfig(seed=3, split="held_out", languages={"en": 1, "de": 1})
 print(hashlib.sha256("".join(compact_json(c.to_dict()) for c in generate(config, 300)).encode()).hexdigest())
 """
 
@@ -50,7 +52,7 @@ def of(task: str, language: str, count: int, split: str = "train") -> list[Conve
 
 
 def test_the_same_index_gives_the_same_example_in_another_process() -> None:
-    config = SyntheticConfig(seed=3, split="held_out")
+    config = SyntheticConfig(seed=3, split="held_out", languages={"en": 1, "de": 1})
     here = hashlib.sha256("".join(compact_json(c.to_dict()) for c in generate(config, 300)).encode()).hexdigest()
     environment = os.environ | {"PYTHONHASHSEED": "12345"}
     there = subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True, env=environment)

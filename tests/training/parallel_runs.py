@@ -23,7 +23,7 @@ from openafm.training.evaluation import Evaluator
 from openafm.training.initialization import fresh_state
 from openafm.training.trainer import Trainer
 
-NUM_STEPS = 8
+NUM_STEPS = 5
 
 
 def track_model() -> DecoderConfig:

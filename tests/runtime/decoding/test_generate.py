@@ -104,7 +104,7 @@ def assert_holds(engine: Engine, sequence: Sequence, tokens: list[int]) -> None:
 
 SAMPLINGS = [
     GreedyConfig(),
-    *(RandomConfig(seed=seed, temperature=1.5) for seed in range(6)),
+    *(RandomConfig(seed=seed, temperature=1.5) for seed in range(2)),
     RandomConfig(seed=9, top_k=20, top_p=0.8),
 ]
 

@@ -30,7 +30,7 @@ TORCHRUN = [
     "--monitor-interval=0.1",
 ]
 OURS = ["--processes=2", "--restarts=9"]
-NUM_STEPS = 45
+NUM_STEPS = 32
 
 
 def command(place: Path, name: str, torchrun: bool) -> list[str]:

@@ -6,12 +6,10 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,9 @@ import torch.distributed as dist
 from forked_processes import fork_together, together
 from parallel_runs import COMBINATIONS, NUM_STEPS, Combination, train_all
 from parallel_runs import train as train_combination
-from tiny_runs import exit_code, write_corpus
+from tiny_runs import exit_code, in_child, write_corpus
 
+from openafm.core.errors import OpenAFMError
 from openafm.training.budgets import StepBudget
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 from openafm.training.checkpoints.folder import checkpoint_paths
@@ -34,27 +33,20 @@ pytestmark = pytest.mark.xdist_group("parallel")  # one worker makes the fixture
 TIMEOUT_S = 240
 
 
-def start_together(num_processes: int, program: str) -> list[str]:
-    """Run a program in several processes with the environment that torchrun sets; return their outputs."""
+def start_together(num_processes: int, work: Callable[[], object], folder: Path) -> list[Any]:
+    """Run `work` in several processes with the environment that torchrun sets; return its results by rank."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": str(num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(num_processes)
-    ]
-    try:
-        return [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+
+    def run(rank: int) -> None:
+        places = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update(places | {"WORLD_SIZE": str(num_processes)})
+        (folder / f"{rank}.json").write_text(json.dumps(work()))
+
+    children = [in_child(partial(run, rank)) for rank in range(num_processes)]
+    assert [exit_code(child) for child in children] == [0] * num_processes
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(num_processes)]
 
 
 @pytest.fixture(scope="module")
@@ -155,30 +147,28 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(corpus: Path, tmp_pa
     assert open_checkpoint(newest).record.step == steps[0]
 
 
-ONE_FAILS = """
-from openafm.core.errors import OpenAFMError
-from openafm.training.distributed.processes import Processes, open_processes
-from openafm.training.observability.metrics import read_metrics
-from openafm.training.run import train
+def one_fails() -> list[str]:
+    """Return the errors that this process gets when one of two fails, and the results of collective calls."""
+    found = []
 
-def fail():
-    raise OpenAFMError("the disk is full")
+    def fail() -> None:
+        raise OpenAFMError("the disk is full")
 
-with open_processes() as everyone:
-    in_second = lambda: everyone.run_on_all(lambda: fail() if everyone.rank == 1 else None)
-    for work in (in_second, lambda: everyone.run_on_main(fail)):
-        try:
-            work()
-        except OpenAFMError as error:
-            print(type(error).__name__, error, error.shared)
-    rank = everyone.run_main_first(lambda: everyone.rank)
-    print(everyone.run_on_main(lambda: 7), rank, everyone.any_rank(rank == 1, False))
-"""
+    with open_processes() as everyone:
+        calls = (
+            lambda: everyone.run_on_all(lambda: fail() if everyone.rank == 1 else None),
+            lambda: everyone.run_on_main(fail),
+        )
+        for call in calls:
+            with pytest.raises(OpenAFMError) as raised:
+                call()
+            found.append(f"{type(raised.value).__name__} {raised.value} {raised.value.shared}")
+        rank = everyone.run_main_first(lambda: everyone.rank)
+        return [*found, f"{everyone.run_on_main(lambda: 7)} {rank} {everyone.any_rank(rank == 1, False)}"]
 
 
-def test_an_error_of_one_process_is_raised_by_all() -> None:
-    outputs = start_together(2, ONE_FAILS)
-    assert [output.splitlines()[-3:] for output in outputs] == [
+def test_an_error_of_one_process_is_raised_by_all(tmp_path: Path) -> None:
+    assert start_together(2, one_fails, tmp_path) == [
         [
             "RemoteRankError process 1: the disk is full True",
             "OpenAFMError the disk is full True",
