@@ -240,6 +240,16 @@ def test_existing_levels_are_kept_unless_replaced(tmp_path: Path) -> None:
     assert {document.captions["short"] for document in documents(tmp_path / "three")} == {"Something else is visible here."}
 
 
+def test_captions_are_asked_for_in_the_language_of_the_document(tmp_path: Path) -> None:
+    tags = {"red": "zh-Hans", "blue": "ja", "green": "xx", "yellow": ""}
+    items = [(replace(document, language=tags[color]), images) for color in tags for document, images in [pair_of(color)]]
+    captioner = Scripted()
+    config = CaptionConfig(levels=SHORT.levels, language="document")
+    caption_corpus(corpus_of(tmp_path / "in", items), tmp_path / "out", captioner, config)
+    asked = [re.findall(r", in (.*?)\. Name", request.prompt)[0] for request in captioner.requests]
+    assert asked == ["Chinese (Simplified)", "Japanese", "English", "English"]
+
+
 def test_interleaved_documents_pass_and_opted_out_ones_are_dropped(tmp_path: Path) -> None:
     page = interleaved_of(pair_of("red"), pair_of("blue"))
     corpus = corpus_of(tmp_path / "in", [page, pair_of("green", opt_out="noimageai"), pair_of("yellow")])

@@ -21,6 +21,7 @@ from openafm.data.captions import checks
 from openafm.data.captions.cache import AnswerCache, NoAnswer
 from openafm.data.captions.captioner import Captioner, ImageRequest
 from openafm.data.captions.captioning import AnswerFolder, write_corpus
+from openafm.data.captions.languages import answer_language
 from openafm.data.captions.questions import FORMAT, SCHEMA, questions_check, read_questions
 from openafm.data.captions.retrieval import ColorLayoutConfig, EmbedderConfig, embeddings, nearest
 from openafm.data.images.decoding import stored_image
@@ -198,7 +199,8 @@ class _Synthesis:
         questions: list[Question] = []
         prompts = [(KIND, self._config.prompt)] + [(ABSENT_KIND, self._config.absent_prompt)] * self._config.asks_absent
         for kind, template in prompts:
-            request = self._request(image, seed, template)
+            language = answer_language(self._config.language, document.language)
+            request = self._request(image, seed, template.replace("{language}", language))
             outcome = self._cache.ask(request, questions_check(request.prompt, 1))
             if isinstance(outcome, NoAnswer) and kind == KIND:
                 return Dropped(reason=outcome.reason, detail=outcome.detail, url=document.source)
@@ -232,7 +234,7 @@ class _Synthesis:
     def _request(self, image: StoredImage, seed: Seed, template: str) -> ImageRequest:
         config = self._config
         shown = f"Request: {seed.prompt}" + (f"\nAnswer: {seed.answer}" if seed.answer else "")
-        prompt = template.replace("{language}", config.language).replace("{seed}", shown)
+        prompt = template.replace("{seed}", shown)
         return ImageRequest(
             image=image.data, prompt=prompt, max_tokens=config.max_tokens, seconds=config.seconds, schema=SCHEMA
         )

@@ -25,6 +25,7 @@ from openafm.data.captions.cache import Answer, AnswerCache, Check, NoAnswer, Ou
 from openafm.data.captions.captioner import Captioner, ImageRequest
 from openafm.data.captions.checks import keywords_check, text_check
 from openafm.data.captions.config import GROUNDED, KEYWORDS, CaptionConfig, LevelConfig
+from openafm.data.captions.languages import answer_language
 from openafm.data.captions.regions import CaptionedRegion, Detector, chosen_regions, crops, grounding_problem, spatial_facts
 from openafm.data.images.documents import ImageDocument, Region, StoredImage
 from openafm.data.images.grounding import without_boxes
@@ -124,16 +125,17 @@ class DocumentCaptioner:
         if len(images) != 1 or not missing:
             return document, images
         captions, regions = dict(document.captions), list(document.regions)
+        language = answer_language(self._config.language, document.language)
         metadata: dict[str, str] = {}
         failed: dict[str, NoAnswer] = {}
         for level in missing:
             if level.name == GROUNDED:
                 outcome = self._grounded(document, images[0], level, regions, metadata)
             else:
-                outcome = self._asked(images[0].data, level, self._prompt(level))
+                outcome = self._asked(images[0].data, level, self._prompt(level, language))
             if isinstance(outcome, Answer):
                 captions[level.name] = outcome.text
-                metadata[PROMPT_KEY + level.name] = _digest(self._prompt(level))
+                metadata[PROMPT_KEY + level.name] = _digest(self._prompt(level, language))
             else:
                 failed[level.name] = outcome
                 metadata[DROPPED_KEY + level.name] = outcome.reason
@@ -160,7 +162,8 @@ class DocumentCaptioner:
         found = self._detector.regions(document, image)
         boxes = chosen_regions(found, image, min_share=config.min_share, max_regions=config.max_regions)
         captioned, failed = [], []
-        prompt = self._prompt(config.caption)
+        language = answer_language(self._config.language, document.language)
+        prompt = self._prompt(config.caption, language)
         for box, crop in zip(boxes, crops(image, boxes), strict=True):
             outcome = self._asked(crop, config.caption, prompt)
             if isinstance(outcome, Answer):
@@ -173,7 +176,7 @@ class DocumentCaptioner:
             return NoAnswer(reason="no_regions", detail=f"{len(boxes)} regions were found, none was captioned")
         regions += [Region(label=each.caption, box=each.box, kind="caption", image=image.digest) for each in captioned]
         lines = "\n".join(spatial_facts(captioned, image.width, image.height))
-        prompt = self._prompt(level, regions=lines)
+        prompt = self._prompt(level, language, regions=lines)
         prose = text_check(prompt, min_words=level.min_words, max_words=level.max_words)
 
         def check(text: str) -> Outcome:
@@ -194,8 +197,8 @@ class DocumentCaptioner:
             check = make(prompt, min_words=level.min_words, max_words=level.max_words)
         return self._cache.ask(request, check)
 
-    def _prompt(self, level: LevelConfig, regions: str = "{regions}") -> str:
-        return level.prompt.replace("{language}", self._config.language).replace("{regions}", regions)
+    def _prompt(self, level: LevelConfig, language: str, regions: str = "{regions}") -> str:
+        return level.prompt.replace("{language}", language).replace("{regions}", regions)
 
 
 class AnswerFolder(AnswerCache):

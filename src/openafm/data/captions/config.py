@@ -93,8 +93,9 @@ class RegionsConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionConfig(Config):
-    """What captions an image corpus gets. `language` is an English name; `seconds` bounds one answer.
+    """What captions an image corpus gets. `seconds` bounds one answer.
 
+    `language` is an English name, or `document` for the language of each document (English if it is none of the sixteen).
     Levels that a document already has, such as the exact captions of drawn images, are kept unless `replaces`.
     """
 

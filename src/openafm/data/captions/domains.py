@@ -19,6 +19,7 @@ from openafm.data.captions import checks
 from openafm.data.captions.cache import AnswerCache, NoAnswer
 from openafm.data.captions.captioner import Captioner, ImageRequest
 from openafm.data.captions.captioning import AnswerFolder, write_corpus
+from openafm.data.captions.languages import answer_language
 from openafm.data.captions.questions import FORMAT, SCHEMA, questions_check, read_questions
 from openafm.data.images.documents import ImageDocument, StoredImage
 from openafm.data.images.shards import ImageCorpus, Manifest, ShardItem
@@ -220,7 +221,7 @@ class DomainCollector:
         config = self._config
         values = {
             "{topic}": domain.name,
-            "{language}": config.language,
+            "{language}": answer_language(config.language, document.language),
             "{count}": str(config.count),
             "{text}": (document.captions.get("alt") or document.text)[:500],
         }

@@ -31,7 +31,7 @@ _JPEG_QUALITY = 95
 
 
 class Image(Attachment):
-    """An image and an optional label that prompts and tools refer to. Needs openafm's extra `images`.
+    """An image and an optional label that prompts and tools refer to. Needs openafm's extra `vision`.
 
     PNG, JPEG, GIF and WebP without metadata are sent byte for byte. Others are encoded again: upright as their EXIF data
     says, without EXIF and other metadata (such as the place of a photo), the first frame of animations, at most 4096 pixels
@@ -57,7 +57,7 @@ class Image(Attachment):
             ImagePromptError: the image cannot be read, is damaged or too large, or its format is unknown.
             MissingLibraryError: Pillow is not installed.
         """
-        with needed("an image in a prompt", "Pillow", "images"):
+        with needed("an image in a prompt", "Pillow", "vision"):
             import PIL.Image
         if isinstance(self._source, PIL.Image.Image):
             return _encoded(self._source, "the image", "PNG")
