@@ -24,7 +24,7 @@ def test_views_are_the_overview_and_the_tiles() -> None:
     assert SMALL.views(quarters, "balanced").shape == (1, 32, 32, 3)
     high = SMALL.views(quarters, "high")
     assert high.shape == (5, 32, 32, 3)
-    assert np.array_equal(high[0], SMALL.views(quarters, "balanced")[0])
+    assert np.abs(high[0].astype(int) - SMALL.views(quarters, "balanced")[0]).mean() < 4
     assert [int(tile[16, 16, 0]) for tile in high[1:]] == [0, 80, 160, 240]
 
 

@@ -72,16 +72,21 @@ class ResolutionConfig(Config):
         return "balanced" if rng.random() < self.balanced_share else "high"
 
     def views(self, pixels: npt.NDArray[np.uint8], mode: Mode) -> npt.NDArray[np.uint8]:
-        """Return the views of an image [H, W, 3] as [N, side, side, 3]: the overview, then the tiles row by row."""
+        """Return the views of an image [H, W, 3] as [N, side, side, 3]: the overview, then the tiles row by row.
+
+        The overview of high mode is the average of the tiles' pixels, so it differs slightly from that of balanced mode.
+        """
         with needed("resizing images", "Pillow", "images"):
             from PIL import Image as Images
         image, side = Images.fromarray(pixels), self.view_side(mode)
-        overview = _resized(image, side)
         if mode != "high":
-            return np.asarray(overview)[None]
-        whole = np.asarray(_resized(image, side * self.grid))
-        tiles = whole.reshape(self.grid, side, self.grid, side, 3).swapaxes(1, 2).reshape(-1, side, side, 3)
-        return np.concatenate([np.asarray(overview)[None], tiles])
+            return np.asarray(_resized(image, side))[None]
+        whole = _resized(image, side * self.grid)
+        views = np.empty((self.num_views(mode), side, side, 3), np.uint8)
+        views[0] = np.asarray(whole.reduce(self.grid))  # a third faster than to resize the image again
+        tiles = np.asarray(whole).reshape(self.grid, side, self.grid, side, 3).swapaxes(1, 2)
+        views[1:].reshape(self.grid, self.grid, side, side, 3)[:] = tiles
+        return views
 
 
 def _resized(image: Image, side: int) -> Image:
