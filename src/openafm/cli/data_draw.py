@@ -13,14 +13,21 @@ from openafm.core.errors import UsageError
 
 
 def draw(
-    kinds: Annotated[
-        list[str], typer.Argument(metavar="KIND...", help="What to draw: charts, tables, flyers, ..., or all.")
-    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the image corpus; a run in it is resumed.")],
+    kinds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KIND]...", help="What to draw: charts, tables, documents, flyers, ..., or all."),
+    ] = None,
     languages: Annotated[str, typer.Option(help="Language tags separated by commas, or all.")] = "all",
     count: Annotated[int, typer.Option(min=1, help="Documents of each kind.")] = 1000,
     seed: int = 0,
     split: Annotated[str, typer.Option(help="train or held_out: designs, fonts and words of the splits differ.")] = "train",
+    pdf: Annotated[
+        list[Path] | None, typer.Option("--pdf", exists=True, help="PDF files or folders of them; adds their pages.")
+    ] = None,
+    pages: Annotated[
+        list[Path] | None, typer.Option("--pages", exists=True, help="HTML files or folders; their tables are drawn too.")
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Verify the truth of each drawing; drop those with errors.")
     ] = False,
@@ -34,6 +41,7 @@ def draw(
     from openafm.core.executors import ExecutorConfig, LocalConfig, RayConfig
     from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
     from openafm.data.drawing.generators import generator_config, generator_names
+    from openafm.data.drawing.tables import TablesConfig
     from openafm.data.synthetic.languages import LANGUAGES
 
     executors: dict[str, ExecutorConfig] = {
@@ -44,10 +52,16 @@ def draw(
         raise UsageError(f"unknown executor '{executor}'; use {' or '.join(executors)}")
     if split not in ("train", "held_out"):
         raise UsageError(f"unknown split '{split}'; use train or held_out")
-    names = generator_names() if kinds == ["all"] else tuple(dict.fromkeys(kinds))
+    names = generator_names() if kinds == ["all"] else tuple(dict.fromkeys(kinds or ()))
+    html = tuple(map(str, _files(pages or [], (".html", ".htm"))))
+    if pages and "tables" not in names:
+        raise UsageError("--pages needs the kind tables: openafm data draw tables --pages FOLDER")
     chosen = LANGUAGES if languages == "all" else tuple(dict.fromkeys(filter(None, languages.split(","))))
     config = DrawingConfig(
-        generators=tuple(generator_config(name) for name in names),
+        generators=tuple(
+            TablesConfig(pages=html) if name == "tables" and html else generator_config(name) for name in names
+        ),
+        pdfs=tuple(map(str, _files(pdf or [], (".pdf",)))),
         languages=chosen,
         count=count,
         seed=seed,
@@ -72,3 +86,14 @@ def draw(
     rows += [(f"dropped: {reason}", number) for reason, number in manifest.dropped.items()]
     print_table(("", "documents"), rows)
     print_text(f"wrote {manifest.num_documents:,} documents to {out}; see: openafm data report {out}")
+
+
+def _files(paths: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
+    """Return the files, and those in folders with one of the suffixes, by name."""
+    found = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
+        else:
+            found.append(path)
+    return found

@@ -16,11 +16,13 @@ from pathlib import Path
 
 from openafm.core.config import Config, dump, from_dict, to_dict
 from openafm.core.executors import ExecutorConfig, LocalConfig
+from openafm.core.files import file_digest
 from openafm.core.registry import load_plugins
 from openafm.core.worker_process import LimitsConfig
 from openafm.data.drawing.base import Drawn, DrawnImage, Generator, GeneratorConfig, Split
 from openafm.data.drawing.choices import DrawingFailedError
 from openafm.data.drawing.fonts import FontMissingError, installed_fonts
+from openafm.data.drawing.pdf import PdfConfig, pdf_pages
 from openafm.data.images.building import ShardSource, Unit, build_image_corpus
 from openafm.data.images.documents import ImageDocument, ImagePart, Part, Region, StoredImage, TextPart
 from openafm.data.images.shards import Manifest, ShardItem
@@ -31,6 +33,7 @@ from openafm.data.web.documents import Dropped
 REASONS = ("font_missing", "drawing_failed", "wrong_truth")
 """Reasons for which a drawing is dropped: no font of the language, no legible layout, the check found an error."""
 LICENSE = "Apache-2.0"
+_PDFS = 10  # files of one shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,10 @@ class DrawingConfig(Config):
     `check` runs the independent check of each drawing and drops those with errors.
     """
 
-    generators: tuple[GeneratorConfig, ...]
+    generators: tuple[GeneratorConfig, ...] = ()
+    pdfs: tuple[str, ...] = ()
+    """PDF files; their pages are added to the corpus."""
+    pdf: PdfConfig = field(default_factory=PdfConfig)
     languages: tuple[str, ...] = LANGUAGES
     count: int = 1000
     seed: int = 0
@@ -51,7 +57,7 @@ class DrawingConfig(Config):
     """Limits of one drawing."""
 
     def __post_init__(self) -> None:
-        self.require(bool(self.generators), "generators must name at least one kind")
+        self.require(bool(self.generators or self.pdfs), "name at least one kind of drawings, or a PDF file")
         unknown = sorted(set(self.languages) - set(LANGUAGES))
         self.require(bool(self.languages) and not unknown, f"languages must be of {', '.join(LANGUAGES)}, got {unknown}")
         self.require(self.count >= 1, f"count must be 1 or more, got {self.count}")
@@ -117,19 +123,30 @@ class _DrawingSource(ShardSource):
 
     @property
     def num_shards(self) -> int:
-        return len(self.config.generators) * self._shards_each
+        return len(self.config.generators) * self._shards_each + -(-len(self.config.pdfs) // _PDFS)
+
+    def _pdfs(self, shard: int) -> tuple[str, ...]:
+        """Return the PDF files of a shard; none if it has drawings."""
+        at = (shard - len(self.config.generators) * self._shards_each) * _PDFS
+        return self.config.pdfs[at : at + _PDFS] if at >= 0 else ()
 
     @property
     def _shards_each(self) -> int:
         return -(-self.config.count // self.config.shard_size)
 
     def key(self, shard: int) -> str:
+        if files := self._pdfs(shard):
+            return key_of(config_key(self.config.pdf), self.config.split, [file_digest(Path(file)) for file in files])
         generator, numbers = self._part(shard)
         config = self.config
         drawn = (config.languages, config.seed, config.split, config.check, numbers.start, numbers.stop)
         return key_of(config_key(generator), *drawn, _fonts_digest())
 
     def units(self, shard: int) -> Iterator[Unit]:
+        if files := self._pdfs(shard):
+            for file in files:
+                yield functools.partial(_pages, self.config, file)
+            return
         generator, numbers = self._part(shard)
         for number in numbers:
             yield functools.partial(_draw, self.config, generator, number)
@@ -144,6 +161,15 @@ class _DrawingSource(ShardSource):
 def _read_config(values: str, plugins: tuple[str, ...]) -> DrawingConfig:
     load_plugins(plugins)
     return from_dict(DrawingConfig, json.loads(values))
+
+
+def _pages(config: DrawingConfig, file: str) -> list[ShardItem]:
+    """Return the pages of a PDF file. Its name is the source; its language is not known."""
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        return [Dropped(reason="pdf_broken", detail=str(error), url=Path(file).name)]
+    return list(pdf_pages(data, config.pdf, source=Path(file).name))
 
 
 def _draw(config: DrawingConfig, generator_config: GeneratorConfig, number: int) -> list[ShardItem]:
