@@ -7,6 +7,7 @@ import random
 import pytest
 
 from openafm.data.drawing.charts.model import ChartCodeError, code_of, draw_model_chart
+from openafm.data.drawing.charts.model_corpus import draw_model_charts
 from openafm.data.drawing.table_questions import check_answers
 from openafm.sandbox import SandboxMissingError, bubblewrap, sandbox_reason
 
@@ -66,3 +67,26 @@ def test_without_a_sandbox_the_code_is_not_run(monkeypatch, tmp_path):
     with pytest.raises(SandboxMissingError, match="bubblewrap is missing"):
         draw_model_chart(lambda prompt: code, random.Random(0), "en", "train", kind="bar")
     assert not (tmp_path / "ran").exists()
+
+
+@works
+def test_a_corpus_of_a_model_counts_failures_and_is_resumed(tmp_path):
+    calls = []
+
+    def write(prompt):
+        calls.append(prompt)
+        return CODE if len(calls) == 1 else "not code ("
+
+    first = draw_model_charts(write, tmp_path / "corpus", model="scripted", count=2, languages=("en",))
+    assert (first.num_documents + first.dropped["chart_code"], first.config["model"]) == (2, "scripted")
+    again = draw_model_charts(write, tmp_path / "corpus", model="scripted", count=2, languages=("en",))
+    assert again.digest == first.digest
+    assert len(calls) == 2
+
+
+def test_a_session_writes_code():
+    from scripted_models import ScriptedModel
+
+    from openafm.recipes.drawing import code_writer
+
+    assert code_writer(ScriptedModel("```python\nx = 1\n```"))("Draw.") == "```python\nx = 1\n```"

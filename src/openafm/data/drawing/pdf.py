@@ -147,7 +147,8 @@ def _read_text(page: Any, width: int, height: int) -> tuple[list[_Word], str, in
     layer = page.get_textpage()
     words: list[_Word] = []
     lines: list[str] = [""]
-    letters, corners = "", []
+    letters = ""
+    corners: list[tuple[float, float]] = []
     num_unmapped = 0
 
     def end_word() -> None:
