@@ -45,7 +45,7 @@ def test_the_plugin_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_examples_of_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     corpus_of(tmp_path / "in", [pair_of("red")])
     settings = re.findall(r"`(--set [^`]+)`", PAGE)
-    assert len(settings) == 5
+    assert len(settings) == 6
     for setting in settings:
         with serving(says("Ein roter Block auf einer Seite.")) as endpoint:
             place = ["--endpoint", endpoint.url, "--model", setting, "--out", str(tmp_path / "out"), "--levels", "short"]

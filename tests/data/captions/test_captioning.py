@@ -24,9 +24,10 @@ from openafm.data.captions.cache import HangingCaptionerError
 from openafm.data.captions.captioner import EndlessAnswerError, FunctionCaptioner, ImageRequest, RefusedAnswerError
 from openafm.data.captions.captioning import caption_corpus, caption_counts
 from openafm.data.captions.config import LEVELS, CaptionConfig
+from openafm.data.captions.grounder import LabelGrounderConfig, Phrase, grounded_text
 from openafm.data.captions.regions import CaptionedRegion, Detector, DetectorConfig, spatial_facts
 from openafm.data.images.documents import Box, ImageDocument, Region, StoredImage
-from openafm.data.images.grounding import box_text, boxes_of
+from openafm.data.images.grounding import box_text, boxes_of, without_boxes
 from openafm.data.images.shards import ImageCorpus, open_image_corpus
 
 BY_NAME = {level.name: level for level in LEVELS}
@@ -207,6 +208,33 @@ def test_a_detector_of_the_user_finds_the_regions(tmp_path: Path) -> None:
     )
 
 
+def test_a_grounder_appends_boxes_to_the_paragraph(tmp_path: Path) -> None:
+    levels = (BY_NAME["paragraph"], BY_NAME["grounded"])
+    config = CaptionConfig(levels=levels, grounder=LabelGrounderConfig())
+    paragraph = PARAGRAPH + " They are a Red rectangle and a blue rectangle; the red rectangle is smaller."
+    captioner = Scripted(paragraph=paragraph)
+    caption_corpus(corpus_of(tmp_path / "in", [pair_of("red", "blue"), pair_of()]), tmp_path / "out", captioner, config)
+    first, second = documents(tmp_path / "out")
+    red, blue = (box_text(box, WIDTH, HEIGHT) for box in BOXES)
+    assert first.captions["grounded"] == (
+        PARAGRAPH + f" They are a Red rectangle {red} and a blue rectangle {blue}; the red rectangle is smaller."
+    )
+    assert without_boxes(first.captions["grounded"]) == first.captions["paragraph"]
+    assert first.metadata["caption.grounder"] == "LabelGrounderConfig"
+    assert second.metadata["caption.dropped.grounded"] == "no_regions"
+    assert len(captioner.requests) == 2
+
+
+def test_phrases_that_cannot_be_placed_are_left_out() -> None:
+    image = image_of("red")
+    places = [(0, 3, BOXES[0]), (2, 6, BOXES[1]), (4, 7, (-9, -9, 500, 500)), (8, 99, BOXES[0]), (8, 9, (5, 5, 5, 9))]
+    phrases = [Phrase(start=start, stop=stop, box=box) for start, stop, box in places]
+    assert (
+        grounded_text("one two three", phrases, image)
+        == f"one {box_text(BOXES[0], WIDTH, HEIGHT)} two [0,0,1000,1000] three"
+    )
+
+
 @pytest.mark.parametrize(
     ("box", "other", "relation"),
     [
@@ -238,6 +266,12 @@ def test_existing_levels_are_kept_unless_replaced(tmp_path: Path) -> None:
     replacing = CaptionConfig(levels=SHORT.levels, replaces=True)
     caption_corpus(open_image_corpus(tmp_path / "one"), tmp_path / "three", other, replacing)
     assert {document.captions["short"] for document in documents(tmp_path / "three")} == {"Something else is visible here."}
+    both = CaptionConfig(levels=(*SHORT.levels, BY_NAME["grounded"]), replaces=True)
+    caption_corpus(open_image_corpus(tmp_path / "three"), tmp_path / "five", Scripted(), both)
+    caption_corpus(open_image_corpus(tmp_path / "five"), tmp_path / "six", Scripted(short=""), both)
+    first = documents(tmp_path / "six")[0]
+    assert sorted(first.captions) == ["alt", "grounded"]
+    assert [region.kind for region in first.regions] == ["object", "object", "caption", "caption"]
 
 
 def test_captions_are_asked_for_in_the_language_of_the_document(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from openafm.data.captions.cache import Answer, AnswerCache, Check, NoAnswer, Ou
 from openafm.data.captions.captioner import Captioner, ImageRequest
 from openafm.data.captions.checks import keywords_check, text_check
 from openafm.data.captions.config import GROUNDED, KEYWORDS, CaptionConfig, LevelConfig
+from openafm.data.captions.grounder import Grounder, grounded_text
 from openafm.data.captions.languages import answer_language
 from openafm.data.captions.regions import CaptionedRegion, Detector, chosen_regions, crops, grounding_problem, spatial_facts
 from openafm.data.images.documents import ImageDocument, Region, StoredImage
@@ -45,6 +46,8 @@ VERSION = 1  # of the checks and of the fusion; shards of another version are co
 ANSWERS = "answers.sqlite"
 REASONS = (*checks.REASONS, "coordinates", "no_regions", "opt_out")
 """Reasons of this stage. A document without any caption has that of its first level; the detail has all."""
+CAPTIONED = "caption"
+"""The kind of regions whose label is the caption of their crop."""
 PROMPT_KEY, DROPPED_KEY = "caption.prompt.", "caption.dropped."
 """Keys of a document's metadata, followed by the level: the digest of the prompt; the reason why there is no caption."""
 
@@ -113,6 +116,7 @@ class DocumentCaptioner:
     def __init__(self, corpus: ImageCorpus, cache: AnswerCache, captioner: Captioner, config: CaptionConfig) -> None:
         self._corpus, self._cache, self._config = corpus, cache, config
         self._detector: Detector = config.regions.detector.build()
+        self._grounder = None if config.grounder is None else config.grounder.build()
         self._recorded = {"caption.model": captioner.model, "caption.sampling": captioner.sampling}
 
     def captioned(self, document: ImageDocument) -> ShardItem:
@@ -124,13 +128,16 @@ class DocumentCaptioner:
         missing = [level for level in self._config.levels if self._config.replaces or level.name not in document.captions]
         if len(images) != 1 or not missing:
             return document, images
-        captions, regions = dict(document.captions), list(document.regions)
+        written = {level.name for level in missing}
+        captions = {name: text for name, text in document.captions.items() if name not in written}
+        regions = [each for each in document.regions if GROUNDED not in written or each.kind != CAPTIONED]
         language = answer_language(self._config.language, document.language)
         metadata: dict[str, str] = {}
         failed: dict[str, NoAnswer] = {}
         for level in missing:
             if level.name == GROUNDED:
-                outcome = self._grounded(document, images[0], level, regions, metadata)
+                so_far = replace(document, captions=captions, regions=tuple(regions))
+                outcome = self._grounded(so_far, images[0], level, regions, metadata)
             else:
                 outcome = self._asked(images[0].data, level, self._prompt(level, language))
             if isinstance(outcome, Answer):
@@ -158,6 +165,8 @@ class DocumentCaptioner:
         metadata: dict[str, str],
     ) -> Outcome:
         """Return the grounded caption. Append the captioned regions that it is fused from, and record the failed ones."""
+        if self._grounder is not None:
+            return self._located(self._grounder, document, image, metadata)
         config = self._config.regions
         found = self._detector.regions(document, image)
         boxes = chosen_regions(found, image, min_share=config.min_share, max_regions=config.max_regions)
@@ -174,7 +183,7 @@ class DocumentCaptioner:
             metadata[f"{DROPPED_KEY}region"] = ",".join(failed)
         if not captioned:
             return NoAnswer(reason="no_regions", detail=f"{len(boxes)} regions were found, none was captioned")
-        regions += [Region(label=each.caption, box=each.box, kind="caption", image=image.digest) for each in captioned]
+        regions += [Region(label=each.caption, box=each.box, kind=CAPTIONED, image=image.digest) for each in captioned]
         lines = "\n".join(spatial_facts(captioned, image.width, image.height))
         prompt = self._prompt(level, language, regions=lines)
         prose = text_check(prompt, min_words=level.min_words, max_words=level.max_words)
@@ -189,6 +198,17 @@ class DocumentCaptioner:
             )
 
         return self._asked(image.data, level, prompt, check)
+
+    def _located(self, grounder: Grounder, document: ImageDocument, image: StoredImage, metadata: dict[str, str]) -> Outcome:
+        """Return the paragraph, or else the sentence, with boxes after the phrases that the grounder locates."""
+        caption = document.captions.get("paragraph") or document.captions.get("short")
+        if caption is None:
+            return NoAnswer(reason="no_regions", detail="there is no paragraph or sentence to ground")
+        text = grounded_text(caption, grounder.phrases(document, image, caption), image)
+        if text == caption:
+            return NoAnswer(reason="no_regions", detail=f"no phrase was located in: {caption[:120]}")
+        metadata["caption.grounder"] = type(self._config.grounder).__name__
+        return Answer(text=text)
 
     def _asked(self, image: bytes, level: LevelConfig, prompt: str, check: Check | None = None) -> Outcome:
         request = ImageRequest(image=image, prompt=prompt, max_tokens=level.max_tokens, seconds=self._config.seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from openafm.core.config import Config
+from openafm.data.captions.grounder import GrounderConfig
 from openafm.data.captions.regions import DetectorConfig, KnownRegionsConfig
 from openafm.data.images.documents import CAPTION_LEVELS
 
@@ -96,11 +97,13 @@ class CaptionConfig(Config):
     """What captions an image corpus gets. `seconds` bounds one answer.
 
     `language` is an English name, or `document` for the language of each document (English if it is none of the sixteen).
-    Levels that a document already has, such as the exact captions of drawn images, are kept unless `replaces`.
+    Levels that a document already has, such as the exact captions of drawn images, are kept unless `replaces`. A `grounder`
+    makes the level `grounded` of the paragraph, or else the sentence; without one it is fused from captions of regions.
     """
 
     levels: tuple[LevelConfig, ...] = LEVELS
     regions: RegionsConfig = field(default_factory=RegionsConfig)
+    grounder: GrounderConfig | None = None
     language: str = "English"
     seconds: float = 120.0
     replaces: bool = False
