@@ -67,6 +67,11 @@ def test_media_have_absolute_urls_captions_and_offsets() -> None:
     assert result.text[result.media[0].offset :].startswith("The cat.")
 
 
+def test_lazy_images_have_the_address_behind_their_placeholder() -> None:
+    result = markdown("<p>First.</p><img src='data:image/png;base64,AA' data-src='/i.png' alt='A cat'><p>Second.</p>")
+    assert [item.url for item in result.media] == ["https://example.org/i.png"]
+
+
 def test_skipped_elements_and_links_are_not_text() -> None:
     page = blocks_of(
         "<body><script>x()</script><p>a <a href='/'>link</a></p><style>p{}</style><noscript>no</noscript></body>"

@@ -146,6 +146,7 @@ def test_drops_of_images_have_thumbnails(corpus: ImageCorpus) -> None:
     assert shown == {"pair.file_name", "pair.alignment", "pair.image_opt_out"}
 
 
+@pytest.mark.slow
 def test_opt_outs_are_kept_marked_if_configured(tmp_path: Path) -> None:
     pages = html_page("/a.html", TEXT * 3, f"/a.png|{ALT}|"), image("/a.png", picture(1), **{"x-robots-tag": "noimageai"})
     corpus = made(tmp_path, replace(LIGHT, opt_outs="keep"), write_warc(tmp_path / "crawl", *pages))
@@ -201,6 +202,7 @@ def test_images_of_many_documents_are_taken_out(tmp_path: Path) -> None:
     assert counts_of(corpus)["interleaved_images"]["dropped"] == {"repeated_image": 3}
 
 
+@pytest.mark.slow
 def test_overrides_by_publisher(tmp_path: Path) -> None:
     listed = tmp_path / "overrides.toml"
     listed.write_text('[[publisher]]\ndomain = "example"\npath = "/bad"\nreason = "request 17"\n')

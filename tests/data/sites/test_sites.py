@@ -6,6 +6,7 @@ import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from html import unescape
 
 import pytest
@@ -134,3 +135,18 @@ def test_traps_never_end() -> None:
 def test_wrong_configs_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SiteConfig(**change)  # type: ignore[arg-type]
+
+
+def test_figures_have_pictures_of_their_own() -> None:
+    config = SiteConfig(seed=4, num_pages=40, languages=("en", "ja"), pictures=True, script_share=0.0, charset_share=0.0)
+    site = config.build()
+    assert site == config.build()
+    figures = [
+        match for page in site.articles for match in re.findall(r'<img src="(/pictures/[^"]+)" alt=', page.html.decode())
+    ]
+    stored = [path for path in figures if path in site.assets]
+    assert len(set(figures)) == len(figures) > 10
+    assert 0.8 * len(figures) < len(stored) <= len(figures)
+    assert {site.assets[path].content_type for path in stored} >= {"image/jpeg", "image/png"}
+    without = replace(config, pictures=False).build()
+    assert [page.text for page in without.articles] == [page.text for page in site.articles]

@@ -335,8 +335,8 @@ class _Splitter:
 
     def _image(self, node: LexborNode) -> None:
         attributes = node.attributes
-        url = attributes.get("src") or attributes.get("data-src") or ""
-        if url and not url.startswith("data:"):
+        sources = (attributes.get("src") or "", attributes.get("data-src") or "")  # lazy pages have a placeholder in src
+        if url := next((each for each in sources if each and not each.startswith("data:")), ""):
             alt = " ".join((attributes.get("alt") or "").split())
             self.page.images.append((len(self.page.blocks), self._current, Image(url, alt)))
 
