@@ -6,15 +6,16 @@ Photo-like JPEGs of 640 x 480 to 2048 x 1536 pixels with captions, packed in the
 sides read the same tar files, decode and resize each image to the same views with Pillow, with one worker per core: threads
 here, processes there. The peer has no tokens and no rows. `ratio` is images per core-second (CPU time of the process and of
 its workers) against the peer, the median of alternating runs, and `ratio_wall` images per second of wall time. In
-`ratio_same_resizing` the peer calls the functions that decode and resize here. `resumed_equal`
-is 1 if the batches of a process that is killed and started again equal those of one that is not. A full run writes
-docs/benchmarks/image_loader.json.
+`ratio_same_resizing` the peer calls the functions that decode and resize here. Without webdataset the ratios are left out.
+`resumed_equal` is 1 if the batches of a process that is killed and started again equal those of one that is not. A full run
+writes docs/benchmarks/image_loader.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -73,11 +74,10 @@ def measure(folder: Path, num_images: int, num_runs: int) -> dict[str, float]:
     make_corpus(folder / "corpus", num_images)
     config = ImagePackConfig(learn=("captions",), resolution=RESOLUTION)
     pack_image_corpus(folder / "corpus", folder / "shards", Tokenizer([]), ChatTemplate(), config)
-    sides: dict[str, Callable[[], int]] = {
-        "ours": lambda: ours(folder / "shards"),
-        "peer": lambda: peer(folder / "corpus", decode_plain),
-        "peer_same_resizing": lambda: peer(folder / "corpus", decode_as_here),
-    }
+    sides: dict[str, Callable[[], int]] = {"ours": lambda: ours(folder / "shards")}
+    if importlib.util.find_spec("webdataset"):
+        sides["peer"] = lambda: peer(folder / "corpus", decode_plain)
+        sides["peer_same_resizing"] = lambda: peer(folder / "corpus", decode_as_here)
     speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for _ in range(num_runs):
         for name, run in sides.items():
@@ -85,10 +85,9 @@ def measure(folder: Path, num_images: int, num_runs: int) -> dict[str, float]:
             count = run()
             speeds[name].append((count / (core_seconds() - started[0]), count / (time.perf_counter() - started[1])))
     cpu, wall = ({name: statistics.median(run[axis] for run in runs) for name, runs in speeds.items()} for axis in (0, 1))
+    ratios = {"ratio": (cpu, "peer"), "ratio_same_resizing": (cpu, "peer_same_resizing"), "ratio_wall": (wall, "peer")}
     return {
-        "ratio": round(cpu["ours"] / cpu["peer"], 2),
-        "ratio_same_resizing": round(cpu["ours"] / cpu["peer_same_resizing"], 2),
-        "ratio_wall": round(wall["ours"] / wall["peer"], 2),
+        **{name: round(of["ours"] / of[side], 2) for name, (of, side) in ratios.items() if side in of},
         **{f"images_per_core_s.{name}": round(value, 1) for name, value in cpu.items()},
         "images": float(num_images),
         "workers": float(num_cores()),

@@ -24,7 +24,7 @@ from openafm.core.files import atomic_folder, resumable_folder
 from openafm.core.progress import Progress, progress
 from openafm.data.documents import AnyDocument, ChatDocument, DocumentFiles, NotADocumentError, TextDocument
 from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, append_shards, check_output
-from openafm.data.shards import MANIFEST, Manifest, open_shards, read_manifest
+from openafm.data.shards import MANIFEST, ImagesConfig, Manifest, open_shards, read_manifest
 from openafm.tokenizer.schema_text import compact_json
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class _Encoded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Side:
+class Side:
     """The writer of one side of the split, and the documents that an interrupted call has stored there."""
 
     writer: ShardWriter
@@ -190,10 +190,10 @@ class _Side:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sides:
-    train: _Side
-    held_out: _Side | None
+    train: Side
+    held_out: Side | None
 
-    def of(self, is_held_out: bool) -> _Side:
+    def of(self, is_held_out: bool) -> Side:
         """Return the side of a document."""
         return self.held_out if is_held_out and self.held_out is not None else self.train
 
@@ -208,7 +208,7 @@ def _append(documents: Iterable[_Encoded], out: Path, tokenizer: Tokenizer, conf
     with contextlib.ExitStack() as stack:
         train = stack.enter_context(_appender(out, tokenizer, config))
         held_out = stack.enter_context(_appender(out / HELD_OUT, tokenizer, config)) if config.held_out else None
-        sides = _Sides(train=_Side(writer=train), held_out=None if held_out is None else _Side(writer=held_out))
+        sides = _Sides(train=Side(writer=train), held_out=None if held_out is None else Side(writer=held_out))
         return _store(documents, out, sides, config)
 
 
@@ -245,11 +245,15 @@ def _key(files: Iterable[Path], tokenizer: Tokenizer, template: BaseChatTemplate
 
 def _resumed(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> _Sides:
     """Return writers that continue the shards that `folder` has."""
-    train = _resumed_side(folder, tokenizer, config)
-    return _Sides(train=train, held_out=_resumed_side(folder / HELD_OUT, tokenizer, config) if config.held_out else None)
+    train = resumed_side(folder, tokenizer, config.tokens_per_shard)
+    return _Sides(
+        train=train,
+        held_out=resumed_side(folder / HELD_OUT, tokenizer, config.tokens_per_shard) if config.held_out else None,
+    )
 
 
-def _resumed_side(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> _Side:
+def resumed_side(folder: Path, tokenizer: Tokenizer, tokens_per_shard: int, images: ImagesConfig | None = None) -> Side:
+    """Return a writer that continues the shards that `folder` has, and removes those that were not completed."""
     stored = read_manifest(folder) if (folder / MANIFEST).exists() else None
     kept = {file.name for shard in (stored.shards if stored else ()) for file in shard.files} | {MANIFEST}
     for file in folder.glob("*.npy"):
@@ -261,13 +265,14 @@ def _resumed_side(folder: Path, tokenizer: Tokenizer, config: PackConfig) -> _Si
         folder,
         tokenizer_digest=tokenizer.digest,
         vocab_size=tokenizer.vocab_size,
-        tokens_per_shard=config.tokens_per_shard,
+        tokens_per_shard=tokens_per_shard,
         existing=stored,
         is_resumable=True,
+        images=images,
     )
     if stored is None:
-        return _Side(writer=writer)
-    return _Side(writer=writer, num_stored=stored.num_documents, num_without_answer=open_shards(folder).num_without_loss)
+        return Side(writer=writer)
+    return Side(writer=writer, num_stored=stored.num_documents, num_without_answer=open_shards(folder).num_without_loss)
 
 
 def _without_stored(documents: Iterable[AnyDocument], sides: _Sides, held_out: float) -> Iterator[AnyDocument]:

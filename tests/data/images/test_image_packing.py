@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from openafm.data.images.packing import ImagePackConfig, ImagePackReport, pack_i
 from openafm.data.images.resolution import MODES, ResolutionConfig
 from openafm.data.images.shards import ImageCorpusError, finish_corpus, open_image_corpus, write_image_shard
 from openafm.data.loader import Loader, LoaderConfig, ShortRowError, SourceConfig
+from openafm.data.shard_writer import ShardWriter
 from openafm.data.shards import open_shards
 from openafm.tokenizer.bpe import SPECIAL_TOKENS, Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
@@ -161,6 +163,33 @@ def test_threads_ranks_and_resuming_do_not_change_batches(corpus: Path, tmp_path
     for rank in range(2):
         part = loader_of(tmp_path / "out", rank=rank, world=2).batch(2)
         assert_equal(expected.select(np.arange(rank, 4, 2)), part)
+
+
+def test_a_killed_pack_is_continued(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, tokens_per_shard=300)
+    expected = packed(corpus, tmp_path / "whole", config)
+    write = ShardWriter.add
+    calls = 0
+
+    def killed(self: ShardWriter, *args: Any, **options: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 40:
+            raise KeyboardInterrupt
+        write(self, *args, **options)
+
+    monkeypatch.setattr(ShardWriter, "add", killed)
+    with pytest.raises(KeyboardInterrupt):
+        packed(corpus, tmp_path / "out", config)
+    calls = 100
+    report = packed(corpus, tmp_path / "out", config)
+    assert calls - 100 < expected.train.num_documents
+    assert report.train.digest == expected.train.digest
+    assert report.held_out == expected.held_out
+    assert (report.num_skipped, report.num_opted_out) == (expected.num_skipped, expected.num_opted_out)
+    assert sorted(file.name for file in (tmp_path / "out").rglob("*")) == sorted(
+        file.name for file in (tmp_path / "whole").rglob("*")
+    )
 
 
 def test_short_rows_and_other_images_are_refused(corpus: Path, tmp_path: Path) -> None:

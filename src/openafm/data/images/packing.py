@@ -17,20 +17,21 @@ import hashlib
 import os
 import random
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from openafm.core.config import Config
-from openafm.core.files import atomic_folder
+from openafm.core.config import Config, dump
+from openafm.core.files import resumable_folder
 from openafm.core.progress import progress
-from openafm.data.images.documents import ImageDocument, ImagePart, TextPart
+from openafm.data.images.documents import CAPTION_LEVELS, ImageDocument, ImagePart, TextPart
 from openafm.data.images.resolution import MODES, Mode, ResolutionConfig
 from openafm.data.images.shards import HELD_OUT, MANIFEST, ImageCorpus, open_image_corpus
-from openafm.data.shard_writer import TOKENS_PER_SHARD, ShardWriter, check_output
+from openafm.data.pack import Side, resumed_side
+from openafm.data.shard_writer import FILE_PATTERNS, TOKENS_PER_SHARD, ShardWriter, check_output
 from openafm.data.shards import IMAGE_SLOTS, ImagesConfig
 from openafm.data.shards import Manifest as TokenManifest
 from openafm.tokenizer import conversation as chat
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 Learned = Literal["interleaved", "captions", "transcription", "questions"]
 LEARNED: tuple[Learned, ...] = ("interleaved", "captions", "transcription", "questions")
 IMAGES = "images"
+FILES = (*FILE_PATTERNS, *(f"{side}.{MANIFEST}.*" for side in ("", f"{HELD_OUT}/")))
+"""Patterns of the files of a packed image corpus, also of one that is being written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +95,8 @@ def pack_image_corpus(
 ) -> ImagePackReport:
     """Pack the image corpus at `path` into token shards at `out`. Its files are linked, or copied where links cannot be.
 
+    A call that was killed is continued by the next one with the same corpus, tokenizer and config.
+
     Raises:
         ImageCorpusError: `path` is not a complete image corpus.
         ChatTemplateError: the template has no image tokens.
@@ -104,25 +109,32 @@ def pack_image_corpus(
     config = config or ImagePackConfig(source=path.name)
     corpus = open_image_corpus(path)
     check_output(out)
-    num_opted_out = num_skipped = 0
-    with atomic_folder(out) as folder, progress(f"pack {path}", corpus.manifest.num_documents) as bar:
+    key = "\n".join([corpus.manifest.digest, tokenizer.digest, dump(template), dump(config)])
+    with resumable_folder(out, key, FILES) as folder, progress(f"pack {path}", corpus.manifest.num_documents) as bar:
         _link_files(corpus, folder / IMAGES)
-        train = _writer(folder, IMAGES, corpus, tokenizer, config)
+        train = _side(folder, IMAGES, corpus, tokenizer, config)
         has_held_out = bool(config.held_out or corpus.manifest.num_held_out)
-        held_out = _writer(folder / HELD_OUT, f"../{IMAGES}", corpus, tokenizer, config) if has_held_out else None
+        held_out = _side(folder / HELD_OUT, f"../{IMAGES}", corpus, tokenizer, config) if has_held_out else None
+        left = [train.num_stored, held_out.num_stored if held_out else 0]  # token documents that an earlier call stored
         encoder = _Encoder(corpus, tokenizer, template, config)
+        num_opted_out = num_skipped = 0
         for number, document in enumerate(corpus.documents(), start=1):
+            bar.update(number, f"{number:,} documents")
             if document.opt_out or any(corpus.opt_out(digest) for digest in document.digests):
                 num_opted_out += 1
                 continue
             is_held_out = document.split == HELD_OUT or _share_of(document.id) < config.held_out
-            writer = held_out if held_out is not None and is_held_out else train
-            num_skipped += not encoder.write(document, writer)
-            bar.update(number, f"{number:,} documents")
+            side = held_out if held_out is not None and is_held_out else train
+            names = encoder.learned(document)
+            num_skipped += not names
+            num_stored = min(len(names), left[is_held_out])
+            left[is_held_out] -= num_stored
+            for name in names[num_stored:]:
+                encoder.write(document, name, side.writer)
         return ImagePackReport(
             path=out,
-            train=train.finish(),
-            held_out=held_out.finish() if held_out else None,
+            train=train.writer.finish(),
+            held_out=held_out.writer.finish() if held_out else None,
             num_documents=corpus.manifest.num_documents,
             num_opted_out=num_opted_out,
             num_skipped=num_skipped,
@@ -137,31 +149,29 @@ class _Encoder:
     ) -> None:
         self._corpus, self._tokenizer, self._template, self._config = corpus, tokenizer, template, config
 
-    def write(self, document: ImageDocument, writer: ShardWriter) -> int:
-        """Add what is learned of a document to a writer; return the number of token documents."""
-        texts = list(self._texts(document))
-        for name, parts in texts:
-            modes = self._modes(document, name)
-            self._add(writer, document, name, self._encoded(parts, modes), modes)
-        if not document.questions or "questions" not in self._config.learn:
-            return len(texts)
-        modes = self._modes(document, "questions")
-        encoded = self._template.encode_conversation(self._tokenizer, self._conversation(document, modes))
-        self._add(writer, document, "questions", encoded, modes)
-        return len(texts) + 1
-
-    def _texts(self, document: ImageDocument) -> Iterator[tuple[str, Sequence[TextPart | ImagePart]]]:
-        """Yield what is learned as plain text: its name, and the text and images in order."""
+    def learned(self, document: ImageDocument) -> list[str]:
+        """Return the names of what is learned of a document: each becomes a token document."""
         learn = self._config.learn
-        images: list[TextPart | ImagePart] = [part for part in document.parts if isinstance(part, ImagePart)]
-        captions = {level: text for level, text in document.captions.items() if text.strip()}
-        text = document.text.strip()
-        if "interleaved" in learn and text and text not in (*captions.values(), document.transcription.strip()):
-            yield "interleaved", document.parts
+        texts = (*document.captions.values(), document.transcription)
+        has_own_text = document.text.strip() and document.text.strip() not in map(str.strip, texts)
+        names = ["interleaved"] if has_own_text and "interleaved" in learn else []
         if "captions" in learn:
-            yield from ((level, [*images, TextPart(text=caption)]) for level, caption in captions.items())
-        if "transcription" in learn and document.transcription.strip():
-            yield "transcription", [*images, TextPart(text=document.transcription)]
+            names += [level for level in CAPTION_LEVELS if document.captions.get(level, "").strip()]
+        names += ["transcription"] if document.transcription.strip() and "transcription" in learn else []
+        return names + (["questions"] if document.questions and "questions" in learn else [])
+
+    def write(self, document: ImageDocument, name: str, writer: ShardWriter) -> None:
+        """Encode what `name` says of a document and add it to a writer."""
+        modes = self._modes(document, name)
+        if name == "questions":
+            encoded = self._template.encode_conversation(self._tokenizer, self._conversation(document, modes))
+        elif name == "interleaved":
+            encoded = self._encoded(document.parts, modes)
+        else:
+            text = document.transcription if name == "transcription" else document.captions[name]
+            images = [part for part in document.parts if isinstance(part, ImagePart)]
+            encoded = self._encoded([*images, TextPart(text=text)], modes)
+        self._add(writer, document, name, encoded, modes)
 
     def _conversation(self, document: ImageDocument, modes: Sequence[Mode]) -> chat.Conversation:
         content: list[chat.ContentPart] = []
@@ -227,21 +237,17 @@ class _Encoder:
         )
 
 
-def _writer(folder: Path, images: str, corpus: ImageCorpus, tokenizer: Tokenizer, config: ImagePackConfig) -> ShardWriter:
-    return ShardWriter(
-        folder,
-        tokenizer_digest=tokenizer.digest,
-        vocab_size=tokenizer.vocab_size,
-        tokens_per_shard=config.tokens_per_shard,
-        images=ImagesConfig(path=images, digest=corpus.manifest.digest, resolution=config.resolution),
-    )
+def _side(folder: Path, images: str, corpus: ImageCorpus, tokenizer: Tokenizer, config: ImagePackConfig) -> Side:
+    slots = ImagesConfig(path=images, digest=corpus.manifest.digest, resolution=config.resolution)
+    return resumed_side(folder, tokenizer, config.tokens_per_shard, slots)
 
 
 def _link_files(corpus: ImageCorpus, folder: Path) -> None:
     """Put the files of a corpus into another folder: as hard links if they belong to this user, else as copies."""
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in (MANIFEST, *(file.name for shard in corpus.manifest.shards for file in shard.files)):
         source, target = corpus.path / name, folder / name
+        target.unlink(missing_ok=True)  # of an interrupted call
         if not hasattr(os, "geteuid") or source.stat().st_uid == os.geteuid():
             with contextlib.suppress(OSError):  # another file system, or one without links
                 os.link(source, target)

@@ -258,7 +258,7 @@ class ImageCorpus:
     """An open image corpus. Threads may share it. Indices are memory-mapped on first use."""
 
     def __init__(self, path: Path, manifest: Manifest) -> None:
-        self.path, self.manifest = path, manifest
+        self.path, self.manifest, self._recent = path, manifest, 0
         self._index = lru_cache(maxsize=None)(self._map_index)
         self._tar = lru_cache(maxsize=MAX_OPEN_FILES)(self._open_tar)
 
@@ -356,10 +356,12 @@ class ImageCorpus:
             wanted = bytes.fromhex(digest)
         except ValueError:
             return None
-        for shard in range(len(self.manifest.shards)):
+        recent = self._recent  # the images of a document are in its shard, so the next one is mostly here too
+        for shard in (recent, *(each for each in range(len(self.manifest.shards)) if each != recent)):
             digests_I = self._index(shard)["digest"]
             row = int(np.searchsorted(digests_I, np.bytes_(wanted)))
             if row < len(digests_I) and bytes(digests_I[row]).ljust(32, b"\0") == wanted:  # NumPy cuts zeros at the end
+                self._recent = shard
                 return shard, row
         return None
 
