@@ -60,10 +60,11 @@ def measure(data: Path, data990: Path | None, step: int) -> dict[str, Any]:
         scores = shingle_scores({page: (pages[page][1], run.texts[page]) for page in held_out})
         figures |= {f"{key}{suffix}": round(value, 4) for key, value in scores.items()}
         figures[f"docs_per_core_s{suffix}"] = round(len(held_out) / run.seconds, 1)
-    for name, run in timed(extractors(), {page: entry["body"] for page, entry in segments.items()}).items():
-        suffix = "" if name == "openafm" else f"_{name}"
-        figures[f"f1_990{suffix}"] = round(segment_f1(segments, run.texts), 4)
-        figures[f"docs_per_core_s_990{suffix}"] = round(len(segments) / run.seconds, 1)
+    if segments:
+        for name, run in timed(extractors(), {page: entry["body"] for page, entry in segments.items()}).items():
+            suffix = "" if name == "openafm" else f"_{name}"
+            figures[f"f1_990{suffix}"] = round(segment_f1(segments, run.texts), 4)
+            figures[f"docs_per_core_s_990{suffix}"] = round(len(segments) / run.seconds, 1)
     return {"figures": figures}
 
 
