@@ -46,9 +46,9 @@ class ExtractionConfig(PageExtractorConfig):
     """
 
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
 
-    threshold: float = 0.5
+    threshold: float = 0.4
     fallback_below: float = 0.8
     model_below: float = 0.0
     union: bool = False
@@ -166,8 +166,9 @@ def _confidence(blocks: PageBlocks, scores: NDArray[np.float32], threshold: floa
     import numpy as np
 
     weights = np.minimum([len(block.text) for block in blocks.blocks], 400)
-    chosen = weights[scores > threshold].sum()
-    wrong = (weights * np.minimum(scores, 1 - scores)).sum()
+    is_chosen = scores > threshold
+    chosen = weights[is_chosen].sum()
+    wrong = (weights * np.where(is_chosen, 1 - scores, scores)).sum()
     return max(0.0, float(1 - wrong / chosen)) if chosen else 0.0
 
 
