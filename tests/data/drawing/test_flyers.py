@@ -119,7 +119,7 @@ def test_covered_words_lose_their_regions():
 
 
 def test_words_that_are_covered_leave_the_transcription():
-    drawn = draw(33)
+    drawn = draw(45)
     assert drawn.log["covered"], "choose a seed that covers words"
     hidden = drawn.log["words"][drawn.log["covered"][0]]["text"]
     shown = [region.label for region in drawn.images[0].regions if region.kind == "word"]

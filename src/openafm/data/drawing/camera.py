@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _CELLS = 20
 _BORDER_POINTS = 5
+_EDGE_POINTS = 24
+_COARSE = 4
 _TRIES = 12
 
 
@@ -206,8 +208,7 @@ def shoot(
     geometry = draw_geometry(rng, image.width, image.height, condition)
     boxes = geometry.boxes([region.box for region in regions])
     paper = _with_relief(image, geometry)
-    scene = _surface(rng, geometry.width, geometry.height)
-    _paste_sheet(scene, paper, geometry, rng)
+    scene = _with_sheet(_surface(rng, geometry), paper, geometry)
     log: dict[str, object] = {"condition": condition.name, "geometry": geometry.log()}
     scene = _lit(scene, rng, condition, log)
     covered: frozenset[int] = frozenset()
@@ -315,15 +316,18 @@ class Geometry:
         return [(float(a), float(b), float(c), float(d)) for (a, b), (c, d) in zip(low, high, strict=True)]
 
     def warp(self, image: Image) -> Image:
-        """Return an RGBA or L image of the drawing's size as the photograph shows it; transparent or 0 around it."""
+        """Return an image of the drawing's size as the photograph shows it; black around it."""
         import numpy as np
         from PIL.Image import Resampling, Transform
 
-        width, height = self.source
-        rim = self.to_photograph(np.array([(x, y) for x in np.linspace(0, width, 9) for y in np.linspace(0, height, 9)]))
+        size = (self.width, self.height)
+        if not self._waves and not self._folds:
+            coefficients = tuple(float(value) for value in (self._backward / self._backward[2, 2]).ravel()[:8])
+            return image.transform(size, Transform.PERSPECTIVE, coefficients, Resampling.BILINEAR)
+        outline = np.array(self.outline())
         (left, top), (right, bottom) = (
-            (np.floor(rim.min(axis=0)) - 3).astype(int),
-            (np.ceil(rim.max(axis=0)) + 3).astype(int),
+            (np.floor(outline.min(axis=0)) - 3).astype(int),
+            (np.ceil(outline.max(axis=0)) + 3).astype(int),
         )
         columns = np.linspace(max(left, 0), min(right, self.width), _CELLS + 1).astype(int)
         rows = np.linspace(max(top, 0), min(bottom, self.height), _CELLS + 1).astype(int)
@@ -334,8 +338,18 @@ class Geometry:
             for column in range(_CELLS):
                 box = (int(columns[column]), int(rows[row]), int(columns[column + 1]), int(rows[row + 1]))
                 corners = (found[row, column], found[row + 1, column], found[row + 1, column + 1], found[row, column + 1])
-                mesh.append((box, tuple(float(value) for corner in corners for value in corner)))
-        return image.transform((self.width, self.height), Transform.MESH, mesh, Resampling.BILINEAR)
+                mesh.append((box, tuple(np.concatenate(corners).tolist())))
+        return image.transform(size, Transform.MESH, mesh, Resampling.BILINEAR)
+
+    def outline(self) -> list[tuple[float, float]]:
+        """Return the edge of the sheet in the photograph, without its outermost pixels, as a polygon."""
+        import numpy as np
+
+        width, height = self.source
+        steps = np.linspace(0, 1, _EDGE_POINTS, endpoint=False)
+        sides = [[(t, 0) for t in steps], [(1, t) for t in steps], [(1 - t, 1) for t in steps], [(0, 1 - t) for t in steps]]
+        edge = 1 + np.array([point for side in sides for point in side]) * (width - 2, height - 2)
+        return [(float(x), float(y)) for x, y in self.to_photograph(edge)]
 
 
 def draw_geometry(rng: random.Random, width: int, height: int, condition: Condition) -> Geometry:
@@ -423,29 +437,35 @@ def _with_relief(image: Image, geometry: Geometry) -> Image:
     return ImageChops.multiply(image, shade.convert("RGB"))
 
 
-def _surface(rng: random.Random, width: int, height: int) -> Image:
-    """What the sheet lies on: a color with coarse texture."""
+def _surface(rng: random.Random, geometry: Geometry) -> Image:
+    """What the sheet lies on: a color with coarse texture, and the shadow of the sheet; drawn at a quarter of the size."""
     import numpy as np
     from PIL import Image as Images
+    from PIL import ImageDraw, ImageFilter
 
     numbers = np.random.default_rng(rng.getrandbits(64))
     base = np.array([rng.randint(30, 220) for _ in range(3)], dtype=np.float64)
     base += (base.mean() - base) * rng.uniform(0.3, 0.9)
     rows, columns = rng.choice(((24, 24), (4, 48), (48, 4), (8, 8)))
     texture = base + numbers.normal(0, rng.uniform(4, 16), (rows, columns, 1)) + numbers.normal(0, 3, (rows, columns, 3))
-    return Images.fromarray(texture.clip(0, 255).astype(np.uint8)).resize((width, height), Images.Resampling.BILINEAR)
+    small = (-(-geometry.width // _COARSE), -(-geometry.height // _COARSE))
+    surface = Images.fromarray(texture.clip(0, 255).astype(np.uint8)).resize(small, Images.Resampling.BILINEAR)
+    shadow = Images.new("L", small)
+    dx, dy = rng.randint(-6, 8), rng.randint(0, 10)
+    ImageDraw.Draw(shadow).polygon([((x + dx) / _COARSE, (y + dy) / _COARSE) for x, y in geometry.outline()], fill=140)
+    surface.paste((0, 0, 0), mask=shadow.filter(ImageFilter.GaussianBlur(rng.uniform(1, 3))))
+    return surface.resize((geometry.width, geometry.height), Images.Resampling.BILINEAR)
 
 
-def _paste_sheet(scene: Image, paper: Image, geometry: Geometry, rng: random.Random) -> None:
-    """Put the bent sheet with its shadow onto the surface."""
-    from PIL import ImageFilter
+def _with_sheet(scene: Image, paper: Image, geometry: Geometry) -> Image:
+    """The surface with the bent sheet on it."""
+    from PIL import Image as Images
+    from PIL import ImageDraw
 
-    warped = geometry.warp(paper.convert("RGBA"))
-    mask = warped.getchannel("A")
-    small = mask.resize((mask.width // 4, mask.height // 4)).filter(ImageFilter.GaussianBlur(rng.uniform(1, 3)))
-    shadow = small.resize(mask.size).point([round(value * 0.55) for value in range(256)])
-    scene.paste((0, 0, 0), (rng.randint(-6, 8), rng.randint(0, 10)), shadow)
-    scene.paste(warped, (0, 0), mask)
+    mask = Images.new("L", scene.size)
+    ImageDraw.Draw(mask).polygon(geometry.outline(), fill=255)
+    scene.paste(geometry.warp(paper), mask=mask)
+    return scene
 
 
 def _lit(scene: Image, rng: random.Random, condition: Condition, log: dict[str, object]) -> Image:
@@ -559,13 +579,13 @@ def _noisy(scene: Image, rng: random.Random, condition: Condition, log: dict[str
     """Noise of the sensor: one tile, repeated, so that it costs little."""
     import numpy as np
     from PIL import Image as Images
+    from PIL import ImageChops
 
     sigma = rng.uniform(*condition.noise)
     if sigma <= 0:
         return scene
     log["noise"] = round(sigma, 2)
-    tile = np.random.default_rng(rng.getrandbits(64)).normal(0, sigma, (211, 223, 3)).astype(np.int16)
-    pixels = np.asarray(scene).astype(np.int16)
+    tile = np.random.default_rng(rng.getrandbits(64)).normal(128, sigma, (211, 223, 3)).clip(0, 255).round().astype(np.uint8)
     rows, columns = -(-scene.height // 211), -(-scene.width // 223)
-    pixels += np.tile(tile, (rows, columns, 1))[: scene.height, : scene.width]
-    return Images.fromarray(pixels.clip(0, 255).astype(np.uint8))
+    grain = Images.fromarray(np.tile(tile, (rows, columns, 1))[: scene.height, : scene.width])
+    return ImageChops.add(scene, grain, 1.0, -128)

@@ -92,7 +92,16 @@ class Font:
 
     def missing(self, text: str) -> str:
         """Return the characters of a text that the font lacks."""
-        return "".join(char for char in sorted(set(text)) if not char.isspace() and not _has_character(self, ord(char)))
+        import numpy as np
+
+        characters = "".join(sorted({char for char in text if not char.isspace()}))
+        if not characters:
+            return ""
+        codes = np.array([ord(char) for char in characters])
+        starts, ends = _character_ranges(self.path, self.index)
+        at = starts.searchsorted(codes, side="right") - 1
+        lacks = (at < 0) | (codes > ends[at])
+        return "".join(char for char, is_missing in zip(characters, lacks.tolist(), strict=True) if is_missing)
 
     def at(self, size: int) -> FreeTypeFont:
         """Return the Pillow font of a size in pixels."""
@@ -254,12 +263,6 @@ def _pillow_font(path: str, index: int, size: int) -> FreeTypeFont:
     with needed("Drawing", "Pillow", "images"):
         from PIL import ImageFont
     return ImageFont.truetype(path, size, index=index)
-
-
-def _has_character(font: Font, code: int) -> bool:
-    starts, ends = _character_ranges(font.path, font.index)
-    at = int(starts.searchsorted(code, side="right")) - 1
-    return at >= 0 and code <= int(ends[at])
 
 
 @functools.lru_cache(maxsize=512)
