@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from openafm.models.accounting import KVBytes, KVNumerics, kv_bytes, kv_bytes_per_token, num_parameters
+from openafm.models.activations import Microbatch
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -93,3 +94,15 @@ def test_a_cache_is_its_tokens_until_a_window_is_full() -> None:
     narrow = windowed(nano, index=1, window=10)
     assert kv_bytes(narrow, "int8_per_token_head", 10) == 10 * per_token
     assert kv_bytes(narrow, "int8_per_token_head", 100) == 100 * (per_token - one_layer) + 10 * one_layer
+
+
+@pytest.mark.parametrize("num_heads", [1, 2])
+def test_a_layer_with_its_own_keys_saves_more_than_one_that_reads_them(num_heads: int) -> None:
+    batch = Microbatch(num_rows=1, row_tokens=16, document_tokens=16, number_bytes=4, attention_bytes=4)
+    own, reading = (
+        AttentionConfig(num_heads=2, head_dim=8, keys_values=keys_values)
+        for keys_values in (OwnKeysValuesConfig(num_heads=num_heads), SharedKeysValuesConfig(layer=0))
+    )
+    keys = num_heads * 8
+    normed = 4 * (keys + num_heads)  # the inputs of the key norm and its scale
+    assert own.saved_bytes(batch, num_heads) - reading.saved_bytes(batch, num_heads) == 16 * (normed + 2 * 4 * keys)

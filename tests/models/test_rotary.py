@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tiny_decoders import largest_difference
 from torch import Tensor
 
-from openafm.models.config import RotaryConfig
+from openafm.models.config import Llama3RotaryConfig, RotaryConfig
 
 HEAD_DIM = 8
 LAYOUTS: list[Literal["interleaved", "half"]] = ["interleaved", "half"]
@@ -64,3 +64,33 @@ def test_the_layouts_are_a_permutation_of_channels_apart() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_result_has_the_input_s_dtype(layout: Literal["interleaved", "half"]) -> None:
     assert rotated(torch.randn(HEAD_DIM).bfloat16(), 3, layout).dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_result_has_the_shape_of_its_input(layout: Literal["interleaved", "half"]) -> None:
+    x_BSHC = torch.randn(2, 3, 4, HEAD_DIM)
+    rotation = RotaryConfig(layout=layout).build(torch.arange(3).expand(2, 3), HEAD_DIM)
+    assert rotation.apply(x_BSHC).shape == x_BSHC.shape
+
+
+def test_llama3_divides_low_frequencies_by_the_factor() -> None:
+    """The frequencies by the formula of Llama 3.1, which compares wavelengths with the original context length."""
+    config = Llama3RotaryConfig(theta=100.0, factor=8.0, low_turns=1.0, high_turns=4.0, original_context_length=64)
+    rotation = config.build(torch.tensor([[1]]), HEAD_DIM)
+    expected = []
+    for pair in range(HEAD_DIM // 2):
+        frequency = 100.0 ** (-2 * pair / HEAD_DIM)
+        wavelength = 2 * math.pi / frequency
+        if wavelength < 64 / 4.0:
+            expected.append(frequency)
+        elif wavelength > 64 / 1.0:
+            expected.append(frequency / 8.0)
+        else:
+            smooth = (64 / wavelength - 1.0) / (4.0 - 1.0)
+            expected.append((1 - smooth) * frequency / 8.0 + smooth * frequency)
+    assert (
+        len({frequency * 100.0 ** (2 * pair / HEAD_DIM) for pair, frequency in enumerate(expected)}) == 4
+    )  # all three rules
+    for pair, frequency in enumerate(expected):
+        turned_C = rotation.apply(torch.eye(HEAD_DIM)[2 * pair].view(1, 1, 1, HEAD_DIM)).flatten()
+        assert math.atan2(turned_C[2 * pair + 1], turned_C[2 * pair]) == pytest.approx(frequency, rel=1e-4)
