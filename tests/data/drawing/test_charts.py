@@ -33,7 +33,12 @@ def draw(kind, seed=0, language="en", split="train"):
     return generator, generator.draw(random.Random(seed), language, split)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+QUICK_KINDS = ("grouped_bar", "pie")
+
+
+@pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK_KINDS else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_every_kind_is_drawn_with_correct_truth(kind):
     known = languages()
     language = known[list(KINDS).index(kind) % len(known)]
@@ -47,12 +52,13 @@ def test_every_kind_is_drawn_with_correct_truth(kind):
 
 
 def test_drawing_is_a_function_of_the_seed():
-    assert draw("bar", 5)[1] == draw("bar", 5)[1]
-    assert draw("bar", 5)[1].images != draw("bar", 6)[1].images
+    first = draw("pie", 5)[1]
+    assert first == draw("pie", 5)[1]
+    assert first.images != draw("pie", 6)[1].images
 
 
 def test_held_out_charts_have_designs_and_fonts_of_their_own():
-    train, held_out = ([draw("pie", seed, split=split)[1] for seed in range(3)] for split in ("train", "held_out"))
+    train, held_out = ([draw("pie", seed, split=split)[1] for seed in range(1)] for split in ("train", "held_out"))
     assert all(drawn.metadata["design"] in HELD_OUT for drawn in held_out)
     assert not any(drawn.metadata["design"] in HELD_OUT for drawn in train)
     assert not {drawn.metadata["font"] for drawn in train} & {drawn.metadata["font"] for drawn in held_out}
@@ -84,11 +90,10 @@ def test_the_check_finds_a_wrong_answer_box_value_and_text():
 
 def test_exact_numbers_are_asked_only_where_they_are_written():
     exact = {"chart.lookup", "chart.sum", "chart.difference"}
-    for seed in range(4):
-        _, drawn = draw("line", seed)
+    for seed in range(2):
+        _, drawn = draw("lollipop", seed)
         asked = {question.kind for question in drawn.questions}
         assert drawn.metadata["values"] == "written" or not asked & exact
-    assert not {question.kind for question in draw("area", 0)[1].questions} & exact
 
 
 def test_unknown_kinds_are_errors():

@@ -15,7 +15,7 @@ GENERATOR = HandwritingConfig().build()
 
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_words_are_drawn_with_exact_boxes(split):
-    for seed, language in enumerate(("en", "de", "fr", "tr", "sv")):
+    for seed, language in enumerate(("en", "de")):
         drawn = GENERATOR.draw(random.Random(seed), language, split)
         assert list(GENERATOR.check(drawn)) == []
         assert (drawn.metadata["design"] == "yellow") == (split == "held_out")

@@ -42,6 +42,7 @@ def test_code_of_a_model_draws_a_chart():
 
 
 @works
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "message"),
     [
@@ -70,6 +71,7 @@ def test_without_a_sandbox_the_code_is_not_run(monkeypatch, tmp_path):
 
 
 @works
+@pytest.mark.slow
 def test_a_corpus_of_a_model_counts_failures_and_is_resumed(tmp_path):
     calls = []
 

@@ -29,7 +29,7 @@ PAGE = """<html><body><table><tr><td><table><tr><td>layout</td></tr></table></td
 @pytest.mark.parametrize("split", ["train", "held_out"])
 def test_tables_are_drawn_with_correct_truth(split):
     generator = TablesConfig().build()
-    for seed in range(12):
+    for seed in range(4):
         drawn = generator.draw(random.Random(seed), ("en", "de", "fr", "sv")[seed % 4], split)
         assert list(generator.check(drawn)) == []
 
