@@ -28,6 +28,7 @@ def draw(
     pages: Annotated[
         list[Path] | None, typer.Option("--pages", exists=True, help="HTML files or folders; their tables are drawn too.")
     ] = None,
+    renderer: Annotated[str, typer.Option(help="What lays tables out: pillow, or chromium (docs/data.md).")] = "pillow",
     check: Annotated[
         bool, typer.Option("--check", help="Verify the truth of each drawing; drop those with errors.")
     ] = False,
@@ -59,7 +60,7 @@ def draw(
     chosen = LANGUAGES if languages == "all" else tuple(dict.fromkeys(filter(None, languages.split(","))))
     config = DrawingConfig(
         generators=tuple(
-            TablesConfig(pages=html) if name == "tables" and html else generator_config(name) for name in names
+            TablesConfig(pages=html, renderer=renderer) if name == "tables" else generator_config(name) for name in names
         ),
         pdfs=tuple(map(str, _files(pdf or [], (".pdf",)))),
         languages=chosen,

@@ -14,6 +14,8 @@ from openafm.data.drawing.data_tables import draw_data_table
 from openafm.data.drawing.tables import TablesConfig
 from openafm.data.drawing.tables.html import tables_of_html
 from openafm.data.images.documents import Question
+from openafm.data.rendering.browser import RenderingUnavailableError, find_executable
+from openafm.data.rendering.config import RenderConfig
 
 PAGE = """<html><body><table><tr><td><table><tr><td>layout</td></tr></table></td></tr></table>
 <table><caption>Trains <sup class="reference">[1]</sup></caption>
@@ -101,3 +103,19 @@ def test_drawn_data_have_the_requested_shape():
 def test_wrong_values_are_errors():
     with pytest.raises(ConfigError, match="page_share must be from 0 to 1, got 2"):
         TablesConfig(page_share=2)
+
+
+@pytest.mark.slow
+def test_tables_by_chromium_have_exact_boxes():
+    try:
+        find_executable(RenderConfig())
+    except RenderingUnavailableError as error:
+        pytest.skip(str(error))
+    generator = TablesConfig(renderer="chromium").build()
+    for seed, language in enumerate(("en", "ko", "de")):
+        drawn = generator.draw(random.Random(seed), language, "train")
+        assert list(generator.check(drawn)) == []
+    first = drawn.images[0].regions[0]
+    left, top, right, bottom = first.box
+    moved = (replace(first, box=(left + 1, top, right, bottom)), *drawn.images[0].regions[1:])
+    assert generator.check(replace(drawn, images=(replace(drawn.images[0], regions=moved),)))

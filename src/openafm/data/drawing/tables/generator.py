@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import io
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from openafm.data.drawing.base import Drawn, Generator, Split
-from openafm.data.drawing.canvas_check import check_canvas
-from openafm.data.drawing.choices import bold_of, draw_font, image_of
+import numpy as np
+
+from openafm.data.drawing.base import Drawn, DrawnImage, Generator, Split
+from openafm.data.drawing.canvas_check import check_canvas, check_ink
+from openafm.data.drawing.choices import bold_of, draw_font, image_of, png_of
 from openafm.data.drawing.data_tables import draw_data_table, draw_measures_table, markdown_table
 from openafm.data.drawing.phrases import question, read_number, write_number
 from openafm.data.drawing.table_questions import ask, check_answers, read_markdown
@@ -17,12 +22,16 @@ from openafm.data.drawing.tables.html import PageTable, tables_of_html
 from openafm.data.drawing.tables.layout import draw_table_style, lay_out_table
 from openafm.data.images.documents import Question
 
+if TYPE_CHECKING:
+    from openafm.data.drawing.tables.chromium import ChromiumTables
+
 
 class TableGenerator(Generator):
     """Draws tables."""
 
     def __init__(self, config: TablesConfig) -> None:
         self._config = config
+        self._chromium: ChromiumTables | None = None
         self._pages = [table for page in config.pages for table in tables_of_html(Path(page).read_bytes())]
 
     def draw(self, rng: random.Random, language: str, split: Split) -> Drawn:
@@ -46,7 +55,16 @@ class TableGenerator(Generator):
         expected = [word for text in (title, *header, *(cell for row in rows for cell in row)) for word in text.split()]
         joined = "".join(words) == "".join(expected)  # wrapped cells of languages without spaces have more runs
         errors = [] if joined else ["the words on the image are not those of the transcription, in this order"]
-        return [*errors, *check_canvas(drawn), *check_answers(drawn.language, drawn.transcription, drawn.questions)]
+        if "html" in drawn.log:
+            from PIL import Image
+
+            image = drawn.images[0]
+            pixels = np.asarray(Image.open(io.BytesIO(image.data)))
+            plain = self._browser().plain(str(drawn.log["html"]))
+            errors += check_ink(np.any(pixels != plain, axis=2), image.regions)
+        else:
+            errors += check_canvas(drawn)
+        return [*errors, *check_answers(drawn.language, drawn.transcription, drawn.questions)]
 
     def _draw_page_table(self, rng: random.Random, language: str, split: Split, table: PageTable) -> Drawn:
         questions = [Question(question=question(language, "rows"), answer=str(len(table.rows)), kind="table.rows")]
@@ -78,13 +96,32 @@ class TableGenerator(Generator):
             column > 0 and all(read_number(language, row[column]) is not None for row in rows)
             for column in range(len(header))
         ]
-        canvas = lay_out_table(title, header, rows, style, font, bold_of(font, text), numeric=numeric)
+        if self._config.renderer == "chromium":
+            from openafm.data.drawing.tables.chromium import table_html
+
+            page = table_html(rng, title, header, rows, style, font, numeric)
+            rendered = self._browser().render(page)
+            height, width, _ = rendered.pixels.shape
+            image = DrawnImage(data=png_of(rendered.pixels), width=width, height=height, regions=rendered.regions)
+            log: dict[str, object] = {"html": page}
+        else:
+            canvas = lay_out_table(title, header, rows, style, font, bold_of(font, text), numeric=numeric)
+            image, log = image_of(canvas), {"commands": canvas.commands}
         return Drawn(
             kind="table",
             language=language,
-            images=(image_of(canvas),),
+            images=(image,),
             transcription=markdown_table(title, header, rows),
             questions=questions,
             metadata={"design": style.design, "font": font.family, "source": source},
-            log={"commands": canvas.commands},
+            log=log,
         )
+
+    def _browser(self) -> ChromiumTables:
+        """Return the browser of this process, which starts with the first table and ends with the process."""
+        if self._chromium is None:
+            from openafm.data.drawing.tables.chromium import ChromiumTables
+
+            self._chromium = ChromiumTables()
+            atexit.register(self._chromium.close)
+        return self._chromium
