@@ -25,10 +25,11 @@ from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document
 from openafm.bundle.store import FILE_PATTERNS, find_bundle
 from openafm.bundle.tensor_file import MappedTensor, copy_tensors, read_tensors, write_tensors
 from openafm.compression.numerics import FULL_PRECISION, Numerics
-from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict
+from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict, to_tagged_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import NotAFileError, OversizeFilesError, atomic_folder, check_written, read_document, write_json
 from openafm.models.config import DecoderConfig
+from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a kind of layer is known once it is imported
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.imported import read_tokenizer
@@ -240,7 +241,7 @@ def write_bundle(
         header = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
-            "model": to_dict(config),
+            "model": to_tagged_dict(config, DecoderConfig),
             "numerics": to_dict(numerics),
         }
         write_json(folder / "config.json", header)

@@ -16,7 +16,7 @@ import inspect
 import json
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
 from openafm.core.errors import UsageError
@@ -59,6 +59,11 @@ def to_dict(config: Config) -> dict[str, Any]:
     return {
         field.name: _value_to_json(getattr(config, field.name), hints[field.name]) for field in dataclasses.fields(config)
     }
+
+
+def to_tagged_dict(config: Config, declared: type[Config]) -> dict[str, Any]:
+    """Return the JSON form of a config where a `declared` is expected: a subclass is named by `type`."""
+    return cast("dict[str, Any]", _value_to_json(config, declared))
 
 
 def from_dict(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:

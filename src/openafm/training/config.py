@@ -14,6 +14,7 @@ from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.models.upcycling_config import UpcyclingConfig
+from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.training.budgets import BudgetConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.watchdog import WatchdogConfig
@@ -127,6 +128,24 @@ class InductionStart(StartConfig):
         from openafm.models.induction import start_induction
 
         start_induction(model, seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionStart(StartConfig):
+    """Start the vision encoder with the weights of a bundle of contrastive or joint training (report 4.2, 4.4).
+
+    The adapter is trained from scratch. Position embeddings are interpolated to the model's resolution. `identity`, if
+    given, must equal the bundle's.
+    """
+
+    bundle: str | None = None
+    identity: str | None = None
+
+    def apply(self, model: Decoder, seed: int) -> None:
+        from openafm.training.vision_start import start_vision
+
+        if self.bundle is not None:
+            start_vision(model, self.bundle, self.identity)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from openafm.adapters.lora import install as install_adapter
@@ -13,6 +15,8 @@ from openafm.core.errors import UsageError
 from openafm.models.decoder import Decoder
 from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
+from openafm.models.vision.multimodal import with_eyes
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.checkpoints.checkpoint import Checkpoint
 from openafm.training.checkpoints.record import AnotherRunError
 from openafm.training.config import TrainerConfig
@@ -42,7 +46,7 @@ def fresh_state(config: TrainerConfig, device: str, parallelism: Parallelism | N
         model = _bundle_model(config, config.from_bundle)
     else:
         model = config.model.build(config.seed)
-        config.start.apply(model, config.seed)
+    config.start.apply(model, config.seed)
     return _state(config, _prepared(config, model), device, parallelism)
 
 
@@ -103,8 +107,12 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
             f"{bundle.path} has identity {bundle.identity}, the run started from {config.from_identity}; restore that "
             "bundle or start the run in another folder"
         )
-    lengthened = config.adapter is None and config.model.context_length > found.context_length
-    difference = first_difference(found, config.model, ignored=("context_length",) if lengthened else ())
+    expected = config.model
+    gets_eyes = isinstance(expected, MultimodalConfig) and not isinstance(found, MultimodalConfig)
+    if gets_eyes:
+        expected = cast("MultimodalConfig", expected).decoder
+    lengthened = config.adapter is None and expected.context_length > found.context_length
+    difference = first_difference(found, expected, ignored=("context_length",) if lengthened else ())
     if difference is not None:
         upcycled = "" if config.upcycle is None else " upcycled"
         raise BundleMismatchError(f"the{upcycled} model of {bundle.path} differs from the config's: {difference}")
@@ -114,6 +122,8 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
             "uncompressed bundle, or train an adapter"
         )
     model = load_decoder(bundle)
+    if gets_eyes:
+        return with_eyes(model, cast("MultimodalConfig", config.model), config.seed)
     if config.upcycle is not None:
         return upcycle(model, config.upcycle, config.seed)
     if config.adapter is not None:

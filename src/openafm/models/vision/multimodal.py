@@ -17,6 +17,15 @@ from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.vision.multimodal_config import MultimodalConfig
 
 
+def with_eyes(decoder: Decoder, config: MultimodalConfig, seed: int) -> MultimodalDecoder:
+    """Return a decoder's weights with a fresh vision encoder and adapter."""
+    model = config.build(seed)
+    missing, unexpected = model.load_state_dict(decoder.state_dict(), strict=False)
+    assert not unexpected and all(name.startswith(("vision.", "adapter.")) for name in missing)
+    model.compute_dtype = decoder.compute_dtype
+    return model
+
+
 class MultimodalDecoder(Decoder):
     """A decoder with a vision encoder and an adapter. Only the input embeddings of image tokens differ from a decoder's."""
 
