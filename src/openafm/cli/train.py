@@ -129,6 +129,7 @@ def list_recipes(json: JsonOption = False) -> None:
             "sizes": list(r.sizes),
             "starts_from": r.starts_from,
             "taught_by": r.taught_by,
+            "sees_with": r.sees_with,
             "summary": r.summary,
         }
         for r in RECIPES

@@ -14,9 +14,10 @@ from openafm.core.config import ConfigError, UnknownKindError, from_dict, neares
 from openafm.core.registry import load_plugin
 from openafm.recipes import continued_pretraining
 from openafm.recipes.config import Recipe, RunConfig, UnknownRecipeError, summary_of
-from openafm.recipes.on_device import draft, low_bit, pretrain, sft, upcycling
+from openafm.recipes.on_device import draft, low_bit, multimodal, pretrain, sft, upcycling
 from openafm.recipes.server import pretrain as server_pretrain
 from openafm.recipes.server import sft as server_sft
+from openafm.recipes.vision import clip
 
 RECIPES = (
     pretrain.pretrain,
@@ -25,6 +26,9 @@ RECIPES = (
     upcycling.distill,
     continued_pretraining.on_device_text,
     continued_pretraining.on_device_long,
+    clip.clip,
+    multimodal.multimodal,
+    multimodal.multimodal_sft,
     sft.sft,
     low_bit.qat,
     low_bit.recovery_adapter,

@@ -80,8 +80,9 @@ class UnknownRecipeError(UsageError):
 class Recipe:
     """A named run in several sizes, the default size last; no sizes if the run has only one.
 
-    `starts_from` and `taught_by` name the recipes whose bundles it starts from and learns from by default. With `lengthens`
-    the model gets the context length of this recipe's config. `plugins` are the modules that define it outside openafm.
+    `starts_from`, `taught_by` and `sees_with` name the recipes whose bundles it starts from, learns from, and takes the
+    vision encoder from by default. With `lengthens` the model gets the context length of this recipe's config. `plugins` are
+    the modules that define it outside openafm.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Recipe:
     starts_from: str | None = None
     lengthens: bool = False
     taught_by: str | None = None
+    sees_with: str | None = None
     plugins: tuple[str, ...] = ()
 
     def __call__(self, size: str) -> RunConfig:
@@ -121,6 +123,7 @@ def recipe(
     starts_from: str | None = None,
     lengthens: bool = False,
     taught_by: str | None = None,
+    sees_with: str | None = None,
 ) -> Callable[[Callable[[str], RunConfig]], Recipe]:
     """Turn a function from a size to a `RunConfig` into a recipe. The first line of its docstring is the summary."""
 
@@ -133,6 +136,7 @@ def recipe(
             starts_from=starts_from,
             lengthens=lengthens,
             taught_by=taught_by,
+            sees_with=sees_with,
         )
 
     return wrap

@@ -12,11 +12,12 @@ from openafm.compression.errors import UncompressibleModelError
 from openafm.core.config import override
 from openafm.data.loader import LoaderConfig
 from openafm.models.upcycling_config import upcycled_config
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.recipes.catalog import find_recipe
 from openafm.recipes.config import Recipe, RunConfig
 from openafm.recipes.data_config import DataConfig
 from openafm.recipes.own_data import BUILT_IN, chosen_data, read_data, with_data
-from openafm.training.config import TrainerConfig
+from openafm.training.config import TrainerConfig, VisionStart
 
 
 def prepare_run(
@@ -31,7 +32,7 @@ def prepare_run(
     """Return the resolved config of a recipe.
 
     `start` is the bundle to start from or to learn from. Without it the run uses the bundle of the recipe's `starts_from`
-    under its default name, if that exists; the same holds for `taught_by`. `data` is the user's data, as a path or a
+    under its default name, if that exists; the same holds for `taught_by` and `sees_with`. `data` is the user's data, as a path or a
     description; by default that of `start`. The path `built-in` selects the recipe's own corpora. `changes` replace single
     values by dotted key. `plugins` are recorded in the config; the caller has loaded them.
 
@@ -56,7 +57,8 @@ def prepare_run(
     chosen = chosen_data(given, bundle, built_in)
     if chosen is not None:
         config = with_data(config, chosen)
-    return _resolved(override(config, changes or {}), default_bundle(found.taught_by, size))
+    config = _resolved(override(config, changes or {}), default_bundle(found.taught_by, size))
+    return _with_vision(config, default_bundle(found.sees_with, size))
 
 
 def default_bundle(recipe: str | None, size: str) -> str | None:
@@ -77,7 +79,9 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
             f"{bundle.name} is compressed ({bundle.numerics.weights}), its weights cannot be trained; start from the bundle"
             " that it was made from, or train an adapter"
         )
-    model = bundle.config
+    model, wanted = bundle.config, config.trainer.model
+    if isinstance(wanted, MultimodalConfig) and not isinstance(model, MultimodalConfig):
+        model = MultimodalConfig.of(model, wanted.vision, wanted.adapter)
     if recipe.lengthens:
         model = replace(model, context_length=max(model.context_length, config.trainer.model.context_length))
     trainer = replace(
@@ -100,6 +104,16 @@ def _resolved(config: RunConfig, default_teacher: str | None) -> RunConfig:
         trainer = replace(trainer, model=upcycled_config(dense, trainer.upcycle))
     objective = trainer.objective.resolved(trainer.from_bundle, default_teacher)
     return replace(config, trainer=replace(trainer, objective=objective))
+
+
+def _with_vision(config: RunConfig, default: str | None) -> RunConfig:
+    """Return the run with the bundle that its vision encoder starts from."""
+    start = config.trainer.start
+    if not isinstance(start, VisionStart) or (start.bundle is None and default is None):
+        return config
+    bundle = open_bundle(start.bundle or str(default))
+    start = VisionStart(bundle=str(bundle.path.resolve()), identity=bundle.identity)
+    return replace(config, trainer=replace(config.trainer, start=start))
 
 
 def _within(loader: LoaderConfig, context_length: int) -> LoaderConfig:

@@ -113,7 +113,9 @@ def pack_image_corpus(
     with resumable_folder(out, key, FILES) as folder, progress(f"pack {path}", corpus.manifest.num_documents) as bar:
         _link_files(corpus, folder / IMAGES)
         train = _side(folder, IMAGES, corpus, tokenizer, config)
-        has_held_out = bool(config.held_out or corpus.manifest.num_held_out)
+        # A corpus of nothing but held-out documents is packed as it is.
+        divides = 0 < corpus.manifest.num_held_out < corpus.manifest.num_documents
+        has_held_out = bool(config.held_out or divides)
         held_out = _side(folder / HELD_OUT, f"../{IMAGES}", corpus, tokenizer, config) if has_held_out else None
         left = [train.num_stored, held_out.num_stored if held_out else 0]  # token documents that an earlier call stored
         encoder = _Encoder(corpus, tokenizer, template, config)
@@ -123,7 +125,7 @@ def pack_image_corpus(
             if document.opt_out or any(corpus.opt_out(digest) for digest in document.digests):
                 num_opted_out += 1
                 continue
-            is_held_out = document.split == HELD_OUT or _share_of(document.id) < config.held_out
+            is_held_out = (divides and document.split == HELD_OUT) or _share_of(document.id) < config.held_out
             side = held_out if held_out is not None and is_held_out else train
             names = encoder.learned(document)
             num_skipped += not names

@@ -65,6 +65,13 @@ def rw_vitdet_nano() -> VisionConfig:
     return windowed_encoder(image_side=224, patch_side=16, window_side=7, dim=128, num_layers=6, num_heads=4, mlp_dim=512)
 
 
+def rw_vitdet_micro() -> VisionConfig:
+    """Return the smallest encoder of the on-device shape, for tests and for trying a recipe: 112 pixels in 4 windows."""
+    return windowed_encoder(
+        image_side=112, patch_side=8, window_side=7, dim=64, num_layers=4, num_heads=2, mlp_dim=256, num_global_layers=2
+    )
+
+
 def vit_nano() -> VisionConfig:
     """Return a small encoder of the server shape: every layer is global, 224 pixels."""
     layer = VisionLayerConfig(num_heads=4, mlp_dim=512)
@@ -73,6 +80,7 @@ def vit_nano() -> VisionConfig:
 
 ENCODERS: dict[str, Callable[[], VisionConfig]] = {
     "rw_vitdet.large": rw_vitdet_large,
+    "rw_vitdet.micro": rw_vitdet_micro,
     "rw_vitdet.nano": rw_vitdet_nano,
     "vit.giant": vit_giant,
     "vit.nano": vit_nano,

@@ -1,0 +1,74 @@
+"""Corpora of images for training: drawn with exact truth, or the user's image corpora."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from openafm.data.drawing.corpus import DrawingConfig, draw_corpus, draw_document
+from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
+from openafm.data.images.shards import open_image_corpus
+from openafm.recipes.corpora import CorpusConfig
+
+if TYPE_CHECKING:
+    from openafm.tokenizer.bpe import Tokenizer
+    from openafm.tokenizer.template import BaseChatTemplate
+
+TOKENIZER_DRAWINGS = 100
+"""Drawings of each generator whose texts a tokenizer is trained on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnCorpusConfig(CorpusConfig):
+    """Images that openafm draws (report 3.2.3). `packing` says what is learned of them and in which resolution.
+
+    The drawings are kept beside the shards, in `<name>.images`.
+    """
+
+    drawing: DrawingConfig
+    packing: ImagePackConfig
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        drawings = out.with_name(f"{out.name}.images")
+        draw_corpus(self.drawing, drawings)
+        pack_image_corpus(drawings, out, tokenizer, template, self.packing)
+
+    def texts(self) -> Iterator[str]:
+        for config in self.drawing.generators:
+            generator = config.build()
+            for number in range(min(TOKENIZER_DRAWINGS, self.drawing.count)):
+                language = self.drawing.languages[number % len(self.drawing.languages)]
+                drawn = draw_document(generator, config.name, language, self.drawing.split, self.drawing.seed, number)
+                yield drawn.transcription
+                yield from drawn.captions.values()
+                yield from (text for each in drawn.questions for text in (each.question, each.answer))
+
+    @property
+    def description(self) -> str:
+        names = ", ".join(generator.name for generator in self.drawing.generators)
+        return f"{self.drawing.count:,} drawn images of each kind ({names})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageCorpusConfig(CorpusConfig):
+    """The image corpus at `path`, such as `openafm data images` and `openafm data caption` write."""
+
+    path: str
+    packing: ImagePackConfig
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        pack_image_corpus(Path(self.path), out, tokenizer, template, self.packing)
+
+    def texts(self) -> Iterator[str]:
+        for document in open_image_corpus(Path(self.path)).documents():
+            yield document.text
+            yield from document.captions.values()
+
+    def fingerprint(self) -> str:
+        return open_image_corpus(Path(self.path)).manifest.digest
+
+    @property
+    def description(self) -> str:
+        return f"the user's images ({Path(self.path).name})"

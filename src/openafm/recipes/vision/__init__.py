@@ -1,0 +1,1 @@
+"""Recipes of the vision encoder (report 4.2)."""
