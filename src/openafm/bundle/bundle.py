@@ -29,8 +29,8 @@ from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dic
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import NotAFileError, OversizeFilesError, atomic_folder, check_written, read_document, write_json
 from openafm.models.config import DecoderConfig
-from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a kind of layer is known once it is imported
+from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.imported import read_tokenizer
 from openafm.tokenizer.imported_template import read_template

@@ -21,7 +21,8 @@ def with_eyes(decoder: Decoder, config: MultimodalConfig, seed: int) -> Multimod
     """Return a decoder's weights with a fresh vision encoder and adapter."""
     model = config.build(seed)
     missing, unexpected = model.load_state_dict(decoder.state_dict(), strict=False)
-    assert not unexpected and all(name.startswith(("vision.", "adapter.")) for name in missing)
+    assert not unexpected
+    assert all(name.startswith(("vision.", "adapter.")) for name in missing)
     model.compute_dtype = decoder.compute_dtype
     return model
 

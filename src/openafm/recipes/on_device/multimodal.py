@@ -17,7 +17,7 @@ from openafm.training.schedules import WarmupStableDecay
 KINDS = ("charts", "flyers")
 NUM_TOKENS = {"micro": 60_000, "nano": 30_000_000}
 NUM_EXAMPLES = {"micro": 500, "nano": 40_000}
-ROW_TOKENS = {"micro": 1024, "nano": 2048}
+ROW_TOKENS = {"micro": 1024, "nano": 1024}
 
 
 @recipe("on_device.multimodal", sizes=("micro", "nano"), starts_from="on_device.sft", sees_with="vision.clip")
@@ -67,6 +67,8 @@ def _run(name: str, size: str, *, corpora: tuple[CorpusConfig, ...], weights: di
             num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.3),
             start=VisionStart(),
-            evaluation=EvaluationConfig(data=one_source("held_out", rows_per_step=2, row_tokens=row_tokens), every_steps=200),
+            evaluation=EvaluationConfig(
+                data=one_source("held_out", rows_per_step=2, row_tokens=row_tokens), every_steps=200
+            ),
         ),
     )

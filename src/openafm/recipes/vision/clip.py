@@ -18,7 +18,7 @@ KINDS = ("charts", "flyers")
 KEPT = 0.5
 """Share of the patches that are encoded."""
 NUM_TOKENS = {"micro": 60_000, "nano": 40_000_000}
-ROWS = {"micro": 2, "nano": 8}
+ROWS = {"micro": 4, "nano": 8}
 
 
 @recipe("vision.clip", sizes=("micro", "nano"))
@@ -35,11 +35,11 @@ def clip(size: str) -> RunConfig:
         trainer=TrainerConfig(
             model=ClipConfig.of(text, encoder_of(f"rw_vitdet.{size}"), kept=KEPT),
             objective=ContrastiveConfig(),
-            data=one_source("captions", rows_per_step=ROWS[size], row_tokens=2048),
+            data=one_source("captions", rows_per_step=ROWS[size], row_tokens=1024),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
             optimizer=AdamWConfig(learning_rate=1e-3, weight_decay=0.1),
             num_threads=1,
             schedule=WarmupCosine(),
-            evaluation=EvaluationConfig(data=one_source("held_out", rows_per_step=2, row_tokens=2048), every_steps=200),
+            evaluation=EvaluationConfig(data=one_source("held_out", rows_per_step=2, row_tokens=1024), every_steps=200),
         ),
     )
