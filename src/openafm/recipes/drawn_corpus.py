@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from openafm.core.config import dump
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus, draw_document
 from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
 from openafm.data.images.shards import open_image_corpus
@@ -24,14 +26,15 @@ TOKENIZER_DRAWINGS = 100
 class DrawnCorpusConfig(CorpusConfig):
     """Images that openafm draws (report 3.2.3). `packing` says what is learned of them and in which resolution.
 
-    The drawings are kept beside the shards, in `<name>.images`.
+    The drawings are kept beside the shards; corpora of a run with equal drawings share them.
     """
 
     drawing: DrawingConfig
     packing: ImagePackConfig
 
     def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
-        drawings = out.with_name(f"{out.name}.images")
+        digest = hashlib.sha256(dump(self.drawing).encode()).hexdigest()
+        drawings = out.with_name(f"drawings-{digest[:12]}")
         draw_corpus(self.drawing, drawings)
         pack_image_corpus(drawings, out, tokenizer, template, self.packing)
 

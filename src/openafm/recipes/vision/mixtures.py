@@ -14,7 +14,7 @@ RESOLUTIONS = {
     "nano": ResolutionConfig(side=224, rapid_side=112, tokens=144, rapid_tokens=9),
 }
 TOKENS_SIDE = {"micro": 6, "nano": 12}
-NUM_DRAWINGS = {"micro": 300, "nano": 20_000}
+NUM_DRAWINGS = {"micro": 100, "nano": 20_000}
 LANGUAGES = {"micro": ("en",), "nano": ("en", "de", "fr", "es", "it", "pt", "nl", "ja", "zh-Hans", "ko")}
 
 
