@@ -33,8 +33,8 @@ def prepare_run(
 
     `start` is the bundle to start from or to learn from. Without it the run uses the bundle of the recipe's `starts_from`
     under its default name, if that exists; the same holds for `taught_by` and `sees_with`. `data` is the user's data, as a
-    path or a description; by default that of `start`. The path `built-in` selects the recipe's own corpora. `changes` replace single
-    values by dotted key. `plugins` are recorded in the config; the caller has loaded them.
+    path or a description; by default that of `start`. The path `built-in` selects the recipe's own corpora. `changes`
+    replace single values by dotted key. `plugins` are recorded in the config; the caller has loaded them.
 
     Raises:
         UnknownRecipeError, UnknownKeyError, ConfigError: the message names the nearest valid name.

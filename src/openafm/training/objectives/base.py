@@ -78,7 +78,7 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
     device = model.device
     indices_N = target_indices(batch).to(device)
     num_rows, row_length = batch.tokens_BS.shape
-    images = {key: torch.from_numpy(views) for key, views in batch.images.items()}
+    images = {key: torch.tensor(views) for key, views in batch.images.items()}
     inserted = model.embed_images(batch.embedding_spans, images)
     context = PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
     # Cached so that quantization-aware training rounds the embedding once, not at each use.

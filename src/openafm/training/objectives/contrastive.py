@@ -40,7 +40,7 @@ class Contrastive:
         images_IE = texts_IE = torch.zeros(0, towers.config.shared_dim, device=model.device, requires_grad=True)
         vision_flops = 0.0
         if images:
-            pixels_IYXC = torch.stack([torch.from_numpy(batch.images[key][0]) for key in images])
+            pixels_IYXC = torch.stack([torch.tensor(batch.images[key][0]) for key in images])
             images_IE, texts_IE = towers.encode_images(pixels_IYXC, towers.config.kept), towers.encode_texts(texts)
             vision_flops = 3 * len(images) * towers.config.vision.flops(pixels_IYXC.shape[1], towers.config.kept)
         all_images_AE, first = towers.gather(images_IE)

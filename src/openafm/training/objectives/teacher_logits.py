@@ -299,7 +299,7 @@ def _row_array(teacher: Decoder, batch: Batch, indices_N: Tensor, key: CacheKey)
     """Return the rows of the cache for some positions of a batch."""
     device = teacher.device
     num_rows, row_length = batch.tokens_BS.shape
-    images = {key: torch.from_numpy(views) for key, views in batch.images.items()}
+    images = {key: torch.tensor(views) for key, views in batch.images.items()}
     inserted = teacher.embed_images(batch.embedding_spans, images)
     context = PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
     x_1NE = teacher.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N.to(device), inserted)
