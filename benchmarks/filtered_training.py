@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="openafm-") as name:
         folder = Path(name)
         os.environ["OPENAFM_HOME"] = str(folder / "home")
-        steps, seeds, num_pages = (4, 1, 200) if options.quick else (150, 3, 1_000)
+        steps, seeds, num_pages = (4, 1, 200) if options.quick else (60, 3, 1_000)
         hand_in(measure(folder, steps, range(seeds), num_pages), REPORT, options)
 
 

@@ -13,8 +13,9 @@ import argparse
 import json
 import time
 
-from openafm.data.filtering.privacy import KINDS, Finder, PrivacyConfig
+from openafm.data.filtering.privacy import KINDS, PrivacyConfig
 from openafm.data.filtering.privacy.cases import Case, generate_cases, measure
+from openafm.data.filtering.privacy.finder import Finder
 
 FULL, QUICK = 20_000, 2_000
 TYPICAL_CHARACTERS = 5_000

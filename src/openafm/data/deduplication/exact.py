@@ -104,7 +104,8 @@ class ExactDeduplication(DocumentDeduplication):
 
 def normalized_text(text: str) -> str:
     """Return a text in which forms of characters, case and white space do not differ."""
-    return " ".join(unicodedata.normalize("NFKC", text).lower().split())
+    normalized = text if text.isascii() else unicodedata.normalize("NFKC", text)
+    return " ".join(normalized.lower().split())
 
 
 def _hash_of(document: WebDocument, name: Criterion) -> tuple[int, int]:

@@ -136,8 +136,13 @@ class ParagraphsDeduplication(Deduplication):
         scope = domain_of(document.url) if self._config.scope == "domain" else ""
         for start, stop in paragraph_spans(document.text):
             text = document.text[start:stop]
-            is_compared = sum(map(str.isalnum, text)) >= self._config.min_letters
+            is_compared = _has_letters(text, self._config.min_letters)
             yield (start, stop), hash128(f"{scope}\0{normalized_text(text)}") if is_compared else None
+
+
+def _has_letters(text: str, count: int) -> bool:
+    """Return True if a text has at least `count` letters and digits; most paragraphs have them near their beginning."""
+    return sum(map(str.isalnum, text[: 2 * count])) >= count or sum(map(str.isalnum, text)) >= count
 
 
 def paragraph_spans(text: str) -> Iterator[tuple[int, int]]:

@@ -125,7 +125,7 @@ class InputFile(Config):
 class CorpusManifest(Config):
     """The content of `corpus.json`.
 
-    `config` is the JSON form of the `PipelineConfig`, without its executor. `notes` say what the run left out.
+    `config` is the JSON form of the `PipelineConfig`, without its executor. `notes` name what the run left out.
     """
 
     format: str = FORMAT

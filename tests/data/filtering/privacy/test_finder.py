@@ -6,9 +6,10 @@ import time
 
 import pytest
 
-from openafm.data.filtering.privacy import KINDS, Finder, PrivacyConfig
+from openafm.data.filtering.privacy import KINDS, PrivacyConfig
 from openafm.data.filtering.privacy import finder as finder_module
 from openafm.data.filtering.privacy.cases import generate_cases, measure
+from openafm.data.filtering.privacy.finder import Finder
 from openafm.data.filtering.privacy.id_formats import ID_FORMATS, IdFormat, draw_id
 from openafm.data.filtering.privacy.numbers import ANY_NATIONAL_ID
 

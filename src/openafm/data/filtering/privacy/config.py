@@ -6,11 +6,16 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from openafm.data.filtering.base import DocumentFilter, FilterConfig, dropped, with_metadata
-from openafm.data.filtering.privacy.finder import KINDS, Finder, Finding
 from openafm.data.web.documents import Dropped, Media, WebDocument
+
+if TYPE_CHECKING:
+    from openafm.data.filtering.privacy.finder import Finding
+
+KINDS = ("email", "iban", "card", "national_id", "ip", "phone")
+"""The kinds in the order of their precedence: a place of the text is of the first kind that fits."""
 
 _REGIONS = {
     "en": ("US", "GB"), "da": ("DK",), "nl": ("NL", "BE"), "fr": ("FR", "BE"), "de": ("DE", "AT", "CH"), "it": ("IT",),
@@ -49,6 +54,8 @@ class PrivacyFilter(DocumentFilter):
     """See `PrivacyConfig`."""
 
     def __init__(self, config: PrivacyConfig) -> None:
+        from openafm.data.filtering.privacy.finder import Finder  # it compiles some hundred expressions
+
         self._config = config
         self._finder = Finder((*config.mask, *config.drop), config.phone_regions)
         self._replacements = {kind: f"[{kind}]" for kind in KINDS} | config.replacements

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from openafm.data.filtering.base import alphabet
+from openafm.data.filtering.privacy.config import KINDS
 from openafm.data.filtering.privacy.numbers import (
     ANY_NATIONAL_ID,
     CARD,
@@ -18,9 +19,6 @@ from openafm.data.filtering.privacy.numbers import (
     keywords_of,
 )
 from openafm.data.filtering.privacy.phones import find_phones
-
-KINDS = ("email", "iban", "card", "national_id", "ip", "phone")
-"""The kinds in the order of their precedence: a place of the text is of the first kind that fits."""
 
 _Find: TypeAlias = Callable[[str, int, int, str], Iterator[tuple[int, int, str]]]
 
