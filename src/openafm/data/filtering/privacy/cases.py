@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openafm.data.filtering.privacy import checksums
-from openafm.data.filtering.privacy.finder import KINDS, Finder
+from openafm.data.filtering.privacy.config import KINDS
+from openafm.data.filtering.privacy.finder import Finder
 from openafm.data.filtering.privacy.id_formats import ID_FORMATS, IdFormat, draw_id, random_digits
 
 # language: text before, text after, the word for a phone
