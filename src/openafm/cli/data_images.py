@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,12 @@ def images(
     recipe: Annotated[
         str, typer.Option(help="The pipeline, or your own function that returns one: ./file.py:function.")
     ] = "images.recipe",
+    overrides: Annotated[
+        Path | None, typer.Option(help="TOML file of publishers whose images are dropped (docs/images.md).")
+    ] = None,
+    ocr: Annotated[
+        bool, typer.Option("--ocr", help="Drop images full of text, and texts that only repeat it; needs tesseract.")
+    ] = False,
     changes: SetOption = None,
     plugins: PluginsOption = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes; default: one per core.")] = None,
@@ -33,6 +40,8 @@ def images(
     """
     from openafm.core.config import override
     from openafm.core.executors import ExecutorConfig, LocalConfig, RayConfig
+    from openafm.data.pairs.filters import OverridesConfig
+    from openafm.data.pairs.ocr import OcrConfig
     from openafm.data.pairs.runner import run_pairs
     from openafm.recipes.images import build_image_pipeline
 
@@ -43,11 +52,15 @@ def images(
     if executor not in kinds:
         raise UsageError(f"unknown executor '{executor}'; use {' or '.join(kinds)}")
     config = override(build_image_pipeline(recipe), parse_changes(changes))
+    listed = (OverridesConfig(file=str(overrides.resolve())),) if overrides is not None else ()
+    config = replace(config, pair_filters=(*listed, *config.pair_filters, *([OcrConfig()] if ocr else [])))
     more = (str(Path(each).resolve()) if each.endswith(".py") else each for each in plugins or ())
     config = replace(config, executor=kinds[executor], plugins=tuple(dict.fromkeys((*config.plugins, *more))))
     paths = [Path(path) for each in inputs for path in (sorted(glob.glob(each, recursive=True)) or [each])]  # noqa: PTH207
     manifest = run_pairs(config, paths, out)
     counts = manifest.config["counts"]
+    if not counts["images"]["in"]:
+        print("warning: the WARC files have no images; crawl with --set images=true", file=sys.stderr)
     if json:
         print_json({"path": str(out), "digest": manifest.digest, "kinds": manifest.kinds, "counts": counts})
         return

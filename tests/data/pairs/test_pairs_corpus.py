@@ -275,12 +275,17 @@ def test_four_workers_and_ray_change_no_byte(tmp_path: Path) -> None:
 def test_a_killed_run_is_resumed(tmp_path: Path) -> None:
     files = _site(tmp_path)
     digest = run_pairs(replace(recipe(), executor=ONE), files, tmp_path / "whole").digest
-    command = [sys.executable, "-m", "openafm.cli.main", "data", "images", *map(str, files), "--out", str(tmp_path / "cut")]
-    for seconds in (3.0, 4.0, 5.0):
+    start = "from openafm.cli.main import main; main()"
+    command = [sys.executable, "-c", start, "data", "images", *map(str, files), "--out", str(tmp_path / "cut")]
+    stages = ("images", "candidates", "write")
+    for stage in stages:  # killed as soon as a stage has its first result
         process = subprocess.Popen([*command, "--workers", "1"], stderr=subprocess.DEVNULL, start_new_session=True)
-        time.sleep(seconds)
+        while not list((tmp_path / "cut" / "stages" / stage).glob("*.json")):
+            assert process.poll() is None, "the run ended before it was killed"
+            time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    assert not (tmp_path / "cut" / "manifest.json").exists()
     assert run_pairs(replace(recipe(), executor=ONE), files, tmp_path / "cut").digest == digest
 
 
@@ -306,6 +311,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(capsys.readouterr().out)
     assert found["kinds"] == {"interleaved": 1, "pair": 1}
     assert found["counts"]["pairs"] == {"in": 1, "kept": 1, "dropped": {}}
+    assert run([*arguments, "--overrides", str(tmp_path / "missing.toml")]) == 2
+    assert "missing.toml is not a file of overrides" in capsys.readouterr().err
     assert run([*arguments, "--recipe", "images.recip"]) == 2
     assert "did you mean 'images.recipe'" in capsys.readouterr().err
 
