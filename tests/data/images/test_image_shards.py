@@ -147,9 +147,8 @@ def test_an_image_is_found_in_any_shard(tmp_path: Path) -> None:
 
 
 def test_images_whose_digest_ends_in_zero_are_found(tmp_path: Path) -> None:
-    images = (
-        replace(image_of(0), data=data, digest=sha256(data).hexdigest()) for data in map(str.encode, map(str, range(2000)))
-    )
+    image, texts = image_of(0), map(str.encode, map(str, range(2000)))
+    images = (replace(image, data=data, digest=sha256(data).hexdigest()) for data in texts)
     ending = [image for image in images if image.digest.endswith("00")][:3]
     summary = write_image_shard(tmp_path, 0, [document_of(number, image) for number, image in enumerate(ending)])
     finish_corpus(tmp_path, {}, [summary])
