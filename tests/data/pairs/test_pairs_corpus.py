@@ -28,6 +28,7 @@ from openafm.data.pairs.runner import run_pairs
 from openafm.data.pipeline.config import ExtractionStageConfig
 from openafm.data.pipeline.runner import CorpusFolderError
 from openafm.data.sites import SiteConfig
+from openafm.data.web.documents import Page
 from openafm.recipes.images import recipe
 
 ONE = LocalConfig(num_workers=1)
@@ -229,6 +230,10 @@ def test_the_images_of_a_page_that_ends_its_worker_are_dropped(tmp_path: Path) -
 def test_nothing_to_read(tmp_path: Path) -> None:
     corpus = made(tmp_path, LIGHT, write_warc(tmp_path / "crawl", html_page("/a.html", TEXT * 3)))
     assert (corpus.manifest.num_documents, counts_of(corpus)["documents"]["dropped"]) == (0, {"too_few_images": 1})
+    empty = Page(url="http://a.example/", body=b"<html><p>x</p></html>", headers={"content-type": "text/html"})
+    filtered = replace(LIGHT, interleaved=recipe().interleaved)
+    corpus = made(tmp_path, filtered, write_warc(tmp_path / "empty", empty), name="none")
+    assert counts_of(corpus)["pages"] == {"in": 1, "kept": 0, "dropped": {"no_text": 1}}
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("x")
     with pytest.raises(CorpusFolderError, match=r"notes\.txt"):

@@ -53,15 +53,28 @@ def run_pairs(config: PairsConfig, inputs: Sequence[Path], out: Path) -> Manifes
         for name in _STAGES:
             (stages / name).mkdir(parents=True, exist_ok=True)
         pages = run_pipeline(_pipeline(config, config.pages), paths, stages / "pages")
-        texts = None
-        if config.interleaved is not None:
-            texts = pages
-            if config.interleaved.stages and pages.num_kept:
-                kept = [stages / "pages" / file.path for file in pages.documents]
-                texts = run_pipeline(_pipeline(config, config.interleaved.stages), kept, stages / "texts")
+        documents = Documents(pages, stages / "pages")
+        texts = documents if config.interleaved is not None else None
+        if config.interleaved is not None and config.interleaved.stages and pages.num_kept:
+            kept = [stages / "pages" / file.path for file in pages.documents]
+            filtered = run_pipeline(_pipeline(config, config.interleaved.stages), kept, stages / "texts")
+            texts = Documents(filtered, stages / "texts")
         with config.executor.build() as executor:
             run = _Run(config, executor, out)
-            return run.corpus([shard for file in pages.inputs for shard in shards_of(file)], pages, texts)
+            return run.corpus([shard for file in pages.inputs for shard in shards_of(file)], documents, texts)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A corpus of the text pipeline and its folder."""
+
+    manifest: CorpusManifest
+    folder: Path
+
+    def shards(self) -> list[Shard]:
+        """Return the documents, one shard for each of the input; empty ones are among them."""
+        records = self.manifest.stages[-1].shards
+        return [Shard(path=self.folder / each.documents.path, digest=each.documents.sha256) for each in records]
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ class _Run:
     executor: Executor
     root: Path
 
-    def corpus(self, pages: Sequence[Shard], documents: CorpusManifest, texts: CorpusManifest | None) -> Manifest:
+    def corpus(self, pages: Sequence[Shard], documents: Documents, texts: Documents | None) -> Manifest:
         """Compute the corpus. `pages` are the shards of the WARC files."""
         config = self.config
         image_keys = [config_key(config.images), _config_keys(config.duplicates), to_dict(config.limits)]
@@ -85,7 +98,7 @@ class _Run:
         group_inputs = {"responses": responses, "signatures": signatures if config.duplicates is not None else ()}
         groups = self._reduce("groups", run_groups, group_inputs, image_key, _config_keys(config.duplicates))
 
-        shards = _shards(documents, self.root / STAGES / "pages")
+        shards = documents.shards()
         resolved, resolve_record, num_references = self._resolved(shards, responses, image_key)
         filters = [config_key(each) for each in (*config.text_filters, *config.pair_filters)]
         candidates = [
@@ -121,11 +134,13 @@ class _Run:
         ]
         written = self._map(run_write_pairs, write, "write pairs")
         counts: dict[str, Any] = {
-            "pages": _counts(documents.num_in, documents.num_kept, _dropped_in(documents)),
+            "pages": _corpus_counts(documents.manifest),
             "images": _image_counts(image_records, resolve_record),
             "pairs": _unit_counts(num_references, written, PAIR),
         }
         if texts is not None:
+            if texts is not documents:
+                counts["texts"] = _corpus_counts(texts.manifest)
             written += self._interleaved(texts, responses, image_key, groups, len(write), counts)
         _check_counts(counts)
         described = {name: value for name, value in to_dict(config).items() if name != "executor"}
@@ -134,7 +149,7 @@ class _Run:
 
     def _interleaved(
         self,
-        texts: CorpusManifest,
+        texts: Documents,
         responses: tuple[Path, ...],
         image_key: str,
         groups: ReduceTask,
@@ -142,8 +157,7 @@ class _Run:
         counts: dict[str, Any],
     ) -> list[Record]:
         """Write the interleaved documents and count them."""
-        is_of_pages = not self.config.interleaved or not self.config.interleaved.stages
-        shards = _shards(texts, self.root / STAGES / ("pages" if is_of_pages else "texts"))
+        shards = texts.shards()
         resolved, _, num_references = self._resolved(shards, responses, image_key)
         repeated_inputs = {
             "resolved": (resolved.path("resolved.parquet"),),
@@ -169,9 +183,7 @@ class _Run:
             for index, shard in enumerate(shards)
         ]
         written = self._map(run_write_interleaved, tasks, "write documents")
-        if texts.digest and not is_of_pages:
-            counts["texts"] = _counts(texts.num_in, texts.num_kept, _dropped_in(texts))
-        counts["documents"] = _unit_counts(texts.num_kept, written, DOCUMENT)
+        counts["documents"] = _unit_counts(texts.manifest.num_kept, written, DOCUMENT)
         placed = _unit_counts(num_references, written, PLACED)
         placed["kept"] = sum(record.counts.get("images", 0) for record in written)
         counts["interleaved_images"] = placed
@@ -271,11 +283,6 @@ def _pipeline(config: PairsConfig, stages: tuple[StageConfig, ...]) -> PipelineC
     )
 
 
-def _shards(corpus: CorpusManifest, folder: Path) -> list[Shard]:
-    """Return the documents of a corpus, one shard for each of its input; empty ones are among them."""
-    return [Shard(path=folder / each.documents.path, digest=each.documents.sha256) for each in corpus.stages[-1].shards]
-
-
 def _without(task: ShardTask, failure: Failure) -> ShardTask:
     """Return the task without the unit at which its worker ended."""
     known = {each.position for each in task.quarantined}
@@ -292,11 +299,11 @@ def _counts(num_in: int, num_kept: int, dropped: Mapping[str, int]) -> dict[str,
     return {"in": num_in, "kept": num_kept, "dropped": dict(dropped)}
 
 
-def _dropped_in(corpus: CorpusManifest) -> dict[str, int]:
+def _corpus_counts(corpus: CorpusManifest) -> dict[str, Any]:
     total: dict[str, int] = {}
     for stage in corpus.stages:
         total = added(total, stage.dropped)
-    return total
+    return _counts(corpus.num_in, corpus.num_kept, total)
 
 
 def _unit_counts(num_in: int, records: Sequence[Record], unit: str) -> dict[str, Any]:
