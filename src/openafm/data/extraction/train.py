@@ -1,6 +1,6 @@
 """Train the block classifier: `python -m openafm.data.extraction.train --benchmark PATH --out blocks.npz`.
 
-The shipped `blocks.npz` is what this command writes, in two minutes of an idle core. The data are pages of generated sites
+The shipped `blocks.npz` is what this command writes, in some minutes. The data are pages of generated sites
 and, with `--benchmark`, the tuning half of the public article benchmark (GitHub scrapinghub/article-extraction-benchmark).
 `tuning_ids.txt` lists its pages; the other half stays untouched. Equal arguments and library versions give equal bytes.
 """
