@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from openafm.core.config import ConfigError
-from openafm.data.extraction import ExtractionConfig, extract
+from openafm.data.extraction import ExtractionConfig, Extractor, extract
+from openafm.data.extraction.blocks import PageBlocks
 from openafm.data.extraction.rules import read_rules, rule_for
 from openafm.data.sites import Site, SiteConfig
 from openafm.data.web.documents import Dropped, Page, WebDocument
@@ -90,6 +92,22 @@ def test_low_confidence_asks_trafilatura() -> None:
     document = document_of(PAGE, ExtractionConfig(fallback_below=1.0))
     assert document.extractor == "trafilatura"
     assert "paragraph number 5" in document.text
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"), [((0.9, 0.2), 0.7), ((0.9, 0.9), 0.9), ((0.3, 0.3), 0.0), ((0.5, 0.0), 0.5)]
+)
+def test_the_confidence_counts_expected_errors_relative_to_the_chosen_text(
+    scores: tuple[float, float], expected: float
+) -> None:
+    class FixedScores:
+        def scores(self, page: PageBlocks) -> object:
+            return np.array(scores, dtype=np.float32)
+
+    extractor = Extractor(ExtractionConfig(fallback_below=0.0, min_chars=1), FixedScores(), {})  # type: ignore[arg-type]
+    document = extractor.extract(page_of(f"<p>{'a' * 100}</p><p>{'b' * 100}</p>"))
+    confidence = document.confidence if isinstance(document, WebDocument) else 0.0
+    assert confidence == pytest.approx(expected, abs=1e-3)
 
 
 def test_a_union_holds_the_text_of_both_extractors_once() -> None:

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from openafm.data.extraction import DROP_REASONS, ExtractionConfig
-from openafm.data.extraction.dom import decode
+from openafm.data.extraction.blocks import split_blocks
+from openafm.data.extraction.dom import decode, parse, to_utf8
 from openafm.data.web.documents import Dropped, Page, WebDocument
 
 EXTRACTOR = ExtractionConfig(max_bytes=4 << 20).build()
@@ -82,9 +83,9 @@ def test_drops_have_a_reason(body: bytes, content_type: str, status: int, expect
         b"<" * 1_000_000,
         b"<a " * 300_000,
         b"<p>" + b"&amp;" * 400_000,
-        b"<div>x" * 9900,
-        b"".join(b"<p><b id=%d>x" % number for number in range(20_000)),
-        b"<b><i><u><s><em><tt>" * 3 + b"<p>x" * 200_000,
+        b"<div>x" * 5000,
+        b"".join(b"<p><b id=%d>x" % number for number in range(6000)),
+        b"<b><i><u><s><em><tt>" * 3 + b"<p>x" * 60_000,
     ],
     ids=["div", "b", "table", "list", "links", "class", "open", "attributes", "entities", "nested", "formats", "repeated"],
 )
@@ -92,6 +93,19 @@ def test_hostile_pages_take_bounded_time(body: bytes) -> None:
     start = time.process_time()
     reason(body)
     assert time.process_time() - start < 20
+
+
+def test_a_page_that_is_rewritten_before_it_is_parsed_keeps_its_blocks() -> None:
+    body = "".join(f"<p>Käse {number} <b>&amp;</b> Brot" for number in range(6000)).encode()
+    root = parse(body)
+    assert root is not None
+    assert [block.text for block in split_blocks(root).blocks] == [f"Käse {number} & Brot" for number in range(6000)]
+
+
+def test_a_page_with_too_many_blocks_is_cut() -> None:
+    root = parse(b"<p>a</p>" * 100)
+    assert root is not None
+    assert 10 < len(split_blocks(root, 10).blocks) < 15
 
 
 @pytest.mark.parametrize(
@@ -106,6 +120,7 @@ def test_hostile_pages_take_bounded_time(body: bytes) -> None:
 )
 def test_encodings_are_decoded(body: bytes, content_type: str) -> None:
     assert "Käse, Brot und Äpfel" in decode(body, content_type)
+    assert to_utf8(body, content_type).decode() == decode(body, content_type)
 
 
 def test_invalid_bytes_become_replacement_characters() -> None:

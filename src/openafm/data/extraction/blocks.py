@@ -207,7 +207,7 @@ def _name_bits(names: str) -> int:
 
 
 def split_blocks(root: LexborNode, max_blocks: int = sys.maxsize) -> PageBlocks:
-    """Return the blocks of a DOM in document order. A page with more than `max_blocks` is cut after one more."""
+    """Return the blocks of a DOM in document order. A page with more than `max_blocks` is cut soon after."""
     return _Splitter().split(root, max_blocks)
 
 
