@@ -114,9 +114,9 @@ def test_a_summary_is_a_response(model: fm.SystemLanguageModel) -> None:
 
 
 def test_conversations_longer_than_the_context_are_read_in_parts(tmp_path: Path) -> None:
-    model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "tiny", context_length=192).path)
-    long = PromptEntry(turn=UserTurn(text="the cat and the dog, " * 40), options=fm.GenerationOptions())
-    transcript = Transcript([*conversation(4), long, ResponseEntry(turn=AssistantTurn(text="no"))])
+    model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "tiny", context_length=256).path)
+    long = PromptEntry(turn=UserTurn(text="the cat and the dog, " * 60), options=fm.GenerationOptions())
+    transcript = Transcript([*conversation(10), long, ResponseEntry(turn=AssistantTurn(text="no"))])
     assert count(model, transcript) > 2 * model.context_size
     short = asyncio.run(summarized(transcript, model, summary_tokens=8))
     assert [type(entry) for entry in short] == [InstructionsEntry, PromptEntry, ResponseEntry]  # the last one does not fit
