@@ -50,7 +50,12 @@ def ink_errors(drawn: Drawn) -> Iterator[str]:
     outside = (np.asarray(ink) > _INK) & (np.asarray(allowed) == 0)
     if outside.any():
         yield f"{int(outside.sum())} pixels of ink are in no word's box"
-    for index, region in enumerate(region for region in image.regions if region.kind == "word"):
+    shown = [region for region in image.regions if region.kind == "word"]
+    expected = [box for index, box in enumerate(boxes) if index not in set(log["covered"])]
+    if len(shown) != len(expected):
+        yield f"the image has {len(shown)} words, the log has {len(expected)}"
+    for index, (region, box) in enumerate(zip(shown, expected, strict=False)):
+        yield from box_errors(box, region.box, region.label)
         left, top, right, bottom = (round(value) for value in region.box)
         found = ink.crop((left, top, right, bottom)).point([0] * 128 + [255] * 128).getbbox()
         if found is None or (found[2] - found[0]) < 0.5 * (right - left) - 4:
@@ -101,7 +106,8 @@ def _line_errors(command: Mapping[str, Any], words: Sequence[Mapping[str, Any]],
     union += [max(box[2] for box in drawn), max(box[3] for box in drawn)]
     kerning = 0.1 * command["size"] * (len(drawn) - 1)  # across spaces; the canvas places words one by one
     limit = _TOLERANCE + kerning + (0.06 * command["size"] if command["direction"] == "ttb" else 0)
-    if max(abs(a - b) for a, b in zip(union, found, strict=True)) > limit:
+    is_low = command["direction"] == "ltr" and max(abs(union[1] - found[1]), abs(union[3] - found[3])) > _TOLERANCE
+    if is_low or max(abs(a - b) for a, b in zip(union, found, strict=True)) > limit:
         yield f"the words of {command['text']!r} are at {union}, their ink is at {list(found)}"
 
 

@@ -15,7 +15,7 @@ from openafm.data.synthetic.rendering import capitalize
 _DATE_SECTIONS = {"day_month_year": 0.4, "day_month": 0.35, "numeric_year": 0.15, "iso": 0.03, "numeric": 0.07}
 _MINUTES = (0,) * 6 + (30,) * 3 + (15, 45)
 _IN_DIGITS_SHARE = 0.92  # of dates and times; others are in words
-_LONGEST_TITLE, _LONGEST_LINE = 42, 60
+_LONGEST_TITLE, _LONGEST_LINE, _TRIES = 42, 60, 4
 _UPPER_SHARE = 0.2
 _NO_CAPITALS = frozenset({"tr", "zh-Hans", "zh-Hant", "ja", "ko"})  # dotted i; no case
 
@@ -85,11 +85,9 @@ def draw_content(rng: random.Random, language: str, split: Split) -> FlyerConten
 
 
 def _short(rng: random.Random, texts: PosterTexts, section: str, values: dict[str, str], longest: int) -> str:
-    """A line of a section, drawn again while it is too long."""
-    found = [texts.draw(rng, section, values)]
-    while len(found[-1]) > longest and len(found) < 8:
-        found.append(texts.draw(rng, section, values))
-    return min(reversed(found), key=lambda text: max(len(text), longest))
+    """The first of some lines of a section that is short enough, else the shortest."""
+    drawn = [texts.draw(rng, section, values) for _ in range(_TRIES)]
+    return next((text for text in drawn if len(text) <= longest), min(drawn, key=len))
 
 
 def _draw_date(rng: random.Random, calendar: CalendarPhrases, today: datetime.date) -> tuple[Phrase, datetime.date]:
