@@ -52,6 +52,14 @@ def test_the_newest_record_of_a_url_decides(tmp_path: Path, write_warc: Write) -
     assert manifest.num_kept == 3
 
 
+def test_a_shard_may_lose_all_documents(tmp_path: Path, write_warc: Write) -> None:
+    first = write_warc("1.warc.gz", [page("x", "a text", fetched_at=EARLIER)])
+    second = write_warc("2.warc.gz", [page("x", "", opt_out="noai", fetched_at=LATER), page("y", "other")])
+    manifest = run_pipeline(pipeline(OptOutStageConfig()), [first, second], tmp_path / "corpus")
+    assert kept(tmp_path / "corpus") == {"y": ""}
+    assert sorted(shard.num_kept for shard in manifest.stages[1].shards) == [0, 1]
+
+
 def test_a_newest_robots_file_in_the_input_decides_for_its_origin(tmp_path: Path, write_warc: Write) -> None:
     text = {"headers": {"content-type": "text/plain"}}
     old = b"User-agent: Applebot-Extended\nDisallow: /\n"

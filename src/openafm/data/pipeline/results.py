@@ -89,7 +89,8 @@ class ShardResult:
             table = pa.concat_tables([table, pa.Table.from_pylist(rows, schema=batch.schema)])
         if changed or dropped:
             place = {row: batch.num_rows + index for index, row in enumerate(changed)}
-            table = table.take([place.get(row, row) for row in range(batch.num_rows) if row not in dropped])
+            rows_kept = [place.get(row, row) for row in range(batch.num_rows) if row not in dropped]
+            table = table.take(pa.array(rows_kept, pa.int64()))
         self._num_in += len(table)
         self._documents.write_table(table)
         self._languages.update(table.column("language").to_pylist())
