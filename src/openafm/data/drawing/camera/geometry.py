@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Points: TypeAlias = NDArray[np.float64]
 
 _CELLS = 20
-_BORDER_POINTS = 5
+_BORDER_POINTS = 25  # bends between them move a border by less than a pixel
 _EDGE_POINTS = 24
 
 
