@@ -22,11 +22,13 @@ from openafm.data import shard_writer
 from openafm.data.shard_writer import DocumentError, OutputFolderError, write_shards
 from openafm.data.shards import (
     EmptyCorpusError,
+    FileRecord,
     ForeignTokenizerError,
     ManifestError,
     ShardDigestError,
     Shards,
     TruncatedShardError,
+    load_array,
     open_shards,
     read_manifest,
 )
@@ -255,3 +257,12 @@ def test_full_disk_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.Monke
         write_small(tmp_path / "corpus")
     assert open_shards(tmp_path / "corpus").manifest.num_documents == 3
     assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+
+
+def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.ones(3, dtype=np.float32))
+    file = FileRecord(name="a.npy", num_bytes=(tmp_path / "a.npy").stat().st_size, sha256="0" * 64)
+    assert load_array(tmp_path, file, np.dtype(np.float32)).tolist() == [1, 1, 1]
+    for dtype, name in ((np.dtype(np.float64), "float64"), (None, "integers")):
+        with pytest.raises(TruncatedShardError, match=f"not an array of {name}"):
+            load_array(tmp_path, file, dtype)

@@ -47,6 +47,7 @@ def test_single_values_and_whole_configs_are_overridden() -> None:
     ("key", "value", "message"),
     [
         ("budget.num_steps", "0", "num_steps must be at least 1"),
+        ("budget", '{"type": "TimeBudget", "seconds": 5, "reserve": 1.0}', "reserve must lie in"),
         ("optimizer.learning_rate", "0", "learning_rate must be above 0"),
         ("optimizer.betas", "[0.9, 1.0]", "betas"),
         ("microbatch_rows", "0", "microbatch_rows must be at least 1"),
