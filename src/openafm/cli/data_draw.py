@@ -26,7 +26,7 @@ def draw(
         list[Path] | None, typer.Option("--pdf", exists=True, help="PDF files or folders of them; adds their pages.")
     ] = None,
     pages: Annotated[
-        list[Path] | None, typer.Option("--pages", exists=True, help="HTML files or folders; their tables are drawn too.")
+        list[Path] | None, typer.Option("--pages", exists=True, help="HTML or WARC files, or folders; tables to draw too.")
     ] = None,
     renderer: Annotated[str, typer.Option(help="What lays tables out: pillow, or chromium (docs/data.md).")] = "pillow",
     check: Annotated[
@@ -43,6 +43,7 @@ def draw(
     from openafm.data.drawing.corpus import DrawingConfig, draw_corpus
     from openafm.data.drawing.generators import generator_config, generator_names
     from openafm.data.drawing.tables import TablesConfig
+    from openafm.data.pipeline.inputs import find_inputs
     from openafm.data.synthetic.languages import LANGUAGES
 
     executors: dict[str, ExecutorConfig] = {
@@ -54,15 +55,15 @@ def draw(
     if split not in ("train", "held_out"):
         raise UsageError(f"unknown split '{split}'; use train or held_out")
     names = generator_names() if kinds == ["all"] else tuple(dict.fromkeys(kinds or ()))
-    html = tuple(map(str, _files(pages or [], (".html", ".htm"))))
     if pages and "tables" not in names:
         raise UsageError("--pages needs the kind tables: openafm data draw tables --pages FOLDER")
+    html = tuple(map(str, find_inputs(pages, (".html", ".htm", ".warc", ".warc.gz"))) if pages else ())
     chosen = LANGUAGES if languages == "all" else tuple(dict.fromkeys(filter(None, languages.split(","))))
     config = DrawingConfig(
         generators=tuple(
             TablesConfig(pages=html, renderer=renderer) if name == "tables" else generator_config(name) for name in names
         ),
-        pdfs=tuple(map(str, _files(pdf or [], (".pdf",)))),
+        pdfs=tuple(map(str, find_inputs(pdf, (".pdf",))) if pdf else ()),
         languages=chosen,
         count=count,
         seed=seed,
@@ -87,14 +88,3 @@ def draw(
     rows += [(f"dropped: {reason}", number) for reason, number in manifest.dropped.items()]
     print_table(("", "documents"), rows)
     print_text(f"wrote {manifest.num_documents:,} documents to {out}; see: openafm data report {out}")
-
-
-def _files(paths: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
-    """Return the files, and those in folders with one of the suffixes, by name."""
-    found = []
-    for path in paths:
-        if path.is_dir():
-            found += sorted(file for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file())
-        else:
-            found.append(path)
-    return found

@@ -10,12 +10,16 @@ from dataclasses import replace
 import pytest
 
 from openafm.core.config import ConfigError
+from openafm.data.drawing.corpus import image_document
 from openafm.data.drawing.data_tables import draw_data_table
 from openafm.data.drawing.tables import TablesConfig
-from openafm.data.drawing.tables.html import tables_of_html
+from openafm.data.drawing.tables.html import tables_of_file, tables_of_html
 from openafm.data.images.documents import Question
 from openafm.data.rendering.browser import RenderingUnavailableError, find_executable
 from openafm.data.rendering.config import RenderConfig
+from openafm.data.web.documents import Page
+from openafm.data.web.opt_out import training_opt_out
+from openafm.data.web.warc import Capture, capture_bytes
 
 PAGE = """<html><body><table><tr><td><table><tr><td>layout</td></tr></table></td></tr></table>
 <table><caption>Trains <sup class="reference">[1]</sup></caption>
@@ -66,11 +70,23 @@ def test_tables_of_pages_are_drawn(tmp_path):
     drawn = generator.draw(random.Random(1), "en", "train")
     assert list(generator.check(drawn)) == []
     assert drawn.transcription.startswith("# Rivers\n\n| River | Length \\| km | Sea |\n")
-    assert drawn.metadata["source"] == "page"
+    document, _ = image_document(drawn, "tables", "train")
+    assert (document.source, document.license) == ("page.html", "")
     assert {question.kind for question in drawn.questions} == {"table.rows", "table.lookup", "table.table"}
     before = config.input_digests()
     (tmp_path / "page.html").write_text(PAGE + " ", encoding="utf-8")
     assert config.input_digests() != before
+
+
+def test_tables_of_crawled_pages_respect_opt_outs(tmp_path):
+    file = tmp_path / "pages.warc.gz"
+    with file.open("wb") as stream:
+        for url, header in (("https://a.example/", {}), ("https://b.example/", {"x-robots-tag": "noai"})):
+            headers = {"content-type": "text/html", **header}
+            opt_out = training_opt_out(url, headers, PAGE.encode())
+            page = Page(url=url, body=PAGE.encode(), headers=headers, fetched_at="2026-01-01T00:00:00Z", opt_out=opt_out)
+            stream.write(capture_bytes(Capture(page=page)))
+    assert [table.page for table in tables_of_file(file)] == ["https://a.example/"]
 
 
 def test_names_of_months_do_not_depend_on_the_languages_before():

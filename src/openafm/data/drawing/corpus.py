@@ -103,8 +103,8 @@ def image_document(drawn: Drawn, name: str, split: Split) -> tuple[ImageDocument
         regions=tuple(regions),
         questions=drawn.questions,
         split=split,
-        source=f"openafm:{name}",
-        license=LICENSE,
+        source=drawn.metadata.get("page", f"openafm:{name}"),  # texts of a page have the license of the page
+        license="" if "page" in drawn.metadata else LICENSE,
         metadata=drawn.metadata,
     )
     return document, images

@@ -49,13 +49,13 @@ def find_inputs(paths: Sequence[Path], suffixes: Sequence[str]) -> list[Path]:
         if path.is_dir():
             found += sorted(file for file in path.rglob("*") if file.name.endswith(tuple(suffixes)))
         elif not path.exists():
-            raise PipelineInputError(f"{path} does not exist; pass files of {known}, or folders of them, with --input")
+            raise PipelineInputError(f"{path} does not exist; pass files of {known}, or folders of them")
         elif not path.name.endswith(tuple(suffixes)):
-            raise PipelineInputError(f"{path} is a file of another kind; the first stage reads {known}")
+            raise PipelineInputError(f"{path} is a file of another kind; pass files of {known}")
         else:
             found.append(path)
     if not found:
-        raise PipelineInputError(f"no input; pass files of {known}, or folders of them, with --input")
+        raise PipelineInputError(f"no input; pass files of {known}, or folders of them")
     return found
 
 

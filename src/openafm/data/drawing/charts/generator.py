@@ -15,7 +15,6 @@ from openafm.data.drawing.charts.spec import ChartSpec
 from openafm.data.drawing.charts.styles import DESIGNS, draw_design, draw_style
 from openafm.data.drawing.choices import DrawingFailedError, draw_font, png_of
 from openafm.data.drawing.data_tables import DataTable
-from openafm.data.drawing.phrases import question
 from openafm.data.drawing.table_questions import ask
 
 _ATTEMPTS = 12
@@ -77,7 +76,6 @@ def chart_document(rng: random.Random, spec: ChartSpec, rendered: RenderedChart,
             "font": spec.style.font.family,
             "chart": spec.kind,
             "values": "written" if spec.style.shows_values else "read",
-            "prompt": question(language, "transcribe_table"),
         },
         log=spec.to_json(),
     )

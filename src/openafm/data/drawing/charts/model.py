@@ -20,7 +20,7 @@ from openafm.data.drawing.charts.data import draw_chart_data
 from openafm.data.drawing.charts.kinds import KINDS
 from openafm.data.drawing.choices import draw_font
 from openafm.data.drawing.data_tables import DataTable
-from openafm.data.drawing.phrases import question, write_number
+from openafm.data.drawing.phrases import write_number
 from openafm.data.drawing.table_questions import ask
 from openafm.data.images.decoding import ImageLimits, pixels, stored_image
 from openafm.data.images.documents import Region
@@ -80,6 +80,7 @@ class _Written:
 
     image: Any
     regions: tuple[Region, ...]
+    font: str
 
 
 def draw_model_chart(write: CodeWriter, rng: random.Random, language: str, split: Split, *, kind: str = "") -> Drawn:
@@ -105,7 +106,7 @@ def draw_model_chart(write: CodeWriter, rng: random.Random, language: str, split
         images=(image,),
         transcription=table.markdown(language),
         questions=questions,
-        metadata={"chart": name, "design": "model", "prompt": question(language, "transcribe_table")},
+        metadata={"chart": name, "design": "model", "font": written.font},
         log={"code": code, "values": [[str(value) for value in row] for row in table.values]},
     )
 
@@ -160,7 +161,7 @@ def _run(code: str, table: DataTable, language: str, split: Split, rng: random.R
     missing = [name for name in names_shown if name not in shown]
     if missing:
         raise ChartCodeError(f"the chart does not show {missing[0]!r}")
-    return _Written(image, regions)
+    return _Written(image, regions, font.family)
 
 
 def _font_cache() -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 
 from openafm.data.drawing.canvas import Color
@@ -52,8 +53,7 @@ def draw_receipt(sheet: Sheet) -> None:
     sheet.down()
 
 
-def _totals(sheet: Sheet, left: float, right: float, words: dict[str, str] | object, subtotal: Decimal) -> None:
-    assert isinstance(words, dict)
+def _totals(sheet: Sheet, left: float, right: float, words: Mapping[str, str], subtotal: Decimal) -> None:
     tax = sheet.rounded(subtotal * sheet.rng.choice(_RATES))
     total = subtotal + tax
     for name, amount in (("subtotal", subtotal), ("tax", tax), ("total", total)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 
 from openafm.data.drawing.choices import color_of
@@ -59,8 +60,7 @@ def draw_form(sheet: Sheet) -> None:
     sheet.questions[1:] = sheet.rng.sample(sheet.questions[1:], min(5, len(sheet.questions) - 1))
 
 
-def _check_box(sheet: Sheet, left: float, name: str, words: dict[str, str] | object) -> None:
-    assert isinstance(words, dict)
+def _check_box(sheet: Sheet, left: float, name: str, words: Mapping[str, str]) -> None:
     is_checked = sheet.rng.random() < 0.5
     side = sheet.size
     top = round(sheet.y + 0.15 * side)

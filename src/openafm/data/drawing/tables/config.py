@@ -13,7 +13,7 @@ from openafm.data.drawing.base import Generator, GeneratorConfig
 class TablesConfig(GeneratorConfig):
     """Tables of random data; with `pages`, a share of tables that are found on web pages.
 
-    `pages` are HTML files. Tables with data of a page are drawn with the texts of the page, in the language of the document.
+    `pages` are HTML or WARC files. The texts of their tables are drawn as they are, in fonts of the document's language.
     `renderer` is `pillow`, or `chromium`, which lays the table out as HTML (needs the extra `render`).
     """
 

@@ -18,7 +18,7 @@ from openafm.data.drawing.data_tables import draw_data_table, draw_measures_tabl
 from openafm.data.drawing.phrases import question, read_number, write_number
 from openafm.data.drawing.table_questions import ask, check_answers, read_markdown
 from openafm.data.drawing.tables.config import TablesConfig
-from openafm.data.drawing.tables.html import PageTable, tables_of_html
+from openafm.data.drawing.tables.html import PageTable, tables_of_file
 from openafm.data.drawing.tables.layout import draw_table_style, lay_out_table
 from openafm.data.images.documents import Question
 
@@ -32,7 +32,7 @@ class TableGenerator(Generator):
     def __init__(self, config: TablesConfig) -> None:
         self._config = config
         self._chromium: ChromiumTables | None = None
-        self._pages = [table for page in config.pages for table in tables_of_html(Path(page).read_bytes())]
+        self._pages = [table for page in config.pages for table in tables_of_file(Path(page))]
 
     def draw(self, rng: random.Random, language: str, split: Split) -> Drawn:
         if self._pages and rng.random() < self._config.page_share:
@@ -47,7 +47,7 @@ class TableGenerator(Generator):
             for name, row in zip(table.rows, table.values, strict=True)
         ]
         questions = ask(rng, language, split, table, group="table")
-        return self._drawn(rng, language, split, table.title, header, rows, questions, "data")
+        return self._drawn(rng, language, split, table.title, header, rows, questions)
 
     def check(self, drawn: Drawn) -> Sequence[str]:
         title, header, rows = read_markdown(drawn.transcription)
@@ -76,7 +76,7 @@ class TableGenerator(Generator):
                 text = question(language, "lookup", row=names[row], column=table.header[column])
                 questions.append(Question(question=text, answer=table.rows[row][column], kind="table.lookup"))
         questions.append(Question(question=question(language, "transcribe_table"), answer=markdown, kind="table.table"))
-        return self._drawn(rng, language, split, table.title, table.header, table.rows, tuple(questions), "page")
+        return self._drawn(rng, language, split, table.title, table.header, table.rows, tuple(questions), table.page)
 
     def _drawn(
         self,
@@ -87,7 +87,7 @@ class TableGenerator(Generator):
         header: Sequence[str],
         rows: Sequence[Sequence[str]],
         questions: tuple[Question, ...],
-        source: str,
+        page: str = "",
     ) -> Drawn:
         style = draw_table_style(rng, split)
         text = "".join((title, *header, *(cell for row in rows for cell in row)))
@@ -99,11 +99,11 @@ class TableGenerator(Generator):
         if self._config.renderer == "chromium":
             from openafm.data.drawing.tables.chromium import table_html
 
-            page = table_html(rng, title, header, rows, style, font, numeric)
-            rendered = self._browser().render(page)
+            document = table_html(rng, title, header, rows, style, font, numeric)
+            rendered = self._browser().render(document)
             height, width, _ = rendered.pixels.shape
             image = DrawnImage(data=png_of(rendered.pixels), width=width, height=height, regions=rendered.regions)
-            log: dict[str, object] = {"html": page}
+            log: dict[str, object] = {"html": document}
         else:
             canvas = lay_out_table(title, header, rows, style, font, bold_of(font, text), numeric=numeric)
             image, log = image_of(canvas), {"commands": canvas.commands}
@@ -113,7 +113,7 @@ class TableGenerator(Generator):
             images=(image,),
             transcription=markdown_table(title, header, rows),
             questions=questions,
-            metadata={"design": style.design, "font": font.family, "source": source},
+            metadata={"design": style.design, "font": font.family} | ({"page": page} if page else {}),
             log=log,
         )
 

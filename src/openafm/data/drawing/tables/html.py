@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from openafm.core.libraries import needed
+from openafm.data.web.documents import Dropped
+from openafm.data.web.warc import read_pages
 
 _CELLS = {"td", "th"}
 _LARGEST = {"rows": 40, "columns": 12, "cell": 80}
@@ -20,6 +23,18 @@ class PageTable:
     title: str
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    page: str = ""
+    """URL of the page, or the name of its file."""
+
+
+def tables_of_file(path: Path) -> Iterator[PageTable]:
+    """Yield the tables of an HTML file, or of the pages of a WARC file that may be used for training."""
+    if not path.name.endswith((".warc", ".warc.gz")):
+        yield from (replace(table, page=path.name) for table in tables_of_html(path.read_bytes()))
+        return
+    for page in read_pages(path):
+        if not isinstance(page, Dropped) and not page.opt_out:
+            yield from (replace(table, page=page.url) for table in tables_of_html(page.body))
 
 
 def tables_of_html(html: str | bytes) -> Iterator[PageTable]:
