@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(folder: Path, *, quick: bool) -> dict[str, Any]:
-    warc = write_warc(folder / "site.warc.gz", num_pages=80 if quick else 600)
+    warc = write_warc(folder / "site.warc.gz", num_pages=80 if quick else 400)
     ours = measured([sys.executable, __file__, "--run", str(warc), str(folder / "pairs")])
     pairs = ours["counts"]["pairs"]
     figures: dict[str, Any] = {

@@ -43,7 +43,7 @@ def main(warc: Path, out: Path) -> dict[str, Any]:
     with webdataset.ShardWriter(str(out / "%05d.tar"), maxcount=1000, verbose=0) as writer:
         for url, html in pages:
             tree = HTMLTree.parse_from_bytes(html, "utf-8")
-            text = extract_plain_text(tree, main_content=True)
+            text = extract_plain_text(tree, main_content=True, alt_texts=False)
             language = classify(text[:400])[0]
             title = tree.title or ""
             for element in tree.body.query_selector_all("img") if tree.body else []:
