@@ -266,3 +266,12 @@ def test_an_array_of_another_type_is_refused(tmp_path: Path) -> None:
     for dtype, name in ((np.dtype(np.float64), "float64"), (None, "integers")):
         with pytest.raises(TruncatedShardError, match=f"not an array of {name}"):
             load_array(tmp_path, file, dtype)
+
+
+def test_image_slots_reach_from_the_first_to_the_last_token_of_a_document() -> None:
+    slots_I = np.array([(0, 3), (3, 5)], dtype=[("start", np.int64), ("num_tokens", np.int64)])
+    shard_writer._check_slots(slots_I, 8)
+    for start, num_tokens, total in ((-1, 3, 8), (1, 3, 8), (0, 0, 8), (0, 3, 7)):
+        slots_I[0] = (start, num_tokens)
+        with pytest.raises(DocumentError, match="image slots must be disjoint"):
+            shard_writer._check_slots(slots_I, total)

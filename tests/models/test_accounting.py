@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from openafm.models import activations, masked_attention
 from openafm.models.accounting import KVBytes, KVNumerics, kv_bytes, kv_bytes_per_token, num_parameters
 from openafm.models.activations import Microbatch
 from openafm.models.config import (
@@ -106,3 +107,7 @@ def test_a_layer_with_its_own_keys_saves_more_than_one_that_reads_them(num_heads
     keys = num_heads * 8
     normed = 4 * (keys + num_heads)  # the inputs of the key norm and its scale
     assert own.saved_bytes(batch, num_heads) - reading.saved_bytes(batch, num_heads) == 16 * (normed + 2 * 4 * keys)
+
+
+def test_accounting_and_attention_use_the_same_blocks() -> None:
+    assert activations.LOCAL_BLOCK == masked_attention.LOCAL_BLOCK  # accounting does not import torch
