@@ -19,7 +19,6 @@ import importlib.util
 import io
 import json
 import os
-import random
 import resource
 import signal
 import statistics
@@ -28,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,10 @@ from openafm.data.batch import Batch
 from openafm.data.images.decoding import pixels, stored_image
 from openafm.data.images.documents import ImageDocument, ImagePart, StoredImage
 from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
-from openafm.data.images.resolution import ResolutionConfig
+from openafm.data.images.resolution import MODES, Mode, ResolutionConfig
 from openafm.data.images.shards import ShardItem, finish_corpus, write_image_shard
 from openafm.data.loader import Loader, LoaderConfig, SourceConfig
+from openafm.data.shards import open_shards
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 
@@ -76,8 +77,9 @@ def measure(folder: Path, num_images: int, num_runs: int) -> dict[str, float]:
     pack_image_corpus(folder / "corpus", folder / "shards", Tokenizer([]), ChatTemplate(), config)
     sides: dict[str, Callable[[], int]] = {"ours": lambda: ours(folder / "shards")}
     if importlib.util.find_spec("webdataset"):
-        sides["peer"] = lambda: peer(folder / "corpus", decode_plain)
-        sides["peer_same_resizing"] = lambda: peer(folder / "corpus", decode_as_here)
+        modes = modes_of(folder / "shards")  # both sides read each image in the same mode
+        sides["peer"] = lambda: peer(folder / "corpus", partial(decode_plain, modes))
+        sides["peer_same_resizing"] = lambda: peer(folder / "corpus", partial(decode_as_here, modes))
     speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
     for _ in range(num_runs):
         for name, run in sides.items():
@@ -155,10 +157,17 @@ def peer(corpus: Path, decode: Callable[[dict[str, Any]], Any]) -> int:
     return sum(1 for _ in loader)  # the end of the epoch waits for the workers
 
 
-def decode_plain(sample: dict[str, Any]) -> Any:
+def modes_of(shards: Path) -> dict[str, Mode]:
+    """Return the resolution mode of each image of packed shards by digest."""
+    opened = open_shards(shards)
+    slots = (slot for shard in range(len(opened.offsets)) for slot in opened.image_slots(shard, 0, sys.maxsize))
+    return {bytes(slot["digest"]).ljust(32, b"\0").hex(): MODES[slot["mode"]] for slot in slots}
+
+
+def decode_plain(modes: dict[str, Mode], sample: dict[str, Any]) -> Any:
     """Return the views of a sample as they are usually computed: decode whole, convert, resize."""
     image = Image.open(io.BytesIO(sample["jpg"])).convert("RGB")
-    mode = RESOLUTION.draw_mode(*image.size, random.Random(sample["__key__"]))
+    mode = modes[sample["__key__"]]
     side = RESOLUTION.view_side(mode)
     overview = np.array(image.resize((side, side), Image.Resampling.BICUBIC))[None]
     if mode != "high":
@@ -169,11 +178,10 @@ def decode_plain(sample: dict[str, Any]) -> Any:
     return np.concatenate([overview, tiles])
 
 
-def decode_as_here(sample: dict[str, Any]) -> Any:
+def decode_as_here(modes: dict[str, Mode], sample: dict[str, Any]) -> Any:
     """Return the views of a sample by the functions of this project."""
     image = StoredImage(digest=sample["__key__"], data=sample["jpg"], format="jpeg", width=0, height=0)
-    width, height = Image.open(io.BytesIO(image.data)).size
-    mode = RESOLUTION.draw_mode(width, height, random.Random(image.digest))
+    mode = modes[image.digest]
     return np.array(RESOLUTION.views(pixels(image, side=RESOLUTION.needed_side(mode)), mode))
 
 
