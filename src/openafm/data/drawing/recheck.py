@@ -57,7 +57,7 @@ def ink_errors(drawn: Drawn) -> Iterator[str]:
     for index, (region, box) in enumerate(zip(shown, expected, strict=False)):
         yield from box_errors(box, region.box, region.label)
         left, top, right, bottom = (round(value) for value in region.box)
-        found = ink.crop((left, top, right, bottom)).point([0] * 128 + [255] * 128).getbbox()
+        found = ink.crop((left, top, right, bottom)).point([0] * 48 + [255] * 208).getbbox()
         if found is None or (found[2] - found[0]) < 0.5 * (right - left) - 4:
             yield f"the box of word {index}, {region.label!r}, holds too little ink"
 
