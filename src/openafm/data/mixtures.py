@@ -43,7 +43,7 @@ class MixturePartConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class StageMixtureConfig(Config):
-    """The mixture of a training stage; the shares of its parts add up to 1. `origin` says whose shares they are."""
+    """The mixture of a training stage; the shares of its parts add up to 1. `origin` is the author of the shares."""
 
     name: str
     origin: str

@@ -24,7 +24,7 @@ TOKENIZER_DRAWINGS = 100
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnCorpusConfig(CorpusConfig):
-    """Images that openafm draws (report 3.2.3). `packing` says what is learned of them and in which resolution.
+    """Images that openafm draws (report 3.2.3). `packing` selects what is learned of them, and the resolution.
 
     The drawings are kept beside the shards; corpora of a run with equal drawings share them.
     """

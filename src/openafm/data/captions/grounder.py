@@ -46,7 +46,7 @@ class GrounderConfig(Config, ABC):
 class LabelGrounderConfig(GrounderConfig):
     """Finds the labels of the document's regions in the caption: the first place of each, longer labels first.
 
-    A label that several regions share is left out: nothing says which one the caption means.
+    A label that several regions share is left out: the caption does not identify one of them.
     """
 
     def build(self) -> Grounder:

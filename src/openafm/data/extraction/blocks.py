@@ -266,7 +266,7 @@ class _Splitter:
             node = following
 
     def _enter(self, node: LexborNode, tag: str) -> int:
-        """Begin a block-level element. The kind that tells how to go on below it and how to end it."""
+        """Begin a block-level element. Its kind decides how what is inside is read and how it ends."""
         if self._pieces:
             self._flush()
         containers, parent = self.page.containers, self._current

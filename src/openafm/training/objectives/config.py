@@ -140,8 +140,8 @@ class NextTokenConfig(ObjectiveConfig):
 class ContrastiveConfig(ObjectiveConfig):
     """CLIP: each image picks its text among those of the step, and each text its image (arXiv 2103.00020).
 
-    Of every document with an image, the first image and the text after it are a pair. The model is a `ClipConfig`, which
-    says how many patches are encoded.
+    Of every document with an image, the first image and the text after it are a pair. The model is a `ClipConfig`, whose
+    `kept` is the share of patches that are encoded.
     """
 
     def build(self) -> Objective:
