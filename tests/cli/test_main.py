@@ -193,9 +193,12 @@ def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "list", "--json"]) == 0
     recipes = {recipe["name"]: recipe for recipe in json.loads(capsys.readouterr().out)}
     economy, continued = ["trunk", "upcycle_teacher", "distill"], ["text_continued", "long_context"]
-    on_device = ["pretrain", *economy, *continued, "sft", "qat", "recovery_adapter", "draft"]
-    server = ["pretrain", *continued, "sft"]
-    assert list(recipes) == [f"on_device.{stage}" for stage in on_device] + [f"server.{stage}" for stage in server]
+    text = [f"on_device.{stage}" for stage in ("pretrain", *economy, *continued, "sft")]
+    vision = ["vision.clip", "on_device.multimodal", "on_device.multimodal_sft"]
+    compressed = ["on_device.qat", "on_device.recovery_adapter", "on_device.draft"]
+    server = [f"server.{stage}" for stage in ("pretrain", *continued, "sft")]
+    assert list(recipes) == [*text, *vision, *compressed, *server]
+    assert recipes["on_device.multimodal"]["sees_with"] == "vision.clip"
     distill = recipes["on_device.distill"]
     assert (distill["starts_from"], distill["taught_by"]) == ("on_device.trunk", "on_device.upcycle_teacher")
 

@@ -111,6 +111,9 @@ class StartConfig(Config, ABC):
     def apply(self, model: Decoder, seed: int) -> None:
         """Change the initialized weights in place."""
 
+    def apply_to_bundle(self, model: Decoder, seed: int) -> None:
+        """Change the weights of a model that starts from a bundle; by default the bundle's weights stay."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlainStart(StartConfig):
@@ -146,6 +149,9 @@ class VisionStart(StartConfig):
 
         if self.bundle is not None:
             start_vision(model, self.bundle, self.identity)
+
+    def apply_to_bundle(self, model: Decoder, seed: int) -> None:
+        self.apply(model, seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,8 +42,12 @@ def fresh_state(config: TrainerConfig, device: str, parallelism: Parallelism | N
     torch.manual_seed(config.seed)
     if config.upcycle is not None and config.from_bundle is None:
         raise UpcyclingError("upcycle starts from a dense bundle: name it in from_bundle")
-    model = _bundle_model(config, config.from_bundle) if config.from_bundle is not None else config.model.build(config.seed)
-    config.start.apply(model, config.seed)
+    if config.from_bundle is not None:
+        model = _bundle_model(config, config.from_bundle)
+        config.start.apply_to_bundle(model, config.seed)
+    else:
+        model = config.model.build(config.seed)
+        config.start.apply(model, config.seed)
     return _state(config, _prepared(config, model), device, parallelism)
 
 
