@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,7 @@ import pytest
 
 from openafm.core.executors import Executor, ExecutorConfig, LocalConfig
 from openafm.core.files import ForeignFilesError
+from openafm.core.libraries import MissingLibraryError
 from openafm.core.worker_process import NO_LIMITS, LimitsConfig, Outcome
 from openafm.data.images.building import ShardSource, Unit, build_image_corpus
 from openafm.data.images.decoding import png, stored_image
@@ -104,3 +106,13 @@ def test_complete_shards_are_kept(tmp_path: Path) -> None:
     (out / "mine.txt").write_text("x")
     with pytest.raises(ForeignFilesError):
         build_image_corpus(out, {}, source, InProcessConfig())
+
+
+@pytest.mark.parametrize("library", ["PIL", "pyarrow"])
+def test_a_missing_library_is_named_before_any_work(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(MissingLibraryError, match=r"pip install 'openafm\[images\]'"):
+        build_image_corpus(tmp_path / "corpus", {}, Squares(tmp_path / "log"))
+    assert not (tmp_path / "corpus").exists()
+    with pytest.raises(MissingLibraryError, match=r"openafm\[images\]"):
+        open_image_corpus(tmp_path / "corpus")

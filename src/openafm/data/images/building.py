@@ -23,6 +23,7 @@ from openafm.data.images.shards import (
     Manifest,
     ShardItem,
     ShardSummary,
+    check_libraries,
     finish_corpus,
     finished_shard,
     write_image_shard,
@@ -82,7 +83,9 @@ def build_image_corpus(
         FolderInUseError: another process is writing it.
         ShardFailedError: a worker ended outside of a unit.
         OutOfSpaceError: the disk is full.
+        MissingLibraryError: a library of the extra `images` is not installed.
     """
+    check_libraries()
     if folder.exists():
         check_written(folder, (*PATTERNS, f".{MANIFEST}.*", ".[0-9]*"))
     with folder_lock(folder):

@@ -17,6 +17,7 @@ Shape suffix: I images of a shard.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 from collections import Counter
@@ -32,6 +33,7 @@ import numpy.typing as npt
 from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import OversizeFilesError, atomic_file, file_digest, read_document, write_json
+from openafm.core.libraries import needed
 from openafm.data.images.documents import ImageDocument, StoredImage
 from openafm.data.images.records import (
     DroppedImage,
@@ -233,12 +235,25 @@ def is_image_corpus(path: Path) -> bool:
     return isinstance(values, dict) and values.get("format") == FORMAT
 
 
+def check_libraries() -> None:
+    """Check that the libraries of image corpora are installed, before any work.
+
+    Raises:
+        MissingLibraryError: one is not; the message names the extra.
+    """
+    with needed("an image corpus", "Pillow and pyarrow", "images"):
+        importlib.import_module("PIL")
+        importlib.import_module("pyarrow")
+
+
 def open_image_corpus(path: Path, *, verify: bool = False) -> ImageCorpus:
     """Open an image corpus. Sizes of files are checked, and with `verify` their digests.
 
     Raises:
         ImageCorpusError: `path` is not a complete image corpus, or a file was changed after it was written.
+        MissingLibraryError: a library of the extra `images` is not installed.
     """
+    check_libraries()
     file = path / MANIFEST
     try:
         manifest = from_dict(Manifest, json.loads(read_document(file)))
