@@ -25,3 +25,8 @@ def pytest_collection_finish() -> None:
     """Exempt the objects of imported modules from garbage collection, so that a full collection takes milliseconds."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name long bytes by their parameter: archives and PDFs contain the time, and workers must collect equal names."""
+    return argname if isinstance(val, bytes) and len(val) > 40 else None
