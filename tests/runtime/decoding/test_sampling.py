@@ -56,9 +56,12 @@ def test_only_possible_tokens_are_drawn(
 ) -> None:
     config = RandomConfig(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     counts = drawn(logits_V, config, 10)
-    # Rounding of the running sum may move a token across the edge of the nucleus, so the edge has a small tolerance.
+    # Rounding of the running sum may move a token across the edge of the nucleus, so the edge has a small tolerance. Logits
+    # that differ may have equal weights; the nucleus may end at any of these.
     wider = replace(config, top_p=None if top_p is None else min(top_p * (1 + 1e-12) + 1e-300, 1.0))
-    assert (reference_probabilities(logits_V, wider)[counts > 0] > 0).all()
+    kept = reference_probabilities(logits_V, wider) > 0
+    everything = reference_probabilities(logits_V, replace(config, top_p=None))
+    assert (everything[counts > 0] >= everything[kept].min()).all()
 
 
 @pytest.mark.parametrize(
