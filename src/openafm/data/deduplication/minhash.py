@@ -148,13 +148,7 @@ class MinHashDeduplication(DocumentDeduplication):
                     sort.add(entries[part.column("num_shingles") > 0])
                 for left, right in candidates(sort.merged()):
                     self._join(links, minhashes, left, right)
-            writer = DropWriter(folder, budget)
-            sort = ExternalSort(folder, "members", MEMBER, MEMBER.names or (), budget)
-            for members in grouped_members(signatures, first_of, links, disk_array(folder / "parents", bool, len(links))):
-                sort.add(members)
-            for _ in writer.add_groups(sort.merged()):
-                pass
-            writer.write(out)
+            write_drops(signatures, first_of, links, out, folder, budget)
 
     def _shingles(self, documents: Iterable[WebDocument], identities: IdentityColumns) -> Iterator[Hashes]:
         for document in documents:
@@ -216,6 +210,19 @@ def candidates(blocks: Iterable[Records]) -> Iterator[tuple[Numbers, Numbers]]:
                 if same.any():
                     yield left["number"][same], right["number"][same]
             tail = entries[-WINDOW:]
+
+
+def write_drops(
+    signatures: Sequence[Path], first_of: Numbers, links: Numbers, out: Path, folder: Path, memory_bytes: int
+) -> None:
+    """Write the decisions on linked documents: of each group all but one are dropped. `folder` is for working files."""
+    writer = DropWriter(folder, memory_bytes)
+    sort = ExternalSort(folder, "members", MEMBER, MEMBER.names or (), memory_bytes)
+    for members in grouped_members(signatures, first_of, links, disk_array(folder / "parents", bool, len(links))):
+        sort.add(members)
+    for _ in writer.add_groups(sort.merged()):
+        pass
+    writer.write(out)
 
 
 def grouped_members(signatures: Sequence[Path], first_of: Numbers, links: Numbers, is_parent: Records) -> Iterator[Records]:

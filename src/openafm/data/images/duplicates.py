@@ -25,15 +25,13 @@ from openafm.core.libraries import needed, pyarrow
 from openafm.data.deduplication.components import Numbers, find_roots, join
 from openafm.data.deduplication.groups import (
     ID_BYTES,
-    MEMBER,
-    DropWriter,
     disk_array,
     first_numbers,
     read_shard,
     read_signatures,
     working_folder,
 )
-from openafm.data.deduplication.minhash import ENTRY, candidates, grouped_members
+from openafm.data.deduplication.minhash import ENTRY, candidates, write_drops
 from openafm.data.deduplication.sorting import ExternalSort, Records
 
 if TYPE_CHECKING:
@@ -139,13 +137,7 @@ class ImageDuplicates:
                     sort.add(_entries(row, first + offset))
             for left, right in candidates(sort.merged()):
                 self._join(links, thumbnails, left, right)
-            writer = DropWriter(folder, budget)
-            sort = ExternalSort(folder, "members", MEMBER, MEMBER.names or (), budget)
-            for members in grouped_members(signatures, first_of, links, disk_array(folder / "parents", bool, len(links))):
-                sort.add(members)
-            for _ in writer.add_groups(sort.merged()):
-                pass
-            writer.write(out)
+            write_drops(signatures, first_of, links, out, folder, budget)
 
     def read_decisions(self, path: Path, shard: int) -> Mapping[int, str]:
         """Return the images to drop of the shard of this index: the digest (its beginning) of the one kept, by position."""

@@ -22,6 +22,7 @@ from openafm.data.images.documents import Box, ImageDocument, ImagePart, StoredI
 from openafm.data.images.grounding import boxes_of
 from openafm.data.images.records import DroppedImage
 from openafm.data.images.shards import ImageCorpus, open_image_corpus
+from openafm.data.pipeline.report import bars
 
 MAX_SHARDS = 8
 SIDE_EDGES = (128, 256, 512, 1024, 2048, 4096)
@@ -157,7 +158,7 @@ def _head(path: Path, report: ImageCorpusReport) -> str:
     return (
         f"<!DOCTYPE html><html lang='en'><meta charset='utf-8'><title>Image corpus</title><style>{_STYLE}</style>"
         f"<h1>Image corpus {escape(path.resolve().name)}</h1><p>{counts}</p><div class=tables>"
-        + "".join(_bars(*table) for table in tables)
+        + "".join(bars(*table) for table in tables)
         + "</div>"
     )
 
@@ -240,18 +241,6 @@ def _small_jpeg(image: StoredImage, side: int) -> bytes:
 
 def _data_url(data: bytes, suffix: str) -> str:
     return f"data:image/{suffix};base64,{base64.b64encode(data).decode()}"
-
-
-def _bars(title: str, counts: Mapping[str, int], style: str) -> str:
-    if not counts:
-        return ""
-    largest, total = max(1, *counts.values()), max(1, sum(counts.values()))
-    rows = "".join(
-        f"<tr><td>{escape(name or 'unknown')}<td>{count:,}<td>{count / total:.1%}"
-        f"<td class=bar><div class={style} style='width:{100 * count / largest:.1f}%'></div>"
-        for name, count in counts.items()
-    )
-    return f"<table><caption>by {escape(title)}</caption>{rows}</table>"
 
 
 def _largest_first(counts: Mapping[str, int]) -> dict[str, int]:

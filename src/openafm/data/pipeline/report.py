@@ -106,16 +106,16 @@ def html(report: CorpusReport) -> str:
     for stage in report.stages:
         if stage.dropped:
             parts.append(f"<h2>Dropped by {escape(stage.name)}</h2>")
-            parts.append(_bars("reason", stage.dropped, "drop"))
-            parts.append(_bars("language", stage.dropped_by_language, "drop"))
-            parts.append(_bars("domain", stage.dropped_by_domain, "drop"))
+            parts.append(bars("reason", stage.dropped, "drop"))
+            parts.append(bars("language", stage.dropped_by_language, "drop"))
+            parts.append(bars("domain", stage.dropped_by_domain, "drop"))
     parts.append("<h2>Kept</h2>")
-    parts.append(_bars("language", report.languages))
-    parts.append(_bars("characters by language", report.characters_by_language))
-    parts.append(_bars("domain", report.domains))
-    parts.append(_bars("length in characters", report.lengths))
-    parts.append(_bars("extractor", report.extractors))
-    parts.append(_bars("found in texts", report.measured))
+    parts.append(bars("language", report.languages))
+    parts.append(bars("characters by language", report.characters_by_language))
+    parts.append(bars("domain", report.domains))
+    parts.append(bars("length in characters", report.lengths))
+    parts.append(bars("extractor", report.extractors))
+    parts.append(bars("found in texts", report.measured))
     if report.agreement is not None:
         parts.append(f"<p>The model and the classifier agree on {report.agreement:.1%} of the characters.</p>")
     head = f"<meta charset='utf-8'><title>Corpus report</title><style>{_STYLE}</style>"
@@ -201,13 +201,13 @@ def _stage_table(stages: Iterable[StageReport]) -> str:
     return f"<table><tr><th>stage<th>in<th>kept<th>dropped<th>documents / s and core{rows}</table>"
 
 
-def _bars(title: str, counts: Mapping[str, int], style: str = "keep") -> str:
+def bars(title: str, counts: Mapping[str, int], style: str = "keep") -> str:
     """Return a chart of horizontal bars; empty without counts."""
     if not counts:
         return ""
     largest, total = max(1, *counts.values()), max(1, sum(counts.values()))
     rows = "".join(
-        f"<tr><td>{escape(name)}<td>{count:,}<td>{count / total:.1%}"
+        f"<tr><td>{escape(name or 'unknown')}<td>{count:,}<td>{count / total:.1%}"
         f"<td class=bar><div class={style} style='width:{100 * count / largest:.1f}%'></div>"
         for name, count in counts.items()
     )
