@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -40,12 +41,24 @@ print(engine.step([(engine.new_sequence(), [1, 2, 3])])[0].tobytes().hex())
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return empty_cache(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def cache_of_all_examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A file that is cut while another process reads it from its memory ends that process: not in the shared cache."""
+    with pytest.MonkeyPatch.context() as patched:
+        empty_cache(tmp_path_factory.mktemp("examples"), patched)
+        yield
+
+
+def empty_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cache of weights with the compiled library of the real one."""
     native_library()
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "native").symlink_to(build.cache_home() / "native")
-    monkeypatch.setenv("OPENAFM_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+    (folder / "cache").mkdir()
+    (folder / "cache" / "native").symlink_to(build.cache_home() / "native")
+    monkeypatch.setenv("OPENAFM_CACHE", str(folder / "cache"))
+    return folder / "cache"
 
 
 def opened(bundle: Bundle) -> NativeWeights:
@@ -123,6 +136,7 @@ def test_a_changed_copy_is_not_served_from_the_cache_of_the_original(cache: Path
     assert held is open_weights(original, native_library())
 
 
+@pytest.mark.usefixtures("cache_of_all_examples")
 @given(data=st.data())
 @settings(max_examples=40)
 def test_a_damaged_file_is_written_again(data: st.DataObject) -> None:
