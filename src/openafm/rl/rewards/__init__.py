@@ -1,0 +1,1 @@
+"""Rewards: configs that build functions from samples to scores."""
