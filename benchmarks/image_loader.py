@@ -168,7 +168,7 @@ def decode_plain(modes: dict[str, Mode], sample: dict[str, Any]) -> Any:
     """Return the views of a sample as they are usually computed: decode whole, convert, resize."""
     image = Image.open(io.BytesIO(sample["jpg"])).convert("RGB")
     mode = modes[sample["__key__"]]
-    side = RESOLUTION.view_side(mode)
+    side = RESOLUTION.mode(mode).side
     overview = np.array(image.resize((side, side), Image.Resampling.BICUBIC))[None]
     if mode != "high":
         return overview

@@ -13,8 +13,8 @@ SMALL = ResolutionConfig(side=32, rapid_side=16, tokens=4, rapid_tokens=1)
 def test_tokens_and_views_are_those_of_the_report() -> None:
     config = ResolutionConfig()
     assert [config.num_tokens(mode) for mode in MODES] == [9, 144, 720]
-    assert [config.num_views(mode) for mode in MODES] == [1, 1, 5]
-    assert [config.view_side(mode) for mode in MODES] == [224, 672, 672]
+    assert [config.mode(mode).num_views for mode in MODES] == [1, 1, 5]
+    assert [config.mode(mode).side for mode in MODES] == [224, 672, 672]
 
 
 def test_views_are_the_overview_and_the_tiles() -> None:

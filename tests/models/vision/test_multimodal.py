@@ -9,13 +9,14 @@ import torch
 from tiny_decoders import decoder_config, layer
 from torch import Tensor
 
-from openafm.core.config import Config, from_dict, to_dict
+from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.models.accounting import num_parameters
 from openafm.models.config import DecoderConfig
 from openafm.models.layers import count_parameters
 from openafm.models.sizes import on_device_base
 from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.vision.config import RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
+from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.models.vision.sizes import adapter_for, encoder_of
@@ -108,6 +109,22 @@ def test_config_keeps_its_decoder_and_round_trips() -> None:
     assert CONFIG.decoder == TEXT
     assert from_dict(MultimodalConfig, to_dict(CONFIG)) == CONFIG
     assert from_dict(AnyModel, to_dict(AnyModel(model=CONFIG))).model == CONFIG
+
+
+def test_modes_state_what_the_model_is_trained_for() -> None:
+    rapid, high = ImageModeConfig(name="rapid", side=8, tokens=1), ImageModeConfig(name="high", side=16, tokens=4, grid=2)
+    config = replace(CONFIG, modes=(high, rapid))
+    assert config.image_modes == (high, rapid)
+    assert [mode.num_tokens for mode in config.modes] == [20, 1]
+    assert CONFIG.image_modes == (ImageModeConfig(name="balanced", side=16, tokens=4),)
+    for modes, message in [
+        ((high, high), "distinct names"),
+        ((high, replace(rapid, tokens=20)), "distinct names and tokens"),
+        ((replace(rapid, side=12),), "must be a multiple of 8"),
+        ((replace(rapid, tokens=3),), "square"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            replace(CONFIG, modes=modes)
 
 
 def test_parameters_of_the_reports_models() -> None:

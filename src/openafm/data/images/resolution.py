@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from openafm.core.config import Config
 from openafm.core.libraries import needed
+from openafm.models.vision.image_modes import MODES as MODES
+from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.image_modes import Mode as Mode
 
 if TYPE_CHECKING:
     from PIL.Image import Image
-
-Mode = Literal["rapid", "balanced", "high"]
-MODES: tuple[Mode, ...] = ("rapid", "balanced", "high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,21 +48,19 @@ class ResolutionConfig(Config):
         shares = (self.rapid_share, self.rapid_share_of_high_resolution, self.balanced_share)
         self.require(0 <= min(shares) <= max(shares) <= 1, f"shares are from 0 to 1, got {shares}")
 
-    def num_views(self, mode: Mode) -> int:
-        """Return the number of views of an image."""
-        return self.grid**2 + 1 if mode == "high" else 1
+    def mode(self, name: Mode) -> ImageModeConfig:
+        """Return the mode of this name, for the config of a model that is trained with it."""
+        if name == "rapid":
+            return ImageModeConfig(name=name, side=self.rapid_side, tokens=self.rapid_tokens)
+        return ImageModeConfig(name=name, side=self.side, tokens=self.tokens, grid=self.grid if name == "high" else 1)
 
     def num_tokens(self, mode: Mode) -> int:
         """Return the number of tokens of an image."""
-        return self.rapid_tokens if mode == "rapid" else self.tokens * self.num_views(mode)
-
-    def view_side(self, mode: Mode) -> int:
-        """Return the side of a view in pixels."""
-        return self.rapid_side if mode == "rapid" else self.side
+        return self.mode(mode).num_tokens
 
     def needed_side(self, mode: Mode) -> int:
-        """Return the shorter side below which decoding an image at a reduced size would lose detail."""
-        return 2 * self.view_side(mode) * (self.grid if mode == "high" else 1)
+        """Return `ImageModeConfig.needed_side` of a mode."""
+        return self.mode(mode).needed_side
 
     def draw_mode(self, width: int, height: int, rng: random.Random) -> Mode:
         """Return a mode for an image of this size, drawn by the shares."""
@@ -72,21 +70,26 @@ class ResolutionConfig(Config):
         return "balanced" if rng.random() < self.balanced_share else "high"
 
     def views(self, pixels: npt.NDArray[np.uint8], mode: Mode) -> npt.NDArray[np.uint8]:
-        """Return the views of an image [H, W, 3] as [N, side, side, 3]: the overview, then the tiles row by row.
+        """Return `image_views` of an image in a mode."""
+        return image_views(pixels, self.mode(mode))
 
-        The overview of high mode is the average of the tiles' pixels, so it differs slightly from that of balanced mode.
-        """
-        with needed("resizing images", "Pillow", "images"):
-            from PIL import Image as Images
-        image, side = Images.fromarray(pixels), self.view_side(mode)
-        if mode != "high":
-            return np.asarray(_resized(image, side))[None]
-        whole = _resized(image, side * self.grid)
-        views = np.empty((self.num_views(mode), side, side, 3), np.uint8)
-        views[0] = np.asarray(whole.reduce(self.grid))  # a third faster than to resize the image again
-        tiles = np.asarray(whole).reshape(self.grid, side, self.grid, side, 3).swapaxes(1, 2)
-        views[1:].reshape(self.grid, self.grid, side, side, 3)[:] = tiles
-        return views
+
+def image_views(pixels: npt.NDArray[np.uint8], mode: ImageModeConfig) -> npt.NDArray[np.uint8]:
+    """Return the views of an image [H, W, 3] as [N, side, side, 3]: the overview, then the tiles row by row.
+
+    With tiles, the overview is the average of their pixels, so it differs slightly from that of a mode without tiles.
+    """
+    with needed("resizing images", "Pillow", "images"):
+        from PIL import Image as Images
+    image, side, grid = Images.fromarray(pixels), mode.side, mode.grid
+    if mode.num_views == 1:
+        return np.asarray(_resized(image, side))[None]
+    whole = _resized(image, side * grid)
+    views = np.empty((mode.num_views, side, side, 3), np.uint8)
+    views[0] = np.asarray(whole.reduce(grid))  # a third faster than to resize the image again
+    tiles = np.asarray(whole).reshape(grid, side, grid, side, 3).swapaxes(1, 2)
+    views[1:].reshape(grid, grid, side, side, 3)[:] = tiles
+    return views
 
 
 def _resized(image: Image, side: int) -> Image:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import AdapterConfig, VisionConfig
+from openafm.models.vision.image_modes import ImageModeConfig
 
 if TYPE_CHECKING:
     from openafm.models.vision.clip import ClipModel
@@ -17,16 +19,39 @@ if TYPE_CHECKING:
 class MultimodalConfig(DecoderConfig):
     """A decoder with a vision encoder and an adapter (report 2.3), on-device or server.
 
-    The decoder is unchanged: image embeddings replace those of the image tokens in its input.
+    The decoder is unchanged: image embeddings replace those of the image tokens in its input. `modes` are the resolution
+    modes that the model is trained for; the first one is the default. Their numbers of tokens differ.
     """
 
     vision: VisionConfig
     adapter: AdapterConfig
+    modes: tuple[ImageModeConfig, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names, counts = [mode.name for mode in self.modes], {mode.num_tokens for mode in self.modes}
+        self.require(len(names) == len(set(names)) == len(counts), f"modes have distinct names and tokens, got {self.modes}")
+        for mode in self.modes:
+            self.vision.grid_side(mode.side)
+            is_square = math.isqrt(mode.tokens) ** 2 == mode.tokens
+            self.require(is_square, f"a view has a square number of tokens, got {mode.tokens}")
 
     @classmethod
-    def of(cls, decoder: DecoderConfig, vision: VisionConfig, adapter: AdapterConfig) -> Self:
+    def of(
+        cls,
+        decoder: DecoderConfig,
+        vision: VisionConfig,
+        adapter: AdapterConfig,
+        modes: tuple[ImageModeConfig, ...] = (),
+    ) -> Self:
         """Return a decoder with eyes."""
-        return cls(**_values(decoder), vision=vision, adapter=adapter)
+        return cls(**_values(decoder), vision=vision, adapter=adapter, modes=modes)
+
+    @property
+    def image_modes(self) -> tuple[ImageModeConfig, ...]:
+        """`modes`; if they are not stated, balanced mode at the encoder's side."""
+        balanced = ImageModeConfig(name="balanced", side=self.vision.image_side, tokens=self.adapter.tokens_side**2)
+        return self.modes or (balanced,)
 
     @property
     def decoder(self) -> DecoderConfig:

@@ -9,7 +9,7 @@ from openafm.models.vision.sizes import adapter_for, encoder_of
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.corpora import CorpusConfig
 from openafm.recipes.mixtures import KNOWLEDGE_TASKS, english, one_source, sources
-from openafm.recipes.vision.mixtures import TOKENS_SIDE, drawn
+from openafm.recipes.vision.mixtures import MODE, RESOLUTIONS, TOKENS_SIDE, drawn
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig, VisionStart
 from openafm.training.schedules import WarmupStableDecay
@@ -60,7 +60,12 @@ def _run(name: str, size: str, *, corpora: tuple[CorpusConfig, ...], weights: di
         corpora=corpora,
         tokenizer=None,
         trainer=TrainerConfig(
-            model=MultimodalConfig.of(named_size(f"on_device.{size}"), vision, adapter_for(vision, TOKENS_SIDE[size])),
+            model=MultimodalConfig.of(
+                named_size(f"on_device.{size}"),
+                vision,
+                adapter_for(vision, TOKENS_SIDE[size]),
+                (RESOLUTIONS[size].mode(MODE),),
+            ),
             data=LoaderConfig(sources=sources(**weights), rows_per_step=4, row_tokens=row_tokens),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
             optimizer=AdamWConfig(learning_rate=1e-3, weight_decay=0.05),
