@@ -54,8 +54,8 @@ class RLOOConfig(PolicyObjectiveConfig):
     deviation. The loss of a sample is -advantage * log pi(sample).
 
     Attributes:
-        truncation: tokens that older weights sampled are weighted by min(pi / pi_old, truncation), without gradient. Tokens of
-            the present weights have weight 1. None: all tokens have weight 1.
+        truncation: the largest importance weight. Tokens that older weights sampled are weighted by
+            min(pi / pi_old, truncation), without gradient; tokens of the present weights by 1. None: all by 1.
     """
 
     truncation: float | None = 2.0
