@@ -50,8 +50,8 @@ class PolicyObjectiveConfig(ObjectiveConfig, ABC):
 class RLOOConfig(PolicyObjectiveConfig):
     """REINFORCE leave-one-out (arXiv 2402.14740), the algorithm of report 5.2.
 
-    The baseline of a sample is the mean reward of the other samples of its prompt. Advantages are not divided by the standard
-    deviation. The loss of a sample is -advantage * log pi(sample).
+    The baseline of a sample is the mean reward of the other samples of its prompt. Advantages are not divided by their
+    standard deviation. The loss of a sample is -advantage * log pi(sample).
 
     Attributes:
         truncation: the largest importance weight. Tokens that older weights sampled are weighted by
