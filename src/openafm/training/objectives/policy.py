@@ -1,6 +1,6 @@
 """Policy-gradient objectives: RLOO, PPO-clip and GRPO.
 
-A document of the batch is one sample: a prompt and the policy's answer; the loss mask covers the tokens that the policy chose.
+A document of the batch is one sample: a prompt and an answer. The loss mask covers the tokens that the policy chose.
 The token fields of a batch are aligned with the targets:
 
     advantages          float32 [B, S], equal for all tokens of a sample

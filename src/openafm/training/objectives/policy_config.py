@@ -6,7 +6,7 @@ Shapes: K samples of one prompt.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,7 +35,7 @@ class PolicyObjectiveConfig(ObjectiveConfig, ABC):
     temperature: float = 1.0
     kl_weight: float = 0.0
     num_tokens: int | None = None
-    routing: RoutingLossConfig = RoutingLossConfig()
+    routing: RoutingLossConfig = field(default_factory=RoutingLossConfig)
 
     def __post_init__(self) -> None:
         self.require(0 < self.temperature < float("inf"), f"temperature must be positive, got {self.temperature}")
