@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from openafm.core.config import ConfigError
-from openafm.data.extraction import ExtractionConfig, Extractor, extract
-from openafm.data.extraction.blocks import PageBlocks
+from openafm.data.extraction import ExtractionConfig, extract
+from openafm.data.extraction.blocks import split_blocks
+from openafm.data.extraction.dom import parse
+from openafm.data.extraction.extractor import choose_blocks
 from openafm.data.extraction.rules import read_rules, rule_for
 from openafm.data.sites import Site, SiteConfig
 from openafm.data.web.documents import Dropped, Page, WebDocument
@@ -94,20 +96,42 @@ def test_low_confidence_asks_trafilatura() -> None:
     assert "paragraph number 5" in document.text
 
 
-@pytest.mark.parametrize(
-    ("scores", "expected"), [((0.9, 0.2), 0.7), ((0.9, 0.9), 0.9), ((0.3, 0.3), 0.0), ((0.5, 0.0), 0.5)]
-)
-def test_the_confidence_counts_expected_errors_relative_to_the_chosen_text(
-    scores: tuple[float, float], expected: float
-) -> None:
-    class FixedScores:
-        def scores(self, page: PageBlocks) -> object:
-            return np.array(scores, dtype=np.float32)
+def test_a_text_of_trafilatura_keeps_the_images_at_their_places() -> None:
+    figure = "<figure><img src='/plan.png' alt='a plan'><figcaption>The plan of the house.</figcaption></figure>"
+    html = PAGE.replace("<p>This is paragraph number 3", figure + "<p>This is paragraph number 3")
+    document = document_of(html, ExtractionConfig(fallback_below=1.0))
+    assert document.extractor == "trafilatura"
+    assert [media.url.rpartition("/")[2] for media in document.media] == ["plan.png", "cat.png"]
+    plan, cat = document.media
+    assert document.text[plan.offset :].startswith(("The plan", "This is paragraph number 3"))
+    assert plan.caption == "The plan of the house."
+    assert cat.offset == len(document.text)
 
-    extractor = Extractor(ExtractionConfig(fallback_below=0.0, min_chars=1), FixedScores(), {})  # type: ignore[arg-type]
-    document = extractor.extract(page_of(f"<p>{'a' * 100}</p><p>{'b' * 100}</p>"))
-    confidence = document.confidence if isinstance(document, WebDocument) else 0.0
-    assert confidence == pytest.approx(expected, abs=1e-3)
+
+def test_relative_urls_refer_to_the_base_element() -> None:
+    link = "<p>Read <a href='rest.html'>the rest</a>, which has more words, commas and a full stop.</p></article>"
+    html = PAGE.replace("<head>", "<head><base href='https://cdn.example/files/'>")
+    document = document_of(html.replace("</article>", link).replace("/cat.png", "cat.png"))
+    assert [media.url for media in document.media] == ["https://cdn.example/files/cat.png"]
+    assert "[the rest](https://cdn.example/files/rest.html)" in document.text
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen", "confidence"),
+    [
+        ((0.9, 0.2), [True, False], 3 * 0.9 / (1 + 2 * 1.1)),
+        ((0.5, 0.4), [True, True], 3 * 0.9 / (2 + 2 * 0.9)),
+        ((0.3, 0.02), [True, False], 3 * 0.3 / (1 + 2 * 0.32)),
+        ((0.04, 0.03), [False, False], 3 * 0.04 / (1 + 2 * 0.07)),
+    ],
+)
+def test_the_chosen_blocks_have_the_highest_expected_score(
+    scores: tuple[float, float], chosen: list[bool], confidence: float
+) -> None:
+    root = parse(f"<p>{'a' * 100}</p><p>{'b' * 100}</p>".encode())
+    assert root is not None
+    found = choose_blocks(split_blocks(root), np.array(scores, dtype=np.float32), recall_weight=2.0)
+    assert found == (chosen, pytest.approx(confidence, abs=1e-5))
 
 
 def test_a_union_holds_the_text_of_both_extractors_once() -> None:
@@ -160,7 +184,7 @@ def test_wrong_rules_are_refused(tmp_path: Path, text: str) -> None:
         ExtractionConfig(rules=str(rules)).build()
 
 
-@pytest.mark.parametrize("change", [{"threshold": 1.5}, {"min_chars": 0}, {"rules": "absent.toml"}])
+@pytest.mark.parametrize("change", [{"recall_weight": 0.0}, {"min_chars": 0}, {"rules": "absent.toml"}])
 def test_wrong_configs_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         ExtractionConfig(**change).build()  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from openafm.data.extraction.base import PageExtractor, PageExtractorConfig
 from openafm.data.extraction.blocks import PageBlocks, split_blocks
 from openafm.data.extraction.classifier import BlockClassifier, shipped_classifier
 from openafm.data.extraction.dom import check_payload, parse, to_utf8
-from openafm.data.extraction.markdown import MarkdownText, write_markdown
+from openafm.data.extraction.markdown import MarkdownText, joined, media_in, write_markdown
 from openafm.data.extraction.metadata import PageMetadata, read_metadata
 from openafm.data.extraction.rules import DomainRule, apply_rule, read_rules, rule_for
 from openafm.data.web.documents import Dropped, Page, WebDocument
@@ -25,6 +25,7 @@ DROP_REASONS = ("http_status", "not_html", "too_large", "empty", "no_dom", "too_
 """Reasons of `Extractor.extract`: the status is not 2xx, the payload is not HTML, above the limit, empty or without
 elements; the page has more blocks than the limit; or no main content of `min_chars` characters was found."""
 
+_MIN_SCORE = 0.15  # of a chosen block; no block of a page of menus reaches it
 _MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS, _MAX_FALLBACK_BLOCKS = 2 << 20, 4000, 4000
 
 ChooseBlocks: TypeAlias = Callable[[Sequence[str]], Sequence[int] | None]
@@ -36,7 +37,8 @@ classifier's choice. `recipes/block_choice.py` makes one from any language model
 class ExtractionConfig(PageExtractorConfig):
     """Config of an extractor.
 
-    The confidence of a page is 1 minus the expected number of wrong characters relative to the chosen ones. Below
+    The chosen blocks of a page are those with the highest expected F-score of their characters, in which recall weighs
+    `recall_weight` times precision (the square of beta). That score is the confidence of the page. Below
     `fallback_below`, trafilatura replaces the classifier's text (without its own fallbacks, which double its
     time). Below `model_below`, a model is asked if one is given to `build`. `union` adds the text that trafilatura
     finds and the classifier does not, for every page (arXiv 2602.19548: more tokens at equal quality). `metadata`
@@ -46,10 +48,10 @@ class ExtractionConfig(PageExtractorConfig):
     """
 
     REASONS: ClassVar[tuple[str, ...]] = DROP_REASONS
-    VERSION: ClassVar[int] = 6
+    VERSION: ClassVar[int] = 7
 
-    threshold: float = 0.4
-    fallback_below: float = 0.8
+    recall_weight: float = 2.0
+    fallback_below: float = 0.7
     model_below: float = 0.0
     union: bool = False
     links: bool = True
@@ -60,9 +62,10 @@ class ExtractionConfig(PageExtractorConfig):
     rules: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("threshold", "fallback_below", "model_below"):
+        for name in ("fallback_below", "model_below"):
             value = getattr(self, name)
             self.require(0 <= value <= 1, f"{name} is {value}; use a number from 0 to 1")
+        self.require(self.recall_weight > 0, f"recall_weight is {self.recall_weight}; use a number above 0")
         for name in ("min_chars", "max_bytes", "max_blocks"):
             self.require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; use 1 or more")
 
@@ -96,17 +99,20 @@ class Extractor(PageExtractor):
             detail = f"more than {self._config.max_blocks} blocks, which is the limit"
             return Dropped(reason="too_many_blocks", detail=detail, url=page.url)
         metadata = read_metadata(root)
-        text, extractor, confidence, agreement = self._text(page, html, blocks)
+        base = joined(page.url, metadata.base) if metadata.base else page.url
+        text, extractor, confidence, agreement = self._text(page, html, blocks, base)
         if len(text.text) < self._config.min_chars:
             return Dropped(reason="no_text", detail=f"{len(text.text)} characters of main content", url=page.url)
         return _document(page, metadata, text, extractor, confidence, agreement)
 
-    def _text(self, page: Page, html: bytes, blocks: PageBlocks) -> tuple[MarkdownText, str, float, str]:
-        """The text, the name of its extractor, the confidence, and a model's agreement with the classifier."""
+    def _text(self, page: Page, html: bytes, blocks: PageBlocks, base: str) -> tuple[MarkdownText, str, float, str]:
+        """The text, the name of its extractor, the confidence, and a model's agreement with the classifier.
+
+        `base` is the URL that relative links refer to.
+        """
         config, agreement = self._config, ""
         scores = self._classifier.scores(blocks)
-        chosen: list[bool] = (scores > config.threshold).tolist()
-        confidence = _confidence(blocks, scores, config.threshold)
+        chosen, confidence = choose_blocks(blocks, scores, config.recall_weight)
         name = "classifier"
         if (rule := rule_for(page.url, self._rules)) is not None:
             chosen, confidence, name = apply_rule(rule, blocks, chosen), 1.0, "rule"
@@ -117,16 +123,14 @@ class Extractor(PageExtractor):
                 by_model = [index in wanted for index in range(len(chosen))]
                 agreement = f"{_agreement(blocks, chosen, by_model):.3f}"
                 chosen, name = by_model, "model"
-        text = write_markdown(blocks, chosen, page.url, links=config.links, structure=config.structure)
+        text = write_markdown(blocks, chosen, base, links=config.links, structure=config.structure)
         unsure = name == "classifier" and (config.union or confidence < config.fallback_below)
         if unsure and _is_in_reach(html, blocks):
-            other = trafilatura_text(
-                html.decode("utf-8", "replace"), page.url, links=config.links, structure=config.structure
-            )
+            other = trafilatura_text(html.decode("utf-8", "replace"), base, links=config.links, structure=config.structure)
             if config.union:
                 return replace(text, text=_union(text.text, other)), "union", confidence, agreement
             if other:
-                return MarkdownText(text=other, media=_clipped(text, len(other)).media), "trafilatura", confidence, agreement
+                return MarkdownText(text=other, media=media_in(other, blocks, base)), "trafilatura", confidence, agreement
         return text, name, confidence, agreement
 
 
@@ -161,15 +165,23 @@ def trafilatura_text(html: str, url: str = "", *, links: bool = False, structure
         return ""  # a page that its rules do not expect; the page then has no fallback text
 
 
-def _confidence(blocks: PageBlocks, scores: NDArray[np.float32], threshold: float) -> float:
-    """1 minus the expected number of wrong characters relative to the chosen ones; 0 without a chosen block."""
+def choose_blocks(blocks: PageBlocks, scores: NDArray[np.float32], recall_weight: float) -> tuple[list[bool], float]:
+    """Return the choice of blocks with the highest expected F-score, and that score; 0 without a block.
+
+    For any number of blocks the best are those with the highest scores. So a page of which the classifier is unsure gets a
+    lower threshold than one of which it is sure, but not one below `_MIN_SCORE`. A block counts as its characters, up to 400.
+    """
     import numpy as np
 
-    weights = np.minimum([len(block.text) for block in blocks.blocks], 400)
-    is_chosen = scores > threshold
-    chosen = weights[is_chosen].sum()
-    wrong = (weights * np.where(is_chosen, 1 - scores, scores)).sum()
-    return max(0.0, float(1 - wrong / chosen)) if chosen else 0.0
+    if not blocks.blocks:
+        return [], 0.0
+    order = np.argsort(-scores, kind="stable")
+    sizes = np.minimum([len(block.text) for block in blocks.blocks], 400)[order]
+    found = np.cumsum(sizes * scores[order])
+    expected = (1 + recall_weight) * found / (np.cumsum(sizes) + recall_weight * found[-1])
+    best = int(np.argmax(expected))
+    chosen: list[bool] = (scores >= max(float(scores[order[best]]), _MIN_SCORE)).tolist()
+    return chosen, float(expected[best])
 
 
 def _is_in_reach(html: bytes, blocks: PageBlocks) -> bool:
@@ -195,11 +207,6 @@ def _union(first: str, second: str) -> str:
 
 def _bare(line: str) -> str:
     return "".join(filter(str.isalnum, line))
-
-
-def _clipped(text: MarkdownText, length: int) -> MarkdownText:
-    """The same media with offsets inside another text."""
-    return replace(text, media=tuple(replace(item, offset=min(item.offset, length)) for item in text.media))
 
 
 def _document(

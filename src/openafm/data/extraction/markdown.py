@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import urljoin
 
@@ -12,6 +12,8 @@ from openafm.data.web.documents import Media
 
 _LIST_INDENT = "  "
 _NO_IMAGES = frozenset(("nav", "footer", "aside", "header", "form", "button"))
+_FIGURE = frozenset(("figure",))
+_MIN_FOUND, _PREFIX = 20, 60  # characters of a block by which its place in another text is found
 _MAX_TABLE_CELL = 600  # characters; longer cells are layout, not data
 _IMAGE_DISTANCE = 2  # blocks between an image and the next chosen block
 
@@ -65,7 +67,8 @@ class _Writer:
 
     def finish(self) -> MarkdownText:
         self._end_table()
-        return MarkdownText(text="".join(self._parts), media=self._media())
+        media = _media(self._page, self._offsets, self._length, self._url)
+        return MarkdownText(text="".join(self._parts), media=media)
 
     def _emit(self, text: str, separator: str = "\n\n") -> None:
         if not text:
@@ -167,54 +170,60 @@ class _Writer:
             self._emit("\n".join(lines))
         self._rows, self._table_blocks, self._table = {}, [], -1
 
-    def _media(self) -> tuple[Media, ...]:
-        """The images next to chosen blocks, with the caption of their figure."""
-        containers, blocks = self._page.containers, self._page.blocks
-        media = []
-        indices = sorted(self._offsets)
-        for position, container, image in self._page.images:
-            if self._inside(container, _NO_IMAGES):
+
+def media_in(text: str, page: PageBlocks, url: str) -> tuple[Media, ...]:
+    """Return the images of a page that are next to blocks in `text`, which another extractor found on the page."""
+    offsets, start = {}, 0
+    for index, block in enumerate(page.blocks):
+        at = text.find(block.text[:_PREFIX], start) if len(block.text) >= _MIN_FOUND else -1
+        if at >= 0:
+            offsets[index] = start = at
+    return _media(page, offsets, len(text), url)
+
+
+def _media(page: PageBlocks, offsets: Mapping[int, int], length: int, url: str) -> tuple[Media, ...]:
+    """The images next to blocks with an offset in a text of `length` characters, with the caption of their figure."""
+    containers, blocks = page.containers, page.blocks
+    media = []
+    indices = sorted(offsets)
+    for position, container, image in page.images:
+        if _nearest(page, container, _NO_IMAGES) >= 0:
+            continue
+        following = range(position, min(position + _IMAGE_DISTANCE, len(blocks)))
+        offset = next((offsets[index] for index in following if index in offsets), -1)
+        if offset < 0:
+            preceding = range(position - 1, max(position - 1 - _IMAGE_DISTANCE, -1), -1)
+            if not any(index in offsets for index in preceding):
                 continue
-            following = range(position, min(position + _IMAGE_DISTANCE, len(blocks)))
-            offset = next((self._offsets[index] for index in following if index in self._offsets), -1)
-            if offset < 0:
-                preceding = range(position - 1, max(position - 1 - _IMAGE_DISTANCE, -1), -1)
-                if not any(index in self._offsets for index in preceding):
-                    continue
-                next_one = bisect.bisect_left(indices, position)
-                offset = self._offsets[indices[next_one]] if next_one < len(indices) else self._length
-            figure = self._nearest(container, "figure")
-            captions = [
-                block.text
-                for block in blocks[position : position + 4]
-                if figure >= 0
-                and containers.tags[block.container] == "figcaption"
-                and self._nearest(block.container, "figure") == figure
-            ]
-            media.append(
-                Media(
-                    url=_joined(self._url, image.url),
-                    kind=image.kind,
-                    alt=image.alt,
-                    caption=" ".join(captions[:1]),
-                    offset=offset,
-                )
+            next_one = bisect.bisect_left(indices, position)
+            offset = offsets[indices[next_one]] if next_one < len(indices) else length
+        figure = _nearest(page, container, _FIGURE)
+        captions = [
+            block.text
+            for block in blocks[position : position + 4]
+            if figure >= 0
+            and containers.tags[block.container] == "figcaption"
+            and _nearest(page, block.container, _FIGURE) == figure
+        ]
+        media.append(
+            Media(
+                url=joined(url, image.url),
+                kind=image.kind,
+                alt=image.alt,
+                caption=" ".join(captions[:1]),
+                offset=offset,
             )
-        return tuple(media)
+        )
+    return tuple(media)
 
-    def _inside(self, container: int, tags: frozenset[str]) -> bool:
-        while container > 0:
-            if self._page.containers.tags[container] in tags:
-                return True
-            container = self._page.containers.parents[container]
-        return False
 
-    def _nearest(self, container: int, tag: str) -> int:
-        while container > 0:
-            if self._page.containers.tags[container] == tag:
-                return container
-            container = self._page.containers.parents[container]
-        return -1
+def _nearest(page: PageBlocks, container: int, tags: frozenset[str]) -> int:
+    """The nearest of a container and its ancestors with one of the tags; -1 without one."""
+    while container > 0:
+        if page.containers.tags[container] in tags:
+            return container
+        container = page.containers.parents[container]
+    return -1
 
 
 def _data_tables(page: PageBlocks) -> dict[int, bool]:
@@ -259,7 +268,7 @@ def _marked(raw: str, spans: Sequence[Span], url: str) -> str:
         last_stop = stop
         if span.url:
             if not span.url.startswith(("#", "javascript:")):
-                inserts += [(start, 0, "["), (stop, 1, f"]({_joined(url, span.url)})")]
+                inserts += [(start, 0, "["), (stop, 1, f"]({joined(url, span.url)})")]
         elif LINE_BREAK not in raw[start:stop]:
             inserts += [(start, 0, span.mark), (stop, 1, span.mark)]
     pieces, at = [], 0
@@ -270,8 +279,8 @@ def _marked(raw: str, spans: Sequence[Span], url: str) -> str:
     return "".join(pieces)
 
 
-def _joined(base: str, url: str) -> str:
-    """An absolute URL without spaces; the URL itself if it is malformed."""
+def joined(base: str, url: str) -> str:
+    """Return an absolute URL without spaces; the URL itself if it is malformed."""
     try:
         return urljoin(base, url.strip()).replace(" ", "%20")
     except ValueError:

@@ -46,19 +46,23 @@ _LICENSE_URL = re.compile(r"creativecommons\.org/(?:licenses|publicdomain)/[\w./
 
 _SOURCES = (
     'meta, link[rel="license"], link[rel="canonical"], script[type*="ld+json"], title, h1, time[datetime], '
-    'a[rel*="license"], a[rel*="author"]'
+    'a[rel*="license"], a[rel*="author"], base[href]'
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PageMetadata:
-    """What a page states about itself; empty strings where it states nothing. `date` is ISO 8601."""
+    """What a page states about itself; empty strings where it states nothing. `date` is ISO 8601.
+
+    `base` is the `href` of its first base element, which relative URLs refer to.
+    """
 
     title: str = ""
     author: str = ""
     date: str = ""
     language: str = ""
     license: str = ""
+    base: str = ""
     more: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -66,7 +70,7 @@ def read_metadata(root: LexborNode) -> PageMetadata:
     """Return the metadata of a DOM: JSON-LD first, then meta elements, then visible elements."""
     meta: dict[str, str] = {}
     structured: dict[str, str] = {}
-    title = heading = license_url = time = author = canonical = ""
+    title = heading = license_url = time = author = canonical = base = ""
     for node in root.css(_SOURCES):
         tag = node.tag
         get = node.attributes.get
@@ -89,6 +93,8 @@ def read_metadata(root: LexborNode) -> PageMetadata:
             title = title or _clean(node.text())
         elif tag == "h1":
             heading = heading or _clean(node.text())
+        elif tag == "base":
+            base = base or _clean(get("href") or "")
         elif tag == "time":
             time = time or iso_date(get("datetime") or "")
     more = {key: value for key, names in _OTHERS.items() if (value := _first(meta, names))}
@@ -102,6 +108,7 @@ def read_metadata(root: LexborNode) -> PageMetadata:
         or time,
         language=language.replace("_", "-") if _LANGUAGE.match(language) else "",
         license=structured.get("license", "") or license_url or _first(meta, _RIGHTS),
+        base=base,
         more=more,
     )
 
