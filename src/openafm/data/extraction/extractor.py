@@ -169,7 +169,8 @@ def choose_blocks(blocks: PageBlocks, scores: NDArray[np.float32], recall_weight
     """Return the choice of blocks with the highest expected F-score, and that score; 0 without a block.
 
     For any number of blocks the best are those with the highest scores. So a page of which the classifier is unsure gets a
-    lower threshold than one of which it is sure, but not one below `_MIN_SCORE`. A block counts as its characters, up to 400.
+    lower threshold than one of which it is sure, but not one below `_MIN_SCORE`. A block counts as its characters, up to
+    400.
     """
     import numpy as np
 
