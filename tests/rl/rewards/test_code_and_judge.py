@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from samples import sample
+from reward_samples import sample
 
 from openafm.core.config import ConfigError
 from openafm.rl.rewards import code_execution

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import pytest
-from samples import sample
+from reward_samples import sample
 
 from openafm.evaluation.math_answers import final_answer, is_correct, numbers
 from openafm.rl.rewards.math_answer import MathAnswerConfig

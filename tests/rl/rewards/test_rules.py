@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from samples import MisbehavingConfig, sample
+from reward_samples import MisbehavingConfig, sample
 
 from openafm.core.config import ConfigError, from_dict, to_tagged_dict
 from openafm.rl.rewards.base import Reward, RewardConfig, scored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from samples import sample
+from reward_samples import sample
 
 from openafm.rl.rewards.instructions import InstructionsConfig
 from openafm.rl.rewards.rules import RuleConfig
