@@ -120,8 +120,8 @@ def computed_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int
     counts: list[int] = []
 
     def counting(compute: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(batch: Sequence[tuple[Any, Sequence[int]]], *rest: Any, **keywords: Any) -> Any:
-            counts.append(sum(len(tokens) for _, tokens in batch))
+        def counted(batch: Sequence[tuple[Any, ...]], *rest: Any, **keywords: Any) -> Any:
+            counts.append(sum(len(tokens) for _, tokens, *_ in batch))
             return compute(batch, *rest, **keywords)
 
         return counted

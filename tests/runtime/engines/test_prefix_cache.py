@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tiny_engines import CONTEXT_LENGTH, ONE_OF_EACH, TINY, Tiny, assert_close, random_tokens
 
 from openafm.runtime.engines.base import Engine, Sequence
+from openafm.runtime.engines.cache_limits import CacheLimitError
 from openafm.runtime.engines.prefix_cache import (
     DEFAULT_MB,
     LEAST_TOKENS,
     LIMIT,
     PrefixCache,
-    PrefixCacheLimitError,
     prefix_cache_bytes,
 )
 from openafm.runtime.native.engine import NativeEngine
@@ -276,5 +276,5 @@ def test_the_limit_is_an_environment_variable(monkeypatch: pytest.MonkeyPatch) -
         assert prefix_cache_bytes() == expected * 2**20
     for wrong in ("-1", "1.5", "many", "٣"):
         monkeypatch.setenv(LIMIT, wrong)
-        with pytest.raises(PrefixCacheLimitError, match=LIMIT):
+        with pytest.raises(CacheLimitError, match=LIMIT):
             prefix_cache_bytes()

@@ -137,18 +137,12 @@ def test_inserted_embeddings_replace_those_of_tokens(name: str) -> None:
     assert_close(logits_V, expected[-1])
 
 
-def test_sequences_with_embeddings_are_neither_shared_nor_saved() -> None:
+def test_embeddings_outside_of_an_entry_raise() -> None:
     running = engine("shared")
-    cache, sequence = PrefixCache(running, 1 << 20), running.new_sequence()
-    vectors = np.zeros((4, 32), np.float32)
-    running.step([(sequence, TOKENS, [InsertedEmbeddings(2, vectors, "ab")])])
-    cache.keep(sequence, len(TOKENS), "opening")
-    assert cache.begin(TOKENS).length == 0
-    with pytest.raises(SequenceError, match="embeddings"):
-        running.snapshot(sequence)
-    with pytest.raises(InsertedEmbeddingsError, match="tokens only"):
-        native = native_engine()
-        native.step([(native.new_sequence(), TOKENS, [InsertedEmbeddings(2, vectors, "ab")])])
+    sequence, vectors = running.new_sequence(), np.zeros((4, 32), np.float32)
     for start in (-1, 28):
         with pytest.raises(InsertedEmbeddingsError, match="inside"):
             running.step([(sequence, TOKENS, [InsertedEmbeddings(start, vectors, "ab")])])
+    with pytest.raises(InsertedEmbeddingsError, match="tokens only"):
+        native = native_engine()
+        native.step([(native.new_sequence(), TOKENS, [InsertedEmbeddings(2, vectors, "ab")])])

@@ -55,6 +55,7 @@ class Scheduler:
     Attributes:
         lock: guards the queue and the sequences' tokens. Reentrant, because the garbage collector may close a generation,
             which rolls back its sequence, while the thread holds it.
+        computing: held during a step.
         num_steps: steps computed so far.
     """
 
@@ -66,7 +67,7 @@ class Scheduler:
         self._current: list[TokenChunk] = []  # the step that is being computed
         self._changed = threading.Condition(self.lock)  # the queue or the expected requests, for the worker
         self._released = threading.Condition(self.lock)
-        self._computing = threading.Lock()  # held during a step
+        self.computing = threading.Lock()
         self._worker: threading.Thread | None = None
         self._is_stopped = False
         self._participants: dict[int, _Participant] = {}  # by id of the sequence
@@ -140,7 +141,7 @@ class Scheduler:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Run a block while no step is computed and no request is made."""
-        with self._computing, self.lock:
+        with self.computing, self.lock:
             yield
 
     def stop(self) -> None:
@@ -158,7 +159,7 @@ class Scheduler:
                         return
                     self._changed.wait()
                 self._gather()
-            with self._computing:
+            with self.computing:
                 self._compute_next()
 
     def _compute_next(self) -> None:
@@ -235,7 +236,7 @@ class Scheduler:
 
     def _compute_inline(self, request: StepRequest) -> None:
         """Compute a request in the calling thread, the dropped tokens of its sequences first."""
-        with self._computing:
+        with self.computing:
             while not request.is_computed and not request.is_abandoned:
                 behind = [entry for entry in request.entries if entry.is_behind]
                 most = PREFILL_CHUNK if behind or self._combines else request.engine.context_length

@@ -25,7 +25,7 @@ from openafm.runtime.decoding.prefill import check_fits, num_prefill_steps, roll
 from openafm.runtime.decoding.prefill import prefill as prefill
 from openafm.runtime.decoding.sampling import SamplingConfig
 from openafm.runtime.decoding.speculation import Drafter, Drafting, Lookahead
-from openafm.runtime.engines.base import ContextWindowError, Engine, Sequence, TokenError
+from openafm.runtime.engines.base import ContextWindowError, Engine, InsertedEmbeddings, Sequence, TokenError
 
 Finish: TypeAlias = Literal["stop", "length", "cancelled"]
 
@@ -101,6 +101,7 @@ def generate(
     cancelled: Callable[[], bool] = lambda: False,
     log_probabilities: bool = False,
     closes: bool = False,
+    inserted: List[InsertedEmbeddings] = (),
 ) -> Generation:
     """Return an iterator that appends the prompt to the sequence and generates an answer token by token.
 
@@ -117,6 +118,7 @@ def generate(
         cancelled: called before each choice; True ends the generation.
         log_probabilities: compute `TokenEvent.log_probability`.
         closes: let the grammar end a JSON answer before `max_tokens` or the context window truncates it (`Grammar.matcher`).
+        inserted: embeddings that replace those of prompt tokens, by index in `prompt_tokens`.
 
     Raises:
         ContextWindowError: the prompt and one token do not fit; or, while iterating, the answer does not.
@@ -140,6 +142,7 @@ def generate(
         cancelled=cancelled,
         log_probabilities=log_probabilities,
         closes=closes,
+        inserted=tuple(inserted),
     )
     return Generation(options)
 
@@ -244,7 +247,7 @@ class _GenerationLoop:
         request = self._options
         tokens = [*request.prompt_tokens, *forced]
         self._num_prefill_steps = num_prefill_steps(len(tokens))
-        return prefill(request.engine, request.sequence, tokens, request.cancelled, self._beside())
+        return prefill(request.engine, request.sequence, tokens, request.cancelled, self._beside(), request.inserted)
 
     def _next_run(self, logits_V: NDArray[np.float32] | None) -> _TokenRun:
         """Return the tokens up to the next choice: one sampled if there are logits, and those forced after it."""
@@ -328,6 +331,7 @@ class _Options:
     cancelled: Callable[[], bool]
     log_probabilities: bool
     closes: bool
+    inserted: tuple[InsertedEmbeddings, ...]
 
 
 @dataclass(frozen=True)

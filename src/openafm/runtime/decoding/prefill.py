@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.runtime.batching.admission import PREFILL_CHUNK
-from openafm.runtime.engines.base import ContextWindowError, Engine, LogitsOf, Sequence
+from openafm.runtime.engines.base import ContextWindowError, Engine, InsertedEmbeddings, LogitsOf, Sequence
 
 
 def prefill(
@@ -21,12 +21,15 @@ def prefill(
     tokens: List[int],
     cancelled: Callable[[], bool] = lambda: False,
     beside: Callable[[], None] | None = None,
+    inserted: List[InsertedEmbeddings] = (),
 ) -> NDArray[np.float32] | None:
     """Append tokens in chunks. Return the logits [V] after the last one; None if cancelled.
 
-    If the prefill is cancelled or raises, the sequence is restored. `beside` runs during the last step.
+    If the prefill is cancelled or raises, the sequence is restored. `beside` runs during the last step. `inserted` replace
+    the embeddings of tokens, by index in `tokens`.
 
     Raises:
+        InsertedEmbeddingsError: as `Engine.step`.
         ContextWindowError: the tokens do not fit; nothing has been computed.
         TokenError: `tokens` is empty.
     """
@@ -40,7 +43,8 @@ def prefill(
                 break
             is_last = first + PREFILL_CHUNK >= len(tokens)
             chunk = tokens[first : first + PREFILL_CHUNK]
-            logits_V = step_beside(engine, sequence, chunk, "last", beside if is_last else None)
+            cuts = [cut for each in inserted if (cut := each.cut(first, first + PREFILL_CHUNK)) is not None]
+            logits_V = step_beside(engine, sequence, chunk, "last", beside if is_last else None, cuts)
     finally:
         if logits_V is None:
             roll_back_to(engine, sequence, start)
@@ -48,12 +52,17 @@ def prefill(
 
 
 def step_beside(
-    engine: Engine, sequence: Sequence, tokens: List[int], logits: LogitsOf, beside: Callable[[], None] | None
+    engine: Engine,
+    sequence: Sequence,
+    tokens: List[int],
+    logits: LogitsOf,
+    beside: Callable[[], None] | None,
+    inserted: List[InsertedEmbeddings] = (),
 ) -> NDArray[np.float32]:
     """Return the logits of a step of one sequence; run `beside`, if given, during the step."""
     if beside is None:
-        return engine.step([(sequence, tokens)], logits)[0]
-    with engine.begin([(sequence, tokens)], logits) as pending:
+        return engine.step([(sequence, tokens, inserted)], logits)[0]
+    with engine.begin([(sequence, tokens, inserted)], logits) as pending:
         beside()
         return pending.result()[0]
 

@@ -41,6 +41,8 @@ from openafm.runtime.engines.sequence import (
 from openafm.runtime.engines.snapshot import (
     SequenceSnapshot,
     SnapshotMismatchError,
+    inserted_arrays,
+    read_inserted,
     read_snapshot,
     snapshot_parts,
     write_snapshot,
@@ -131,6 +133,14 @@ class Engine(ABC):
             " or set OPENAFM_ENGINE=torch"
         )
 
+    def encode_views(self, views_VYXC: NDArray[np.uint8], num_tokens: int) -> NDArray[np.float32]:
+        """Return the embeddings of an image's views, `num_tokens` of each, [V * num_tokens, D].
+
+        Raises:
+            InsertedEmbeddingsError: the model has no vision encoder.
+        """
+        raise InsertedEmbeddingsError("this model has no vision encoder; use a multimodal model for images")
+
     def new_sequence(self) -> Sequence:
         """Return an empty sequence."""
         self._check_process()
@@ -214,13 +224,14 @@ class Engine(ABC):
             SequenceError: the sequence is closed, of another engine or process, or in a pending step.
         """
         with self._free(sequence) as (cache,):
-            return cache.memory()
+            vectors = {each.vectors_LD.ctypes.data: each.vectors_LD.nbytes for each in sequence.inserted}
+            return cache.memory() | vectors
 
     def snapshot(self, sequence: Sequence) -> bytes:
         """Return the sequence as bytes for `restore`, in this process or a later one of this user.
 
         Raises:
-            SequenceError: the sequence is closed, of another engine or process, in a pending step, or has embeddings.
+            SequenceError: the sequence is closed, of another engine or process, or in a pending step.
         """
         return write_snapshot(self._snapshot(sequence))
 
@@ -228,7 +239,7 @@ class Engine(ABC):
         """Write `snapshot` to a file that only this user can read, atomically.
 
         Raises:
-            SequenceError: the sequence is closed, of another engine or process, in a pending step, or has embeddings.
+            SequenceError: the sequence is closed, of another engine or process, or in a pending step.
             OutOfSpaceError: the disk is full.
             OSError: the file cannot be written.
         """
@@ -264,6 +275,7 @@ class Engine(ABC):
             )
         cache = self._new_cache()
         try:
+            inserted = read_inserted(snapshot)
             cache.load(snapshot.arrays, snapshot.length)
             tokens = array(_TOKEN, snapshot.arrays["tokens"].tolist())
             if len(tokens) != snapshot.length:
@@ -274,7 +286,7 @@ class Engine(ABC):
             raise SnapshotMismatchError(
                 f"the snapshot does not fit this engine ({error}); prefill the tokens again"
             ) from error
-        return self._add(Sequence(self, cache, tokens))
+        return self._add(Sequence(self, cache, tokens, inserted))
 
     def close(self, sequence: Sequence) -> None:
         """Free the sequence's memory. Idempotent.
@@ -294,9 +306,7 @@ class Engine(ABC):
         if is_behind:
             self._catch_up(sequence)
         with self._held(sequence) as cache:
-            if sequence.inserted:
-                raise SequenceError("the sequence has inserted embeddings, which snapshots cannot hold; prefill it again")
-            arrays = cache.arrays() | {"tokens": np.array(sequence.tokens, np.int32)}
+            arrays = cache.arrays() | {"tokens": np.array(sequence.tokens, np.int32)} | inserted_arrays(sequence.inserted)
             return SequenceSnapshot(signature=self.signature, length=cache.length, arrays=arrays)
 
     def _add(self, sequence: Sequence) -> Sequence:

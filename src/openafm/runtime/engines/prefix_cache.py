@@ -1,6 +1,7 @@
 """Prefix cache: keys and values of prompt beginnings, shared by all sequences of an engine and computed once.
 
-An entry is a fork that is never stepped, found by its tokens. A new sequence starts as a fork of the longest common prefix.
+An entry is a fork that is never stepped, found by its tokens and the digests of its images. A new sequence starts as a fork
+of the longest common prefix.
 Openings (instructions and tools, shared by many sessions) and conversations have half of the memory each, so that long
 conversations do not evict openings.
 """
@@ -8,7 +9,7 @@ conversations do not evict openings.
 from __future__ import annotations
 
 import contextlib
-import os
+import hashlib
 import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -19,8 +20,9 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from openafm.core.errors import UsageError
 from openafm.runtime.engines.base import Engine, Sequence
+from openafm.runtime.engines.cache_limits import cache_limit
+from openafm.runtime.engines.sequence import PromptTokens
 
 Kind: TypeAlias = Literal["opening", "conversation"]
 
@@ -28,11 +30,8 @@ LIMIT = "OPENAFM_PREFIX_CACHE_MB"
 DEFAULT_MB = 512  # at the size of on_device.base, openings of 14,000 tokens and as many of conversations
 LEAST_TOKENS = 16  # shorter prefixes are mostly template tokens
 _TOKEN_BYTES = 4
+_INSERTED = np.uint32(1 << 31)  # above all token ids
 _POLL_S = 0.05  # interval in which a waiter checks for cancellation
-
-
-class PrefixCacheLimitError(UsageError):
-    """OPENAFM_PREFIX_CACHE_MB is not a number of megabytes."""
 
 
 class PrefixCache:
@@ -65,12 +64,12 @@ class PrefixCache:
         return self._most_bytes > 0 and num_tokens >= LEAST_TOKENS
 
     @contextlib.contextmanager
-    def alone(self, tokens: List[int], cancelled: Callable[[], bool]) -> Iterator[None]:
+    def alone(self, prompt: List[int] | PromptTokens, cancelled: Callable[[], bool]) -> Iterator[None]:
         """Run a block that computes and stores these tokens, after any other thread that does so for the same tokens.
 
         The wait ends early, and the block runs, when `cancelled` returns True.
         """
-        key, is_first = _key(tokens), False
+        key, is_first = _key(_content(prompt)), False
         try:
             with self._computed:
                 while key in self._computing and not cancelled():
@@ -85,12 +84,13 @@ class PrefixCache:
                     self._computing.discard(key)
                     self._computed.notify_all()
 
-    def begin(self, tokens: List[int]) -> Sequence:
-        """Return a new sequence with the longest stored prefix of `tokens`, possibly empty."""
-        key = _key(tokens)
+    def begin(self, prompt: List[int] | PromptTokens) -> Sequence:
+        """Return a new sequence with the longest stored prefix of `prompt`, possibly empty."""
+        content = _content(prompt)
+        key = _key(content)
         with self._lock:
             self._drop_old_weights()
-            matches = [match for store in self._stores.values() for match in store.nearest(key)]
+            matches = [match for store in self._stores.values() for match in store.nearest(key, content)]
         for match in sorted(matches, key=lambda match: (-match.num_common, match.entry.num_tokens)):
             if match.num_common < LEAST_TOKENS:
                 break
@@ -104,14 +104,12 @@ class PrefixCache:
     def keep(self, sequence: Sequence, length: int, kind: Kind) -> None:
         """Store a fork of the first `length` tokens of a sequence.
 
-        Skipped: a prefix of another entry, few tokens, sequences with inserted embeddings, and what exceeds the limit.
+        Skipped: a prefix of another entry, few tokens, and what exceeds the limit.
         """
         # Checked before the copy, which could exhaust the device's memory.
         if not self.may_keep(length) or sum(self._engine.memory(sequence).values()) > self._most_bytes:
             return
-        if sequence.inserted:  # entries are found by tokens, which do not identify an image
-            return
-        key = _key(sequence.tokens[:length])
+        key = _key(sequence.content[:length])
         with self._lock:
             self._drop_old_weights()
             store = self._stores[kind]
@@ -162,12 +160,12 @@ class _PrefixStore:
         self._num_owners: Counter[int] = Counter()  # of every chunk of memory, by its address
         self.num_bytes = 0
 
-    def nearest(self, key: bytes) -> list[_PrefixMatch]:
-        """Return the sorted neighbors of `key`, one of which has the longest common prefix."""
+    def nearest(self, key: bytes, content: PromptTokens) -> list[_PrefixMatch]:
+        """Return the sorted neighbors of `key`, one of which has the longest common prefix with `content`."""
         place = bisect_right(self._keys, key)
+        entries = [self._entries[other] for other in self._keys[max(place - 1, 0) : place + 1]]
         return [
-            _PrefixMatch(store=self, entry=self._entries[other], num_common=_num_common(key, other))
-            for other in self._keys[max(place - 1, 0) : place + 1]
+            _PrefixMatch(store=self, entry=entry, num_common=content.num_common(entry.sequence.content)) for entry in entries
         ]
 
     def touch(self, entry: _Prefix) -> None:
@@ -212,23 +210,19 @@ def prefix_cache_bytes() -> int:
     """Return OPENAFM_PREFIX_CACHE_MB in bytes, or the default.
 
     Raises:
-        PrefixCacheLimitError: the variable is not a number of megabytes.
+        CacheLimitError: the variable is not a number of megabytes.
     """
-    chosen = os.environ.get(LIMIT, "")
-    if chosen and not (chosen.isdecimal() and chosen.isascii()):
-        raise PrefixCacheLimitError(
-            f"{LIMIT} is '{chosen}'; set it to a number of megabytes, 0 to disable the cache, or unset it"
-        )
-    return int(chosen or DEFAULT_MB) * 2**20
+    return cache_limit(LIMIT, DEFAULT_MB)
 
 
-def _key(tokens: List[int]) -> bytes:
-    """Return the tokens as bytes with the same order."""
-    return np.asarray(tokens, ">u4").tobytes()
+def _content(prompt: List[int] | PromptTokens) -> PromptTokens:
+    return prompt if isinstance(prompt, PromptTokens) else PromptTokens(list(prompt))
 
 
-def _num_common(some: bytes, others: bytes) -> int:
-    """Return the length of the common prefix in tokens."""
-    length = min(len(some), len(others)) // _TOKEN_BYTES
-    different = np.flatnonzero(np.frombuffer(some, np.uint32)[:length] != np.frombuffer(others, np.uint32)[:length])
-    return int(different[0]) if len(different) else length
+def _key(content: PromptTokens) -> bytes:
+    """Return the tokens as bytes with the same order; those of inserted content are hashes of its digest."""
+    tokens = np.asarray(content.tokens, ">u4")
+    for start, stop, digest in content.insertions:
+        hashes = hashlib.shake_256(digest.encode()).digest((stop - start) * _TOKEN_BYTES)
+        tokens[start:stop] = np.frombuffer(hashes, ">u4") | _INSERTED
+    return tokens.tobytes()

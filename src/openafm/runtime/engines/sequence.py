@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +54,14 @@ class InsertedEmbeddingsError(UsageError):
 class InsertedEmbeddings:
     """Vectors [L, D] that replace the embeddings of L tokens from index `start` on.
 
-    `digest` identifies the content they were computed from, such as an image, in hex.
+    `digest` identifies the content they were computed from, such as an image in a resolution mode. `offset` is the index of
+    the first vector among those of the content.
     """
 
     start: int
     vectors_LD: NDArray[np.float32]
     digest: str
+    offset: int = 0
 
     @property
     def stop(self) -> int:
@@ -67,14 +69,52 @@ class InsertedEmbeddings:
 
     def moved(self, offset: int) -> InsertedEmbeddings:
         """Return the same vectors for tokens `offset` further."""
-        return InsertedEmbeddings(self.start + offset, self.vectors_LD, self.digest)
+        return InsertedEmbeddings(self.start + offset, self.vectors_LD, self.digest, self.offset)
 
     def cut(self, start: int, stop: int) -> InsertedEmbeddings | None:
         """Return the part for positions start..stop-1, relative to `start`; None if there is none."""
         first, last = max(self.start, start), min(self.stop, stop)
         if first >= last:
             return None
-        return InsertedEmbeddings(first - start, self.vectors_LD[first - self.start : last - self.start], self.digest)
+        vectors_LD = self.vectors_LD[first - self.start : last - self.start]
+        return InsertedEmbeddings(first - start, vectors_LD, self.digest, self.offset + first - self.start)
+
+
+class Insertion(NamedTuple):
+    """Positions start..stop-1 whose embeddings are computed from the content with this digest."""
+
+    start: int
+    stop: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class PromptTokens:
+    """Tokens, and which of them stand for content whose embeddings are inserted."""
+
+    tokens: list[int]
+    insertions: tuple[Insertion, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, part: slice) -> PromptTokens:
+        """Return a part. It must not divide an insertion."""
+        start, stop, _ = part.indices(len(self.tokens))
+        inside = (each for each in self.insertions if start <= each.start and each.stop <= stop)
+        moved = (Insertion(first - start, last - start, digest) for first, last, digest in inside)
+        return PromptTokens(self.tokens[part], tuple(moved))
+
+    def __add__(self, later: PromptTokens) -> PromptTokens:
+        moved = (Insertion(start + len(self), stop + len(self), digest) for start, stop, digest in later.insertions)
+        return PromptTokens([*self.tokens, *later.tokens], (*self.insertions, *moved))
+
+    def num_common(self, other: PromptTokens) -> int:
+        """Return the length of the common prefix: equal tokens and equal inserted content."""
+        length = min(len(self), len(other))
+        different = np.flatnonzero(np.asarray(self.tokens[:length]) != np.asarray(other.tokens[:length]))
+        starts = [each.start for each in {*self.insertions} ^ {*other.insertions}]
+        return min([length, *starts, *different[:1].tolist()])
 
 
 class Cache(ABC):
@@ -143,6 +183,16 @@ class Sequence:
     @property
     def is_closed(self) -> bool:
         return self.cache is None
+
+    @property
+    def content(self) -> PromptTokens:
+        """The tokens with the insertions; pieces of one are joined, those of a part that was rolled back end with it."""
+        spans: dict[tuple[int, str], int] = {}
+        for each in self.inserted:
+            key = each.start - each.offset, each.digest
+            spans[key] = max(each.stop, spans.get(key, 0))
+        insertions = (Insertion(start, stop, digest) for (start, digest), stop in spans.items())
+        return PromptTokens(list(self.tokens), tuple(insertions))
 
     def inserted_up_to(self, length: int) -> tuple[InsertedEmbeddings, ...]:
         """Return the inserted embeddings of the first `length` positions."""

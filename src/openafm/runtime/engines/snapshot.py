@@ -13,7 +13,7 @@ import json
 import math
 import secrets
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,12 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.user_key import TAG_BYTES, tag, user_key
+from openafm.runtime.engines.sequence import InsertedEmbeddings
 
 _MAGIC = b"OPENAFM-SEQUENCE-2\n"
 _START = len(_MAGIC) + TAG_BYTES
 _PROCESS_KEY = secrets.token_bytes(32)
+_INSERTED = "inserted"
 _DTYPES = ("float32", "float16", "uint16", "int8", "uint8", "int32")
 
 
@@ -78,6 +80,30 @@ def read_snapshot(data: bytes | memoryview) -> SequenceSnapshot:
         return _read_body(body)
     except (KeyError, TypeError, ValueError, RecursionError, struct.error) as error:
         raise SnapshotCorruptedError(f"the snapshot is invalid ({error}); prefill the tokens again") from error
+
+
+def inserted_arrays(inserted: Iterable[InsertedEmbeddings]) -> dict[str, NDArray[np.float32]]:
+    """Return inserted embeddings as arrays of a snapshot; `read_inserted` reads them back."""
+    return {f"{_INSERTED}:{each.start}:{each.offset}:{each.digest}": each.vectors_LD for each in inserted}
+
+
+def read_inserted(snapshot: SequenceSnapshot) -> tuple[InsertedEmbeddings, ...]:
+    """Return the inserted embeddings of a snapshot.
+
+    Raises:
+        ValueError: they have another dtype or shape, or lie outside of the sequence.
+    """
+    found = []
+    for name, vectors_LD in snapshot.arrays.items():
+        if not name.startswith(f"{_INSERTED}:"):
+            continue
+        _, start, offset, digest = name.split(":", 3)
+        each = InsertedEmbeddings(int(start), vectors_LD, digest, int(offset))
+        is_inside = 0 <= each.start < each.stop <= snapshot.length and each.offset >= 0
+        if vectors_LD.dtype != np.float32 or vectors_LD.ndim != 2 or not is_inside:
+            raise ValueError(f"embeddings {vectors_LD.dtype}{list(vectors_LD.shape)} at token {start}")
+        found.append(each)
+    return tuple(found)
 
 
 def _read_body(body: memoryview) -> SequenceSnapshot:

@@ -28,6 +28,7 @@ from openafm.models.experts import Router
 from openafm.models.layers import RMSNorm
 from openafm.models.spans import EmbeddingSpan
 from openafm.models.track_parallel import share_tracks
+from openafm.models.vision.multimodal import MultimodalDecoder
 from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.base import Cache, Engine, WeightUpdateError
 from openafm.runtime.engines.kv_cache import CachedSequences, TorchCache
@@ -110,8 +111,18 @@ class TorchEngine(Engine):
         stops = np.cumsum([1] * len(counts) if is_last else counts)
         return [logits_NV[stop - num_wanted : stop] for stop, num_wanted in zip(stops, wanted, strict=True)]
 
+    def encode_views(self, views_VYXC: NDArray[np.uint8], num_tokens: int) -> NDArray[np.float32]:
+        if not isinstance(self.decoder, MultimodalDecoder):
+            return super().encode_views(views_VYXC, num_tokens)
+        with self.scheduler.computing, torch.inference_mode():
+            embeddings_LD = self.decoder.encode_images(torch.tensor(views_VYXC), num_tokens)
+            vectors_LD: NDArray[np.float32] = embeddings_LD.float().cpu().numpy()
+        return vectors_LD
+
     def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
         """See `Engine.update_weights`. The first update copies weights that are shared with other engines.
+
+        Embeddings of images that a sequence holds already are not encoded again.
 
         Raises:
             WeightUpdateError: the version is not above the present one, or a name or shape is not one of the decoder's.
@@ -141,7 +152,7 @@ class TorchEngine(Engine):
         return [
             (
                 EmbeddingSpan(row=0, start=start + each.start, stop=start + each.stop, digest=each.digest),
-                torch.as_tensor(each.vectors_LD, device=self._device, dtype=self.decoder.compute_dtype),
+                torch.tensor(each.vectors_LD, device=self._device, dtype=self.decoder.compute_dtype),
             )
             for start, chunk in zip(starts, chunks, strict=False)
             for each in chunk.inserted
