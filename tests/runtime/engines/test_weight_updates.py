@@ -13,7 +13,6 @@ from openafm.runtime.engines.base import (
     Engine,
     InsertedEmbeddings,
     InsertedEmbeddingsError,
-    SequenceError,
     WeightUpdateError,
 )
 from openafm.runtime.engines.prefix_cache import PrefixCache

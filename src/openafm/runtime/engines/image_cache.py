@@ -61,9 +61,7 @@ class ImageCache:
         Raises:
             UnreadableImageError: the bytes of an image are missing, or cannot be decoded.
         """
-        return [
-            InsertedEmbeddings(start, self._embedded(digest, images), digest) for start, _, digest in prompt.insertions
-        ]
+        return [InsertedEmbeddings(start, self._embedded(digest, images), digest) for start, _, digest in prompt.insertions]
 
     def _embedded(self, digest: str, images: Mapping[str, bytes]) -> NDArray[np.float32]:
         key = digest, self._engine.weights_version
