@@ -198,7 +198,7 @@ def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     compressed = ["on_device.qat", "on_device.recovery_adapter", "on_device.draft"]
     server = [f"server.{stage}" for stage in ("pretrain", *continued, "sft")]
     assert list(recipes) == [*text, *vision, *compressed, *server]
-    assert recipes["on_device.multimodal"]["sees_with"] == "vision.clip"
+    assert recipes["on_device.multimodal"]["sees_with"] == "vision.joint"
     distill = recipes["on_device.distill"]
     assert (distill["starts_from"], distill["taught_by"]) == ("on_device.trunk", "on_device.upcycle_teacher")
 

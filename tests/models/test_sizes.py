@@ -24,6 +24,7 @@ from openafm.models.sizes import SIZES, UnknownSizeError, named_size
         ("on_device.nano_draft", 1_115_200),
         ("on_device.micro", 1_395_232),
         ("on_device.micro_draft", 229_824),
+        ("compact.base", 302_017_024),
     ],
 )
 def test_parameter_counts_are_exact(name: str, count: int) -> None:

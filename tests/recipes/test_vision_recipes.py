@@ -1,16 +1,22 @@
-"""The vision recipes end to end at a tiny budget: towers, a text model with their encoder, and its fine-tuning."""
+"""The vision recipes end to end at a tiny budget: towers, joint training, adaptation of a text model, fine-tuning."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from openafm.bundle import open_bundle
+from openafm.bundle import Bundle, open_bundle
 from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
+from openafm.recipes.catalog import build_run
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
+from openafm.recipes.vision.mixtures import CLIP_RESOLUTIONS, RESOLUTIONS
 from openafm.training.config import VisionStart
 
 pytest.importorskip("PIL")
@@ -35,28 +41,91 @@ def trained(recipe: str, folder: Path, changes: dict[str, str]) -> str:
     return name
 
 
+def test_mixture_of_adaptation_is_the_reports() -> None:
+    """60 % text of continued pre-training, 10 % interleaved, 28.5 % captions, 1.5 % domain-specific images."""
+    for size in ("micro", "nano"):
+        config = build_run("on_device.multimodal", size)
+        weights = {source.name: source.weight for source in config.trainer.data.sources}
+        images = {name: weights.pop(name) for name in ("interleaved", "captions", "domain")}
+        assert images == {"interleaved": 0.1, "captions": 0.285, "domain": 0.015}
+        assert sum(weights.values()) == pytest.approx(0.6)
+        text = build_run("on_device.text_continued", size).trainer.data.sources
+        assert weights == pytest.approx({source.name: 0.6 * source.weight for source in text})
+
+
+@pytest.mark.parametrize("size", ["micro", "nano"])
+def test_stages_have_the_reports_resolutions_in_proportion(size: str) -> None:
+    """448, 672 and 224 pixels with windows of 224: two, three and one window of a side."""
+    clip, joint = build_run("vision.clip", size).trainer.model, build_run("vision.joint", size).trainer.model
+    assert isinstance(clip, ClipConfig)
+    assert isinstance(joint, MultimodalConfig)
+    window = clip.vision.patch_side * (clip.vision.window_side or 0)
+    resolution = RESOLUTIONS[size]
+    assert (clip.vision.image_side, joint.vision.image_side) == (2 * window, 3 * window)
+    assert (resolution.side, resolution.rapid_side) == (3 * window, window)
+    assert CLIP_RESOLUTIONS[size].side == 2 * window
+    assert joint.adapter.tokens_side**2 == resolution.tokens
+
+
 @pytest.mark.slow
-def test_stages_build_on_each_other(tmp_path: Path) -> None:
+def test_stages_build_on_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"tokenizer.vocab_size": "400", "trainer.model.vocab_size": "400"}
+    text = {f"corpora.{name}.num_examples": "20" for name in ("math", "code", "knowledge", "multilingual")}
+    few_held_out = {"corpora.held_out_text.num_examples": "20"}
+    unmoved = {"trainer.optimizer.learning_rate": "1e-12", "trainer.optimizer.weight_decay": "0"}
     clip = open_bundle(trained("vision.clip", tmp_path, FEW | small))
     assert isinstance(clip.config, ClipConfig)
 
-    copies = {"trainer.budget.num_steps": "1", "corpora.copies.num_examples": "20", "corpora.built_in.num_examples": "50"}
-    run_recipe(prepare_run("on_device.pretrain", "micro", changes=small | copies), tmp_path / "text", "on_device.sft-micro")
-    text = {"corpora.text.num_examples": "20"}
-    unmoved = FEW | text | {"trainer.optimizer.learning_rate": "1e-12", "trainer.optimizer.weight_decay": "0"}
-    config = prepare_run("on_device.multimodal", "micro")
-    assert isinstance(config.trainer.model, MultimodalConfig)
-    assert config.trainer.start == VisionStart(bundle=str(clip.path), identity=clip.identity)
-    adapted = open_bundle(trained("on_device.multimodal", tmp_path, unmoved))
-    before, after = clip.tensors(), adapted.tensors()
-    encoder = [name for name in after if name.startswith("vision.")]
-    assert encoder
-    for name in encoder:
-        np.testing.assert_allclose(after[name], before[name], atol=1e-6, err_msg=name)
-    decoder = open_bundle("on_device.sft-micro").tensors()
-    for name in decoder:
-        np.testing.assert_allclose(after[name], decoder[name], atol=1e-6, err_msg=name)
+    assert prepare_run("vision.joint", "micro").trainer.start == VisionStart(bundle=str(clip.path), identity=clip.identity)
+    joint = open_bundle(trained("vision.joint", tmp_path, FEW | small | text | unmoved))
+    assert isinstance(joint.config, MultimodalConfig)
+    raised = clip.config.vision.image_side, joint.config.vision.image_side
+    assert raised == (112, 168)
+    check_equal(encoder_of(joint), encoder_of(clip), apart="position_GGD")
 
-    tuned = open_bundle(trained("on_device.multimodal_sft", tmp_path, FEW | text))
-    assert tuned.config == adapted.config
+    copies = {"trainer.budget.num_steps": "1", "corpora.copies.num_examples": "20", "corpora.built_in.num_examples": "50"}
+    name = "on_device.text_continued-micro"
+    run_recipe(prepare_run("on_device.pretrain", "micro", changes=small | copies), tmp_path / "text", name)
+    config = prepare_run("on_device.multimodal", "micro")
+    assert config.trainer.start == VisionStart(bundle=str(joint.path), identity=joint.identity)
+    assert config.trainer.from_bundle == str(open_bundle(name).path)
+    adapted = open_bundle(trained("on_device.multimodal", tmp_path, FEW | text | few_held_out | unmoved))
+    check_equal(encoder_of(adapted), encoder_of(joint))
+    decoder = open_bundle(name).tensors()
+    check_equal({each: adapted.tensors()[each] for each in decoder}, decoder)
+    fresh, learned = (bundle.tensors()["adapter.projection.weight"] for bundle in (adapted, joint))
+    assert fresh.shape != learned.shape
+
+    few_text = {f"corpora.{name}.num_examples": "20" for name in ("text", "multilingual")}
+    tuned = open_bundle(trained("on_device.multimodal_sft", tmp_path, FEW | few_text | few_held_out))
+    assert isinstance(tuned.config, MultimodalConfig)
+    assert isinstance(adapted.config, MultimodalConfig)
+    assert [mode.name for mode in tuned.config.modes] == ["balanced", "high", "rapid"]
+    assert replace(tuned.config, modes=adapted.config.modes) == adapted.config
+    before, after = adapted.tensors(), tuned.tensors()
+    unchanged = [name for name in after if np.array_equal(after[name], before[name])]
+    assert not unchanged, "all parameters are trained"
+    assert "random weights" not in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_missing_encoder_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = {f"corpora.{name}.num_examples": "20" for name in ("math", "code", "knowledge", "multilingual")}
+    small = {"tokenizer.vocab_size": "400", "trainer.model.vocab_size": "400", "trainer.budget.num_tokens": "1024"}
+    trained("vision.joint", tmp_path, FEW | small | text)
+    assert "starts from random weights; train vision.clip first" in capsys.readouterr().err
+
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+def encoder_of(bundle: Bundle) -> Tensors:
+    tensors = bundle.tensors()
+    return {name: tensors[name] for name in tensors if name.startswith("vision.")}
+
+
+def check_equal(found: Tensors, expected: Tensors, apart: str = "nothing") -> None:
+    assert expected
+    for name in expected:
+        if not name.endswith(apart):
+            np.testing.assert_allclose(found[name], expected[name], atol=1e-6, err_msg=name)

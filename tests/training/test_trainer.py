@@ -10,7 +10,9 @@ import pytest
 import torch
 from tiny_runs import tiny_run, write_corpus
 
+from openafm.data.batch import Batch
 from openafm.data.loader import LoaderConfig
+from openafm.models.decoder import Decoder
 from openafm.models.spans import EmbeddingSpan
 from openafm.training.config import (
     AdamWConfig,
@@ -23,6 +25,7 @@ from openafm.training.config import (
     TrainerConfig,
 )
 from openafm.training.initialization import fresh_state
+from openafm.training.objectives.base import Losses, NextToken, ScheduledObjective
 from openafm.training.schedules import Constant
 from openafm.training.trainer import NonFiniteError, Trainer
 
@@ -88,6 +91,24 @@ def test_the_learning_rate_follows_the_schedule(corpus: LoaderConfig) -> None:
     trainer = trainer_of(tiny_run(corpus, num_steps=4, schedule=Constant(warmup_fraction=0.5)))
     rates = [trainer.update(trainer.source.batch(step)).learning_rate for step in range(4)]
     assert rates == pytest.approx([1.5e-3, 3e-3, 3e-3, 3e-3])
+
+
+class Recording(ScheduledObjective):
+    """Next-token prediction that records the progress of the run at each batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def __call__(self, model: Decoder, batch: Batch) -> Losses:
+        self.seen.append(self.progress)
+        return NextToken()(model, batch)
+
+
+def test_a_scheduled_objective_gets_the_progress_of_the_run(corpus: LoaderConfig) -> None:
+    trainer = trainer_of(tiny_run(corpus, num_steps=4))
+    trainer.objective = Recording()
+    trainer.run()
+    assert trainer.objective.seen == [0.0, 0.25, 0.5, 0.75]
 
 
 @pytest.mark.parametrize("precision", [Float32Config(), BFloat16Config()], ids=["fp32", "bf16"])

@@ -30,12 +30,12 @@ IMAGE_TOKENS, TEXT_TOKENS = 1, 4
 LENGTH = IMAGE_TOKENS + TEXT_TOKENS
 
 
-def clip_config(kept: float = 1.0) -> ClipConfig:
+def clip_config() -> ClipConfig:
     attention = AttentionConfig(num_heads=2, head_dim=8, keys_values=OwnKeysValuesConfig(num_heads=2))
     layers = (LayerConfig(attention=attention, feed_forward=DenseFeedForwardConfig(hidden_dim=32)),) * 2
     text = DecoderConfig(vocab_size=40, dim=16, layers=layers, context_length=64)
     vision = VisionConfig(image_side=8, patch_side=2, dim=16, layers=(VisionLayerConfig(num_heads=2, mlp_dim=32),))
-    return ClipConfig.of(text, vision, shared_dim=12, kept=kept)
+    return ClipConfig.of(text, vision, shared_dim=12)
 
 
 def batch_of(pairs: Iterable[int]) -> Batch:

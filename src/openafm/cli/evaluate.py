@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import JsonOption, print_json, print_table
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
+
+if TYPE_CHECKING:
+    from openafm.bundle import Bundle
 
 
 def evaluate(
@@ -16,7 +19,8 @@ def evaluate(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Held-out text or chats; default: the evaluation file of the data that the bundle was trained on."
+            help="Held-out text or chats, or an image corpus for a bundle of vision.clip; default: the evaluation file of"
+            " the data that the bundle was trained on."
         ),
     ] = None,
     examples: Annotated[int | None, typer.Option(min=1, help="Evaluate on the first documents only.")] = None,
@@ -24,11 +28,15 @@ def evaluate(
     plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Evaluate a bundle on held-out data: loss, exact answers and fields, by source and language."""
+    """Evaluate a bundle on held-out data: loss, exact answers and fields, by source and language.
+
+    Contrastive towers are evaluated on an image corpus: the share of images that pick their caption, and the reverse.
+    """
     from openafm.bundle import open_bundle, resolve_model
     from openafm.core.errors import UsageError
     from openafm.core.progress import progress
     from openafm.data.documents import DocumentFiles
+    from openafm.data.images.shards import is_image_corpus
     from openafm.evaluation.data_scores import data_scores
     from openafm.recipes.own_data import data_of
 
@@ -39,6 +47,9 @@ def evaluate(
         if recorded is None or recorded.eval is None:
             raise UsageError(f"{opened.name} records no evaluation file; name held-out data with --data")
         data = Path(recorded.eval)
+    if is_image_corpus(data):
+        _evaluate_images(opened, data, examples, json)
+        return
     count = sum(1 for _ in DocumentFiles(data)) if examples is None else examples
     with progress(f"evaluate {opened.name}", count) as bar:
         scores = data_scores(opened, data, max_documents=examples, with_answers=answers, on_each=bar.update)
@@ -54,6 +65,28 @@ def evaluate(
     )
     if scores.total.num_skipped:
         print(f"{scores.total.num_skipped} conversations exceed the context window and were skipped")
+
+
+def _evaluate_images(bundle: Bundle, data: Path, most: int | None, json: bool) -> None:
+    from openafm.data.images.shards import open_image_corpus
+    from openafm.evaluation.image_text import ImageTextEncoder, zero_shot
+
+    scores = zero_shot(ImageTextEncoder(bundle), open_image_corpus(data), most=most)
+    if json:
+        print_json({"bundle": str(bundle.path), "signature": bundle.signature, "data": str(data), **scores.to_dict()})
+        return
+    rows = [
+        ("image to text", f"{scores.image_to_text:.1%}", f"{1 / scores.candidates:.1%}"),
+        ("text to image", f"{scores.text_to_image:.1%}", f"{1 / scores.candidates:.1%}"),
+        *(
+            (f"image to text, {kind}", f"{share:.1%}", f"{1 / scores.candidates:.1%}")
+            for kind, share in scores.kinds.items()
+        ),
+    ]
+    if scores.classes is not None:
+        rows.append(("kind of chart", f"{scores.classes:.1%}", f"{1 / scores.num_classes:.1%}"))
+    print_table(("zero-shot", "right", "chance"), rows)
+    print_text(f"{scores.num_pairs:,} pairs, {scores.candidates} candidates of the same kind and language")
 
 
 def _row(name: str, values: dict[str, float | None]) -> tuple[object, ...]:

@@ -144,6 +144,54 @@ def on_device_micro_draft() -> DecoderConfig:
     )
 
 
+def compact_base() -> DecoderConfig:
+    """Return the decoder that the vision encoder is trained with: 302 M parameters (report 4.2).
+
+    The report gives the number of parameters; the shape is this project's.
+    """
+    return shared_kv_decoder(
+        vocab_size=153_600,
+        dim=1024,
+        num_own_layers=12,
+        num_shared_layers=0,
+        num_heads=16,
+        num_kv_heads=4,
+        head_dim=64,
+        hidden_dim=3072,
+        context_length=16_384,
+    )
+
+
+def compact_nano() -> DecoderConfig:
+    """Return the compact decoder for training the vision encoder of `on_device.nano`."""
+    return shared_kv_decoder(
+        vocab_size=4096,
+        dim=128,
+        num_own_layers=4,
+        num_shared_layers=0,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        hidden_dim=384,
+        context_length=4096,
+    )
+
+
+def compact_micro() -> DecoderConfig:
+    """Return the compact decoder for training the vision encoder of `on_device.micro`."""
+    return shared_kv_decoder(
+        vocab_size=2048,
+        dim=64,
+        num_own_layers=2,
+        num_shared_layers=0,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        hidden_dim=192,
+        context_length=1024,
+    )
+
+
 def parallel_track_decoder(
     *,
     vocab_size: int,
@@ -250,6 +298,9 @@ SIZES: dict[str, Callable[[], DecoderConfig]] = {
     "on_device.nano_draft": on_device_nano_draft,
     "on_device.draft": on_device_draft,
     "on_device.base": on_device_base,
+    "compact.micro": compact_micro,
+    "compact.nano": compact_nano,
+    "compact.base": compact_base,
     "server.micro": server_micro,
     "server.nano": server_nano,
     "server.full": server_full,

@@ -17,7 +17,7 @@ from openafm.recipes.config import Recipe, RunConfig, UnknownRecipeError, summar
 from openafm.recipes.on_device import draft, low_bit, multimodal, pretrain, sft, upcycling
 from openafm.recipes.server import pretrain as server_pretrain
 from openafm.recipes.server import sft as server_sft
-from openafm.recipes.vision import clip
+from openafm.recipes.vision import clip, joint
 
 RECIPES = (
     pretrain.pretrain,
@@ -28,6 +28,7 @@ RECIPES = (
     continued_pretraining.on_device_long,
     sft.sft,
     clip.clip,
+    joint.joint,
     multimodal.multimodal,
     multimodal.multimodal_sft,
     low_bit.qat,

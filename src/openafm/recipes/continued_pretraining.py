@@ -9,7 +9,7 @@ from openafm.data.needles import NeedlesConfig
 from openafm.data.synthetic import SyntheticConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.corpora import NeedlesCorpusConfig
+from openafm.recipes.corpora import NeedlesCorpusConfig, SyntheticCorpusConfig
 from openafm.recipes.mixtures import (
     CODE_TASKS,
     ENGLISH,
@@ -61,15 +61,27 @@ def server_long(size: str) -> RunConfig:
     return _long("server", size, AdamWConfig(learning_rate=1e-3, weight_decay=0.0))
 
 
-def _text(model: str, size: str, optimizer: OptimizerConfig) -> RunConfig:
+def text_corpora(size: str) -> tuple[SyntheticCorpusConfig, ...]:
+    """Return the sources of continued text pre-training, with the shares `SHARES`."""
     examples = {name: round(share * EXAMPLES[size]) for name, share in SHARES.items()}
+    return (
+        english("math", MATH_TASKS, examples["math"]),
+        english("code", CODE_TASKS, examples["code"]),
+        english("knowledge", KNOWLEDGE_TASKS, examples["knowledge"]),
+        multilingual(examples["multilingual"]),
+    )
+
+
+def text_weights(share: float) -> dict[str, float]:
+    """Return the weights of these sources in a mixture of which they are a share."""
+    return {name: round(weight * share, 4) for name, weight in SHARES.items()}
+
+
+def _text(model: str, size: str, optimizer: OptimizerConfig) -> RunConfig:
     return RunConfig(
         recipe=f"{model}.text_continued",
         corpora=(
-            english("math", MATH_TASKS, examples["math"]),
-            english("code", CODE_TASKS, examples["code"]),
-            english("knowledge", KNOWLEDGE_TASKS, examples["knowledge"]),
-            multilingual(examples["multilingual"]),
+            *text_corpora(size),
             held_out(SHARES["multilingual"], "everything"),
         ),
         tokenizer=None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from openafm.core.config import dump
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus, draw_document
+from openafm.data.images.interleaving import interleave_corpus
 from openafm.data.images.packing import ImagePackConfig, pack_image_corpus
 from openafm.data.images.shards import open_image_corpus
 from openafm.recipes.corpora import CorpusConfig
@@ -33,10 +34,14 @@ class DrawnCorpusConfig(CorpusConfig):
     packing: ImagePackConfig
 
     def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        pack_image_corpus(self._drawings(out), out, tokenizer, template, self.packing)
+
+    def _drawings(self, out: Path) -> Path:
+        """Return the folder of the drawings; draw those that are missing."""
         digest = hashlib.sha256(dump(self.drawing).encode()).hexdigest()
-        drawings = out.with_name(f"drawings-{digest[:12]}")
-        draw_corpus(self.drawing, drawings)
-        pack_image_corpus(drawings, out, tokenizer, template, self.packing)
+        folder = out.with_name(f"drawings-{digest[:12]}")
+        draw_corpus(self.drawing, folder)
+        return folder
 
     def texts(self) -> Iterator[str]:
         for config in self.drawing.generators:
@@ -52,6 +57,17 @@ class DrawnCorpusConfig(CorpusConfig):
     def description(self) -> str:
         names = ", ".join(generator.name for generator in self.drawing.generators)
         return f"{self.drawing.count:,} drawn images of each kind ({names})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class InterleavedCorpusConfig(DrawnCorpusConfig):
+    """Documents of several of the drawings, with captions and texts between them (`interleave_corpus`)."""
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        drawings = self._drawings(out)
+        joined = drawings.with_name(f"{drawings.name}-interleaved")
+        interleave_corpus(drawings, joined, self.drawing.seed)
+        pack_image_corpus(joined, out, tokenizer, template, self.packing)
 
 
 @dataclass(frozen=True, kw_only=True)

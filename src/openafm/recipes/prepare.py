@@ -80,8 +80,11 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
             " that it was made from, or train an adapter"
         )
     model, wanted = bundle.config, config.trainer.model
-    if isinstance(wanted, MultimodalConfig) and not isinstance(model, MultimodalConfig):
-        model = MultimodalConfig.of(model, wanted.vision, wanted.adapter)
+    if isinstance(wanted, MultimodalConfig):
+        if isinstance(model, MultimodalConfig):
+            model = replace(model, modes=wanted.modes)
+        else:
+            model = MultimodalConfig.of(model, wanted.vision, wanted.adapter, wanted.modes)
     if recipe.lengthens:
         model = replace(model, context_length=max(model.context_length, config.trainer.model.context_length))
     trainer = replace(

@@ -34,7 +34,7 @@ from openafm.recipes.own_data import write_data
 from openafm.tokenizer.bpe import Tokenizer, train_tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.template import BaseChatTemplate
-from openafm.training.config import TrainerConfig
+from openafm.training.config import TrainerConfig, VisionStart
 from openafm.training.resuming import first_difference, resume_difference
 
 if TYPE_CHECKING:
@@ -171,6 +171,7 @@ def write_trained(
 def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
     """Lock the run folder; train the tokenizer, pack the corpora and prepare the objective unless that is done."""
     _check_tokenizer(config)  # before the lock, which creates the folder
+    _warn_about_vision(config)
     opened.enter_context(folder_lock(folder / "data"))
     _check_same_run(config, folder)
     tokenizer, template = _tokenizer(config, folder)
@@ -189,6 +190,17 @@ def _sampler(config: RunConfig, trainer: TrainerConfig, folder: Path) -> Sampler
     tokenizer, template = _tokenizer(config, folder)
     evaluation = trainer.evaluation
     return config.samples.build(trainer.data if evaluation is None else evaluation.data, tokenizer, template)
+
+
+def _warn_about_vision(config: RunConfig) -> None:
+    """Print a warning if a vision encoder that an earlier stage trains starts from random weights."""
+    needed = next((recipe.sees_with for recipe in RECIPES if recipe.name == config.recipe), None)
+    if needed is not None and config.trainer.start == VisionStart():
+        print(
+            f"warning: the vision encoder starts from random weights; train {needed} first, or name its bundle with"
+            " trainer.start.bundle",
+            file=sys.stderr,
+        )
 
 
 def _warn_about_languages(config: RunConfig, name: str, folder: Path) -> None:

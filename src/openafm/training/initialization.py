@@ -113,7 +113,8 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
     if gets_eyes:
         expected = cast("MultimodalConfig", expected).decoder
     lengthened = config.adapter is None and expected.context_length > found.context_length
-    difference = first_difference(found, expected, ignored=("context_length",) if lengthened else ())
+    # A later stage may train more resolution modes; they have no weights.
+    difference = first_difference(found, expected, ignored=("modes", *(("context_length",) if lengthened else ())))
     if difference is not None:
         upcycled = "" if config.upcycle is None else " upcycled"
         raise BundleMismatchError(f"the{upcycled} model of {bundle.path} differs from the config's: {difference}")

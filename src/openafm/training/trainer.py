@@ -17,6 +17,7 @@ from openafm.data.batch import Batch, BatchSource, Origin
 from openafm.training.config import TrainerConfig
 from openafm.training.evaluation import Evaluator
 from openafm.training.loss_sums import LossAccumulator, LossSums
+from openafm.training.objectives.base import ScheduledObjective
 from openafm.training.observers import Observer, Observers, StepResult
 from openafm.training.state import TrainingState
 
@@ -89,6 +90,8 @@ class Trainer:
         start_s = perf_counter()
         state = self.state
         state.begin_step()
+        if isinstance(self.objective, ScheduledObjective):
+            self.objective.progress = state.step / state.num_steps
         sums = self._accumulate_gradients(batch)
         norm = self._average_and_clip_gradients(sums.count)
         if not math.isfinite(norm):

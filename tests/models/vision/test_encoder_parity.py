@@ -154,3 +154,20 @@ def test_dino_with_registers() -> None:
     expected = model(theirs_of(images())).last_hidden_state
     torch.testing.assert_close(states.registers_BRD, expected[:, :4], atol=TOLERANCE, rtol=0)
     torch.testing.assert_close(states.patches_BYXD.flatten(1, 2), expected[:, 4:], atol=TOLERANCE, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("factor", [1.5, 0.5], ids=["raised", "lowered"])
+def test_positions_of_another_resolution(factor: float) -> None:
+    """Compare with ViT's interpolation of position embeddings, whose class token keeps its own."""
+    config = transformers.ViTConfig(**SIZES, num_hidden_layers=1, intermediate_size=MLP)
+    embeddings = transformers.ViTModel(config, add_pooling_layer=False).embeddings
+    randomized(embeddings)
+    side = round(SIDE * factor)
+    ours = VisionConfig(image_side=SIDE, patch_side=PATCH, dim=DIM, layers=(LAYER,)).build()
+    ours.position_GGD.data = embeddings.position_embeddings[0, 1:].view(GRID, GRID, DIM)
+    ours.resize_positions(side)
+    pixels = torch.zeros(1, 3, side, side)
+    grid = side // PATCH
+    theirs = embeddings.interpolate_pos_encoding(torch.zeros(1, grid * grid + 1, DIM), *pixels.shape[2:])[0, 1:]
+    torch.testing.assert_close(ours.position_GGD.flatten(0, 1), theirs, atol=1e-6, rtol=0)

@@ -21,7 +21,7 @@ from openafm.data.batch import Batch
 from openafm.models.spans import EmbeddingSpan, Span
 from openafm.models.vision.clip import contrastive_loss, sigmoid_loss
 from openafm.training.objectives.config import ContrastiveConfig, SigmoidContrastiveConfig
-from openafm.training.objectives.contrastive import PairsError
+from openafm.training.objectives.contrastive import Contrastive, PairsError
 
 HERE = Path(__file__).parents[1]
 
@@ -105,13 +105,32 @@ def test_a_batch_without_images_is_refused() -> None:
 
 
 def test_masking_changes_with_each_call_and_follows_the_seed() -> None:
-    model = clip_config(kept=0.5).build()
+    model = clip_config().build()
     pixels = torch.from_numpy(np.concatenate(list(batch_of(range(3)).images.values())))
     torch.manual_seed(1)
     first, second = model.encode_images(pixels, 0.5), model.encode_images(pixels, 0.5)
     torch.manual_seed(1)
     assert torch.equal(first, model.encode_images(pixels, 0.5))
     assert not torch.equal(first, second)
+
+
+def test_the_last_steps_and_evaluation_encode_all_patches() -> None:
+    objective = ContrastiveConfig(kept=0.5, unmasked_share=0.25).build()
+    assert isinstance(objective, Contrastive)
+    kept = []
+    for step in range(8):
+        objective.progress = step / 8
+        kept.append(objective.kept)
+    assert kept == [0.5] * 6 + [1.0] * 2
+    objective.progress = 0.0
+    with torch.no_grad():
+        assert objective.kept == 1.0
+    model, batch = clip_config().build(), batch_of(range(4))
+    masked = objective(model, batch)
+    objective.progress = 0.9
+    unmasked = objective(model, batch)
+    assert masked.flops < unmasked.flops
+    torch.testing.assert_close(unmasked.total, ContrastiveConfig().build()(model, batch).total)
 
 
 def run(world: int, shares: str) -> dict[str, Any]:

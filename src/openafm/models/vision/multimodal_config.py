@@ -80,22 +80,20 @@ class ClipConfig(DecoderConfig):
     """Two towers for contrastive pre-training (arXiv 2103.00020, report 4.2): the decoder encodes texts, `vision` images.
 
     The last token of a text and the mean of an image's registers, or of its patches without registers, are projected to
-    `shared_dim`. `kept` is the share of the patches that are encoded (FLIP, arXiv 2212.00794).
+    `shared_dim`.
     """
 
     vision: VisionConfig
     shared_dim: int = 256
-    kept: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.shared_dim > 0, f"shared_dim must be at least 1, got {self.shared_dim}")
-        self.require(0 < self.kept <= 1, f"kept is a share above 0 to 1, got {self.kept}")
 
     @classmethod
-    def of(cls, text: DecoderConfig, vision: VisionConfig, *, shared_dim: int = 256, kept: float = 1.0) -> Self:
+    def of(cls, text: DecoderConfig, vision: VisionConfig, *, shared_dim: int = 256) -> Self:
         """Return the towers of a text decoder and a vision encoder."""
-        return cls(**_values(text), vision=vision, shared_dim=shared_dim, kept=kept)
+        return cls(**_values(text), vision=vision, shared_dim=shared_dim)
 
     def other_parameters(self) -> int:
         return self.vision.num_parameters() + (self.vision.dim + self.dim) * self.shared_dim + 2

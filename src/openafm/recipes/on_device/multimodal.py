@@ -2,78 +2,87 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from openafm.data.images.resolution import Mode
 from openafm.data.loader import LoaderConfig
 from openafm.models.sizes import named_size
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.models.vision.sizes import adapter_for, encoder_of
+from openafm.models.vision.sizes import adapter_for
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.corpora import CorpusConfig
-from openafm.recipes.mixtures import KNOWLEDGE_TASKS, english, one_source, sources
-from openafm.recipes.vision.mixtures import MODE, RESOLUTIONS, TOKENS_SIDE, drawn
+from openafm.recipes.continued_pretraining import EXAMPLES, SHARES, text_corpora, text_weights
+from openafm.recipes.corpora import CorpusConfig, Learn
+from openafm.recipes.mixtures import NANO_TASKS, english, held_out, multilingual, sources
+from openafm.recipes.vision.mixtures import ASKED, RESOLUTIONS, TOKENS_SIDE, drawn, joint_encoder, vision_corpora
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig, VisionStart
 from openafm.training.schedules import WarmupStableDecay
 
-KINDS = ("charts", "flyers")
 NUM_TOKENS = {"micro": 60_000, "nano": 30_000_000}
-NUM_EXAMPLES = {"micro": 500, "nano": 40_000}
-ROW_TOKENS = {"micro": 1024, "nano": 1024}
+ROW_TOKENS = {"micro": 1024, "nano": 2048}
 
 
-@recipe("on_device.multimodal", sizes=("micro", "nano"), starts_from="on_device.sft", sees_with="vision.clip")
+@recipe("on_device.multimodal", sizes=("micro", "nano"), starts_from="on_device.text_continued", sees_with="vision.joint")
 def multimodal(size: str) -> RunConfig:
-    """Give a text model eyes: 60 % text, 10 % interleaved, 28.5 % captions, 1.5 % domain-specific images."""
+    """Add vision to a text model: 60 % text, 10 % interleaved, 28.5 % captions, 1.5 % domain-specific images."""
     return _run(
         "on_device.multimodal",
         size,
-        corpora=(
-            english("text", KNOWLEDGE_TASKS, num_examples=NUM_EXAMPLES[size]),
-            drawn("interleaved", size, KINDS, ("transcription",)),
-            drawn("captions", size, KINDS, ("captions",)),
-            drawn("domain", size, KINDS, ("questions",)),
-            drawn("held_out", size, KINDS, ("captions", "questions"), held_out=True),
-        ),
-        weights={"text": 0.6, "interleaved": 0.1, "captions": 0.285, "domain": 0.015},
+        corpora=(*text_corpora(size), *vision_corpora(size)),
+        weights={**text_weights(0.6), "interleaved": 0.1, "captions": 0.285, "domain": 0.015},
     )
 
 
 @recipe("on_device.multimodal_sft", sizes=("micro", "nano"), starts_from="on_device.multimodal")
 def multimodal_sft(size: str) -> RunConfig:
-    """Fine-tune a multimodal model on questions about images, and on the text model's tasks."""
+    """Fine-tune a multimodal model on questions about images in all resolution modes, and on the text model's tasks."""
     return _run(
         "on_device.multimodal_sft",
         size,
         corpora=(
-            english("text", KNOWLEDGE_TASKS, num_examples=NUM_EXAMPLES[size], learn="answers"),
-            drawn("questions", size, KINDS, ("questions",)),
-            drawn("held_out", size, KINDS, ("questions",), held_out=True),
+            english("text", NANO_TASKS, num_examples=EXAMPLES[size] // 2, learn="answers"),
+            multilingual(EXAMPLES[size] // 4, learn="answers"),
+            drawn("questions", size, ASKED, ("questions",), draws_modes=True),
+            drawn("held_out", size, ASKED, ("questions",), held_out=True),
         ),
-        weights={"text": 0.4, "questions": 0.6},
+        weights={"text": 0.25, "multilingual": 0.15, "questions": 0.6},
+        learn="answers",
+        modes=("balanced", "high", "rapid"),
     )
 
 
-def _run(name: str, size: str, *, corpora: tuple[CorpusConfig, ...], weights: dict[str, float]) -> RunConfig:
-    vision = encoder_of(f"rw_vitdet.{size}")
+def _run(
+    name: str,
+    size: str,
+    *,
+    corpora: tuple[CorpusConfig, ...],
+    weights: dict[str, float],
+    learn: Learn = "everything",
+    modes: tuple[Mode, ...] = ("balanced",),
+) -> RunConfig:
+    """Return a run. It evaluates text too: the report's adaptation avoids regressions on text."""
+    vision = joint_encoder(size)
     row_tokens = ROW_TOKENS[size]
     return RunConfig(
         recipe=name,
-        corpora=corpora,
+        corpora=(*corpora, replace(held_out(SHARES["multilingual"], learn), name="held_out_text")),
         tokenizer=None,
         trainer=TrainerConfig(
             model=MultimodalConfig.of(
                 named_size(f"on_device.{size}"),
                 vision,
                 adapter_for(vision, TOKENS_SIDE[size]),
-                (RESOLUTIONS[size].mode(MODE),),
+                tuple(RESOLUTIONS[size].mode(mode) for mode in modes),
             ),
-            data=LoaderConfig(sources=sources(**weights), rows_per_step=4, row_tokens=row_tokens),
+            data=LoaderConfig(sources=sources(**weights), rows_per_step=2, row_tokens=row_tokens),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
             optimizer=AdamWConfig(learning_rate=1e-3, weight_decay=0.05),
             num_threads=1,
             schedule=WarmupStableDecay(decay_fraction=0.3),
             start=VisionStart(),
             evaluation=EvaluationConfig(
-                data=one_source("held_out", rows_per_step=2, row_tokens=row_tokens), every_steps=200
+                data=LoaderConfig(sources=sources(held_out=0.5, held_out_text=0.5), rows_per_step=2, row_tokens=row_tokens),
+                every_steps=200,
             ),
         ),
     )

@@ -1,4 +1,4 @@
-"""Contrastive pre-training of the vision encoder with FLIP masking (report 4.2)."""
+"""Contrastive pre-training of the vision encoder with FLIP masking, and without it at the end (report 4.2)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from openafm.models.vision.multimodal_config import ClipConfig
 from openafm.models.vision.sizes import encoder_of
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.mixtures import one_source
-from openafm.recipes.vision.mixtures import drawn
+from openafm.recipes.vision.mixtures import CAPTIONED, CLIP_RESOLUTIONS, drawn
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig
 from openafm.training.objectives.config import ContrastiveConfig
 from openafm.training.schedules import WarmupCosine
 
-KINDS = ("charts", "flyers")
-KEPT = 0.5
-"""Share of the patches that are encoded."""
-NUM_TOKENS = {"micro": 60_000, "nano": 40_000_000}
-ROWS = {"micro": 4, "nano": 8}
+NUM_TOKENS = {"micro": 60_000, "nano": 12_000_000}
+ROWS = {"micro": 2, "nano": 4}
 
 
 @recipe("vision.clip", sizes=("micro", "nano"))
@@ -28,13 +25,13 @@ def clip(size: str) -> RunConfig:
     return RunConfig(
         recipe="vision.clip",
         corpora=(
-            drawn("captions", size, KINDS, ("captions",)),
-            drawn("held_out", size, KINDS, ("captions",), held_out=True),
+            drawn("captions", size, CAPTIONED, ("captions",), resolution=CLIP_RESOLUTIONS[size]),
+            drawn("held_out", size, CAPTIONED, ("captions",), held_out=True, resolution=CLIP_RESOLUTIONS[size]),
         ),
         tokenizer=TokenizerConfig(vocab_size=text.vocab_size, spaces="apart"),
         trainer=TrainerConfig(
-            model=ClipConfig.of(text, encoder_of(f"rw_vitdet.{size}"), kept=KEPT),
-            objective=ContrastiveConfig(),
+            model=ClipConfig.of(text, encoder_of(f"rw_vitdet.{size}")),
+            objective=ContrastiveConfig(kept=0.5, unmasked_share=0.1),
             data=one_source("captions", rows_per_step=ROWS[size], row_tokens=1024),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),
             optimizer=AdamWConfig(learning_rate=1e-3, weight_decay=0.1),

@@ -1,36 +1,93 @@
-"""Drawn images of the vision recipes, in the sizes of the models."""
+"""Drawn images of the vision recipes, in the sizes of the models.
+
+Sides are in the report's proportions: contrastive pre-training has 2 x 2 windows (448 pixels), the later stages 3 x 3 (672),
+rapid mode one (224).
+"""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from openafm.data.drawing.corpus import DrawingConfig
 from openafm.data.drawing.generators import generator_config
 from openafm.data.images.packing import ImagePackConfig, Learned
-from openafm.data.images.resolution import Mode, ResolutionConfig
-from openafm.recipes.drawn_corpus import DrawnCorpusConfig
+from openafm.data.images.resolution import ResolutionConfig
+from openafm.models.vision.config import VisionConfig
+from openafm.models.vision.sizes import encoder_of
+from openafm.recipes.drawn_corpus import DrawnCorpusConfig, InterleavedCorpusConfig
 
-# The sides of views divide into the patches and windows of the encoder of the size (models/vision/sizes.py).
 RESOLUTIONS = {
-    "micro": ResolutionConfig(side=112, rapid_side=56, tokens=36, rapid_tokens=9),
-    "nano": ResolutionConfig(side=224, rapid_side=112, tokens=144, rapid_tokens=9),
+    "micro": ResolutionConfig(side=168, rapid_side=56, tokens=36, rapid_tokens=9),
+    "nano": ResolutionConfig(side=336, rapid_side=112, tokens=144, rapid_tokens=9),
 }
-MODE: Mode = "balanced"
-"""The resolution mode of all drawn images."""
+CLIP_RESOLUTIONS = {
+    "micro": ResolutionConfig(side=112, rapid_side=56, tokens=1, rapid_tokens=1),
+    "nano": ResolutionConfig(side=224, rapid_side=112, tokens=1, rapid_tokens=1),
+}
+"""An image takes one token of a row: the towers do not read the tokens of images."""
 TOKENS_SIDE = {"micro": 6, "nano": 12}
 NUM_DRAWINGS = {"micro": 100, "nano": 20_000}
 LANGUAGES = {"micro": ("en",), "nano": ("en", "de", "fr", "es", "it", "pt", "nl", "ja", "zh-Hans", "ko")}
 
+CAPTIONED = ("charts", "flyers", "scenes", "signs")
+"""Kinds with captions."""
+ASKED = ("charts", "flyers", "scenes", "signs")
+"""Kinds with questions. Scenes ask for coordinates, by coordinates and marks, about pairs of images, and, as flyers do, for
+what is absent: the answer refuses."""
+
+
+def joint_encoder(size: str) -> VisionConfig:
+    """Return the on-device encoder at the resolution of the stages after contrastive pre-training."""
+    return replace(encoder_of(f"rw_vitdet.{size}"), image_side=RESOLUTIONS[size].side)
+
+
+def drawing(size: str, kinds: tuple[str, ...], *, held_out: bool = False) -> DrawingConfig:
+    """Return drawings of some kinds."""
+    return DrawingConfig(
+        generators=tuple(generator_config(kind) for kind in kinds),
+        languages=LANGUAGES[size],
+        count=max(NUM_DRAWINGS[size] // (20 if held_out else 1), 50),
+        split="held_out" if held_out else "train",
+    )
+
 
 def drawn(
-    name: str, size: str, kinds: tuple[str, ...], learn: tuple[Learned, ...], *, held_out: bool = False
+    name: str,
+    size: str,
+    kinds: tuple[str, ...],
+    learn: tuple[Learned, ...],
+    *,
+    held_out: bool = False,
+    resolution: ResolutionConfig | None = None,
+    draws_modes: bool = False,
 ) -> DrawnCorpusConfig:
-    """Return a corpus of drawings of some kinds."""
+    """Return a corpus of drawings of some kinds, in balanced mode or in modes that are drawn (report 5.1)."""
     return DrawnCorpusConfig(
         name=name,
-        drawing=DrawingConfig(
-            generators=tuple(generator_config(kind) for kind in kinds),
-            languages=LANGUAGES[size],
-            count=max(NUM_DRAWINGS[size] // (20 if held_out else 1), 50),
-            split="held_out" if held_out else "train",
+        drawing=drawing(size, kinds, held_out=held_out),
+        packing=ImagePackConfig(
+            source=name,
+            learn=learn,
+            resolution=resolution or RESOLUTIONS[size],
+            mode="drawn" if draws_modes else "balanced",
         ),
-        packing=ImagePackConfig(source=name, learn=learn, resolution=RESOLUTIONS[size], mode=MODE),
+    )
+
+
+def interleaved(size: str) -> InterleavedCorpusConfig:
+    """Return documents of several drawings with text between them."""
+    return InterleavedCorpusConfig(
+        name="interleaved",
+        drawing=drawing(size, CAPTIONED),
+        packing=ImagePackConfig(source="interleaved", learn=("interleaved",), resolution=RESOLUTIONS[size], mode="balanced"),
+    )
+
+
+def vision_corpora(size: str) -> tuple[DrawnCorpusConfig | InterleavedCorpusConfig, ...]:
+    """Return the image sources of joint training and of adaptation, and the held-out corpus."""
+    return (
+        interleaved(size),
+        drawn("captions", size, CAPTIONED, ("captions",)),
+        drawn("domain", size, ASKED, ("transcription", "questions")),
+        drawn("held_out", size, ASKED, ("captions", "questions"), held_out=True),
     )

@@ -43,6 +43,12 @@ DEFAULT_ROUTING = RoutingLossConfig()
 Objective = Callable[[Decoder, Batch], Losses]
 
 
+class ScheduledObjective:
+    """Base of objectives that change during a run. Before a step the trainer sets `progress` to the share of steps done."""
+
+    progress: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetStates:
     """The hidden states at the positions of a batch that carry loss.

@@ -140,14 +140,22 @@ class NextTokenConfig(ObjectiveConfig):
 class ContrastiveConfig(ObjectiveConfig):
     """CLIP: each image picks its text among those of the step, and each text its image (arXiv 2103.00020).
 
-    Of every document with an image, the first image and the text after it are a pair. The model is a `ClipConfig`, whose
-    `kept` is the share of patches that are encoded.
+    Of every document with an image, the first image and the text after it are a pair. The model is a `ClipConfig`. Of each
+    image a random share `kept` of the patches is encoded (FLIP, arXiv 2212.00794); the last steps, a share `unmasked_share`
+    of the run, encode all, as evaluation does.
     """
+
+    kept: float = 1.0
+    unmasked_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.require(0 < self.kept <= 1, f"kept is a share above 0 to 1, got {self.kept}")
+        self.require(0 <= self.unmasked_share <= 1, f"unmasked_share is a share from 0 to 1, got {self.unmasked_share}")
 
     def build(self) -> Objective:
         from openafm.training.objectives.contrastive import Contrastive
 
-        return Contrastive()
+        return Contrastive(self)
 
     def check(self, trainer: TrainerConfig) -> None:
         """Refuse a model without two towers."""
@@ -165,7 +173,7 @@ class SigmoidContrastiveConfig(ContrastiveConfig):
     def build(self) -> Objective:
         from openafm.training.objectives.contrastive import SigmoidContrastive
 
-        return SigmoidContrastive()
+        return SigmoidContrastive(self)
 
 
 @dataclass(frozen=True, kw_only=True)

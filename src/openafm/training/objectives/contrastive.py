@@ -18,18 +18,28 @@ from openafm.models.accounting import training_flops
 from openafm.models.decoder import Decoder
 from openafm.models.spans import EmbeddingSpan, ImageKey
 from openafm.models.vision.clip import ClipModel, contrastive_loss, sigmoid_loss
-from openafm.training.objectives.base import Losses, zero_losses
+from openafm.training.objectives.base import Losses, ScheduledObjective, zero_losses
+from openafm.training.objectives.config import ContrastiveConfig
 
 
 class PairsError(UsageError):
     """A batch has no pairs of an image and a text."""
 
 
-class Contrastive:
+class Contrastive(ScheduledObjective):
     """CLIP's loss; candidates are the pairs of all processes. `accuracy` is the share of images that pick their text.
 
     With microbatches, the candidates are those of one microbatch: use as many rows as memory allows.
     """
+
+    def __init__(self, config: ContrastiveConfig) -> None:
+        self._config = config
+
+    @property
+    def kept(self) -> float:
+        """The share of the patches that the next batch encodes."""
+        is_masked = torch.is_grad_enabled() and self.progress < 1 - self._config.unmasked_share
+        return self._config.kept if is_masked else 1.0
 
     def __call__(self, model: Decoder, batch: Batch) -> Losses:
         towers = cast("ClipModel", model)
@@ -41,8 +51,8 @@ class Contrastive:
         vision_flops = 0.0
         if images:
             pixels_IYXC = torch.stack([torch.tensor(batch.images[key][0]) for key in images])
-            images_IE, texts_IE = towers.encode_images(pixels_IYXC, towers.config.kept), towers.encode_texts(texts)
-            vision_flops = 3 * len(images) * towers.config.vision.flops(pixels_IYXC.shape[1], towers.config.kept)
+            images_IE, texts_IE = towers.encode_images(pixels_IYXC, self.kept), towers.encode_texts(texts)
+            vision_flops = 3 * len(images) * towers.config.vision.flops(pixels_IYXC.shape[1], self.kept)
         all_images_AE, first = towers.gather(images_IE)
         all_texts_AE, _ = towers.gather(texts_IE)
         if not len(all_images_AE):
