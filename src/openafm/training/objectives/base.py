@@ -5,6 +5,7 @@ Shapes: B rows, S tokens of a row, N positions that carry loss, D model dim, V v
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -43,10 +44,14 @@ DEFAULT_ROUTING = RoutingLossConfig()
 Objective = Callable[[Decoder, Batch], Losses]
 
 
-class ScheduledObjective:
+class ScheduledObjective(ABC):
     """Base of objectives that change during a run. Before a step the trainer sets `progress` to the share of steps done."""
 
     progress: float = 0.0
+
+    @abstractmethod
+    def __call__(self, model: Decoder, batch: Batch) -> Losses:
+        """Return the losses of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
