@@ -75,14 +75,9 @@ def _evaluate_images(bundle: Bundle, data: Path, most: int | None, json: bool) -
     if json:
         print_json({"bundle": str(bundle.path), "signature": bundle.signature, "data": str(data), **scores.to_dict()})
         return
-    rows = [
-        ("image to text", f"{scores.image_to_text:.1%}", f"{1 / scores.candidates:.1%}"),
-        ("text to image", f"{scores.text_to_image:.1%}", f"{1 / scores.candidates:.1%}"),
-        *(
-            (f"image to text, {kind}", f"{share:.1%}", f"{1 / scores.candidates:.1%}")
-            for kind, share in scores.kinds.items()
-        ),
-    ]
+    shares = {"image to text": scores.image_to_text, "text to image": scores.text_to_image}
+    shares |= {f"image to text, {kind}": share for kind, share in scores.kinds.items()}
+    rows = [(name, f"{share:.1%}", f"{1 / scores.candidates:.1%}") for name, share in shares.items()]
     if scores.classes is not None:
         rows.append(("kind of chart", f"{scores.classes:.1%}", f"{1 / scores.num_classes:.1%}"))
     print_table(("zero-shot", "right", "chance"), rows)
