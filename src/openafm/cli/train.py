@@ -49,6 +49,9 @@ def train(
     tokenizer: Annotated[
         Path | None, typer.Option(help="Use this tokenizer.json; default: the start bundle's, or a new one.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="auto, cuda, mps or cpu; default: the recipe's, auto: a GPU if there is one.")
+    ] = None,
     samples: Annotated[
         int | None, typer.Option(min=1, help="Every so many steps, generate from held-out prompts into the log.")
     ] = None,
@@ -89,7 +92,8 @@ def train(
     name = name or found.default_name(found.checked_size(size))
     bundle_place(name)  # raises for an invalid name before the training
     described = own_data(data, evaluation, tokenizer)
-    changed = ({} if samples is None else {"samples": f'{{"every_steps": {samples}}}'}) | parse_changes(changes)
+    changed = {} if samples is None else {"samples": f'{{"every_steps": {samples}}}'}
+    changed |= ({} if device is None else {"trainer.device.kind": device}) | parse_changes(changes)
     config = prepare_run(recipe, size, start=start, data=described, changes=changed, plugins=plugins or ())
     result = run_recipe(config, output or Path("runs") / name, name)
     if rank():

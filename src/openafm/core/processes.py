@@ -1,7 +1,4 @@
-"""Rank and number of the processes of a run, from the environment that torchrun sets, and finalizers that respect forks.
-
-Imports torch only in `backend`.
-"""
+"""Rank and number of the processes of a run, from the environment that torchrun sets, and finalizers that respect forks."""
 
 from __future__ import annotations
 
@@ -32,13 +29,3 @@ def finalize(owner: object, free: Callable[..., object], *arguments: object, at_
             free(*arguments)
 
     weakref.finalize(owner, run).atexit = at_exit
-
-
-def backend() -> str:
-    """Return the communication backend: gloo, plus NCCL if every process on this machine has a GPU, which it selects."""
-    import torch
-
-    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) or not torch.cuda.is_available():
-        return "gloo"
-    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    return "cpu:gloo,cuda:nccl"

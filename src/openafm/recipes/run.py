@@ -101,6 +101,7 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
     Under torchrun the main process packs the data and writes the bundle; all processes train and return the same result.
 
     Raises:
+        DeviceError: the device of `trainer.device` is absent or differs between processes.
         MeshError: the processes, the model and `trainer.parallel` do not fit together.
         StartBundleError: the recipe needs a bundle to start from, or `name` is that bundle.
         FolderInUseError: another process runs in this folder.
@@ -112,11 +113,11 @@ def run_recipe(config: RunConfig, folder: Path, name: str) -> RunResult:
     from openafm.training.run import train
 
     check_name(config, name)
-    with open_processes() as everyone, ExitStack() as opened:
+    with open_processes(config=config.trainer.device) as everyone, ExitStack() as opened:
         trainer = _located(config.trainer, folder)
         trainer.parallel.shape(everyone.world)
         trainer.parallel.check_model(trainer.model)
-        everyone.run_on_main(lambda: _prepare(config, folder, opened))
+        everyone.run_on_main(lambda: _prepare(config, folder, str(everyone.device), opened))
         sampler = None if config.samples is None or not everyone.is_main else _sampler(config, trainer, folder)
         result = train(trainer, folder, processes=everyone, sampler=sampler)
         if not result.finished:
@@ -168,8 +169,11 @@ def write_trained(
     return bundle
 
 
-def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
-    """Lock the run folder; train the tokenizer, pack the corpora and prepare the objective unless that is done."""
+def _prepare(config: RunConfig, folder: Path, device: str, opened: ExitStack) -> None:
+    """Lock the run folder; train the tokenizer, pack the corpora and prepare the objective unless that is done.
+
+    A teacher computes its logits on `device`.
+    """
     _check_tokenizer(config)  # before the lock, which creates the folder
     _warn_about_vision(config)
     opened.enter_context(folder_lock(folder / "data"))
@@ -182,7 +186,7 @@ def _prepare(config: RunConfig, folder: Path, opened: ExitStack) -> None:
     with atomic_file(folder / "run.json", "w") as file:
         file.write(dump(config))
     trainer = _located(config.trainer, folder)
-    trainer.objective.prepare(trainer)
+    trainer.objective.prepare(trainer, device)
 
 
 def _sampler(config: RunConfig, trainer: TrainerConfig, folder: Path) -> Sampler:

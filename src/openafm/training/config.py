@@ -16,6 +16,7 @@ from openafm.models.experts_config import ExpertsConfig
 from openafm.models.upcycling_config import UpcyclingConfig
 from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.training.budgets import BudgetConfig
+from openafm.training.device import DeviceConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.watchdog import WatchdogConfig
 from openafm.training.objectives.config import NextTokenConfig, ObjectiveConfig
@@ -176,18 +177,16 @@ class EMAConfig(Config):
 class PrecisionConfig(Config, ABC):
     """Base of the compute precisions. Master weights, gradients and optimizer state are always fp32."""
 
-    @property
     @abstractmethod
-    def compute_dtype(self) -> torch.dtype:
-        """Return the dtype of activations and of the weights' casts."""
+    def compute_dtype(self, device: str) -> torch.dtype:
+        """Return the dtype of activations and of the weights' casts on this type of device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Float32Config(PrecisionConfig):
     """Compute in fp32."""
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
+    def compute_dtype(self, device: str) -> torch.dtype:
         import torch
 
         return torch.float32
@@ -197,8 +196,7 @@ class Float32Config(PrecisionConfig):
 class BFloat16Config(PrecisionConfig):
     """Compute in bf16; norms, rotation, softmax and loss in fp32."""
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
+    def compute_dtype(self, device: str) -> torch.dtype:
         import torch
 
         return torch.bfloat16
@@ -208,13 +206,10 @@ class BFloat16Config(PrecisionConfig):
 class DevicePrecisionConfig(PrecisionConfig):
     """Compute in bf16 where the device multiplies it in hardware, else in fp32; the two give different weights."""
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        import torch
-
+    def compute_dtype(self, device: str) -> torch.dtype:
         from openafm.training.precision import fast_dtype
 
-        return fast_dtype("cuda" if torch.cuda.is_available() else "cpu")
+        return fast_dtype(device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,6 +301,9 @@ class TrainerConfig(Config):
     """A whole run. Equal configs, data and machine give bit-identical weights, however often the run is interrupted.
 
     Attributes:
+        device: where to compute. Types of devices round differently; on one type a resumed run is bit-identical, except for
+            operations that torch documents as nondeterministic on CUDA: sums over repeated indices (embedding, experts) and
+            the backward pass of flash attention.
         microbatch_rows: split a step's rows to save memory; gradients add up to the same update.
         activation_checkpointing: recompute activations to save memory; the update is bit-identical.
         num_threads: torch's threads on a CPU, all by default. Results depend on it in the last bits, and very small models
@@ -328,7 +326,7 @@ class TrainerConfig(Config):
     )
     """Keys that do not change the weights: a run may be resumed with other values."""
 
-    ROUNDING: ClassVar[tuple[str, ...]] = ("parallel", "microbatch_rows", "num_threads")
+    ROUNDING: ClassVar[tuple[str, ...]] = ("device", "parallel", "microbatch_rows", "num_threads")
     """Keys that change the weights by rounding only: a run may be resumed with other values, which it notes."""
 
     LOCATIONS: ClassVar[tuple[str, ...]] = ("data.sources.*.path", "objective.cache")
@@ -348,6 +346,7 @@ class TrainerConfig(Config):
     schedule: ScheduleConfig = field(default_factory=WarmupCosine)
     ema: EMAConfig | None = None
     precision: PrecisionConfig = Float32Config()
+    device: DeviceConfig = DeviceConfig()
     compile: CompileConfig | None = None
     evaluation: EvaluationConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()

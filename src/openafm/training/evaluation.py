@@ -50,7 +50,7 @@ class Evaluator:
         accumulator = LossAccumulator()
         for batch in batches:
             accumulator.add(state.parallelism.losses(self._objective, state.model, batch), batch.num_real_tokens)
-        return accumulator.over_processes(state.parallelism)
+        return accumulator.read().over_processes(state.parallelism)
 
 
 def _rows_of(batch: Batch, source: str) -> Batch:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from openafm.training.device import host_numbers
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.objectives.base import Losses
 
@@ -33,50 +34,69 @@ class LossSums:
     @staticmethod
     def total(sums: Iterable[LossSums]) -> LossSums:
         """Return the sum of sums, without expert tokens."""
-        accumulator = LossAccumulator()
-        for one in sums:
-            accumulator.loss += one.loss
-            accumulator.count += one.count
-            accumulator.flops += one.flops
-            accumulator.num_tokens += one.num_tokens
-            accumulator.parts.update(one.parts)
+        found, parts = list(sums), Counter[str]()
+        for one in found:
+            parts.update(one.parts)
         return LossSums(
-            loss=accumulator.loss,
-            count=accumulator.count,
-            flops=accumulator.flops,
-            num_tokens=accumulator.num_tokens,
-            parts=accumulator.parts,
+            loss=sum(one.loss for one in found),
+            count=sum(one.count for one in found),
+            flops=sum(one.flops for one in found),
+            num_tokens=sum(one.num_tokens for one in found),
+            parts=parts,
             expert_tokens={},
         )
 
 
-@dataclass
 class LossAccumulator:
-    """Add up the losses of microbatches."""
+    """Collect the losses of microbatches on the device, and add them up on the host with one wait for it."""
 
-    loss: float = 0.0
-    count: int = 0
-    flops: int = 0
-    num_tokens: int = 0
-    parts: Counter[str] = field(default_factory=Counter)
-    expert_tokens: dict[int, Tensor] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._totals: list[Tensor] = []
+        self._parts: list[tuple[str, Tensor]] = []
+        self._expert_tokens: dict[int, Tensor] = {}
+        self._count = self._flops = self._num_tokens = 0
 
-    def add(self, losses: Losses, num_tokens: int) -> float:
-        """Add the losses of a microbatch; return its loss, a sum over its items."""
-        loss = losses.total.item()
-        self.loss += loss
-        self.count += losses.count
-        self.flops += losses.flops
-        self.num_tokens += num_tokens
-        self.parts.update({name: part.item() for name, part in losses.parts.items()})
+    def add(self, losses: Losses, num_tokens: int) -> None:
+        """Add the losses of a microbatch."""
+        self._totals.append(losses.total.detach())
+        self._parts += losses.parts.items()
+        self._count += losses.count
+        self._flops += losses.flops
+        self._num_tokens += num_tokens
         for layer, counts in losses.expert_tokens.items():
-            self.expert_tokens[layer] = self.expert_tokens.get(layer, 0) + counts.cpu()
-        return loss
+            self._expert_tokens[layer] = self._expert_tokens.get(layer, 0) + counts
+
+    def read(self) -> LocalLosses:
+        """Return the sums of this process. The host waits for the device."""
+        values = host_numbers([*self._totals, *(part for _, part in self._parts)])
+        losses, parts = values[: len(self._totals)], Counter[str]()
+        for (name, _), value in zip(self._parts, values[len(losses) :], strict=True):
+            parts[name] += value
+        return LocalLosses(
+            losses=losses,
+            count=self._count,
+            flops=self._flops,
+            num_tokens=self._num_tokens,
+            parts=parts,
+            expert_tokens={layer: counts.cpu() for layer, counts in self._expert_tokens.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalLosses:
+    """The losses of this process: one sum for each microbatch in `losses`, and sums of the rest."""
+
+    losses: list[float]
+    count: int
+    flops: int
+    num_tokens: int
+    parts: Mapping[str, float]
+    expert_tokens: Mapping[int, Tensor]
 
     def over_processes(self, parallelism: Parallelism) -> LossSums:
         """Return the sums over all processes, equal in every process."""
         parts, layers = sorted(self.parts), sorted(self.expert_tokens)
-        numbers = [self.loss, self.count, self.flops, self.num_tokens, *(self.parts[name] for name in parts)]
+        numbers = [sum(self.losses), self.count, self.flops, self.num_tokens, *(self.parts[name] for name in parts)]
         counts = [self.expert_tokens[layer].double() for layer in layers]
         flat = torch.cat([torch.tensor(numbers, dtype=torch.float64), *(c.flatten() for c in counts)])
         total = parallelism.sum_over_data(flat)

@@ -31,6 +31,7 @@ from openafm.training.checkpoints.folder import intact_checkpoint, newest_checkp
 from openafm.training.checkpoints.record import CheckpointRecord
 from openafm.training.checkpoints.writer import checkpoint_writer, write_checkpoint
 from openafm.training.config import TrainerConfig
+from openafm.training.device import describe_device
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes, machine_share, open_processes
 from openafm.training.distributed.watchdog import watchdog
@@ -80,7 +81,6 @@ def train(
     config: TrainerConfig,
     output: Path,
     *,
-    device: str = "cpu",
     processes: Processes | None = None,
     observers: Sequence[Observer] = (),
     sampler: Sampler | None = None,
@@ -88,11 +88,12 @@ def train(
     """Train in the folder `output`, from its newest intact checkpoint if it has one. More steps extend a finished run.
 
     Under torchrun the processes divide the run according to `config.parallel`; rank 0 writes. A caller that has opened the
-    processes passes them. SIGTERM or one Ctrl-C to any process saves and returns with `finished` False. `observers` receive
+    processes, for the device of the config, passes them. SIGTERM or one Ctrl-C to any process saves and returns with `finished` False. `observers` receive
     the events of the run after its own observers. Rank 0 reports the samples of `sampler`, for which the weights must not be
     divided over processes.
 
     Raises:
+        DeviceError: the device of the config is absent or differs between processes.
         MeshError: the processes, the model and `config.parallel` do not fit together.
         FolderInUseError: another run trains in this folder.
         AnotherRunError: the folder holds a run of another config or on other data.
@@ -106,7 +107,13 @@ def train(
         RemoteRankError: another process raised one of these.
     """
     start_s = perf_counter()
-    with open_processes(processes) as ranks, stop_on_signals() as stop, _threads(config.num_threads), ExitStack() as opened:
+    with (
+        open_processes(processes, config.device) as ranks,
+        stop_on_signals() as stop,
+        _threads(config.num_threads),
+        ExitStack() as opened,
+    ):
+        device = str(ranks.device)
         parallelism = Parallelism(config.parallel, config.model, ranks, device)
         checkpoints, note = output / "checkpoints", _note if ranks.is_main else _no_note
         recorder = GoodputRecorder(output / GOODPUT if ranks.is_main else None)
@@ -135,7 +142,10 @@ def train(
         writer = opened.enter_context(checkpoint_writer(checkpoints, config, loader.digest, ranks))
         log = ranks.run_on_all(lambda: opened.enter_context(_log(config, output, state)))
         bar = opened.enter_context(_bar(state))
-        meter = RunMeter(config.precision.compute_dtype, device, parallelism.shape, lambda: recorder.goodput)
+        dtype = config.precision.compute_dtype(ranks.device.type)
+        meter = RunMeter(dtype, device, parallelism.shape, lambda: recorder.goodput)
+        if ranks.device.type != "cpu":
+            note(f"computing on {describe_device(ranks.device)} in {str(dtype).removeprefix('torch.')}")
         callbacks = [callback.build(output) for callback in config.callbacks] if ranks.is_main else []
         listeners = [*callbacks, *observers]
         reporters: list[Observer] = [ProgressReporter(bar, meter), MetricsReporter(log, meter, config.log_every, listeners)]

@@ -12,6 +12,7 @@ from openafm.compression.qat import QuantizationAwareness
 from openafm.models.decoder import Decoder
 from openafm.training.checkpoints.index import Index
 from openafm.training.config import EMAConfig, OptimizerConfig
+from openafm.training.device import host_copies
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
@@ -68,7 +69,7 @@ class TrainingState:
         tensors: dict[str, Tensors] = {
             "model": self.parameters,
             "optimizer": self._optimizer_tensors(),
-            "random": _random_state(),
+            "random": _random_state(self.model.device),
         }
         if self.ema is not None:
             tensors["ema"] = self.ema
@@ -78,7 +79,10 @@ class TrainingState:
             num_tokens=self.num_tokens,
             seconds=self.seconds,
             tensors={
-                group: {name: self._as_part(group, name, _copy(tensor)) for name, tensor in named.items()}
+                group: {
+                    name: self._as_part(group, name, copy)
+                    for name, copy in zip(named, host_copies(list(named.values())), strict=True)
+                }
                 for group, named in tensors.items()
             },
         )
@@ -93,7 +97,7 @@ class TrainingState:
             self._copy_all(snapshot.tensors["ema"], self.ema)
         self.parallelism.free_gathered(self.model)
         self._restore_optimizers(snapshot.tensors.get("optimizer", {}))  # empty before the first step
-        _restore_random_state(snapshot.tensors["random"])
+        _restore_random_state(snapshot.tensors["random"], self.model.device)
 
     def shapes(self) -> Mapping[str, torch.Size]:
         """Return the global (unsharded) shapes of the trainable parameters."""
@@ -136,23 +140,19 @@ class TrainingState:
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
 def _parameter_name(group: str, name: str) -> str:
     """Return the parameter of a snapshot's tensor: the optimizer stores several tensors per parameter."""
     return name.rpartition("/")[0] if group == "optimizer" else name
 
 
-def _random_state() -> dict[str, Tensor]:
+def _random_state(device: torch.device) -> dict[str, Tensor]:
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
     return state
 
 
-def _restore_random_state(state: Tensors) -> None:
+def _restore_random_state(state: Tensors, device: torch.device) -> None:
     torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available() and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"])
+    if device.type == "cuda" and "cuda" in state:  # absent if a run on a CPU wrote the state
+        torch.cuda.set_rng_state(state["cuda"], device)

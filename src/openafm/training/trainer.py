@@ -127,7 +127,7 @@ class Trainer:
 
         Every process runs as many microbatches as the one with the most rows, because collectives must match.
         """
-        accumulator, broken = LossAccumulator(), tuple[Origin, ...]()
+        accumulator = LossAccumulator()
         model, parallelism = self.state.model, self.state.parallelism
         microbatches = batch.microbatches(self.config.microbatch_rows, self.source.max_rows)
         for index, microbatch in enumerate(microbatches):
@@ -135,10 +135,12 @@ class Trainer:
             if losses.total.requires_grad:
                 parallelism.before_backward(model, is_last=index == len(microbatches) - 1)
                 losses.total.backward()
-            if not math.isfinite(accumulator.add(losses, microbatch.num_real_tokens)):
-                broken = broken or microbatch.origins
-        sums = accumulator.over_processes(parallelism)
+            accumulator.add(losses, microbatch.num_real_tokens)
+        local = accumulator.read()
+        sums = local.over_processes(parallelism)
         if not math.isfinite(sums.loss):
+            finite = map(math.isfinite, local.losses)
+            broken = next((part.origins for part, ok in zip(microbatches, finite, strict=True) if not ok), ())
             raise NonFiniteError("loss", self.state.step, self._gather_origins(broken))
         parallelism.reduce_gradients()
         return sums

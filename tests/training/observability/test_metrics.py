@@ -15,7 +15,14 @@ from tiny_runs import tiny_run, write_corpus
 
 from openafm.core.files import OutOfSpaceError
 from openafm.training.observability.curves import CurveError, plot_losses, terminal_curve
-from openafm.training.observability.metrics import FILE, MetricsError, metrics_log, peak_flops_per_second, read_metrics
+from openafm.training.observability.metrics import (
+    FILE,
+    MetricsError,
+    measured_flops_per_second,
+    metrics_log,
+    peak_flops_per_second,
+    read_metrics,
+)
 from openafm.training.run import train
 
 
@@ -93,7 +100,7 @@ def test_the_peak_of_an_accelerator_waits_for_it(monkeypatch: pytest.MonkeyPatch
     """Every product is synchronized; torch's meta device computes nothing."""
     waits: list[int] = []
     monkeypatch.setattr("torch.accelerator.synchronize", lambda: waits.append(1))
-    peak_flops_per_second(torch.bfloat16, "meta", seconds=0.001)
+    measured_flops_per_second(torch.bfloat16, "meta", seconds=0.001)
     assert len(waits) >= 2
 
 
@@ -130,3 +137,9 @@ def test_the_plot_is_drawn_and_missing_parts_are_errors(tmp_path: Path, monkeypa
 def test_configs_and_curves_need_no_torch() -> None:
     code = "import sys, openafm.training.config, openafm.training.observability.curves; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_peak_of_a_known_card_is_its_makers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openafm.training.device.describe_device", lambda device: "NVIDIA H100 80GB HBM3")
+    assert peak_flops_per_second(torch.bfloat16, "cuda") == 989.4e12
+    assert peak_flops_per_second(torch.float32, "cuda") == 66.9e12

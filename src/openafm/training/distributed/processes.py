@@ -1,26 +1,31 @@
-"""The processes of a run: collective decisions, and errors that end all of them.
+"""The processes of a run: the device of each, collective decisions, and errors that end all of them.
 
 A single process opens no process group; every method then works locally.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from importlib.metadata import version
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from openafm.core.errors import OpenAFMError
-from openafm.core.processes import backend, rank, world_size
+from openafm.core.processes import rank, world_size
+from openafm.training.device import DeviceConfig, DeviceError, describe_device
 from openafm.training.distributed.rendezvous import fresh_store
 
 T = TypeVar("T")
+DEFAULT_DEVICE = DeviceConfig()
 
 
 class RemoteRankError(OpenAFMError):
@@ -35,11 +40,15 @@ class RemoteRankError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
-    """This process, rank `rank` of `world`. `control` is the group for Python objects; None for a single process."""
+    """This process, rank `rank` of `world`, and its device.
+
+    `control` is the group for Python objects; None for a single process.
+    """
 
     rank: int = 0
     world: int = 1
     control: dist.ProcessGroup | None = None
+    device: torch.device = torch.device("cpu")
 
     @property
     def is_main(self) -> bool:
@@ -106,17 +115,83 @@ def machine_share() -> tuple[int, int]:
 
 
 @contextmanager
-def open_processes(opened: Processes | None = None) -> Iterator[Processes]:
-    """Join the processes that torchrun has started, unless the caller has `opened` them or there is only one."""
-    if opened is not None or world_size() == 1:
-        yield opened or Processes()
+def open_processes(opened: Processes | None = None, config: DeviceConfig = DEFAULT_DEVICE) -> Iterator[Processes]:
+    """Join the processes that torchrun has started, unless the caller has `opened` them or there is only one.
+
+    Raises:
+        DeviceError: a device is absent, or the cards or versions of the processes differ; equal on all ranks.
+    """
+    if opened is not None:
+        yield opened
         return
-    store, number, world = next(rendezvous("env://"))
-    dist.init_process_group(backend(), store=fresh_store(store, number, world), rank=number, world_size=world)
+    if world_size() == 1:
+        device = config.find()
+        _select(device)
+        yield Processes(device=device)
+        return
+    shared, number, world = next(rendezvous("env://"))
+    store = fresh_store(shared, number, world)
+    device = _agreed_device(config, store, number, world)
+    _select(device)
+    if device.type == "cuda":
+        timeout = timedelta(seconds=config.collective_seconds)
+        backend = "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=store, rank=number, world_size=world, timeout=timeout, device_id=device)
+    else:
+        dist.init_process_group("gloo", store=store, rank=number, world_size=world)
     try:
-        yield Processes(rank=rank(), world=world_size(), control=_control_group())
+        yield Processes(rank=rank(), world=world_size(), control=_control_group(), device=device)
     finally:
         dist.destroy_process_group()
+
+
+def _select(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finding:
+    """The device and the versions that one rank has found, or the error."""
+
+    error: str | None = None
+    card: str = ""
+    versions: str = ""
+
+
+def _agreed_device(config: DeviceConfig, store: Store, number: int, world: int) -> torch.device:
+    """Return the device of this rank if all ranks have found one, with equal cards and versions.
+
+    Raises:
+        DeviceError: the same on all ranks.
+    """
+    versions = f"openafm {version('openafm')}, torch {torch.__version__}"
+    device = torch.device("cpu")
+    try:
+        device = config.find(*machine_share(), world=world)
+        finding = _Finding(card=describe_device(device), versions=versions)
+    except DeviceError as error:
+        finding = _Finding(error=str(error))
+    store.set(f"device/{number}", json.dumps(asdict(finding)))
+    if number == 0:
+        store.set("devices", _disagreement([_Finding(**json.loads(store.get(f"device/{one}"))) for one in range(world)]))
+    verdict = store.get("devices").decode()
+    if verdict:
+        raise DeviceError(verdict)
+    return device
+
+
+def _disagreement(findings: list[_Finding]) -> str:
+    """Return why ranks with these findings cannot train together, or an empty text."""
+    for number, finding in enumerate(findings):
+        if finding.error is not None:
+            return f"rank {number}: {finding.error}"
+    for what, remedy in (("versions", "install the same versions"), ("card", "use machines with equal cards")):
+        values = [getattr(finding, what) for finding in findings]
+        other = next((number for number, value in enumerate(values) if value != values[0]), None)
+        if other is not None:
+            return f"rank 0 has {values[0]}, rank {other} has {values[other]}; {remedy} on all of them"
+    return ""
 
 
 def _control_group() -> dist.ProcessGroup:

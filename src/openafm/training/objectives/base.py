@@ -18,6 +18,7 @@ from openafm.models.accounting import training_flops
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder
 from openafm.models.experts import observed_routing
+from openafm.training.device import to_device
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.cross_entropy import cross_entropy_sum
 from openafm.training.objectives.routing import RoutingLosses, routing_losses
@@ -87,21 +88,21 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
     other position reads their outputs (the prefill bypass of report 2.1, in training).
     """
     device = model.device
-    indices_N = target_indices(batch).to(device)
+    indices_N = to_device(target_indices(batch), device)
     num_rows, row_length = batch.tokens_BS.shape
     images = {key: torch.tensor(views) for key, views in batch.images.items()}
     inserted = model.embed_images(batch.embedding_spans, images)
     context = PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
     # Cached so that quantization-aware training rounds the embedding once, not at each use.
     with observed_routing(model) as seen, parametrize.cached():
-        x_1ND = model.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N, inserted)
+        x_1ND = model.hidden_at(to_device(batch.tokens_BS, device), context, indices_N, inserted)
         head_weight_VD = model.head_weight
     lengths = [span.stop - span.start for span in batch.documents]
     return TargetStates(
         x_ND=x_1ND[0],
         head_weight_VD=head_weight_VD,
         indices_N=indices_N,
-        targets_N=torch.from_numpy(batch.targets_BS).to(device).flatten()[indices_N],
+        targets_N=to_device(batch.targets_BS[batch.loss_mask_BS], device),
         routing=routing_losses(routing, model.config, seen, batch, indices_N, model.sum_over_tracks),
         flops=training_flops(model.config, lengths, len(indices_N)),
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from openafm.data.batch import Batch
 from openafm.models.decoder import Decoder
+from openafm.training.device import to_device
 from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, target_states, zero_losses
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.distillation import DistillationLoss, DistillationSums
@@ -34,13 +35,13 @@ class CachedDistillation:
             return zero_losses(model)
         rows_N = self._cache.rows(batch)
         teacher = TopTokens(
-            log_p_NK=torch.from_numpy(rows_N["log_p"].astype("f4")).to(model.device),
-            log_tail_N=torch.from_numpy(rows_N["log_tail"].astype("f4")).to(model.device),
-            ids_NK=torch.from_numpy(rows_N["ids"].astype("i8")).to(model.device),
+            log_p_NK=to_device(rows_N["log_p"].astype("f4"), model.device),
+            log_tail_N=to_device(rows_N["log_tail"].astype("f4"), model.device),
+            ids_NK=to_device(rows_N["ids"].astype("i8"), model.device),
         )
         states = target_states(model, batch, self._routing)
         weight_VD = states.head_weight_VD[: self._cache.manifest.key.num_tokens]
-        sums = DistillationSums(0.0, 0.0, 0)
+        sums = DistillationSums(states.x_ND.device)
         total: Tensor = DistillationLoss.apply(states.x_ND, weight_VD, teacher, states.targets_N, self._hard_weight, sums)
         return states.losses(total, sums.parts)
 
@@ -66,8 +67,8 @@ class TopTokens:
         ids_CK, log_p = self.ids_NK[rows], self.log_probabilities(rows)
         log_q_CK = log_q_CV.gather(1, ids_CK)
         log_tail_C1 = log_q_CV.scatter(1, ids_CK, -torch.inf).logsumexp(-1, keepdim=True)
-        sums.kl += float((log_p.exp() * (log_p - torch.cat([log_q_CK, log_tail_C1], dim=1))).sum())
-        sums.num_equal += int((log_q_CV.argmax(1) == ids_CK[:, 0]).sum())
+        sums.add_divergence((log_p.exp() * (log_p - torch.cat([log_q_CK, log_tail_C1], dim=1))).sum())
+        sums.num_equal += (log_q_CV.argmax(1) == ids_CK[:, 0]).sum()
 
         def gradient() -> Tensor:
             dlogits_CV = log_q_CV.exp().mul_(1 + hard_weight)

@@ -102,8 +102,11 @@ class ObjectiveConfig(Config, ABC):
     def check_inputs(self) -> None:
         """Refuse inputs that are missing or changed. Called before the data is packed, which may take minutes."""
 
-    def prepare(self, trainer: TrainerConfig) -> None:
-        """Write the files that the objective reads. Called once, in the main process, after the data is packed."""
+    def prepare(self, trainer: TrainerConfig, device: str = "cpu") -> None:
+        """Write the files that the objective reads, computed on `device`.
+
+        Called once, in the main process, after the data is packed.
+        """
 
     def check(self, trainer: TrainerConfig) -> None:
         """Refuse a run that this objective cannot train. Called in every process, before the first step."""
@@ -328,11 +331,11 @@ class CachedDistillationConfig(BaseDistillationConfig):
     def check_inputs(self) -> None:
         self.open()
 
-    def prepare(self, trainer: TrainerConfig) -> None:
+    def prepare(self, trainer: TrainerConfig, device: str = "cpu") -> None:
         """Compute the teacher's logits; see `write_teacher_logits`."""
         from openafm.training.objectives.teacher_logits import write_teacher_logits
 
-        write_teacher_logits(trainer)
+        write_teacher_logits(trainer, device=device)
 
     def check(self, trainer: TrainerConfig) -> None:
         """Check that the cache belongs to this run.

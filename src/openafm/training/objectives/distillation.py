@@ -17,6 +17,7 @@ from torch import Tensor
 
 from openafm.data.batch import Batch
 from openafm.models.decoder import Decoder
+from openafm.training.device import sum_dtype
 from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, target_states, zero_losses
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.cross_entropy import CHUNK_ELEMENTS
@@ -51,7 +52,7 @@ class Distillation:
             taught = target_states(self._teacher, batch, self._routing)
         teacher = FullDistribution(taught.x_ND, taught.head_weight_VD[: self._num_tokens])
         states = target_states(model, batch, self._routing)
-        sums = DistillationSums(0.0, 0.0, 0)
+        sums = DistillationSums(states.x_ND.device)
         total: Tensor = DistillationLoss.apply(
             states.x_ND, states.head_weight_VD[: self._num_tokens], teacher, states.targets_N, self._hard_weight, sums
         )
@@ -81,24 +82,29 @@ class FullDistribution:
         x_CE = self.x_NE[rows]
         log_p_CV = F.linear(x_CE, self.weight_VE.to(x_CE.dtype)).float().log_softmax(-1)
         p_CV = log_p_CV.exp()
-        sums.kl += float((p_CV * (log_p_CV - log_q_CV)).sum())
-        sums.num_equal += int((log_p_CV.argmax(1) == log_q_CV.argmax(1)).sum())
+        sums.add_divergence((p_CV * (log_p_CV - log_q_CV)).sum())
+        sums.num_equal += (log_p_CV.argmax(1) == log_q_CV.argmax(1)).sum()
         return lambda: log_q_CV.exp_().mul_(1 + hard_weight).sub_(p_CV)
 
 
-@dataclass
 class DistillationSums:
-    """Sums over positions, to be logged."""
+    """Sums over positions, to be logged. They stay on the device: reading one would make the host wait in every chunk."""
 
-    kl: float
-    cross_entropy: float
-    num_equal: int
+    def __init__(self, device: torch.device) -> None:
+        self.kl, self.cross_entropy = (torch.zeros((), dtype=sum_dtype(device), device=device) for _ in range(2))
+        self.num_equal = torch.zeros((), dtype=torch.long, device=device)
+
+    def add_divergence(self, kl: Tensor) -> None:
+        self.kl += kl.to(self.kl.dtype)
+
+    def add_cross_entropy(self, cross_entropy: Tensor) -> None:
+        self.cross_entropy += cross_entropy.to(self.cross_entropy.dtype)
 
     @property
     def parts(self) -> dict[str, Tensor]:
         """Return the sums by name."""
-        values = {"kl": self.kl, "cross_entropy": self.cross_entropy, "agreement": float(self.num_equal)}
-        return {name: torch.tensor(value) for name, value in values.items()}
+        values = {"kl": self.kl, "cross_entropy": self.cross_entropy, "agreement": self.num_equal}
+        return {name: value.float() for name, value in values.items()}
 
 
 class DistillationLoss(torch.autograd.Function):
@@ -126,7 +132,7 @@ class DistillationLoss(torch.autograd.Function):
             targets_C1 = targets_N[rows, None]
             log_q_CV = F.linear(x_ND[rows], cast_VD).float().log_softmax(-1)
             gradient = teacher.compare(rows, log_q_CV, hard_weight, sums)
-            sums.cross_entropy -= float(log_q_CV.gather(1, targets_C1).sum())
+            sums.add_cross_entropy(-log_q_CV.gather(1, targets_C1).sum())
             if with_gradient:
                 dlogits_CV = gradient()
                 dlogits_CV.scatter_add_(1, targets_C1, dlogits_CV.new_full((), -hard_weight).expand_as(targets_C1))
@@ -134,7 +140,7 @@ class DistillationLoss(torch.autograd.Function):
                 dx_ND[rows] = dlogits_CV @ cast_VD
                 dweight_VD += dlogits_CV.T @ x_ND[rows]
         ctx.save_for_backward(dx_ND, dweight_VD)
-        return x_ND.new_tensor(sums.kl + hard_weight * sums.cross_entropy, dtype=torch.float32)
+        return (sums.kl + hard_weight * sums.cross_entropy).float()
 
     @staticmethod
     @torch.autograd.function.once_differentiable

@@ -18,6 +18,7 @@ from torch import Tensor
 from openafm.data.batch import Batch
 from openafm.models.config import DecoderConfig
 from openafm.models.experts import Routing
+from openafm.training.device import to_device
 from openafm.training.objectives.config import RoutingLossConfig
 
 
@@ -51,8 +52,8 @@ def routing_losses(
     if not seen:
         return RoutingLosses(total=torch.zeros((), device=device))
     num_rows, row_length = batch.tokens_BS.shape
-    real_N = _real_positions(batch).to(device)
-    targets_B = torch.bincount(indices_N // row_length, minlength=num_rows).float()
+    real_N = to_device(_real_positions(batch), device)
+    targets_B = to_device(batch.loss_mask_BS.sum(1), device).float()
     divisor = len(seen) * model.num_tracks
     balance, z = torch.zeros((), device=device), torch.zeros((), device=device)
     tokens_TE: dict[int, Tensor] = {}

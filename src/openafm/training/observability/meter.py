@@ -14,7 +14,7 @@ from torch import Tensor
 
 from openafm.training.distributed.config import MeshShape
 from openafm.training.observability.goodput import Goodput
-from openafm.training.observability.metrics import peak_flops_per_second, peak_memory_mb
+from openafm.training.observability.metrics import peak_device_memory_mb, peak_flops_per_second, peak_memory_mb
 from openafm.training.observers import Observer, StepResult
 
 
@@ -78,6 +78,7 @@ class RunMeter(Observer):
         memory_mb = peak_memory_mb()
         if memory_mb is not None:
             values["peak_memory_mb"] = memory_mb
+        values |= peak_device_memory_mb(self._device)
         loads = expert_loads(self._expert_tokens)
         if loads is not None:
             values |= {

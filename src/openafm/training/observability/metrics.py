@@ -105,8 +105,20 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return values
 
 
+def peak_flops_per_second(dtype: torch.dtype, device: str) -> float:
+    """Return the peak rate of a device: its maker's for a known card, else that of matrix products, measured."""
+    import torch
+
+    from openafm.training.device import describe_device
+    from openafm.training.planning.chips import chip_of_card
+
+    chip = chip_of_card(describe_device(torch.device(device)))
+    stated = None if chip is None else dict(chip.flops).get("bfloat16" if dtype is torch.bfloat16 else "float32")
+    return stated or measured_flops_per_second(dtype, device)
+
+
 @cache
-def peak_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.05) -> float:
+def measured_flops_per_second(dtype: torch.dtype, device: str, seconds: float = 0.05) -> float:
     """Return the peak rate of square matrix products on this machine, measured once per process at its thread count."""
     import torch
 
@@ -137,3 +149,18 @@ def peak_memory_mb() -> float | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def peak_device_memory_mb(device: str) -> dict[str, float]:
+    """Return the peaks of the memory that tensors use on a GPU and that the allocator holds, in MiB; empty without one.
+
+    The peaks are those since the start of the process.
+    """
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return {}
+    return {
+        "device_peak_memory_mb": torch.cuda.max_memory_allocated(device) / (1 << 20),
+        "device_reserved_memory_mb": torch.cuda.max_memory_reserved(device) / (1 << 20),
+    }
