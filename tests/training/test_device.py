@@ -130,9 +130,7 @@ def _open_on(folder: Path, findings: dict[int, tuple[str, str]], processes: Proc
         ({0: ("H100", ""), 1: ("A100", "")}, "rank 0 has H100, rank 1 has A100; use machines with equal cards"),
     ],
 )
-def test_all_ranks_refuse_what_one_of_them_finds(
-    findings: dict[int, tuple[str, str]], message: str, tmp_path: Path
-) -> None:
+def test_all_ranks_refuse_what_one_of_them_finds(findings: dict[int, tuple[str, str]], message: str, tmp_path: Path) -> None:
     together(2, partial(_open_on, tmp_path, findings))
     for rank in range(2):
         assert message in json.loads((tmp_path / f"{rank}.json").read_text())

@@ -1,4 +1,7 @@
-"""Rank and number of the processes of a run, from the environment that torchrun sets, and finalizers that respect forks."""
+"""Rank and number of the processes of a run, from the environment that torchrun sets, and finalizers that respect forks.
+
+Imports torch only in `backend`.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +32,13 @@ def finalize(owner: object, free: Callable[..., object], *arguments: object, at_
             free(*arguments)
 
     weakref.finalize(owner, run).atexit = at_exit
+
+
+def backend() -> str:
+    """Return the communication backend: gloo, plus NCCL if every process on this machine has a GPU, which it selects."""
+    import torch
+
+    if torch.cuda.device_count() < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) or not torch.cuda.is_available():
+        return "gloo"
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return "cpu:gloo,cuda:nccl"

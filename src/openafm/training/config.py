@@ -346,7 +346,7 @@ class TrainerConfig(Config):
     schedule: ScheduleConfig = field(default_factory=WarmupCosine)
     ema: EMAConfig | None = None
     precision: PrecisionConfig = Float32Config()
-    device: DeviceConfig = DeviceConfig()
+    device: DeviceConfig = field(default_factory=DeviceConfig)
     compile: CompileConfig | None = None
     evaluation: EvaluationConfig | None = None
     checkpoint: CheckpointConfig = CheckpointConfig()

@@ -104,8 +104,8 @@ def _check_cuda(local_rank: int, local_world: int, world: int) -> None:
         )
     if world > 1 and not dist.is_nccl_available():
         raise DeviceError(
-            f"{world} processes on GPUs communicate through NCCL, which torch {torch.__version__} lacks; install a build with "
-            "NCCL, or use one process"
+            f"{world} processes on GPUs communicate through NCCL, which torch {torch.__version__} lacks; install a build "
+            "with NCCL, or use one process"
         )
 
 

@@ -69,7 +69,7 @@ class LossAccumulator:
     def read(self) -> LocalLosses:
         """Return the sums of this process. The host waits for the device."""
         values = host_numbers([*self._totals, *(part for _, part in self._parts)])
-        losses, parts = values[: len(self._totals)], Counter[str]()
+        losses, parts = values[: len(self._totals)], dict.fromkeys((name for name, _ in self._parts), 0.0)
         for (name, _), value in zip(self._parts, values[len(losses) :], strict=True):
             parts[name] += value
         return LocalLosses(

@@ -88,9 +88,9 @@ def train(
     """Train in the folder `output`, from its newest intact checkpoint if it has one. More steps extend a finished run.
 
     Under torchrun the processes divide the run according to `config.parallel`; rank 0 writes. A caller that has opened the
-    processes, for the device of the config, passes them. SIGTERM or one Ctrl-C to any process saves and returns with `finished` False. `observers` receive
-    the events of the run after its own observers. Rank 0 reports the samples of `sampler`, for which the weights must not be
-    divided over processes.
+    processes, for the device of the config, passes them. SIGTERM or one Ctrl-C to any process saves and returns with
+    `finished` False. `observers` receive the events of the run after its own observers. Rank 0 reports the samples of
+    `sampler`, for which the weights must not be divided over processes.
 
     Raises:
         DeviceError: the device of the config is absent or differs between processes.

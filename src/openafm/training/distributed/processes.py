@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from importlib.metadata import version
 from typing import TypeVar
@@ -48,7 +48,7 @@ class Processes:
     rank: int = 0
     world: int = 1
     control: dist.ProcessGroup | None = None
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def is_main(self) -> bool:
