@@ -15,6 +15,7 @@ import argparse
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from time import process_time
 
@@ -28,7 +29,7 @@ from torch import Tensor
 from openafm.models.accounting import num_parameters, training_flops
 from openafm.models.attention_context import AttentionContext
 from openafm.models.config import DecoderConfig
-from openafm.models.decoder import Decoder
+from openafm.models.decoder import Decoder, InsertedEmbedding
 from openafm.models.sizes import named_size, shared_kv_decoder
 from openafm.runtime.engines.torch_engine import TorchEngine
 
@@ -53,9 +54,11 @@ MODELS = {
 class EveryLayer(Decoder):
     """The same decoder without the bypass."""
 
-    def last_hidden(self, tokens_BS: Tensor, context: AttentionContext | None = None) -> Tensor:
+    def last_hidden(
+        self, tokens_BS: Tensor, context: AttentionContext | None = None, inserted: Sequence[InsertedEmbedding] = ()
+    ) -> Tensor:
         assert context is not None
-        return self.hidden(tokens_BS, context).flatten(0, 1)[context.last().indices_D][None]
+        return self.hidden(tokens_BS, context, inserted).flatten(0, 1)[context.last().indices_D][None]
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ def with_attention(config: LayerConfig, **changes: Any) -> LayerConfig:
         (lambda: attention(head_dim=7), "head_dim must be even to rotate pairs of channels, got 7"),
         (lambda: attention(window=0), "window must be positive, got 0"),
         (lambda: QKNormConfig(eps=0.0), "eps must be positive, got 0.0"),
-        (lambda: RotaryConfig(theta=-1.0), "theta must be positive"),
+        (lambda: RotaryConfig(theta=0.0), "theta must be positive"),
         (lambda: DenseFeedForwardConfig(hidden_dim=0), "hidden_dim must be positive"),
         (lambda: decoder_config(), "at least one layer"),
         (lambda: dataclasses.replace(decoder_config(layer()), vocab_size=0), "vocab_size and dim must be positive"),
