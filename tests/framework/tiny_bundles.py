@@ -20,6 +20,9 @@ from openafm.compression.deploy import packed_tensors
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.sizes import shared_kv_decoder
+from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.sizes import adapter_for, windowed_encoder
 from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
@@ -36,12 +39,8 @@ def _decoder(config: DecoderConfig, seed: int) -> Decoder:
     return decoder
 
 
-def write_tiny_bundle(
-    path: Path, seed: int = 0, context_length: int = 512, recovery: RecoveryAdapter | None = None
-) -> Bundle:
-    torch.set_num_threads(1)
-    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
-    config = shared_kv_decoder(
+def _shared_kv(context_length: int) -> DecoderConfig:
+    return shared_kv_decoder(
         vocab_size=400,  # more than the tokenizer has; surplus rows must never be sampled
         dim=32,
         num_own_layers=2,
@@ -52,6 +51,14 @@ def write_tiny_bundle(
         hidden_dim=48,
         context_length=context_length,
     )
+
+
+def write_tiny_bundle(
+    path: Path, seed: int = 0, context_length: int = 512, recovery: RecoveryAdapter | None = None
+) -> Bundle:
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
+    config = _shared_kv(context_length)
     decoder = _decoder(config, seed)
     tensors = {name: tensor.detach().numpy().astype(np.float32) for name, tensor in decoder.state_dict().items()}
     return write_bundle(
@@ -85,6 +92,28 @@ def write_native_bundle(path: Path, seed: int = 3, context_length: int = 512) ->
         tensors=packed_tensors(decoder),
         numerics=qat.numerics,
     )
+
+
+IMAGE_MODES = (
+    ImageModeConfig(name="balanced", side=16, tokens=4),
+    ImageModeConfig(name="high", side=16, tokens=4, grid=2),
+    ImageModeConfig(name="rapid", side=8, tokens=1),
+)
+
+
+def write_multimodal_bundle(path: Path, modes: tuple[ImageModeConfig, ...] = IMAGE_MODES) -> Bundle:
+    """Write a bundle with a vision encoder of random weights, whose answers depend on the image."""
+    torch.set_num_threads(1)
+    tokenizer = train_tokenizer(TokenizerConfig(vocab_size=360), [TEXT * 30])
+    vision = windowed_encoder(
+        image_side=16, patch_side=2, window_side=4, dim=16, num_layers=2, num_heads=2, mlp_dim=24, num_global_layers=1
+    )
+    config = MultimodalConfig.of(_shared_kv(512), vision, adapter_for(vision, 2), modes)
+    decoder = _decoder(config, 0)
+    with torch.no_grad():
+        decoder.get_parameter("adapter.convolution.taps.weight").normal_(generator=torch.Generator().manual_seed(1))
+    tensors = {name: tensor.detach().numpy().astype(np.float32) for name, tensor in decoder.state_dict().items()}
+    return write_bundle(path, config=config, tokenizer=tokenizer, template=ChatTemplate(), tensors=tensors)
 
 
 def write_random_adapter(path: Path, bundle: Bundle, seed: int = 0) -> AdapterPackage:

@@ -17,6 +17,7 @@ from openafm.cli.respond import (
     MAX_TOKENS,
     AdapterOption,
     DraftOption,
+    ImageDetailOption,
     InstructionsOption,
     ModelOption,
     SchemaOption,
@@ -27,6 +28,7 @@ from openafm.cli.respond import (
     generation_options,
     read_schema,
     undecodable,
+    with_images,
 )
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.terminal import escaped
@@ -34,11 +36,13 @@ from openafm.core.terminal import escaped
 if TYPE_CHECKING:
     from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.framework.session.session import LanguageModelSession
+    from openafm.framework.transcripts.prompt import PromptLike
 
 HISTORY_LINES = 1000
 HELP = """\
 /help            print this help
 /model NAME      continue the conversation with another bundle
+/image FILE      attach an image to the next prompt
 /schema FILE     answer as JSON that satisfies a schema; /schema off for text
 /save FILE       save the conversation
 /load FILE       continue a saved conversation
@@ -56,6 +60,7 @@ def chat(
     draft: DraftOption = None,
     instructions: InstructionsOption = None,
     schema: SchemaOption = None,
+    image_detail: ImageDetailOption = None,
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
     max_tokens: TokensOption = None,
@@ -66,7 +71,7 @@ def chat(
 
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
     described.load()  # raises for a missing model before the first prompt
-    options = generation_options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens)
+    options = generation_options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens, image_detail)
     text = default_instructions() if instructions is None else instructions
     loop = ChatLoop(described, text, options, read_schema(schema))
     loop.run()
@@ -80,9 +85,11 @@ class ChatLoop:
 
         self._model, self._instructions, self._options, self._schema = model, instructions, options, schema
         self._session = LanguageModelSession(instructions, model)
+        self._images: list[Path] = []  # for the next prompt
         self._commands: dict[str, Callable[[str], None]] = {
             "/help": self._help,
             "/model": self._use_model,
+            "/image": self._attach,
             "/schema": self._use_schema,
             "/save": self._save,
             "/load": self._load,
@@ -122,9 +129,10 @@ class ChatLoop:
         from openafm.framework.errors import GenerationCancelledError
 
         shown = ""
+        paths, self._images = self._images, []
         with _on_interrupt(self._session.cancel):
             try:
-                for text in self._snapshots(prompt):
+                for text in self._snapshots(with_images(prompt, paths)):
                     if text.startswith(shown):
                         print(escaped(text[len(shown) :]), end="", flush=True)
                         shown = text
@@ -135,7 +143,7 @@ class ChatLoop:
         if not shown.strip():
             _note("the model gave an empty answer")
 
-    def _snapshots(self, prompt: str) -> Iterator[str]:
+    def _snapshots(self, prompt: PromptLike) -> Iterator[str]:
         """Yield the text so far; with a schema, the finished JSON."""
         if self._schema is None:
             for snapshot in self._session.stream_blocking(prompt, options=self._options):
@@ -157,6 +165,15 @@ class ChatLoop:
         model.load()
         self._session, self._model = self._continued(self._session.transcript, model), model
         _note(f"the conversation continues with {escaped(model.name)}")
+
+    def _attach(self, file: str) -> None:
+        self._images.append(_path(file, "/image"))
+        try:
+            with_images("", self._images[-1:])
+        except UsageError:
+            self._images.pop()
+            raise
+        _note(f"the next prompt has {len(self._images)} {'image' if len(self._images) == 1 else 'images'}")
 
     def _use_schema(self, file: str) -> None:
         self._schema = None if file in ("", "off") else read_schema(Path(file).expanduser())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json as json_library
 import sys
+from collections.abc import Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +15,18 @@ from openafm.cli.options import PluginsOption
 from openafm.cli.output import print_json
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.terminal import escaped
+
+if TYPE_CHECKING:
+    from openafm.framework.transcripts.prompt import PromptLike
+
+
+class ImageDetailChoice(StrEnum):
+    """Resolution modes of images (`GenerationOptions.image_detail`)."""
+
+    HIGH = "high"
+    BALANCED = "balanced"
+    RAPID = "rapid"
+
 
 ModelOption = Annotated[str | None, typer.Option("--model", "-m", help="Bundle name or path; default: the current model.")]
 AdapterOption = Annotated[str | None, typer.Option(help="Adapter: the name of an installed one, or a path.")]
@@ -27,6 +41,14 @@ TemperatureOption = Annotated[float | None, typer.Option(help="Sampling temperat
 SeedOption = Annotated[int | None, typer.Option(help="Seed of sampling. The same seed gives the same answer.")]
 TokensOption = Annotated[int | None, typer.Option("--max-tokens", help="Token limit of an answer; default: 512.")]
 
+ImagesOption = Annotated[
+    list[Path] | None, typer.Option("--image", metavar="PATH", help="An image for the prompt. May be repeated.")
+]
+ImageDetailOption = Annotated[
+    ImageDetailChoice | None,
+    typer.Option("--image-detail", help="high: tiles and an overview, most tokens; balanced; rapid: fewest tokens."),
+]
+
 MAX_TOKENS = 512
 """Default token limit of an answer; small models may not stop by themselves."""
 
@@ -34,6 +56,8 @@ MAX_TOKENS = 512
 def respond(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; default or -: standard input.")] = None,
     schema: SchemaOption = None,
+    image: ImagesOption = None,
+    image_detail: ImageDetailOption = None,
     model: ModelOption = None,
     adapter: AdapterOption = None,
     draft: DraftOption = None,
@@ -44,17 +68,17 @@ def respond(
     plugins: PluginsOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print content and usage as JSON.")] = False,
 ) -> None:
-    """Answer one prompt. With --schema the answer always satisfies the schema."""
+    """Answer one prompt, about images if some are given. With --schema the answer always satisfies the schema."""
     from openafm.framework.backends.language_model import FinishReason
     from openafm.framework.backends.system_model import SystemLanguageModel
     from openafm.framework.session.session import LanguageModelSession
 
     text = read_prompt(prompt, schema)
     json_schema = read_schema(schema)
-    options = generation_options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens)
+    options = generation_options(temperature, seed, MAX_TOKENS if max_tokens is None else max_tokens, image_detail)
     described = SystemLanguageModel(bundle=model, adapter=adapter, draft=draft)
     session = LanguageModelSession(default_instructions() if instructions is None else instructions, described)
-    response = session.respond_full_blocking(text, json_schema=json_schema, options=options)
+    response = session.respond_full_blocking(with_images(text, image or ()), json_schema=json_schema, options=options)
     content = response.content
     if response.finish_reason is FinishReason.LENGTH:
         print(
@@ -96,6 +120,27 @@ def read_prompt(prompt: str | None, schema: Path | None = None, *, example: str 
     return text
 
 
+def with_images(text: str, paths: Sequence[Path]) -> PromptLike:
+    """Return a prompt with images before its text, as in training.
+
+    Raises:
+        UsageError: an image cannot be read.
+    """
+    from openafm.framework.transcripts.images import Image
+    from openafm.framework.transcripts.prompt import ImagePromptError, Prompt
+
+    images = []
+    for path in paths:
+        try:
+            images.append(Image(path))
+            num_frames = images[-1].num_frames()
+        except ImagePromptError as error:
+            raise UsageError(str(error)) from error
+        if num_frames > 1:
+            print(f"note: {escaped(str(path))} has {num_frames} frames; the model sees the first", file=sys.stderr)
+    return Prompt(*images, text) if images else text
+
+
 def undecodable(error: UnicodeDecodeError) -> str:
     """Return which byte is not text, and how to convert it."""
     byte = error.object[error.start]
@@ -131,7 +176,9 @@ def default_instructions() -> str:
     return reference_week(datetime.date.today())
 
 
-def generation_options(temperature: float | None, seed: int | None, max_tokens: int | None) -> Any:
+def generation_options(
+    temperature: float | None, seed: int | None, max_tokens: int | None, image_detail: ImageDetailChoice | None = None
+) -> Any:
     """Return the options of a request; greedy without temperature and seed.
 
     Raises:
@@ -141,6 +188,11 @@ def generation_options(temperature: float | None, seed: int | None, max_tokens: 
 
     sampling = SamplingMode.greedy() if temperature is None and seed is None else SamplingMode.random(seed=seed)
     try:
-        return GenerationOptions(sampling=sampling, temperature=temperature, maximum_response_tokens=max_tokens)
+        return GenerationOptions(
+            sampling=sampling,
+            temperature=temperature,
+            maximum_response_tokens=max_tokens,
+            image_detail=None if image_detail is None else image_detail.value,
+        )
     except ValueError as error:
         raise UsageError(str(error)) from error

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
+
+ImageDetail: TypeAlias = Literal["high", "balanced", "rapid"]
 
 
 class SamplingModeType(StrEnum):
@@ -70,6 +72,8 @@ class GenerationOptions:
         closes_at_limit: whether a guided response that reaches the token limit or the end of the context window is completed
             as its schema allows, with open strings and lists closed; its `finish_reason` is then `LENGTH`. True by default;
             False raises `DecodingFailureError` instead. Local models only; tool calls are never completed.
+        image_detail: the resolution mode of the prompt's images: `"high"` (tiles and an overview), `"balanced"` or
+            `"rapid"`. More detail takes more tokens (`LanguageModel.token_count`); the model's own choice by default.
 
     Raises:
         ValueError: a value is out of range.
@@ -80,6 +84,7 @@ class GenerationOptions:
     maximum_response_tokens: int | None = None
     tool_calling_mode: ToolCallingMode | None = None
     closes_at_limit: bool | None = None
+    image_detail: ImageDetail | None = None
 
     def __post_init__(self) -> None:
         if self.sampling is not None and not isinstance(self.sampling, SamplingMode):
@@ -96,6 +101,8 @@ class GenerationOptions:
             raise ValueError("'tool_calling_mode' must be a ToolCallingMode: allowed, required or disallowed")
         if self.closes_at_limit is not None and not isinstance(self.closes_at_limit, bool):
             raise ValueError("'closes_at_limit' must be True or False")
+        if self.image_detail is not None and self.image_detail not in get_args(ImageDetail):
+            raise ValueError(f"'image_detail' must be one of {', '.join(get_args(ImageDetail))}, got {self.image_detail!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options that are set, with Apple's keys."""
@@ -111,6 +118,7 @@ class GenerationOptions:
             "maximum_response_tokens": self.maximum_response_tokens,
             "tool_calling_mode": self.tool_calling_mode and str(self.tool_calling_mode),
             "closes_at_limit": self.closes_at_limit,
+            "image_detail": self.image_detail,
         }
         return {name: value for name, value in options.items() if value is not None}
 

@@ -86,7 +86,7 @@ def assert_cache_is_transcript(session: fm.LanguageModelSession, model: fm.Syste
     executor, loaded = session._responder._executor, model.load()
     assert isinstance(executor, LocalExecutor)
     tokens = loaded.template.encode(loaded.tokenizer, opened(session.transcript.turns)).tokens
-    assert [*executor._sequence.tokens, *executor._pending] == tokens
+    assert [*executor._sequence.tokens, *executor._pending.tokens] == tokens
 
 
 # Dropped early

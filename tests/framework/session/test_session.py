@@ -164,7 +164,7 @@ def assert_cache_is_transcript(session: fm.LanguageModelSession, model: fm.Syste
     tokens = loaded.template.encode(loaded.tokenizer, opened(session.transcript.turns)).tokens
     assert asyncio.run(model.token_count(session.transcript)) == len(tokens) == cache._sequence.length + len(cache._pending)
     num_cached = cache._sequence.length
-    assert cache._pending == tokens[num_cached:]
+    assert cache._pending.tokens == tokens[num_cached:]
     if num_cached:
         afresh = loaded.engine.new_sequence()
         loaded.engine.step([(afresh, tokens[:num_cached])])

@@ -12,10 +12,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum, StrEnum
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 from openafm.framework.errors import ExceededContextWindowSizeError
-from openafm.framework.options import GenerationOptions
+from openafm.framework.options import GenerationOptions, ImageDetail
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
 from openafm.framework.transcripts.prompt import PromptLike, prompt_content
@@ -208,24 +209,30 @@ class LanguageModel(ABC):
         value: PromptLike | Sequence[Tool] | GenerationSchema | Transcript | None = None,
         *,
         instructions: str | None = None,
+        image_detail: ImageDetail | None = None,
     ) -> int:
         """`token_count_blocking` as a coroutine. It runs in the event loop and takes milliseconds."""
-        return self.token_count_blocking(value, instructions=instructions)
+        return self.token_count_blocking(value, instructions=instructions, image_detail=image_detail)
 
     def token_count_blocking(
         self,
         value: PromptLike | Sequence[Tool] | GenerationSchema | Transcript | None = None,
         *,
         instructions: str | None = None,
+        image_detail: ImageDetail | None = None,
     ) -> int:
         """Return the number of tokens that a value adds to a session: an estimate of 4 UTF-8 bytes per token.
 
         Override it in a model with a tokenizer.
 
+        Args:
+            image_detail: the resolution mode of a prompt's images, as in `GenerationOptions`.
+
         Raises:
             ValueError: neither or both of `value` and `instructions` are given.
         """
-        return _estimate(_counted_turns(value, instructions, self.num_image_tokens), _BYTES_PER_TOKEN)
+        count = partial(self.num_image_tokens, detail=image_detail)
+        return _estimate(_counted_turns(value, instructions, count), _BYTES_PER_TOKEN)
 
     def check_context(self, turns: Sequence[Turn]) -> None:
         """Raise if `turns`, the transcript with a new prompt, cannot fit the context window at 6 UTF-8 bytes per token.
@@ -238,7 +245,7 @@ class LanguageModel(ABC):
         if _estimate(turns, _MAX_BYTES_PER_TOKEN) > self.context_size:
             raise ExceededContextWindowSizeError(_estimate(turns, _BYTES_PER_TOKEN), self.context_size)
 
-    def num_image_tokens(self, image: bytes) -> int:
+    def num_image_tokens(self, image: bytes, detail: ImageDetail | None = None) -> int:
         """Return the number of tokens that an image takes in the context window (default: an estimate)."""
         return 256
 

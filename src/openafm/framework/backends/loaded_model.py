@@ -1,22 +1,27 @@
-"""Loaded models: engine, prefix cache, draft model and grammar compiler of a bundle, shared by all sessions."""
+"""Loaded models: engine, prefix cache, image cache, draft model and grammar compiler of a bundle, shared by all sessions."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakValueDictionary
 
 from openafm.adapters.metadata import DRAFT_TOKEN_COUNT
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
+from openafm.framework.backends.image_details import image_modes
 from openafm.framework.errors import UnsupportedGuideError
+from openafm.framework.transcripts.prompt import ImagePromptError
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
 from openafm.runtime.decoding.likelihood import Scorer
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.speculation import Drafter, DraftMismatchError
+from openafm.runtime.engines.base import InsertedEmbeddings
+from openafm.runtime.engines.image_cache import ImageCache, UnreadableImageError, image_cache_bytes
 from openafm.runtime.engines.prefix_cache import PrefixCache, prefix_cache_bytes
 from openafm.runtime.engines.selection import open_engine
+from openafm.runtime.engines.sequence import PromptTokens
 from openafm.runtime.engines.verified_files import verify_once
 from openafm.tokenizer.conversation import JsonSchema, ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
@@ -25,7 +30,7 @@ MAX_CALLS = 16  # tool calls in one answer: ends models that repeat themselves
 
 
 class LoadedModel:
-    """Hold a bundle with its engine, prefix cache, draft model and grammars. Thread-safe.
+    """Hold a bundle with its engine, caches, draft model and grammars. Thread-safe.
 
     Raises:
         OpenAFMError: a file cannot be read, or the draft model has another tokenizer.
@@ -35,6 +40,8 @@ class LoadedModel:
         self.bundle, self.tokenizer, self.template = bundle, bundle.tokenizer, bundle.template
         self.engine = open_engine(bundle, adapter)
         self.prefixes = PrefixCache(self.engine, prefix_cache_bytes())
+        self.image_modes = image_modes(bundle)
+        self._images = ImageCache(self.engine, self.image_modes, image_cache_bytes())
         self.drafter = None if draft is None else _drafter(bundle, draft, adapter)
         self._grammars = GrammarCompiler(self.tokenizer, self.template)
 
@@ -55,6 +62,17 @@ class LoadedModel:
     def generate_until(self, requests: Sequence[tuple[str, Sequence[str]]], max_tokens: int = 256) -> list[str]:
         """Return the greedy continuation of each context up to the first of its stop texts, without a chat template."""
         return [self.scorer.generate_until(context, until, max_tokens) for context, until in requests]
+
+    def embeddings(self, prompt: PromptTokens, images: Mapping[str, bytes]) -> list[InsertedEmbeddings]:
+        """Return the embeddings of the images of a prompt. `images` are their bytes by digest.
+
+        Raises:
+            ImagePromptError: the bytes of an image are missing, or the model cannot take the image.
+        """
+        try:
+            return self._images.inserted(prompt, images)
+        except UnreadableImageError as error:
+            raise ImagePromptError(str(error)) from error
 
     def grammar(
         self,

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from collections.abc import Sequence as List
 
+from openafm.framework.backends.image_details import check_fits
 from openafm.framework.backends.language_model import (
     Answer,
     AnswerRequest,
@@ -28,9 +29,11 @@ from openafm.framework.backends.truncation import truncation_error
 from openafm.framework.errors import GenerationCancelledError
 from openafm.framework.options import GenerationOptions, SamplingModeType
 from openafm.runtime.decoding.generation import Summary, generate, prefill
-from openafm.runtime.decoding.prefill import check_fits, num_prefill_steps
+from openafm.runtime.decoding.prefill import num_prefill_steps
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.engines.base import Engine, Sequence
+from openafm.runtime.engines.image_cache import prompt_tokens
+from openafm.runtime.engines.sequence import PromptTokens
 from openafm.runtime.engines.snapshot import SnapshotCorruptedError, SnapshotMismatchError
 from openafm.tokenizer.chat_template import MalformedAnswerError, opened
 from openafm.tokenizer.conversation import AssistantTurn, Turn, UserTurn
@@ -50,8 +53,8 @@ class LocalExecutor(LanguageModelExecutor):
         self._model = model
         turns = opened(turns)
         given = [turn for turn in turns if not isinstance(turn, AssistantTurn)]  # of calls, the text may not be encoded
-        check_fits(model.engine, model.template.fewest_tokens(model.tokenizer, given))
-        tokens = model.template.encode(model.tokenizer, turns).tokens
+        self._check_fits(model.template.fewest_tokens(model.tokenizer, given))
+        tokens = prompt_tokens(model.template.encode(model.tokenizer, turns))
         self._sequence = _restored(model.engine, tokens, snapshot)
         self._pending = tokens[self._sequence.length :]
         self._is_restored = self._sequence.length > 0
@@ -76,8 +79,10 @@ class LocalExecutor(LanguageModelExecutor):
         model = self._model
         self._roll_back_prewarmed([])
         self._prefill_opening(cancelled)
-        if self._pending and prefill(model.engine, self._sequence, self._pending, cancelled) is not None:
-            self._pending = []
+        # The bytes of images come with the next request.
+        text = self._pending[: min((each.start for each in self._pending.insertions), default=len(self._pending))]
+        if text and prefill(model.engine, self._sequence, text.tokens, cancelled) is not None:
+            self._pending = self._pending[len(text) :]
             self._keep_conversation()
         if prompt_prefix and not self._pending:
             opening = model.template.encode_turn(model.tokenizer, UserTurn(text=prompt_prefix)).tokens[:-1]
@@ -88,21 +93,23 @@ class LocalExecutor(LanguageModelExecutor):
         model = self._model
         num_old = self._sequence.length - len(self._prewarmed) + len(self._pending)
         # Encoding takes seconds where texts are thousands of times too long for the window.
-        check_fits(model.engine, num_old + model.template.fewest_tokens(model.tokenizer, request.turns))
-        new = model.template.encode(model.tokenizer, request.turns).tokens
-        new = [*new, *model.template.generation_prompt(model.tokenizer)]
-        check_fits(model.engine, num_old + len(new) + 1)
+        self._check_fits(num_old + model.template.fewest_tokens(model.tokenizer, request.turns), request.turns)
+        new = prompt_tokens(model.template.encode(model.tokenizer, request.turns))
+        new += PromptTokens(model.template.generation_prompt(model.tokenizer))
+        self._check_fits(num_old + len(new) + 1, request.turns)
         grammar = model.grammar(request.schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
         started = time.perf_counter()
         num_opening = self._prefill_opening(request.cancelled)
+        prompt = self._pending + new
+        prompt = prompt[self._roll_back_prewarmed(prompt.tokens[:-1]) :]
+        inserted = model.embeddings(prompt, request.images)
         opening_s = time.perf_counter() - started
-        prompt = [*self._pending, *new]
-        prompt = prompt[self._roll_back_prewarmed(prompt[:-1]) :]
         num_cached = self._sequence.length - num_opening
         generation = generate(
             model.engine,
             self._sequence,
-            prompt,
+            prompt.tokens,
+            inserted=inserted,
             sampling=_sampling(request.options),
             stop_tokens=model.template.stop_tokens(model.tokenizer),
             max_tokens=request.options.maximum_response_tokens,
@@ -141,21 +148,21 @@ class LocalExecutor(LanguageModelExecutor):
         model = self._model
         if self._sequence.length >= max(1, self._num_opening):
             return 0
-        tokens = [*self._sequence.tokens, *self._pending]
+        tokens = self._sequence.content + self._pending
         if not model.prefixes.may_keep(self._num_opening):
             self._adopt(model.prefixes.begin(tokens), tokens)
             return 0
         with model.prefixes.alone(tokens[: self._num_opening], cancelled):
             self._adopt(model.prefixes.begin(tokens), tokens)
             missing = tokens[self._sequence.length : self._num_opening]
-            if not missing or prefill(model.engine, self._sequence, missing, cancelled) is None:
+            if not missing or prefill(model.engine, self._sequence, missing.tokens, cancelled) is None:
                 return 0
             self._pending = tokens[self._num_opening :]
             if not self._is_restored:
                 model.prefixes.keep(self._sequence, self._num_opening, "opening")
         return len(missing)
 
-    def _adopt(self, shared: Sequence, tokens: list[int]) -> None:
+    def _adopt(self, shared: Sequence, tokens: PromptTokens) -> None:
         if shared.length > self._sequence.length:
             self._sequence, self._pending, self._is_restored = shared, tokens[shared.length :], False
 
@@ -180,10 +187,13 @@ class LocalExecutor(LanguageModelExecutor):
         encoded = model.template.encode_turn(model.tokenizer, turn).tokens[opening:]
         num_equal = _num_equal(sampled, encoded)
         model.engine.rollback(self._sequence, len(sampled) - num_equal)
-        self._pending = encoded[num_equal:]
+        self._pending = PromptTokens(encoded[num_equal:])
+
+    def _check_fits(self, token_count: int, turns: Iterable[Turn] = ()) -> None:
+        check_fits(token_count, self._model.engine.context_length, turns, self._model.image_modes)
 
 
-def _restored(engine: Engine, tokens: list[int], snapshot: bytes | memoryview | None) -> Sequence:
+def _restored(engine: Engine, tokens: PromptTokens, snapshot: bytes | memoryview | None) -> Sequence:
     """Return a sequence restored from the snapshot and rolled back to its common prefix with `tokens`, else a new one."""
     if snapshot is None:
         return engine.new_sequence()
@@ -191,7 +201,7 @@ def _restored(engine: Engine, tokens: list[int], snapshot: bytes | memoryview | 
         restored = engine.restore(snapshot)
     except (SnapshotCorruptedError, SnapshotMismatchError):
         return engine.new_sequence()
-    engine.rollback(restored, restored.length - _num_equal(restored.tokens, tokens))
+    engine.rollback(restored, restored.length - restored.content.num_common(tokens))
     return restored if restored.num_computed == restored.length else engine.new_sequence()
 
 

@@ -6,7 +6,7 @@ import contextlib
 import locale as system_locale
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +14,7 @@ from openafm.bundle import Bundle, BundleNotFoundError, BundleVersionError, open
 from openafm.core.errors import OpenAFMError
 from openafm.framework.backends import loaded_model
 from openafm.framework.backends.adapter import Adapter, CompatibleAdapterNotFoundError, resolve_adapter
+from openafm.framework.backends.image_details import check_fits, chosen_mode, image_modes, in_known_modes
 from openafm.framework.backends.language_model import (
     Capability,
     LanguageModel,
@@ -21,10 +22,11 @@ from openafm.framework.backends.language_model import (
     SystemLanguageModelUnavailableReason,
 )
 from openafm.framework.backends.loaded_model import LoadedModel
-from openafm.framework.errors import AssetsUnavailableError, ExceededContextWindowSizeError, FoundationModelsError
+from openafm.framework.errors import AssetsUnavailableError, FoundationModelsError
+from openafm.framework.options import ImageDetail
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
-from openafm.framework.transcripts.prompt import PromptLike, UnsupportedAttachmentError, prompt_attachments, prompt_text
+from openafm.framework.transcripts.prompt import PromptLike, prompt_content
 from openafm.framework.transcripts.transcript import Transcript
 from openafm.runtime.engines.verified_files import verify_once
 from openafm.safety.blocklist import BlocklistConfig
@@ -91,9 +93,14 @@ class SystemLanguageModel(LanguageModel):
 
     @property
     def capabilities(self) -> frozenset[Capability]:  # type: ignore[override]
-        """Guided generation, and tool calling if the chat template supports tools."""
-        template = self.described().template
-        return frozenset((Capability.GUIDED_GENERATION, *((Capability.TOOL_CALLING,) if template.can_call_tools else ())))
+        """Guided generation; tool calling if the chat template supports tools; vision if the model has a vision encoder."""
+        bundle = self.described()
+        found = {
+            Capability.GUIDED_GENERATION: True,
+            Capability.TOOL_CALLING: bundle.template.can_call_tools,
+            Capability.VISION: bool(image_modes(bundle)),
+        }
+        return frozenset(capability for capability, is_there in found.items() if is_there)
 
     def is_available(self) -> tuple[bool, SystemLanguageModelUnavailableReason | None]:
         """Return whether the model can answer, and the reason if not. Never raises.
@@ -144,6 +151,7 @@ class SystemLanguageModel(LanguageModel):
         value: PromptLike | Sequence[Tool] | GenerationSchema | Transcript | None = None,
         *,
         instructions: str | None = None,
+        image_detail: ImageDetail | None = None,
     ) -> int:
         """Return the exact number of tokens that a value adds to a session. Counts of parts add up to the prefilled tokens.
 
@@ -152,7 +160,8 @@ class SystemLanguageModel(LanguageModel):
 
         Raises:
             ValueError: neither or both of `value` and `instructions` are given.
-            UnsupportedAttachmentError: the prompt has images, and the model does not support them.
+            UnsupportedAttachmentError: the prompt has images, and the model does not support them, or not this detail.
+            PromptError: an image cannot be read.
             AssetsUnavailableError: the model is not installed, or its tokenizer or chat template cannot be read.
         """
         if (value is None) == (instructions is None):
@@ -166,31 +175,41 @@ class SystemLanguageModel(LanguageModel):
             case GenerationSchema():
                 return len(template.encode_response_format(tokenizer, value.to_dict()))
             case Transcript():
-                return len(template.encode(tokenizer, self._with_use_case(opened(value.turns))))
+                return len(template.encode(tokenizer, self._prepared(opened(value.turns))))
             case list() | tuple() if tools := [each for each in value if isinstance(each, Tool)]:
                 return sum(len(template.encode_tool(tokenizer, each.definition())) for each in tools)
-        if prompt_attachments(cast(PromptLike, value)):
-            raise UnsupportedAttachmentError(f"the model {bundle.name} does not support images; count the text alone")
-        prompt = template.encode_turn(tokenizer, UserTurn(text=prompt_text(cast(PromptLike, value))))
+        content, _ = prompt_content(cast(PromptLike, value), partial(self.num_image_tokens, detail=image_detail))
+        prompt = template.encode_turn(tokenizer, UserTurn(content=content))
         return len(prompt) + len(template.generation_prompt(tokenizer))
 
     def check_context(self, turns: Sequence[Turn]) -> None:
         """Raise if the last turn alone exceeds the context window, by its bytes. The executor counts tokens exactly."""
-        bundle = self.described()
+        bundle, size = self.described(), self.described().config.context_length
         with _unavailable(f"the model {bundle.name} cannot count tokens: "):
-            num_tokens = bundle.template.fewest_tokens(bundle.tokenizer, turns[-1:])
-        if num_tokens > bundle.config.context_length:
-            raise ExceededContextWindowSizeError(num_tokens, bundle.config.context_length)
+            tokenizer, template = bundle.tokenizer, bundle.template
+        *_, last = turns
+        num_tokens = template.fewest_tokens(tokenizer, (last,))
+        if num_tokens > size and tokenizer.fewest_tokens(last.text) <= size:  # because of its images: count exactly
+            num_tokens = len(template.encode_turn(tokenizer, last)) + len(template.generation_prompt(tokenizer))
+        check_fits(num_tokens, size, (last,), image_modes(bundle))
+
+    def num_image_tokens(self, image: bytes, detail: ImageDetail | None = None) -> int:
+        """Return the number of tokens that an image takes; it depends on the detail alone.
+
+        Raises:
+            UnsupportedAttachmentError: the model does not support images, or is not trained for this detail.
+        """
+        return chosen_mode(self.described(), detail).num_tokens
 
     def executor(self, turns: Sequence[Turn]) -> LanguageModelExecutor:
         from openafm.framework.backends.local_executor import LocalExecutor
 
-        return LocalExecutor(self.load(), self._with_use_case(turns))
+        return LocalExecutor(self.load(), self._prepared(turns))
 
     def restored_executor(self, turns: Sequence[Turn], snapshot: bytes | memoryview) -> LanguageModelExecutor:
         from openafm.framework.backends.local_executor import LocalExecutor
 
-        return LocalExecutor(self.load(), self._with_use_case(turns), snapshot)
+        return LocalExecutor(self.load(), self._prepared(turns), snapshot)
 
     def guardrail(self, *, is_guided: bool) -> Guardrail | None:
         """Return the guardrail of a request. The permissive mode leaves plain text unchecked, never guided responses."""
@@ -224,6 +243,10 @@ class SystemLanguageModel(LanguageModel):
             with _unavailable("the draft model: "):
                 opened_draft = None if draft is None else open_bundle(draft)
             return loaded_model.load(bundle, adapter, opened_draft)
+
+    def _prepared(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
+        """Return the turns of a transcript as this model reads them."""
+        return in_known_modes(self._with_use_case(turns), image_modes(self.described()))
 
     def _with_use_case(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         text = _USE_CASE_INSTRUCTIONS[self.use_case]

@@ -8,6 +8,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from openafm.core.errors import OpenAFMError
@@ -95,7 +96,8 @@ class Responder:
         guardrail = self.model.guardrail(is_guided=request.format.schema is not None)
         text = prompt_text(request.prompt)
         with _framework_errors():
-            content, images = prompt_content(request.prompt, self.model.num_image_tokens)
+            count = partial(self.model.num_image_tokens, detail=request.options.image_detail)
+            content, images = prompt_content(request.prompt, count)
             schema = request.format.schema if request.include_schema_in_prompt else None
             prompt = UserTurn(content=content, response_format=schema)
             self.model.check_context((*self.transcript.turns, prompt))  # before the guardrail, which reads all of it
@@ -251,6 +253,7 @@ class Responder:
                 is_vision = capability is Capability.VISION
                 raise (UnsupportedAttachmentError if is_vision else UnsupportedCapabilityError)(
                     f"this request needs {capability.replace('_', ' ')}, which the model {self.model.name} does not support"
+                    + ("; leave the images out, or use a model with a vision encoder" if is_vision else "")
                 )
 
     def _check_verdict(self, verdict: Verdict, subject: str, prompt: str) -> None:

@@ -65,6 +65,22 @@ class Image(Attachment):
             return _readable(self._source)
         return _encoded(PIL.Image.fromarray(self._source), "the image", "PNG")
 
+    def num_frames(self) -> int:
+        """Return the number of frames; a model sees the first one.
+
+        Raises:
+            ImagePromptError, MissingLibraryError: as `read`.
+        """
+        with needed("an image in a prompt", "Pillow", "vision"):
+            import PIL.Image
+        if isinstance(self._source, PIL.Image.Image):
+            return int(getattr(self._source, "n_frames", 1))
+        if not isinstance(self._source, Path | bytes):
+            return 1
+        data = _file_bytes(self._source) if isinstance(self._source, Path) else self._source
+        with _opened(data, "the image" if isinstance(self._source, bytes) else f"the image {self._source}") as image:
+            return int(getattr(image, "n_frames", 1))
+
     def __repr__(self) -> str:
         source = repr(str(self._source)) if isinstance(self._source, Path) else f"<{type(self._source).__name__}>"
         return f"{type(self).__name__}({source}, label={self.label!r})"
@@ -125,19 +141,11 @@ def _data_url_bytes(url: str) -> bytes:
 
 def _readable(source: Path | bytes) -> bytes:
     """Return encoded bytes: unchanged if a model can take them, else encoded again."""
-    import PIL.Image
-
     name = "the image" if isinstance(source, bytes) else f"the image {source}"
     data = source if isinstance(source, bytes) else _file_bytes(source)
     if len(data) > MAX_IMAGE_BYTES:
         raise ImagePromptError(f"{name} has more than {MAX_IMAGE_BYTES:,} bytes; make it smaller")
-    try:
-        image = PIL.Image.open(io.BytesIO(data))
-    except PIL.UnidentifiedImageError as error:
-        raise ImagePromptError(f"{name} is not in a format that can be read; convert it to PNG or JPEG") from error
-    except (PIL.Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
-        raise ImagePromptError(f"{name} cannot be decoded: {error}") from error
-    with image:
+    with _opened(data, name) as image:
         is_kept = (
             image.format in _FORMATS
             and image.mode in _MODES
@@ -149,6 +157,17 @@ def _readable(source: Path | bytes) -> bytes:
             _load(image, name)
             return data
         return _encoded(image, name, "JPEG" if image.format in ("JPEG", "MPO") else "PNG")
+
+
+def _opened(data: bytes, name: str) -> PillowImage:
+    import PIL.Image
+
+    try:
+        return PIL.Image.open(io.BytesIO(data))
+    except PIL.UnidentifiedImageError as error:
+        raise ImagePromptError(f"{name} is not in a format that can be read; convert it to PNG or JPEG") from error
+    except (PIL.Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+        raise ImagePromptError(f"{name} cannot be decoded: {error}") from error
 
 
 def _file_bytes(path: Path) -> bytes:

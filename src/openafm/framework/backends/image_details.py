@@ -1,0 +1,81 @@
+"""Resolution modes of a local model's images: what a request chooses by `GenerationOptions.image_detail`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from openafm.bundle import Bundle
+from openafm.framework.errors import ExceededContextWindowSizeError
+from openafm.framework.options import ImageDetail
+from openafm.framework.transcripts.prompt import UnsupportedAttachmentError
+from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.tokenizer.conversation import ContentPart, ImagePart, Turn, UserTurn
+
+
+def image_modes(bundle: Bundle) -> tuple[ImageModeConfig, ...]:
+    """Return the resolution modes that a model is trained for, the default one first; none for a text model."""
+    config = bundle.config
+    return config.image_modes if isinstance(config, MultimodalConfig) and bundle.template.can_take_images else ()
+
+
+def chosen_mode(bundle: Bundle, detail: ImageDetail | None) -> ImageModeConfig:
+    """Return the mode that a request chooses, by default the model's first one.
+
+    Raises:
+        UnsupportedAttachmentError: the model sees no images, or is not trained for this mode.
+    """
+    modes = image_modes(bundle)
+    if not modes:
+        raise UnsupportedAttachmentError(
+            f"the model {bundle.name} does not support images; leave them out, or use a model with a vision encoder"
+        )
+    for mode in modes:
+        if detail in (None, mode.name):
+            return mode
+    known = ", ".join(mode.name for mode in modes)
+    raise UnsupportedAttachmentError(
+        f"the model {bundle.name} is not trained for image_detail '{detail}'; choose one of {known}"
+    )
+
+
+def in_known_modes(turns: Iterable[Turn], modes: Sequence[ImageModeConfig]) -> tuple[Turn, ...]:
+    """Return turns whose images have numbers of tokens that the model knows: other ones get the default mode's.
+
+    The transcript of another model counts images in its own way.
+    """
+    counts = {mode.num_tokens for mode in modes}
+
+    def known(part: ContentPart) -> ContentPart:
+        if isinstance(part, ImagePart) and modes and part.num_tokens not in counts:
+            return replace(part, num_tokens=modes[0].num_tokens)
+        return part
+
+    return tuple(
+        UserTurn(content=tuple(map(known, turn.content)), response_format=turn.response_format)
+        if isinstance(turn, UserTurn) and turn.images
+        else turn
+        for turn in turns
+    )
+
+
+def check_fits(token_count: int, context_size: int, turns: Iterable[Turn], modes: Sequence[ImageModeConfig]) -> None:
+    """Check that a conversation that ends with `turns` fits the context window.
+
+    Raises:
+        ExceededContextWindowSizeError: it does not; the message has the tokens of the images in `turns`.
+    """
+    if token_count <= context_size:
+        return
+    counts = [image.num_tokens for turn in turns if isinstance(turn, UserTurn) for image in turn.images]
+    if not counts:
+        raise ExceededContextWindowSizeError(token_count, context_size)
+    details = ", ".join(f"{mode.name} {mode.num_tokens}" for mode in modes)
+    raise ExceededContextWindowSizeError(
+        token_count,
+        context_size,
+        f"the conversation needs {token_count} tokens, {sum(counts)} of them for {len(counts)} images in the prompt, but the"
+        f" context window of this model has {context_size}; attach fewer images, or choose another image_detail (tokens of"
+        f" an image: {details})",
+    )
