@@ -14,6 +14,7 @@ from forked_processes import together
 from tiny_runs import final_bytes, tiny_run, write_corpus
 
 from openafm.core.config import ConfigError, override
+from openafm.models.transfer import to_device
 from openafm.training.config import BFloat16Config, DevicePrecisionConfig, TrainerConfig
 from openafm.training.device import (
     DeviceConfig,
@@ -21,7 +22,6 @@ from openafm.training.device import (
     computes_training,
     host_copies,
     host_numbers,
-    to_device,
 )
 from openafm.training.distributed.processes import Processes, open_processes
 from openafm.training.observability.metrics import read_metrics

@@ -12,16 +12,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from openafm.models.config import PositionConfig
-from openafm.models.masked_attention import masked_attention, masked_attention_at
+from openafm.models.document_attention import DocumentAttention, Queries, document_attention, segments_of
+from openafm.models.masked_attention import masked_attention
 from openafm.models.masks import Mask
 from openafm.models.position_embedding import PositionEmbedding
 from openafm.models.spans import EmbeddingSpan, check_spans
 from openafm.models.spans import Span as Span
+from openafm.models.transfer import to_device
 
 
 class AttentionContext(ABC):
@@ -77,6 +80,7 @@ class BatchContext(AttentionContext):
     def __init__(self, documents: Sequence[Span], positions_BS: Tensor, spans: Sequence[Span | EmbeddingSpan] = ()) -> None:
         super().__init__(positions_BS)
         self._documents = tuple(documents)
+        self._segments = segments_of(documents, *positions_BS.shape)
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
         self._spans_BS: Tensor | None = None
         if spans:
@@ -85,24 +89,29 @@ class BatchContext(AttentionContext):
             for number, span in enumerate(spans, start=1):
                 self._spans_BS[span.row, span.start : span.stop] = number
 
+    @cached_property
+    def _attention(self) -> DocumentAttention:
+        spans_N = None if self._spans_BS is None else self._spans_BS.flatten()
+        return document_attention(self._segments, spans_N, self.positions_BS.device)
+
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
         self._stored[layer] = (k_BSKC, v_BSKC)
 
     def narrow(self, indices_N: Tensor) -> AttentionContext:
         """Return a context in which only these positions are queries [1, N, H, C].
 
-        `indices_N` point into the flattened batch, ascend and lie in documents. Each position sees the same keys as before.
-        Layers that only read other layers' keys and values run for these positions alone: in prefill the last position of
-        each document, in training the positions that carry loss.
+        `indices_N`, on the host, point into the flattened batch, ascend and lie in documents. Each position sees the same
+        keys as before. Layers that only read other layers' keys and values run for these positions alone: in prefill the
+        last position of each document, in training the positions that carry loss.
         """
-        segments = _segments(self._documents, *self.positions_BS.shape)
-        return _NarrowedContext(self._stored, segments, self.positions_BS, indices_N, self._spans_BS)
+        queries = Queries(indices_N, self._segments, self.positions_BS.device)
+        return _NarrowedContext(self._stored, self._attention, self.positions_BS, queries)
 
     def last(self) -> LastPositions:
         row_length = self.positions_BS.shape[1]
         indices = [document.row * row_length + document.stop - 1 for document in self._documents]
-        indices_D = torch.tensor(indices, device=self.positions_BS.device)
-        return LastPositions(indices_D=indices_D, context=self.narrow(indices_D))
+        indices_D = torch.tensor(indices)
+        return LastPositions(indices_D=to_device(indices_D, self.positions_BS.device), context=self.narrow(indices_D))
 
 
 class WholeRows(BatchContext):
@@ -123,10 +132,10 @@ class WholeRows(BatchContext):
 
 
 class PackedDocuments(BatchContext):
-    """Rows hold several documents that do not see each other: one attention call per document.
+    """Rows hold several documents that do not see each other; a backend for the device computes attention.
 
-    On a CPU this is several times faster than one call with a block mask. Positions count from 0 in each document. Padding
-    belongs to no document and has position 0 and an output of zeros. Documents are disjoint and in row-major order.
+    Positions count from 0 in each document. Padding belongs to no document and has position 0 and an output of zeros.
+    Documents are disjoint and in row-major order.
     """
 
     def __init__(
@@ -137,20 +146,14 @@ class PackedDocuments(BatchContext):
         device: torch.device | None = None,
         spans: Sequence[Span | EmbeddingSpan] = (),
     ) -> None:
-        self._segments = _segments(documents, num_rows, row_length)
-        positions = [torch.arange(segment.length) * segment.is_document for segment in self._segments]
-        super().__init__(documents, torch.cat(positions).view(num_rows, row_length).to(device), spans)
+        segments = segments_of(documents, num_rows, row_length)
+        positions = [torch.arange(segment.length) * segment.is_document for segment in segments]
+        positions_BS = torch.cat(positions).view(num_rows, row_length)
+        super().__init__(documents, to_device(positions_BS, device or "cpu"), spans)
 
     def attend(self, layer: int, q_BSHC: Tensor, mask: Mask) -> Tensor:
-        lengths = [segment.length for segment in self._segments]
-        # One split and one cat: slices would each add a full-size gradient in the backward pass.
-        q_s, k_s, v_s = (x.flatten(0, 1).split(lengths) for x in (q_BSHC, *self._stored[layer]))
-        spans_s = _split_spans(self._spans_BS, lengths)
-        outputs = [
-            masked_attention(q[None], k[None], v[None], mask, spans)[0] if segment.is_document else torch.zeros_like(q)
-            for segment, q, k, v, spans in zip(self._segments, q_s, k_s, v_s, spans_s, strict=True)
-        ]
-        return torch.cat(outputs).view_as(q_BSHC)
+        q_NHC, k_NKC, v_NKC = (x.flatten(0, 1) for x in (q_BSHC, *self._stored[layer]))
+        return self._attention.attend(q_NHC, k_NKC, v_NKC, mask).view_as(q_BSHC)
 
 
 class _NarrowedContext(AttentionContext):
@@ -159,58 +162,19 @@ class _NarrowedContext(AttentionContext):
     def __init__(
         self,
         stored: dict[int, tuple[Tensor, Tensor]],
-        segments: Sequence[_Segment],
+        attention: DocumentAttention,
         positions_BS: Tensor,
-        indices_N: Tensor,
-        spans_BS: Tensor | None,
+        queries: Queries,
     ) -> None:
-        super().__init__(positions_BS.flatten()[indices_N][None])
-        self._stored, self._lengths = stored, [segment.length for segment in segments]
-        stops = torch.tensor(self._lengths).cumsum(0)
-        ends = torch.searchsorted(indices_N, (stops - 1).to(indices_N.device), right=True).cpu()
-        self._num_queries: list[int] = ends.diff(prepend=ends.new_zeros(1)).tolist()
-        self._places_s = [places.cpu() for places in self.positions_BS[0].split(self._num_queries)]
-        self._spans_s = _split_spans(spans_BS, self._lengths)
+        super().__init__(positions_BS.flatten()[queries.indices_Q][None])
+        self._stored, self._attention, self._queries = stored, attention, queries
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
         raise AssertionError(f"layer {layer} stores keys and values but was built to be skipped")
 
     def attend(self, layer: int, q_BSHC: Tensor, mask: Mask) -> Tensor:
-        q_s = q_BSHC[0].split(self._num_queries)
-        k_s, v_s = (x.flatten(0, 1).split(self._lengths) for x in self._stored[layer])
-        outputs = [
-            masked_attention_at(places, q[None], k[None], v[None], mask, spans)[0]
-            for places, q, k, v, spans in zip(self._places_s, q_s, k_s, v_s, self._spans_s, strict=True)
-            if len(places)
-        ]
-        return torch.cat(outputs)[None]
+        k_NKC, v_NKC = (x.flatten(0, 1) for x in self._stored[layer])
+        return self._attention.attend_at(self._queries, q_BSHC[0], k_NKC, v_NKC, mask)[None]
 
     def last(self) -> LastPositions:
         raise AssertionError("the context is already narrowed to some positions")
-
-
-@dataclass(frozen=True)
-class _Segment:
-    """A document or the padding between two documents."""
-
-    length: int
-    is_document: bool
-
-
-def _segments(documents: Sequence[Span], num_rows: int, row_length: int) -> list[_Segment]:
-    """Return the documents of the flattened batch and the padding between them, in order."""
-    segments: list[_Segment] = []
-    done = 0
-    for document in documents:
-        start, stop = (document.row * row_length + at for at in (document.start, document.stop))
-        if start > done:
-            segments.append(_Segment(start - done, False))
-        segments.append(_Segment(stop - start, True))
-        done = stop
-    if done < num_rows * row_length:
-        segments.append(_Segment(num_rows * row_length - done, False))
-    return segments
-
-
-def _split_spans(spans_BS: Tensor | None, lengths: list[int]) -> Sequence[Tensor | None]:
-    return [None] * len(lengths) if spans_BS is None else spans_BS.flatten().split(lengths)

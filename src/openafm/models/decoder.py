@@ -18,6 +18,7 @@ from openafm.models.config import DecoderConfig, LayerConfig, TiedHeadConfig
 from openafm.models.layers import Linear, RMSNorm, stack_tracks
 from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError, check_spans
 from openafm.models.tracks import Tracks, TracksAsHeads
+from openafm.models.transfer import to_device
 
 # Up to this many tokens in one call, such as the drafts that an engine verifies, are computed as exactly as one token alone,
 # so that results do not depend on the number of tokens per step.
@@ -116,9 +117,12 @@ class Decoder(nn.Module):
     def hidden_at(
         self, tokens_BS: Tensor, context: BatchContext, indices_N: Tensor, inserted: Sequence[InsertedEmbedding] = ()
     ) -> Tensor:
-        """Return `hidden` at some positions of the flattened batch, [1, N, D]: in training those that carry loss."""
+        """Return `hidden` at some positions of the flattened batch, [1, N, D]: in training those that carry loss.
+
+        `indices_N` are on the host: from a GPU they would be copied back.
+        """
         x = self._prefill(self.embed(tokens_BS, inserted), self._seen_by_layers(context))
-        return self._finish(x, indices_N, self._seen_by_layers(context.narrow(indices_N)))
+        return self._finish(x, to_device(indices_N, x.device), self._seen_by_layers(context.narrow(indices_N)))
 
     def _prefill(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Store the keys and values of all layers. Return the input of the last layer that stores any."""

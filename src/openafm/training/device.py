@@ -6,14 +6,13 @@ Imports torch inside of functions: configs do not.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from openafm.core.config import Config
 from openafm.core.errors import UsageError
 
 if TYPE_CHECKING:
     import torch
-    from numpy.typing import NDArray
     from torch import Tensor
 
 DeviceKind: TypeAlias = Literal["auto", "cuda", "mps", "cpu"]
@@ -123,16 +122,6 @@ def describe_device(device: torch.device) -> str:
     import torch
 
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def to_device(values: NDArray[Any] | Tensor, device: torch.device | str) -> Tensor:
-    """Return host values on a device. A copy to a GPU goes through pinned memory, and the host does not wait for it."""
-    import torch
-
-    tensor = values if isinstance(values, torch.Tensor) else torch.from_numpy(values)
-    if torch.device(device).type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def host_copies(tensors: list[Tensor]) -> list[Tensor]:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
@@ -18,7 +19,7 @@ from openafm.models.accounting import training_flops
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder
 from openafm.models.experts import observed_routing
-from openafm.training.device import to_device
+from openafm.models.transfer import to_device
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.cross_entropy import cross_entropy_sum
 from openafm.training.objectives.routing import RoutingLosses, routing_losses
@@ -88,7 +89,8 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
     other position reads their outputs (the prefill bypass of report 2.1, in training).
     """
     device = model.device
-    indices_N = to_device(target_indices(batch), device)
+    indices_N = target_indices(batch)
+    device_indices_N = to_device(indices_N, device)
     num_rows, row_length = batch.tokens_BS.shape
     images = {key: torch.tensor(views) for key, views in batch.images.items()}
     inserted = model.embed_images(batch.embedding_spans, images)
@@ -101,16 +103,16 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
     return TargetStates(
         x_ND=x_1ND[0],
         head_weight_VD=head_weight_VD,
-        indices_N=indices_N,
+        indices_N=device_indices_N,
         targets_N=to_device(batch.targets_BS[batch.loss_mask_BS], device),
-        routing=routing_losses(routing, model.config, seen, batch, indices_N, model.sum_over_tracks),
+        routing=routing_losses(routing, model.config, seen, batch, device_indices_N, model.sum_over_tracks),
         flops=training_flops(model.config, lengths, len(indices_N)),
     )
 
 
 def target_indices(batch: Batch) -> Tensor:
-    """Return the positions of the flattened batch that carry loss."""
-    return torch.from_numpy(batch.loss_mask_BS).flatten().nonzero()[:, 0]
+    """Return the positions of the flattened batch that carry loss, on the host."""
+    return torch.from_numpy(np.flatnonzero(batch.loss_mask_BS))
 
 
 def zero_losses(model: Decoder) -> Losses:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openafm.data.batch import Batch
 from openafm.models.decoder import Decoder
-from openafm.training.device import to_device
+from openafm.models.transfer import to_device
 from openafm.training.objectives.base import DEFAULT_ROUTING, Losses, target_states, zero_losses
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.distillation import DistillationLoss, DistillationSums

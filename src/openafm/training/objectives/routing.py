@@ -18,7 +18,7 @@ from torch import Tensor
 from openafm.data.batch import Batch
 from openafm.models.config import DecoderConfig
 from openafm.models.experts import Routing
-from openafm.training.device import to_device
+from openafm.models.transfer import to_device
 from openafm.training.objectives.config import RoutingLossConfig
 
 

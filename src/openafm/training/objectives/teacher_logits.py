@@ -36,6 +36,7 @@ from openafm.data.shards import FileRecord, read_manifest
 from openafm.models.accounting import training_flops
 from openafm.models.attention_context import PackedDocuments
 from openafm.models.decoder import Decoder
+from openafm.models.transfer import to_device
 from openafm.training.config import TrainerConfig
 from openafm.training.objectives.config import CachedDistillationConfig, Teacher
 from openafm.training.objectives.cross_entropy import CHUNK_ELEMENTS
@@ -302,7 +303,7 @@ def _row_array(teacher: Decoder, batch: Batch, indices_N: Tensor, key: CacheKey)
     images = {key: torch.tensor(views) for key, views in batch.images.items()}
     inserted = teacher.embed_images(batch.embedding_spans, images)
     context = PackedDocuments(batch.documents, num_rows, row_length, device, spans=batch.embedding_spans)
-    x_1NE = teacher.hidden_at(torch.from_numpy(batch.tokens_BS).to(device), context, indices_N.to(device), inserted)
+    x_1NE = teacher.hidden_at(to_device(batch.tokens_BS, device), context, indices_N, inserted)
     rows_N = np.empty(len(indices_N), dtype=_row_type(key))
     chunk = max(256, CHUNK_ELEMENTS // key.num_tokens)
     for start in range(0, len(rows_N), chunk):
