@@ -1,6 +1,6 @@
 """Trajectories: sampled answers with what the policy updater needs to train on them.
 
-Shape suffixes: N tokens of the answer, the stop token included.
+Shape suffixes: N tokens of the answer, the stop token included; V vocabulary.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ class Trajectory:
         loss_mask_N: True for tokens that the policy chose.
         log_probs_N: natural log of each token's probability when it was sampled, under the sampling transform.
         versions_N: version of the weights that chose each token.
+        reference_log_probs_N: the same under the reference policy; None if the run has no reference.
+        support_NV: bit mask [N, V/8] of the tokens that the grammar allowed, least significant bit first; None if there was no
+            grammar.
     """
 
     sample: Sample
@@ -76,3 +79,29 @@ class Trajectory:
     loss_mask_N: npt.NDArray[np.bool_]
     log_probs_N: npt.NDArray[np.float32]
     versions_N: npt.NDArray[np.int32]
+    reference_log_probs_N: npt.NDArray[np.float32] | None = None
+    support_NV: npt.NDArray[np.uint8] | None = None
+
+    @property
+    def kl(self) -> float:
+        """Return the sum over the policy's tokens of log pi_old - log pi_reference; 0 without a reference."""
+        if self.reference_log_probs_N is None:
+            return 0.0
+        return float((self.log_probs_N - self.reference_log_probs_N)[self.loss_mask_N].sum(dtype=np.float64))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """All samples of one draw of a prompt.
+
+    Attributes:
+        number: draws are numbered from 0; an optimizer step trains on consecutive numbers.
+        trajectories: empty if no sample could be generated.
+        error: why there are none.
+        tokenizer: digest of the tokenizer whose ids the trajectories hold.
+    """
+
+    number: int
+    trajectories: tuple[Trajectory, ...]
+    tokenizer: str
+    error: str = ""

@@ -1,0 +1,317 @@
+"""Sampling of groups: the samples of several prompts decoded together, with what training needs of every token.
+
+Continuous batching: the next group starts as soon as its samples fit beside those that are not complete. A prompt is
+prefilled once for its group. The tokens depend on the weights, the seeds and the groups of the call, not on timing.
+
+Shape suffixes: N tokens after the prompt, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from openafm.rl.prompt_sources import Environment
+from openafm.rl.prompts import RLPrompt
+from openafm.rl.trajectories import FinishReason, Sample
+from openafm.runtime.decoding.generation import check_fits
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler, Matcher
+from openafm.runtime.decoding.prefill import prefill
+from openafm.runtime.decoding.sampling import RandomConfig, Sampler
+from openafm.runtime.engines.base import Engine
+from openafm.runtime.engines.base import Sequence as EngineSequence
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.conversation import AssistantTurn, ToolTurn, UserTurn
+from openafm.tokenizer.template import BaseChatTemplate, MalformedAnswerError, opened
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRequest:
+    """A prompt to sample. `environments` has one entry for each sample, `seeds` too."""
+
+    number: int
+    prompt: RLPrompt
+    environments: Sequence[Environment | None]
+    seeds: Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedSample:
+    """A complete sample; the arrays as in `Trajectory`."""
+
+    sample: Sample
+    tokens_N: npt.NDArray[np.int32]
+    loss_mask_N: npt.NDArray[np.bool_]
+    log_probs_N: npt.NDArray[np.float32]
+    versions_N: npt.NDArray[np.int32]
+    support_NV: npt.NDArray[np.uint8] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedGroup:
+    """The samples of a group, in order; none and an error if the prompt does not fit the context window."""
+
+    request: GroupRequest
+    prompt_tokens: tuple[int, ...]
+    samples: tuple[DecodedSample, ...]
+    error: str = ""
+
+
+class GroupDecoder:
+    """Samples groups with an engine.
+
+    Args:
+        temperature: of the sampling, for tokens that the grammar does not force.
+        max_tokens: most tokens after the prompt.
+        max_turns: most turns of the policy.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        template: BaseChatTemplate,
+        *,
+        temperature: float,
+        max_tokens: int,
+        max_turns: int,
+    ) -> None:
+        self.engine, self.tokenizer, self.template = engine, tokenizer, template
+        self.temperature, self.max_tokens, self.max_turns = temperature, max_tokens, max_turns
+        self.stop_tokens = template.stop_tokens(tokenizer)
+        self._grammars: GrammarCompiler | None = None
+
+    def decode(
+        self, requests: Sequence[GroupRequest], max_rows: int, before_step: Callable[[], None] = lambda: None
+    ) -> Iterator[DecodedGroup]:
+        """Yield the groups as they are completed. `before_step` is called before each decode step."""
+        waiting, running = deque(requests), list[_Group]()
+        while waiting or running:
+            num_rows = sum(len(group.active) for group in running)
+            while waiting and (not running or num_rows + len(waiting[0].seeds) <= max_rows):
+                group = self._start(waiting.popleft())
+                num_rows += len(group.active)
+                running.append(group)
+            for group in [group for group in running if not group.active]:
+                running.remove(group)
+                yield group.result()
+            rows = [row for group in running for row in group.active]
+            if rows:
+                before_step()
+                logits = self.engine.step([(row.sequence, row.take_waiting()) for row in rows])
+                for row, logits_V in zip(rows, logits, strict=True):
+                    row.advance(logits_V)
+
+    def grammar(self, prompt: RLPrompt) -> Grammar | None:
+        """Return the grammar of the answer; None if the prompt has no response format."""
+        last = prompt.conversation.turns[-1]
+        if not isinstance(last, UserTurn) or last.response_format is None:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(self.tokenizer, self.template)
+        return self._grammars.json_schema(last.response_format)
+
+    def prompt_tokens(self, prompt: RLPrompt) -> list[int]:
+        """Return the tokens of the conversation and of the opening of the policy's turn."""
+        turns = opened(prompt.conversation.turns)
+        return self.template.encode(self.tokenizer, turns).tokens + self.template.generation_prompt(self.tokenizer)
+
+    def _start(self, request: GroupRequest) -> _Group:
+        tokens = self.prompt_tokens(request.prompt)
+        if len(tokens) + 1 > self.engine.context_length:
+            error = f"the prompt has {len(tokens)} tokens, the context window {self.engine.context_length}"
+            return _Group(request, tokens, [], error)
+        shared = self.engine.new_sequence()
+        check_fits(self.engine, len(tokens))
+        logits_V = prefill(self.engine, shared, tokens)
+        assert logits_V is not None
+        grammar = self.grammar(request.prompt)
+        rows = []
+        for index, (seed, environment) in enumerate(zip(request.seeds, request.environments, strict=True)):
+            sequence = shared if index == len(request.seeds) - 1 else self.engine.fork(shared)
+            row = _Row(self, request.prompt, sequence, environment, grammar, seed)
+            row.advance(logits_V.copy())
+            rows.append(row)
+        return _Group(request, tokens, rows)
+
+
+class _Group:
+    def __init__(self, request: GroupRequest, prompt_tokens: list[int], rows: list[_Row], error: str = "") -> None:
+        self._request, self._prompt_tokens, self._rows, self._error = request, prompt_tokens, rows, error
+
+    @property
+    def active(self) -> list[_Row]:
+        return [row for row in self._rows if row.finish is None]
+
+    def result(self) -> DecodedGroup:
+        return DecodedGroup(
+            request=self._request,
+            prompt_tokens=tuple(self._prompt_tokens),
+            samples=tuple(row.result() for row in self._rows),
+            error=self._error,
+        )
+
+
+@dataclass
+class _Tokens:
+    """The tokens of a sample after the prompt."""
+
+    ids: list[int] = field(default_factory=list)
+    is_chosen: list[bool] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    support: list[npt.NDArray[np.uint8] | None] = field(default_factory=list)
+
+    def append(
+        self, token: int, version: int, log_prob: float | None = None, support: npt.NDArray[np.uint8] | None = None
+    ) -> None:
+        """Append a token; one without a log-probability was not chosen by the policy."""
+        self.ids.append(token)
+        self.is_chosen.append(log_prob is not None)
+        self.log_probs.append(0.0 if log_prob is None else log_prob)
+        self.versions.append(version)
+        self.support.append(support)
+
+
+class _Row:
+    """One sample that is being decoded. `finish` is None until it is complete."""
+
+    def __init__(
+        self,
+        decoder: GroupDecoder,
+        prompt: RLPrompt,
+        sequence: EngineSequence,
+        environment: Environment | None,
+        grammar: Grammar | None,
+        seed: int,
+    ) -> None:
+        self._decoder, self._prompt, self.sequence, self._environment = decoder, prompt, sequence, environment
+        self._matcher: Matcher | None = None if grammar is None else grammar.matcher()
+        self._sampler: Sampler = RandomConfig(temperature=decoder.temperature, seed=seed).build()
+        self._tokens, self._turns = _Tokens(), list[AssistantTurn | ToolTurn]()
+        self._turn_start = self._num_fed = 0
+        self.finish: FinishReason | None = None
+
+    def take_waiting(self) -> list[int]:
+        """Return the tokens that the next step feeds."""
+        waiting = self._tokens.ids[self._num_fed :]
+        self._num_fed = len(self._tokens.ids)
+        return waiting
+
+    def advance(self, logits_V: npt.NDArray[np.float32]) -> None:
+        """Choose the next token, and append the tokens up to the next choice: forced ones and outputs of tools."""
+        self._choose(logits_V[: self._decoder.tokenizer.vocab_size])
+        while self.finish is None and self._matcher is not None and (forced := self._matcher.forced()):
+            self._append(forced[0], None, None)
+        has_room = self.sequence.length + len(self._tokens.ids) - self._num_fed < self._decoder.engine.context_length
+        if self.finish is None and (len(self._tokens.ids) >= self._decoder.max_tokens or not has_room):
+            self._end("length")
+
+    def _choose(self, logits_V: npt.NDArray[np.float32]) -> None:
+        if self._matcher is not None and (forced := self._matcher.forced()):
+            self._append(forced[0], None, None)
+            return
+        support = None
+        if self._matcher is not None:
+            self._matcher.apply(logits_V)
+            support = np.packbits(logits_V > -np.inf, bitorder="little")
+        token = self._sampler.sample(logits_V, len(self._tokens.ids))
+        self._append(token, self._sampler.log_probability(logits_V, token), support)
+
+    def _append(self, token: int, log_prob: float | None, support: npt.NDArray[np.uint8] | None) -> None:
+        self._tokens.append(token, self._decoder.engine.weights_version, log_prob, support)
+        if self._matcher is not None:
+            self._matcher.accept((token,))
+        if token in self._decoder.stop_tokens:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        """Complete the sample, or append the outputs of the tools that the policy calls."""
+        turn = self._parse()
+        self._turns.append(turn)
+        num_turns = sum(isinstance(each, AssistantTurn) for each in self._turns)
+        if not turn.tool_calls or self._environment is None or num_turns >= self._decoder.max_turns:
+            self._finish("stop")
+            return
+        outputs = [ToolTurn(name=call.name, text=self._environment.call(call)) for call in turn.tool_calls]
+        self._turns += outputs
+        decoder = self._decoder
+        encoded = decoder.template.encode_outputs(decoder.tokenizer, outputs).tokens
+        for token in [*encoded, *decoder.template.generation_prompt(decoder.tokenizer)]:
+            self._tokens.append(token, decoder.engine.weights_version)
+        self._turn_start = len(self._tokens.ids)
+
+    def _end(self, finish: FinishReason) -> None:
+        self._turns.append(self._parse())
+        self._finish(finish)
+
+    def _finish(self, finish: FinishReason) -> None:
+        self.finish = finish
+        self._decoder.engine.close(self.sequence)
+
+    def _parse(self) -> AssistantTurn:
+        """Return the present turn. One that is malformed is text, as the policy wrote it."""
+        tokens = self._tokens.ids[self._turn_start :]
+        try:
+            return self._decoder.template.parse_assistant(self._decoder.tokenizer, tokens)
+        except MalformedAnswerError:
+            return AssistantTurn(text=self._decoder.tokenizer.decode(tokens))
+
+    def result(self) -> DecodedSample:
+        assert self.finish is not None
+        tokens, last = self._tokens, self._turns[-1]
+        sample = Sample(
+            prompt=self._prompt,
+            turns=tuple(self._turns),
+            text=last.text if isinstance(last, AssistantTurn) else "",
+            finish_reason=self.finish,
+            num_tokens=sum(tokens.is_chosen),
+            state={} if self._environment is None else dict(self._environment.state),
+        )
+        return DecodedSample(
+            sample=sample,
+            tokens_N=np.array(tokens.ids, np.int32),
+            loss_mask_N=np.array(tokens.is_chosen, np.bool_),
+            log_probs_N=np.array(tokens.log_probs, np.float32),
+            versions_N=np.array(tokens.versions, np.int32),
+            support_NV=self._support(),
+        )
+
+    def _support(self) -> npt.NDArray[np.uint8] | None:
+        """Return the bit masks; tokens that were not chosen have none set."""
+        if self._matcher is None:
+            return None
+        width = math.ceil(self._decoder.tokenizer.vocab_size / 8)
+        empty = np.zeros(width, np.uint8)
+        return np.stack([empty if mask is None else mask for mask in self._tokens.support])
+
+
+def reference_log_probs(
+    engine: Engine, prompt_tokens: Sequence[int], samples: Sequence[DecodedSample], temperature: float, num_tokens: int
+) -> list[npt.NDArray[np.float32]]:
+    """Return the log-probabilities of the chosen tokens of a group's samples under another policy; 0 for other tokens."""
+    shared = engine.new_sequence()
+    if len(prompt_tokens) > 1:
+        prefill(engine, shared, prompt_tokens[:-1])
+    found = []
+    for sample in samples:
+        sequence = engine.fork(shared)
+        (logits_NV,) = engine.step([(sequence, [prompt_tokens[-1], *sample.tokens_N[:-1].tolist()])], "all")
+        engine.close(sequence)
+        chosen = np.flatnonzero(sample.loss_mask_N)
+        scaled_NV = logits_NV[chosen, :num_tokens].astype(np.float64) / temperature
+        if sample.support_NV is not None:
+            allowed_NV = np.unpackbits(sample.support_NV[chosen], axis=1, count=num_tokens, bitorder="little")
+            scaled_NV[allowed_NV == 0] = -np.inf
+        highest_N = scaled_NV.max(axis=1)
+        log_sums_N = highest_N + np.log(np.exp(scaled_NV - highest_N[:, None]).sum(axis=1))
+        log_probs_N = np.zeros(len(sample.tokens_N), np.float32)
+        log_probs_N[chosen] = scaled_NV[np.arange(len(chosen)), sample.tokens_N[chosen]] - log_sums_N
+        found.append(log_probs_N)
+    engine.close(shared)
+    return found

@@ -1,0 +1,206 @@
+"""The trajectory generator: samples groups with the newest weights, computes their rewards, writes them to the buffer."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from openafm.bundle import open_bundle
+from openafm.core.config import from_dict
+from openafm.core.files import read_document
+from openafm.core.registry import load_plugins
+from openafm.core.worker_process import unit
+from openafm.rl.buffer import ReplayBuffer
+from openafm.rl.config import RLConfig
+from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest, reference_log_probs
+from openafm.rl.events import EventLog
+from openafm.rl.rewards.base import Reward
+from openafm.rl.trajectories import Group, Score, Trajectory
+from openafm.rl.weights import WeightStore
+from openafm.runtime.engines.base import Engine
+
+CONFIG = "rl.json"
+POLL_STEPS = 8
+"""Decode steps between two looks at the weight store, if generators swap weights between tokens."""
+_SCORING_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Consecutive groups to sample together, for the run in `folder`."""
+
+    folder: str
+    numbers: tuple[int, ...]
+
+
+def generate(task: Task) -> int:
+    """Sample the groups of a task and write them to the buffer; return the number of tokens.
+
+    Called in a worker process, which keeps its generator for the next task.
+    """
+    with unit(task.numbers[0]):
+        return _generator(task.folder).generate(task.numbers)
+
+
+@functools.lru_cache(maxsize=1)
+def _generator(folder: str) -> TrajectoryGenerator:
+    import torch
+
+    torch.set_num_threads(1)
+    path = Path(folder)
+    values = json.loads(read_document(path / CONFIG))
+    load_plugins(values.get("plugins", ()))
+    return TrajectoryGenerator(from_dict(RLConfig, values), path, part=f"generator-{os.getpid()}")
+
+
+class TrajectoryGenerator:
+    """A replica: an engine with the policy, one with the reference if the KL divergence counts, and the rewards."""
+
+    def __init__(self, config: RLConfig, folder: Path, part: str) -> None:
+        bundle = open_bundle(_start(config))
+        self._config = config
+        self._engine = _policy_engine(config)
+        self._reference = _bundle_engine(config) if config.objective.kl_weight else None
+        self._tokenizer = bundle.tokenizer
+        self._decoder = GroupDecoder(
+            self._engine,
+            bundle.tokenizer,
+            bundle.template,
+            temperature=config.objective.temperature,
+            max_tokens=config.max_tokens,
+            max_turns=config.max_turns,
+        )
+        self._prompts, self._reward = config.prompts.build(), config.reward.build()
+        self._buffer = ReplayBuffer(folder / "buffer", bundle.tokenizer.digest)
+        self._weights = WeightStore(folder / "weights")
+        self._events = EventLog(folder, part)
+        self._scoring = ThreadPoolExecutor(_SCORING_THREADS, thread_name_prefix="openafm-reward")
+        self._steps = 0
+
+    def generate(self, numbers: Sequence[int]) -> int:
+        """Sample groups, score each while others are decoded, and write them to the buffer; return the tokens."""
+        self._load_newest()
+        swaps = self._config.swap == "tokens" and self._config.lag > 0
+        scored: list[Future[None]] = []
+        num_tokens = 0
+        start = time.time()
+        requests = [self._request(number) for number in numbers]
+        for group in self._decoder.decode(requests, self._config.max_rows, self._poll if swaps else lambda: None):
+            num_tokens += sum(len(sample.tokens_N) for sample in group.samples)
+            references = self._reference_log_probs(group)
+            scored.append(self._scoring.submit(self._finish, group, references))
+        self._events.add("decode", start, time.time(), num_tokens)
+        with self._events.span("reward"):
+            for future in scored:
+                future.result()
+        return num_tokens
+
+    def _request(self, number: int) -> GroupRequest:
+        prompt = self._prompts.prompt(number)
+        count = self._config.group_size
+        return GroupRequest(
+            number=number,
+            prompt=prompt,
+            environments=[self._prompts.environment(prompt) for _ in range(count)],
+            seeds=[sample_seed(self._config.trainer.seed, number, index) for index in range(count)],
+        )
+
+    def _reference_log_probs(self, group: DecodedGroup) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] | None:
+        if self._reference is None or not group.samples:
+            return None
+        objective = self._config.objective
+        return reference_log_probs(
+            self._reference, group.prompt_tokens, group.samples, objective.temperature, self._tokenizer.vocab_size
+        )
+
+    def _finish(
+        self, group: DecodedGroup, references: list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] | None
+    ) -> None:
+        """Score a group and write it. Runs in a thread."""
+        number = group.request.number
+        scores = score(self._reward, group) if group.samples else []
+        trajectories = tuple(
+            Trajectory(
+                sample=each.sample,
+                score=scores[index],
+                group=number,
+                index=index,
+                prompt_tokens=group.prompt_tokens,
+                tokens_N=each.tokens_N,
+                loss_mask_N=each.loss_mask_N,
+                log_probs_N=each.log_probs_N,
+                versions_N=each.versions_N,
+                reference_log_probs_N=None if references is None else references[index],
+                support_NV=each.support_NV,
+            )
+            for index, each in enumerate(group.samples)
+        )
+        self._buffer.add(
+            Group(number=number, trajectories=trajectories, tokenizer=self._tokenizer.digest, error=group.error)
+        )
+
+    def _poll(self) -> None:
+        self._steps += 1
+        if self._steps % POLL_STEPS == 0:
+            self._load_newest()
+
+    def _load_newest(self) -> None:
+        """Load the newest published weights, unless the engine has them.
+
+        Raises:
+            WeightStoreError: the file is damaged.
+        """
+        version = self._weights.newest()
+        if version > self._engine.weights_version:
+            with self._events.span("load weights"):
+                self._engine.update_weights(self._weights.load(version), version)
+
+
+def score(reward: Reward, group: DecodedGroup) -> list[Score]:
+    """Return the scores of a group. Samples without a finite reward get a score with an error; they never end the run."""
+    samples = [each.sample for each in group.samples]
+    try:
+        scores = reward(samples)
+    except Exception as error:  # a reward may be anything: it must not end the run
+        return [Score(reward=0.0, error=f"{type(error).__name__}: {error}") for _ in samples]
+    if len(scores) != len(samples):
+        return [Score(reward=0.0, error=f"the reward returned {len(scores)} scores") for _ in samples]
+    return [
+        each if each.error or np.isfinite(each.reward) else Score(reward=0.0, error=f"the reward is {each.reward}")
+        for each in scores
+    ]
+
+
+def sample_seed(seed: int, group: int, index: int) -> int:
+    """Return the seed of a sample."""
+    return int.from_bytes(hashlib.blake2b(f"{seed} {group} {index}".encode(), digest_size=16).digest(), "big")
+
+
+def _policy_engine(config: RLConfig) -> Engine:
+    """Return an engine with the policy's modules; an adapter that is trained is installed."""
+    from openafm.runtime.engines.torch_engine import TorchEngine
+    from openafm.training.initialization import untrained_model
+
+    if config.trainer.adapter is None:
+        return _bundle_engine(config)
+    return TorchEngine(untrained_model(config.trainer).model)
+
+
+def _bundle_engine(config: RLConfig) -> Engine:
+    from openafm.runtime.engines.torch_engine import TorchEngine
+
+    return TorchEngine.open(open_bundle(_start(config)))
+
+
+def _start(config: RLConfig) -> str:
+    assert config.trainer.from_bundle is not None, "checked by the run"
+    return config.trainer.from_bundle
