@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,12 @@ from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, ToolCall, ToolTurn, UserTurn
 
-SCHEMA = {"type": "object", "properties": {"age": {"enum": ["the cat", "the dog"]}}, "required": ["age"], "x-order": ["age"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"enum": ["the cat", "the dog"]}},
+    "required": ["age"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Runs of a policy of some ten thousand parameters that is rewarded for one letter."""
+"""Runs of a policy of some ten thousand parameters that is rewarded for letters."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from openafm.training.schedules import WarmupCosine
 
 @dataclass(frozen=True, kw_only=True)
 class LetterShareConfig(RewardConfig):
-    """The share of tokens that are the letter "a". The first call that sees the file `trap` removes it and hangs,
+    """The share of characters that are letters. The first call that sees the file `trap` removes it and hangs,
     or ends its process."""
 
     seconds: float = 0.0
@@ -39,7 +39,7 @@ class LetterShareConfig(RewardConfig):
                     os._exit(9)
                 time.sleep(600)
             time.sleep(self.seconds)
-            shares = [sample.text.count("a") / max(sample.num_tokens, 1) for sample in samples]
+            shares = [sum(map(str.isalpha, sample.text)) / max(len(sample.text), 1) for sample in samples]
             return [Score(reward=share, terms={"share": share}) for share in shares]
 
         return score
@@ -48,7 +48,8 @@ class LetterShareConfig(RewardConfig):
 def write_prompts(path: Path, count: int = 6, **changes: object) -> Path:
     """Write prompts about cats."""
     lines = [
-        {"messages": [{"role": "user", "content": f"the cat {number}"}], "kind": "word", "truth": {"answer": "the"}} | changes
+        {"messages": [{"role": "user", "content": f"the cat {number}"}], "kind": "word", "truth": {"answer": "the"}}
+        | changes
         for number in range(count)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")

@@ -80,7 +80,7 @@ class ReplayBuffer:
         path = self._path(number)
         try:
             group = _from_bytes(path.read_bytes())
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, ConversationError) as error:
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile, ConversationError) as error:
             raise BufferError(f"{path} is not a readable group ({error}); remove it and repeat the command") from error
         self._check_tokenizer(group)
         return group

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from openafm.core.config import Config, dump, to_tagged_dict
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.rl.prompt_sources import PromptSourceConfig
-from openafm.rl.rewards import exact as exact  # its kind of reward is read from files
+from openafm.rl.rewards import catalog as catalog  # its kinds of rewards are read from files
 from openafm.rl.rewards.base import RewardConfig
 from openafm.training.config import TrainerConfig
 from openafm.training.objectives.policy_config import PolicyObjectiveConfig
@@ -31,8 +31,8 @@ class RLConfig(Config):
     Attributes:
         prompts: the prompts of the run.
         reward: scores samples, in the generators.
-        trainer: the policy updater; `from_bundle` is the start and the reference, `data` is `replay_data`, whose rows of a step
-            are the samples of a step.
+        trainer: the policy updater. `from_bundle` is the start and the reference; `data` is `replay_data`, whose rows of a
+            step are the samples of a step.
         group_size: samples of a prompt.
         max_tokens: most tokens of a sample, those of tools included.
         max_turns: most turns of the policy in a sample, where the prompt has tools.

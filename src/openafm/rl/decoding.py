@@ -19,7 +19,6 @@ import numpy.typing as npt
 from openafm.rl.prompt_sources import Environment
 from openafm.rl.prompts import RLPrompt
 from openafm.rl.trajectories import FinishReason, Sample
-from openafm.runtime.decoding.generation import check_fits
 from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler, Matcher
 from openafm.runtime.decoding.prefill import prefill
 from openafm.runtime.decoding.sampling import RandomConfig, Sampler
@@ -127,7 +126,6 @@ class GroupDecoder:
             error = f"the prompt has {len(tokens)} tokens, the context window {self.engine.context_length}"
             return _Group(request, tokens, [], error)
         shared = self.engine.new_sequence()
-        check_fits(self.engine, len(tokens))
         logits_V = prefill(self.engine, shared, tokens)
         assert logits_V is not None
         grammar = self.grammar(request.prompt)

@@ -65,6 +65,7 @@ class Generators(ABC):
     def progress(self, step: int) -> Progress:
         """Return the numbers of samples, where the steps before `step` have been trained on."""
 
+    @abstractmethod
     def close(self) -> None:
         """End the worker processes."""
 
@@ -98,6 +99,9 @@ class InlineGenerator(Generators):
     def publish(self, version: int) -> None:
         """Do nothing: the next call of `groups` loads the version."""
 
+    def close(self) -> None:
+        """Do nothing: there are no worker processes."""
+
     def progress(self, step: int) -> Progress:
         generated = self._step * self._config.prompts_per_step
         size = self._config.group_size
@@ -109,9 +113,9 @@ class InlineGenerator(Generators):
 class GeneratorPool(Generators):
     """The asynchronous loop: an executor's worker processes generate while this process updates the policy.
 
-    A thread for each generator gives it the next admitted task. A worker that dies or exceeds the time of a task is replaced,
-    and its task repeated. Steps train on their groups in order, so no sample becomes too old: a task of step s is admitted
-    once version s - lag is published.
+    A thread for each generator gives it the next admitted task. A worker that dies or exceeds the time of a task is replaced
+    and its task repeated. Steps train on their groups in order, and a task of step s is admitted once version s - lag is
+    published, so no sample becomes too old.
     """
 
     def __init__(
@@ -171,9 +175,7 @@ class GeneratorPool(Generators):
             unfinished = {number for task in (*self._waiting, *self._running) for number in task.numbers}
             first, last = step * self._config.prompts_per_step, self._admitted_steps * self._config.prompts_per_step
             buffered = sum(first <= number < last and number not in unfinished for number in self._buffer.numbers())
-            return Progress(
-                generated=size * last, in_flight=size * (not_complete + buffered), replaced=self._replaced
-            )
+            return Progress(generated=size * last, in_flight=size * (not_complete + buffered), replaced=self._replaced)
 
     def close(self) -> None:
         with self._changed:

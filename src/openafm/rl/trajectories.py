@@ -66,7 +66,7 @@ class Trajectory:
         log_probs_N: natural log of each token's probability when it was sampled, under the sampling transform.
         versions_N: version of the weights that chose each token.
         reference_log_probs_N: the same under the reference policy; None if the run has no reference.
-        support_NV: bit mask [N, V/8] of the tokens that the grammar allowed, least significant bit first; None if there was no
+        support_NV: bit mask [N, V/8] of the tokens that the grammar allowed, least significant bit first; None without a
             grammar.
     """
 

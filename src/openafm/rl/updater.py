@@ -15,11 +15,11 @@ from openafm.core.progress import Progress
 from openafm.data.batch import Batch
 from openafm.rl.batches import StepFigures, step_batch
 from openafm.rl.buffer import ReplayBuffer
+from openafm.rl.collapse import CollapseWatch
 from openafm.rl.config import RLConfig
 from openafm.rl.events import EventLog
 from openafm.rl.pool import Generators
 from openafm.rl.trajectories import Group
-from openafm.rl.collapse import CollapseWatch
 from openafm.rl.weights import WeightStore
 from openafm.training.checkpoints.folder import checkpoint_paths
 from openafm.training.observability.metrics import MetricsLog, read_metrics

@@ -2,8 +2,8 @@
 
 weights/  version-00000012.safetensors  version-00000013.safetensors
 
-A version is the number of optimizer updates. Files appear by an atomic rename, so a reader sees whole files only. Processes of
-one machine read the same pages of memory; other machines need the folder on a shared file system.
+A version is the number of optimizer updates. Files appear by an atomic rename, so a reader sees whole files only. Other
+machines need the folder on a shared file system.
 """
 
 from __future__ import annotations

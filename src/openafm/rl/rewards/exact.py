@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openafm.rl.rewards.base import Reward, RewardConfig
+from openafm.rl.rewards.base import Reward, RewardConfig, failed, scored
 from openafm.rl.trajectories import Sample, Score
 
 
@@ -13,17 +13,16 @@ from openafm.rl.trajectories import Sample, Score
 class ExactMatchConfig(RewardConfig):
     """1 if the text of the answer equals `truth["answer"]`, white space at both ends aside; else 0."""
 
+    name: str = "exact"
+
     def build(self) -> Reward:
-        return _exact_match
+        def score(samples: Sequence[Sample]) -> list[Score]:
+            return [self._score(sample) for sample in samples]
 
+        return score
 
-def _exact_match(samples: Sequence[Sample]) -> list[Score]:
-    return [_score(sample) for sample in samples]
-
-
-def _score(sample: Sample) -> Score:
-    truth = sample.prompt.truth.get("answer")
-    if not isinstance(truth, str):
-        return Score(reward=0.0, error="the prompt has no string under truth.answer")
-    is_equal = float(sample.text.strip() == truth.strip())
-    return Score(reward=is_equal, terms={"exact": is_equal})
+    def _score(self, sample: Sample) -> Score:
+        truth = sample.prompt.truth.get("answer")
+        if not isinstance(truth, str):
+            return failed(self.name, "the prompt has no text under truth.answer")
+        return scored(self.name, float(sample.text.strip() == truth.strip()))
