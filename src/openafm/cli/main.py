@@ -24,10 +24,12 @@ from openafm.cli import (
     evaluate,
     export,
     import_,
+    keys,
     plan,
     quickstart,
     resign,
     respond,
+    serve,
     tokenizer,
     train,
 )
@@ -87,6 +89,8 @@ app.command()(doctor.doctor)
 app.command()(respond.respond)
 app.command()(chat.chat)
 app.command()(complete.complete)
+app.command()(serve.serve)
+app.add_typer(keys.app, name="keys")
 app.command()(evaluate.evaluate)
 
 REPORT_SECONDS = 5.0

@@ -132,6 +132,14 @@ def load(bundle: Bundle, adapter: AdapterPackage | None = None, draft: Bundle | 
     return loaded
 
 
+def release(model: LoadedModel) -> None:
+    """Drop the reference that keeps the latest model for later sessions, if it is `model`."""
+    global _latest
+    with _loading:
+        if _latest is model:
+            _latest = None
+
+
 _loading = threading.Lock()
 # Keys: identity of the bundle, digest of the adapter, identity of the draft model.
 _loaded: WeakValueDictionary[tuple[str, str, str], LoadedModel] = WeakValueDictionary()

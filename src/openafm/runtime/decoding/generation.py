@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import UsageError
 from openafm.runtime.decoding.grammar import Grammar, Matcher
+from openafm.runtime.decoding.logits import LogitsProcessor
 from openafm.runtime.decoding.prefill import check_fits, num_prefill_steps, roll_back_to
 from openafm.runtime.decoding.prefill import prefill as prefill
 from openafm.runtime.decoding.sampling import SamplingConfig
@@ -102,6 +103,7 @@ def generate(
     log_probabilities: bool = False,
     closes: bool = False,
     inserted: List[InsertedEmbeddings] = (),
+    processors: List[LogitsProcessor] = (),
 ) -> Generation:
     """Return an iterator that appends the prompt to the sequence and generates an answer token by token.
 
@@ -119,6 +121,7 @@ def generate(
         log_probabilities: compute `TokenEvent.log_probability`.
         closes: let the grammar end a JSON answer before `max_tokens` or the context window truncates it (`Grammar.matcher`).
         inserted: embeddings that replace those of prompt tokens, by index in `prompt_tokens`.
+        processors: applied in order to the logits of each choice, before the mask. Forced tokens have no choice.
 
     Raises:
         ContextWindowError: the prompt and one token do not fit; or, while iterating, the answer does not.
@@ -143,6 +146,7 @@ def generate(
         log_probabilities=log_probabilities,
         closes=closes,
         inserted=tuple(inserted),
+        processors=tuple(processors),
     )
     return Generation(options)
 
@@ -186,6 +190,7 @@ class _GenerationLoop:
         self._drafting = None if request.drafter is None else self._draft_with(request.drafter)
         self._lookahead = Lookahead(request.engine, request.sequence, self._drafting)
         self._num_tokens = self._num_forced = self._num_prefill_steps = 0
+        self._answer_tokens: list[int] = []
         self._time_to_first_token_s: float | None = None
         self._mask_s = 0.0
         self.summary: Summary | None = None
@@ -296,6 +301,8 @@ class _GenerationLoop:
         return 0.0 if logits_V is None else self._sampler.log_probability(logits_V, token)
 
     def _sample(self, logits_V: NDArray[np.float32], position: int) -> int:
+        for processor in self._options.processors:
+            processor.process(logits_V, self._answer_tokens)
         if self._matcher is not None:
             started = time.perf_counter()
             self._matcher.apply(logits_V)
@@ -312,6 +319,7 @@ class _GenerationLoop:
         self._mask_s += time.perf_counter() - started
 
     def _accept(self, token: int) -> None:
+        self._answer_tokens.append(token)
         if self._matcher is not None:
             started = time.perf_counter()
             self._matcher.accept((token,))
@@ -332,6 +340,7 @@ class _Options:
     log_probabilities: bool
     closes: bool
     inserted: tuple[InsertedEmbeddings, ...]
+    processors: tuple[LogitsProcessor, ...]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,87 @@
+"""Settings of a server."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from openafm.core.config import Config
+from openafm.core.errors import UsageError
+
+
+class ServerSetupError(UsageError):
+    """The server cannot start with these settings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig(Config):
+    """Hold the settings of a server.
+
+    Attributes:
+        host: address to listen on.
+        port: port to listen on; 0 for a free one.
+        models: names or paths of the bundles to serve, the default first; empty: all bundles of this machine.
+        requires_key: require a key on a loopback address too. Other addresses always require one.
+        tls_certificate, tls_key: PEM files; both or neither.
+        workers: processes that share the port and the mapped weights.
+        guardrails: check prompts and answers with the built-in blocklist.
+        max_body_bytes: largest body of a request.
+        header_seconds: limit for a client to send the headers of a request, and for an idle connection.
+        body_seconds: limit for a client to send the body of a request.
+        request_seconds: limit of one answer, from its start.
+        queue_seconds: longest wait of a request for memory; then 429.
+        drain_seconds: time for running answers after SIGTERM.
+        max_running: answers that are computed at a time.
+        max_waiting: requests that wait for memory or a place; further ones are answered with 429.
+        max_choices: largest `n`.
+        kv_bytes: memory for keys and values of running answers; 0: a quarter of the physical memory.
+        idle_seconds: a model without requests for this long is released; 0: never.
+        max_connections: open connections; further ones are answered with 503.
+        max_stored_responses: stored objects of /v1/responses; the oldest is dropped.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    models: tuple[str, ...] = ()
+    requires_key: bool = False
+    tls_certificate: str = ""
+    tls_key: str = ""
+    workers: int = 1
+    guardrails: bool = True
+    max_body_bytes: int = 4 << 20
+    header_seconds: float = 15.0
+    body_seconds: float = 30.0
+    request_seconds: float = 600.0
+    queue_seconds: float = 60.0
+    drain_seconds: float = 30.0
+    max_running: int = 32
+    max_waiting: int = 128
+    max_choices: int = 8
+    kv_bytes: int = 0
+    idle_seconds: float = 1800.0
+    max_connections: int = 512
+    max_stored_responses: int = 1000
+
+    def __post_init__(self) -> None:
+        self.require(0 <= self.port < 65536, f"port must lie in 0..65535, got {self.port}")
+        self.require(self.workers > 0, f"workers must be positive, got {self.workers}")
+        self.require(self.max_running > 0, f"max_running must be positive, got {self.max_running}")
+        self.require(self.kv_bytes >= 0, f"kv_bytes must not be negative, got {self.kv_bytes}")
+        self.require(
+            bool(self.tls_certificate) == bool(self.tls_key), "tls_certificate and tls_key belong together; set both"
+        )
+
+    @property
+    def needs_keys(self) -> bool:
+        """True if every request needs a key."""
+        return self.requires_key or not is_loopback(self.host)
+
+
+def is_loopback(host: str) -> bool:
+    """Return True for `localhost` and loopback addresses."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,347 @@
+"""Answers of stateless requests: encode a prompt, generate with a loaded model, yield text with scores, calls and usage.
+
+Runs in worker threads. The engine's scheduler combines the steps of all threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from openafm.framework.backends.loaded_model import MAX_CALLS, LoadedModel
+from openafm.runtime.decoding.generation import Generation, generate, prefill
+from openafm.runtime.decoding.logits import LogitBias, LogitsProcessor, OccurrencePenalty, ScoreRecorder, TokenScore
+from openafm.runtime.decoding.prefill import check_fits
+from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.runtime.decoding.stop_texts import StopTexts
+from openafm.runtime.engines.base import Sequence as EngineSequence
+from openafm.safety.guardrail import Allowed, Guardrail, OutputMonitor
+from openafm.serving.errors import ApiError, bad_request, unsupported
+from openafm.tokenizer.chat_template import MalformedAnswerError, opened
+from openafm.tokenizer.conversation import AssistantTurn, JsonSchema, ToolCall, ToolDefinition, Turn, UserTurn
+from openafm.tokenizer.detokenizer import Detokenizer
+
+Finish: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decoding:
+    """How an answer is chosen and where it ends.
+
+    Attributes:
+        max_tokens: token limit; None: up to the context window.
+        stop: texts before which the answer ends.
+        bias: added to logits, by token.
+        num_top: alternatives of each token with log probabilities; None computes no log probabilities.
+    """
+
+    sampling: SamplingConfig = field(default_factory=GreedyConfig)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    bias: Mapping[int, float] = field(default_factory=dict)
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    num_top: int | None = None
+
+    def choice(self, index: int) -> Decoding:
+        """Return the decoding of choice number `index`: with a seed, each choice has its own."""
+        if not index or not isinstance(self.sampling, RandomConfig) or self.sampling.seed is None:
+            return self
+        return dataclasses.replace(self, sampling=dataclasses.replace(self.sampling, seed=self.sampling.seed + index))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatInput:
+    """A conversation to answer, and what the answer may be: text, JSON of `schema`, or calls of `tools`."""
+
+    turns: tuple[Turn, ...]
+    schema: JsonSchema | None = None
+    tools: tuple[ToolDefinition, ...] = ()
+    must_call: bool = False
+    max_calls: int = MAX_CALLS
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawInput:
+    """A text or tokens to continue, without a chat template."""
+
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedInput:
+    """The tokens of an input; the first `num_opening` are instructions and tools, which requests share."""
+
+    source: ChatInput | RawInput
+    tokens: list[int]
+    num_opening: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token of the answer with its bytes, its log probability and the likeliest alternatives."""
+
+    data: bytes
+    score: TokenScore
+    top: tuple[tuple[bytes, TokenScore], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """The next characters of the answer, with the tokens since the last delta if scores are computed."""
+
+    text: str
+    tokens: tuple[ScoredToken, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallsDelta:
+    """All tool calls of the answer."""
+
+    calls: tuple[ToolCall, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """The end of an answer.
+
+    Attributes:
+        num_cached: prompt tokens whose keys and values were in the prefix cache.
+        num_generated: tokens of the answer, the stop token included.
+        stop_text: the stop text that ended it.
+        first_token_s: seconds from the start of the computation to the first token.
+        seconds: seconds of the whole computation.
+    """
+
+    finish: Finish
+    num_prompt: int
+    num_cached: int
+    num_generated: int
+    stop_text: str | None
+    first_token_s: float
+    seconds: float
+
+
+Delta: TypeAlias = TextDelta | CallsDelta | Ended
+
+
+class AnswerCancelledError(Exception):
+    """The client went away, or the deadline passed."""
+
+
+def encode(model: LoadedModel, source: ChatInput | RawInput, guardrail: Guardrail | None) -> EncodedInput:
+    """Return the tokens of an input, and compile its grammar, so that invalid requests fail before the first token.
+
+    Raises:
+        ContextWindowError: the input and one token exceed the context window.
+        UnsupportedGuideError: a schema cannot be enforced.
+        ApiError: the model cannot call tools, a token is unknown, or the guardrail blocks the prompt.
+    """
+    tokenizer, template = model.tokenizer, model.template
+    if isinstance(source, RawInput):
+        check_fits(model.engine, tokenizer.fewest_tokens(source.text) + 1)
+        tokens = list(source.tokens) or [tokenizer.special.bos, *tokenizer.encode(source.text)]
+        if any(not 0 <= token < tokenizer.vocab_size for token in tokens):
+            raise bad_request(f"a token of the prompt is outside the vocabulary of {tokenizer.vocab_size}", param="prompt")
+        _check_prompt(guardrail, tokenizer.decode(tokens))
+        check_fits(model.engine, len(tokens) + 1)
+        return EncodedInput(source=source, tokens=tokens)
+    turns = opened(source.turns)
+    if not template.can_call_tools and (source.tools or getattr(turns[0], "tools", ())):
+        raise unsupported("tools", f"the model {model.bundle.name} cannot call tools; choose another model")
+    check_fits(model.engine, template.fewest_tokens(tokenizer, turns) + 1)
+    _check_prompt(guardrail, next((turn.text for turn in reversed(turns) if isinstance(turn, UserTurn)), ""))
+    model.grammar(source.schema, source.tools, must_call=source.must_call, max_calls=source.max_calls)
+    tokens = [*template.encode(tokenizer, turns).tokens, *template.generation_prompt(tokenizer)]
+    check_fits(model.engine, len(tokens) + 1)
+    return EncodedInput(source=source, tokens=tokens, num_opening=len(template.encode_turn(tokenizer, turns[0])))
+
+
+def answer(
+    model: LoadedModel,
+    prompt: EncodedInput,
+    decoding: Decoding,
+    guardrail: Guardrail | None,
+    cancelled: Callable[[], bool],
+) -> Generator[Delta]:
+    """Yield the answer: text and calls, then `Ended`.
+
+    Raises:
+        AnswerCancelledError: `cancelled` returned True.
+        OpenAFMError: the answer cannot be computed.
+    """
+    return _Answer(model, prompt, decoding, guardrail, cancelled).deltas()
+
+
+def _check_prompt(guardrail: Guardrail | None, text: str) -> None:
+    if guardrail is not None and not isinstance(guardrail.check_input(text), Allowed):
+        raise bad_request("the prompt was blocked by the guardrail of this server", param="messages", code="content_filter")
+
+
+class _Answer:
+    """State of one answer."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        prompt: EncodedInput,
+        decoding: Decoding,
+        guardrail: Guardrail | None,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self._model, self._prompt, self._decoding, self._cancelled = model, prompt, decoding, cancelled
+        source = prompt.source
+        self._may_call = isinstance(source, ChatInput) and bool(source.tools)
+        self._is_calls: bool | None = None if self._may_call else False
+        self._detokenizer = Detokenizer(model.tokenizer)
+        self._stops = StopTexts(decoding.stop)
+        self._monitor = None if guardrail is None else OutputMonitor(guardrail)
+        self._scores = None if decoding.num_top is None else ScoreRecorder(model.tokenizer.vocab_size)
+        self._tokens: list[int] = []
+        self._scored: list[ScoredToken] = []
+        self._held = ""  # text before it is known whether the answer is calls
+        self._num_cached = 0
+
+    def deltas(self) -> Generator[Delta]:
+        """Yield the deltas and the end."""
+        started, first = time.perf_counter(), 0.0
+        sequence = self._begin()
+        finish: Finish | None = None
+        with contextlib.closing(self._generation(sequence)) as generation:
+            for event in generation:
+                first = first or time.perf_counter()
+                self._tokens.append(event.token)
+                if not event.is_stop:
+                    self._score(event.token)
+                text = self._text(event.token)
+                if self._is_blocked(text):
+                    finish = "content_filter"
+                    break
+                if text:
+                    yield self._delta(text)
+                if self._stops.found is not None:
+                    finish = "stop"
+                    break
+            else:
+                summary = generation.summary.finish
+                if summary == "cancelled":
+                    raise AnswerCancelledError
+                yield from self._rest()
+                finish = "length" if summary == "length" else ("tool_calls" if self._is_calls else "stop")
+                if self._monitor is not None and not isinstance(self._monitor.finish(), Allowed):
+                    finish = "content_filter"
+                self._model.prefixes.keep(sequence, sequence.length, "conversation")
+        yield Ended(
+            finish=finish,
+            num_prompt=len(self._prompt.tokens),
+            num_cached=self._num_cached,
+            num_generated=len(self._tokens),
+            stop_text=self._stops.found,
+            first_token_s=(first or time.perf_counter()) - started,
+            seconds=time.perf_counter() - started,
+        )
+
+    def _begin(self) -> EngineSequence:
+        """Return a sequence with the longest cached prefix of the prompt, or with the opening, which is computed once."""
+        model, tokens = self._model, self._prompt.tokens
+        if not model.prefixes.may_keep(self._prompt.num_opening):
+            sequence = model.prefixes.begin(tokens[:-1])
+            self._num_cached = sequence.length
+            return sequence
+        opening = tokens[: self._prompt.num_opening]
+        with model.prefixes.alone(opening, self._cancelled):
+            sequence = model.prefixes.begin(tokens[:-1])
+            self._num_cached = sequence.length
+            missing = opening[sequence.length :]
+            if missing:
+                if prefill(model.engine, sequence, missing, self._cancelled) is None:
+                    raise AnswerCancelledError
+                model.prefixes.keep(sequence, len(opening), "opening")
+        return sequence
+
+    def _generation(self, sequence: EngineSequence) -> Generation:
+        model, source, decoding = self._model, self._prompt.source, self._decoding
+        room = model.engine.context_length - len(self._prompt.tokens)
+        most = room if decoding.max_tokens is None else min(decoding.max_tokens, room)
+        if isinstance(source, ChatInput):
+            stop_tokens = model.template.stop_tokens(model.tokenizer)
+            grammar = model.grammar(source.schema, source.tools, must_call=source.must_call, max_calls=source.max_calls)
+            closes = source.schema is not None and not source.tools
+        else:
+            stop_tokens, grammar, closes = frozenset((model.tokenizer.special.eos,)), model.grammar(None), False
+        return generate(
+            model.engine,
+            sequence,
+            self._prompt.tokens[sequence.length :],
+            sampling=decoding.sampling,
+            stop_tokens=stop_tokens,
+            max_tokens=most,
+            grammar=grammar,
+            drafter=model.drafter,
+            cancelled=self._cancelled,
+            closes=closes,
+            processors=self._processors(),
+        )
+
+    def _processors(self) -> list[LogitsProcessor]:
+        decoding, processors = self._decoding, list[LogitsProcessor]()
+        if self._scores is not None:
+            processors.append(self._scores)
+        if decoding.frequency_penalty or decoding.presence_penalty:
+            processors.append(OccurrencePenalty(frequency=decoding.frequency_penalty, presence=decoding.presence_penalty))
+        if decoding.bias:
+            processors.append(LogitBias(decoding.bias))
+        return processors
+
+    def _score(self, token: int) -> None:
+        if self._scores is None:
+            return
+        score, top = self._scores.scores(len(self._tokens) - 1, token, self._decoding.num_top or 0)
+        to_bytes = self._model.tokenizer.token_bytes
+        alternatives = tuple((to_bytes(each.token), each) for each in top)
+        self._scored.append(ScoredToken(to_bytes(token), score, alternatives))
+
+    def _text(self, token: int) -> str:
+        """Return the text that can be shown after `token`."""
+        if self._is_calls is None:
+            self._is_calls = self._model.template.is_calls(self._model.tokenizer, self._tokens)
+        self._held += self._detokenizer.push(token)
+        if self._is_calls or self._is_calls is None:
+            return ""
+        text, self._held = self._held, ""
+        return self._stops.push(text)
+
+    def _is_blocked(self, text: str) -> bool:
+        return bool(text) and self._monitor is not None and not isinstance(self._monitor.push(text), Allowed)
+
+    def _delta(self, text: str) -> TextDelta:
+        scored, self._scored = tuple(self._scored), []
+        return TextDelta(text, scored)
+
+    def _rest(self) -> Generator[Delta]:
+        """Yield what was held back: the end of the text, or the calls."""
+        if self._is_calls:
+            turn = self._calls()
+            if turn.text:
+                yield TextDelta(turn.text)
+            yield CallsDelta(turn.tool_calls)
+            return
+        text = self._stops.push(self._held + self._detokenizer.finish()) + self._stops.finish()
+        if text or self._scored:
+            yield self._delta(text)
+
+    def _calls(self) -> AssistantTurn:
+        try:
+            return self._model.template.parse_assistant(self._model.tokenizer, self._tokens)
+        except MalformedAnswerError as error:
+            raise ApiError(
+                400,
+                "a tool call was cut off by max_tokens or the context window; raise max_tokens",
+                code="tool_call_truncated",
+                param="max_tokens",
+            ) from error

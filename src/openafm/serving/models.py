@@ -1,0 +1,148 @@
+"""The models of a server: bundles and their installed adapters by name, loaded on first use, released when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from openafm.adapters.store import installed_adapters
+from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
+from openafm.core.config import nearest
+from openafm.framework.backends import loaded_model
+from openafm.framework.backends.loaded_model import LoadedModel
+from openafm.framework.backends.system_model import SystemLanguageModel
+from openafm.runtime.engines.selection import engine_name, kv_bytes_per_token
+from openafm.serving.errors import ApiError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedModel:
+    """Describe a bundle, or a bundle with an adapter. `name` is the id in requests: BUNDLE or BUNDLE:ADAPTER."""
+
+    name: str
+    bundle: Bundle
+    adapter: str | None = None
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values for each token."""
+        return kv_bytes_per_token(self.bundle, engine_name(self.bundle))
+
+    @property
+    def created(self) -> int:
+        """Time of the bundle's config file, in seconds."""
+        return int((self.bundle.path / "config.json").stat().st_mtime)
+
+
+class ModelCatalog:
+    """Find models by name and load them. Used by the thread of the event loop.
+
+    Args:
+        names: names or paths of the served bundles, the default first; empty: all bundles of this machine.
+        idle_seconds: release a model without uses for this long; 0: never.
+
+    Raises:
+        BundleNotFoundError, BundleError: a bundle is missing or damaged.
+    """
+
+    def __init__(self, names: Sequence[str], idle_seconds: float = 0.0) -> None:
+        found = [open_bundle(name) for name in names or _all_bundles()]
+        self._bundles = {bundle.name: bundle for bundle in found}
+        self.default = found[0].name
+        self._idle_seconds = idle_seconds
+        self._loaded: dict[str, LoadedModel] = {}
+        self._last_used: dict[str, float] = {}
+        self._num_users: dict[str, int] = {}
+        self._loading = asyncio.Lock()
+
+    def list(self) -> list[ServedModel]:
+        """Return all bundles, each followed by its adapters."""
+        models = []
+        for name, bundle in self._bundles.items():
+            models.append(ServedModel(name=name, bundle=bundle))
+            folders = installed_adapters()
+            adapters = [path.parent.name for path in folders if path.name.endswith(f"-{bundle.signature[:7]}")]
+            models += [ServedModel(name=f"{name}:{each}", bundle=bundle, adapter=each) for each in adapters]
+        return models
+
+    def find(self, name: str | None) -> ServedModel:
+        """Return a model by name. None and `default` select the default, and `NAME:latest` is NAME.
+
+        Raises:
+            ApiError: the name is unknown; the message has the nearest one.
+        """
+        name = (name or "").removesuffix(":latest")
+        if name in ("", "default"):
+            name = self.default
+        models = {model.name: model for model in self.list()}
+        if name not in models:
+            hint = nearest(name[:200], list(models))
+            raise ApiError(404, f"the model '{name[:200]}' does not exist{hint}", code="model_not_found", param="model")
+        return models[name]
+
+    @property
+    def is_ready(self) -> bool:
+        """True once the default model has been loaded."""
+        return self.default in self._last_used
+
+    @property
+    def num_loaded(self) -> int:
+        return len(self._loaded)
+
+    def is_loaded(self, name: str) -> bool:
+        return name in self._loaded
+
+    async def acquire(self, model: ServedModel) -> LoadedModel:
+        """Return the loaded model, and keep it loaded until `release`.
+
+        Raises:
+            AssetsUnavailableError, AssetError: the model cannot be loaded.
+        """
+        self._num_users[model.name] = self._num_users.get(model.name, 0) + 1
+        try:
+            async with self._loading:
+                if model.name not in self._loaded:
+                    described = SystemLanguageModel(bundle=model.bundle.path, adapter=model.adapter)
+                    self._loaded[model.name] = await asyncio.to_thread(described.load)
+                return self._loaded[model.name]
+        except BaseException:
+            self.release(model)
+            raise
+
+    def release(self, model: ServedModel) -> None:
+        """End a use."""
+        self._num_users[model.name] -= 1
+        self._last_used[model.name] = time.monotonic()
+
+    def unload(self, model: ServedModel) -> bool:
+        """Drop a model that no request uses. Return whether it is gone."""
+        if self._num_users.get(model.name):
+            return False
+        self._drop(model.name)
+        return True
+
+    def release_idle(self) -> list[str]:
+        """Drop models without a use for `idle_seconds`, and return their names."""
+        now = time.monotonic()
+        idle = [
+            name
+            for name in self._loaded
+            if self._idle_seconds and not self._num_users[name] and now - self._last_used[name] >= self._idle_seconds
+        ]
+        for name in idle:
+            self._drop(name)
+        return idle
+
+    def _drop(self, name: str) -> None:
+        if (loaded := self._loaded.pop(name, None)) is not None:
+            loaded_model.release(loaded)
+
+
+def _all_bundles() -> list[Path]:
+    """Return the bundles of this machine, the default first."""
+    default = resolve_model()
+    others = [folder for folder in (*list_bundles(), shipped_bundle()) if folder is not None]
+    return [default, *(folder for folder in others if folder.resolve() != default.resolve())]

@@ -1,0 +1,120 @@
+"""Run a server: socket, TLS, worker processes, limits of connections, draining."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import ssl
+from typing import TYPE_CHECKING
+
+from openafm.core.config import from_dict, to_dict
+from openafm.core.libraries import needed
+from openafm.serving.config import ServerConfig, ServerSetupError
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
+
+_CONFIG = "OPENAFM_SERVE_CONFIG"  # for worker processes
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """Return a bound socket.
+
+    Raises:
+        ServerSetupError: the address is in use or not of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(found[0], socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(found[4])
+    except OSError as error:
+        raise ServerSetupError(
+            f"cannot listen at {config.host}:{config.port} ({error.strerror or error}); choose another --host or --port"
+        ) from error
+    return bound
+
+
+def check_setup(config: ServerConfig) -> None:
+    """Check models, keys, TLS files and libraries.
+
+    Raises:
+        OpenAFMError: a model is missing or damaged.
+        ServerSetupError: the address needs keys and there are none, or the TLS files cannot be read.
+        MissingLibraryError: the extra `serve` is not installed.
+    """
+    with needed("the server", "fastapi, uvicorn and prometheus-client", "serve"):
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    from openafm.serving.keys import KeyRing, keys_file
+    from openafm.serving.models import ModelCatalog
+
+    ModelCatalog(config.models)
+    if config.needs_keys and KeyRing(keys_file()).is_empty():
+        raise ServerSetupError(
+            f"a server at {config.host} needs keys, and there are none; create one with `openafm keys create NAME`"
+        )
+    if config.tls_certificate:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_certificate, config.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            raise ServerSetupError(f"the TLS files cannot be used ({error}); pass PEM files of one key pair") from error
+
+
+def serve(config: ServerConfig, bound: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C, then let running answers end within `drain_seconds`.
+
+    Raises:
+        OpenAFMError: a model is missing or damaged.
+    """
+    import uvicorn
+    from uvicorn.supervisors import Multiprocess
+
+    logging.getLogger("openafm.serving").setLevel(logging.INFO)
+    if config.workers == 1:
+        from openafm.serving.app import build_app
+
+        uvicorn.Server(uvicorn_config(config, build_app(config))).run(sockets=[bound])
+        return
+    os.environ[_CONFIG] = json.dumps(to_dict(config))
+    settings = uvicorn_config(config, "openafm.serving.server:worker_app")
+    Multiprocess(settings, target=uvicorn.Server(settings).run, sockets=[bound]).run()
+
+
+def worker_app() -> ASGIApp:
+    """Return the application of a worker process."""
+    from openafm.serving.app import build_app
+    from openafm.serving.protocol import LimitedProtocol
+
+    config = from_dict(ServerConfig, json.loads(os.environ[_CONFIG]))
+    LimitedProtocol.header_seconds = config.header_seconds
+    return build_app(config)
+
+
+def uvicorn_config(config: ServerConfig, app: ASGIApp | str) -> uvicorn.Config:
+    """Return uvicorn's settings. Nothing that a client sends is logged."""
+    import uvicorn
+
+    from openafm.serving.protocol import LimitedProtocol
+
+    LimitedProtocol.header_seconds = config.header_seconds
+    return uvicorn.Config(
+        app,
+        factory=isinstance(app, str),
+        workers=config.workers,
+        http=LimitedProtocol,
+        ws="none",
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=round(config.header_seconds),
+        timeout_graceful_shutdown=round(config.drain_seconds),
+        limit_concurrency=config.max_connections,
+        ssl_certfile=config.tls_certificate or None,
+        ssl_keyfile=config.tls_key or None,
+    )

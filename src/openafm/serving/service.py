@@ -1,0 +1,214 @@
+"""Requests to answers: find the model, encode, wait for admission, generate in threads, deliver to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from openafm.framework.backends.loaded_model import LoadedModel
+from openafm.runtime.engines.base import ContextWindowError
+from openafm.safety.blocklist import BlocklistConfig
+from openafm.serving.admission import Admission, default_kv_bytes
+from openafm.serving.config import ServerConfig
+from openafm.serving.errors import ApiError
+from openafm.serving.inference import (
+    AnswerCancelledError,
+    ChatInput,
+    Decoding,
+    Delta,
+    EncodedInput,
+    Ended,
+    RawInput,
+    TextDelta,
+    answer,
+    encode,
+)
+from openafm.serving.keys import ANONYMOUS, Client
+from openafm.serving.metrics import Metrics
+from openafm.serving.models import ModelCatalog, ServedModel
+from openafm.tokenizer.conversation import ToolCall
+
+_DEADLINE = ApiError(504, "the answer took longer than this server allows", code="timeout")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One request: an input, its decoding, and the number of answers."""
+
+    model: str | None
+    source: ChatInput | RawInput
+    decoding: Decoding
+    num_choices: int = 1
+    client: Client = ANONYMOUS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A whole answer."""
+
+    text: str
+    calls: tuple[ToolCall, ...]
+    tokens: TextDelta
+    ended: Ended
+
+
+class RunningTask:
+    """Answers that are being generated: an asynchronous iterator over (index of the answer, delta)."""
+
+    def __init__(self, model: ServedModel, prompt: EncodedInput, deadline: float, num_choices: int) -> None:
+        self.model, self.prompt = model, prompt
+        self._deadline, self._num_left = deadline, num_choices
+        self._loop = asyncio.get_running_loop()
+        self._is_cancelled = threading.Event()
+        self._deltas: deque[tuple[int, Delta | Exception]] = deque()
+        self._arrived = asyncio.Event()
+        self._is_notified = False
+
+    def cancel(self) -> None:
+        """End the answers at their next step."""
+        self._is_cancelled.set()
+
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled.is_set() or time.monotonic() > self._deadline
+
+    def put(self, index: int, delta: Delta | Exception) -> None:
+        """Deliver a delta from a worker thread. The event loop is woken once for all deltas that it has not read yet."""
+        self._deltas.append((index, delta))
+        if not self._is_notified:
+            self._is_notified = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the server has stopped
+                self._loop.call_soon_threadsafe(self._arrived.set)
+
+    async def batches(self) -> AsyncIterator[list[tuple[int, Delta]]]:
+        """Yield the deltas that have arrived since the last batch, until all answers have ended.
+
+        Raises:
+            ApiError: the deadline has passed.
+            OpenAFMError: an answer cannot be computed.
+        """
+        while self._num_left:
+            await self._arrived.wait()
+            self._arrived.clear()
+            self._is_notified = False
+            batch: list[tuple[int, Delta]] = []
+            while self._deltas:
+                index, delta = self._deltas.popleft()
+                if isinstance(delta, Exception):
+                    raise _DEADLINE if isinstance(delta, AnswerCancelledError) else delta
+                self._num_left -= isinstance(delta, Ended)
+                batch.append((index, delta))
+            if batch:
+                yield batch
+
+    async def choices(self) -> list[Choice]:
+        """Wait for the answers and return them in order."""
+        deltas: dict[int, list[Delta]] = {}
+        async for batch in self.batches():
+            for index, delta in batch:
+                deltas.setdefault(index, []).append(delta)
+        return [_choice(deltas[index]) for index in sorted(deltas)]
+
+
+class AnswerService:
+    """Answer requests with the models of a catalog. Used by the thread of the event loop."""
+
+    def __init__(self, config: ServerConfig, models: ModelCatalog, metrics: Metrics) -> None:
+        self.config, self.models, self.metrics = config, models, metrics
+        self.admission = Admission(
+            kv_bytes=config.kv_bytes or default_kv_bytes(),
+            max_running=config.max_running,
+            max_waiting=config.max_waiting,
+            queue_seconds=config.queue_seconds,
+        )
+        self._guardrail = BlocklistConfig().build() if config.guardrails else None
+        self._threads = ThreadPoolExecutor(config.max_running, thread_name_prefix="openafm-answer")
+        self._running: set[RunningTask] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self, task: Task) -> AsyncIterator[RunningTask]:
+        """Run a block while the answers of a task are generated. Leaving it early ends them within one step.
+
+        Raises:
+            ApiError: the model is unknown, the request is invalid, or the server is busy.
+            OpenAFMError: the model cannot be loaded.
+        """
+        if not 1 <= task.num_choices <= self.config.max_choices:
+            limit = self.config.max_choices
+            raise ApiError(400, f"n is {task.num_choices}; use 1 to {limit}", code="invalid_value", param="n")
+        task.client.check_rate()
+        async with self.loaded(task.model) as (model, loaded):
+            prompt = await asyncio.to_thread(encode, loaded, task.source, self._guardrail)
+            num_tokens = _num_tokens(loaded, prompt, task.decoding)
+            num_bytes = num_tokens * model.kv_bytes_per_token * task.num_choices
+            async with self.admission.admitted(num_bytes, task.num_choices, task.client.priority):
+                deadline = time.monotonic() + self.config.request_seconds
+                running = RunningTask(model, prompt, deadline, task.num_choices)
+                with self.metrics.running():
+                    self._running.add(running)
+                    futures = [
+                        asyncio.get_running_loop().run_in_executor(self._threads, self._answer, loaded, task, running, index)
+                        for index in range(task.num_choices)
+                    ]
+                    try:
+                        yield running
+                    finally:
+                        running.cancel()
+                        self._running.discard(running)
+                        await asyncio.shield(asyncio.gather(*futures))  # memory is free again
+
+    @contextlib.asynccontextmanager
+    async def loaded(self, name: str | None) -> AsyncIterator[tuple[ServedModel, LoadedModel]]:
+        """Run a block with a loaded model.
+
+        Raises:
+            ApiError: the model is unknown.
+            OpenAFMError: the model cannot be loaded.
+        """
+        model = self.models.find(name)
+        loaded = await self.models.acquire(model)
+        try:
+            yield model, loaded
+        finally:
+            self.models.release(model)
+
+    def close(self) -> None:
+        """Cancel running answers and end the threads."""
+        for running in self._running:
+            running.cancel()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _answer(self, loaded: LoadedModel, task: Task, running: RunningTask, index: int) -> None:
+        """Worker thread: generate one answer and deliver it."""
+        try:
+            decoding = task.decoding.choice(index)
+            for delta in answer(loaded, running.prompt, decoding, self._guardrail, running.is_cancelled):
+                if isinstance(delta, Ended):
+                    self.metrics.record(running.model.name, delta)
+                    task.client.charge(delta.num_prompt - delta.num_cached + delta.num_generated)
+                running.put(index, delta)
+        except Exception as error:  # delivered to the request
+            running.put(index, error)
+
+
+def _num_tokens(loaded: LoadedModel, prompt: EncodedInput, decoding: Decoding) -> int:
+    """Return the most tokens that an answer can have, the prompt included."""
+    room = loaded.engine.context_length - len(prompt.tokens)
+    if room < 1:
+        raise ContextWindowError(len(prompt.tokens) + 1, loaded.engine.context_length)
+    return len(prompt.tokens) + (room if decoding.max_tokens is None else min(decoding.max_tokens, room))
+
+
+def _choice(deltas: list[Delta]) -> Choice:
+    texts = [delta for delta in deltas if isinstance(delta, TextDelta)]
+    text = "".join(delta.text for delta in texts)
+    scored = tuple(token for delta in texts for token in delta.tokens)
+    ended = deltas[-1]
+    assert isinstance(ended, Ended)
+    calls = tuple(call for delta in deltas if not isinstance(delta, TextDelta | Ended) for call in delta.calls)
+    return Choice(text=text, calls=calls, tokens=TextDelta(text, scored), ended=ended)

@@ -1,0 +1,89 @@
+"""Shared parts of the wire formats: settings of models that read JSON, dependencies of routes, server-sent events."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, Request
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, ConfigDict
+
+from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
+from openafm.serving.errors import api_error, bad_request
+from openafm.serving.keys import Client
+from openafm.serving.service import AnswerService
+
+
+class Wire(BaseModel):
+    """Base of JSON objects in requests. Unknown fields are ignored, as all compatible servers do."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+def _service(request: Request) -> AnswerService:
+    return cast(AnswerService, request.app.state.service)
+
+
+def _client(request: Request) -> Client:
+    return cast(Client, request.state.client)
+
+
+Service = Annotated[AnswerService, Depends(_service)]
+Caller = Annotated[Client, Depends(_client)]
+
+
+def new_id(prefix: str) -> str:
+    """Return a random id such as chatcmpl-..."""
+    return f"{prefix}{secrets.token_hex(12)}"
+
+
+def compact(value: Any) -> str:
+    """Return JSON without spaces."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def sampling(
+    temperature: float | None, top_p: float | None = None, top_k: int | None = None, seed: int | None = None
+) -> SamplingConfig:
+    """Return the sampling of a request. Without any parameter it is greedy, as in the command line and in sessions."""
+    if top_k is not None and top_k <= 0:  # 0 and -1 disable it in other servers
+        top_k = None
+    is_default = temperature is None and top_p is None and top_k is None and seed is None
+    if temperature == 0 or is_default:
+        return GreedyConfig()
+    if temperature is not None and not 0 < temperature <= 2:
+        raise bad_request(f"temperature is {temperature}; use 0 to 2", param="temperature")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise bad_request(f"top_p is {top_p}; use more than 0 and at most 1", param="top_p")
+    return RandomConfig(
+        temperature=1.0 if temperature is None else temperature, top_p=None if top_p == 1 else top_p, top_k=top_k, seed=seed
+    )
+
+
+def event_stream(events: AsyncIterator[str], path: str, media_type: str = "text/event-stream") -> StreamingResponse:
+    """Return a streamed reply. An error after its start is sent as its last event."""
+
+    async def guarded() -> AsyncIterator[str]:
+        try:
+            async for event in events:
+                yield event
+        except Exception as error:
+            failed = compact(api_error(error).body(path))
+            yield f"{failed}\n" if media_type == "application/x-ndjson" else f"event: error\ndata: {failed}\n\n"
+
+    return StreamingResponse(guarded(), media_type=media_type)
+
+
+async def opened(events: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Wait for the first event, so that errors before it have their own status, and return all events."""
+    first = await anext(events)
+
+    async def rest() -> AsyncIterator[str]:
+        yield first
+        async for event in events:
+            yield event
+
+    return rest()
