@@ -58,7 +58,7 @@ class ModelCatalog:
         self._num_users: dict[str, int] = {}
         self._loading = asyncio.Lock()
 
-    def list(self) -> list[ServedModel]:
+    def served(self) -> list[ServedModel]:
         """Return all bundles, each followed by its adapters."""
         models = []
         for name, bundle in self._bundles.items():
@@ -77,7 +77,7 @@ class ModelCatalog:
         name = (name or "").removesuffix(":latest")
         if name in ("", "default"):
             name = self.default
-        models = {model.name: model for model in self.list()}
+        models = {model.name: model for model in self.served()}
         if name not in models:
             hint = nearest(name[:200], list(models))
             raise ApiError(404, f"the model '{name[:200]}' does not exist{hint}", code="model_not_found", param="model")

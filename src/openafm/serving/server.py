@@ -82,7 +82,7 @@ def serve(config: ServerConfig, bound: socket.socket) -> None:
         return
     os.environ[_CONFIG] = json.dumps(to_dict(config))
     settings = uvicorn_config(config, "openafm.serving.server:worker_app")
-    Multiprocess(settings, target=uvicorn.Server(settings).run, sockets=[bound]).run()
+    Multiprocess(settings, sockets=[bound]).run()
 
 
 def worker_app() -> ASGIApp:

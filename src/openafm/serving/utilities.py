@@ -39,7 +39,7 @@ class AdapterRequest(Wire):
 @router.get("/v1/models")
 async def models(service: Service) -> dict[str, Any]:
     """List the models: bundles, and bundles with an installed adapter."""
-    return {"object": "list", "data": [_described(model) for model in service.models.list()]}
+    return {"object": "list", "data": [_described(model) for model in service.models.served()]}
 
 
 @router.get("/v1/models/{name:path}")
@@ -51,7 +51,7 @@ async def model(name: str, service: Service) -> dict[str, Any]:
 @router.get("/v1/adapters")
 async def adapters(service: Service) -> dict[str, Any]:
     """List the installed adapters of the served bundles, and whether they are loaded."""
-    found = [model for model in service.models.list() if model.adapter is not None]
+    found = [model for model in service.models.served() if model.adapter is not None]
     return {"data": [{"id": each.name, "loaded": service.models.is_loaded(each.name)} for each in found]}
 
 
