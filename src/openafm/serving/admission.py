@@ -135,12 +135,12 @@ class TokenBucket:
         self._lock = threading.Lock()
 
     def wait_seconds(self) -> float:
-        """Return 0 if something is left, else the seconds until then."""
+        """Return 0 if a unit is left, else the seconds until then."""
         with self._lock:
             now = time.monotonic()
             self._left = min(self.per_minute, self._left + (now - self._updated) * self.per_minute / 60)
             self._updated = now
-            return 0.0 if self._left > 0 else (1 - self._left) * 60 / self.per_minute
+            return 0.0 if self._left >= 1 else (1 - self._left) * 60 / self.per_minute
 
     def take(self, amount: float) -> None:
         with self._lock:

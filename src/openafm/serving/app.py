@@ -44,7 +44,7 @@ def build_routes(config: ServerConfig) -> FastAPI:
     app.state.service = service
     for router in ROUTERS:
         app.include_router(router)
-    for kind in (OpenAFMError, RequestValidationError, HTTPException):
+    for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _reply)
     return app
 
@@ -84,6 +84,8 @@ def _translated(error: Exception) -> ApiError:
     match error:
         case RequestValidationError():
             first: dict[str, Any] = dict(error.errors()[0])
+            if first["type"] == "json_invalid":
+                return bad_request("the body is not valid JSON", code="invalid_json")
             place = ".".join(str(part) for part in first["loc"][1:] if not str(part).startswith("function-"))
             return bad_request(f"{place[:200] or 'the body'}: {first['msg']}", param=place[:200] or None)
         case HTTPException(status_code=404):

@@ -58,8 +58,8 @@ class ApiKey:
         if unknown:
             raise UsageError(f"unknown scope '{unknown[0]}'{nearest(unknown[0], list(SCOPES))}")
         for limit in (self.requests_per_minute, self.tokens_per_minute):
-            if limit is not None and limit <= 0:
-                raise UsageError(f"a rate limit is {limit:g}; use a positive number, or leave it out")
+            if limit is not None and limit < 1:
+                raise UsageError(f"a rate limit is {limit:g}; use 1 or more, or leave it out")
 
 
 @dataclass(frozen=True, eq=False)

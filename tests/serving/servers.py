@@ -1,0 +1,34 @@
+"""A real server on a loopback port, in a thread of the test process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+
+import uvicorn
+
+from openafm.serving.app import build_app
+from openafm.serving.config import ServerConfig
+from openafm.serving.server import bind, uvicorn_config
+
+
+@contextlib.contextmanager
+def running_server(**settings: object) -> Iterator[str]:
+    """Run a server and yield its URL."""
+    config = ServerConfig(**{"port": 0, "models": ("nano",), "header_seconds": 2.0, **settings})
+    with bind(config) as bound:
+        server = uvicorn.Server(uvicorn_config(config, build_app(config)))
+        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not server.started and thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.started
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
