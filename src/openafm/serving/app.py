@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from openafm.core.errors import OpenAFMError
-from openafm.serving import chat, completions, utilities
+from openafm.serving import anthropic, chat, completions, ollama, responses, utilities
 from openafm.serving.access import AccessControl
 from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError, api_error, bad_request
@@ -23,7 +23,14 @@ from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog
 from openafm.serving.service import AnswerService
 
-ROUTERS = (chat.router, completions.router, utilities.router)
+ROUTERS = (
+    chat.router,
+    completions.router,
+    responses.router,
+    ollama.router,
+    anthropic.router,
+    utilities.router,
+)
 _IDLE_CHECK_SECONDS = 10.0
 
 
@@ -42,6 +49,7 @@ def build_routes(config: ServerConfig) -> FastAPI:
     service = AnswerService(config, ModelCatalog(config.models, config.idle_seconds), metrics)
     app = FastAPI(title="openafm", docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.service = service
+    app.state.responses = responses.ResponseStore(config.max_stored_responses)
     for router in ROUTERS:
         app.include_router(router)
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):

@@ -1,0 +1,109 @@
+"""/v1/responses through OpenAI's own client."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2 as httpx
+import jsonschema
+import openai
+import pytest
+from endpoints import wait_until
+from test_chat import PERSON
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "weather",
+    "strict": True,
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def ask(client: openai.OpenAI, **options: Any) -> Any:
+    return client.responses.create(
+        **{"model": "nano", "input": "Write a sentence about the sea.", "max_output_tokens": 24} | options
+    )
+
+
+def test_a_response_is_stored_found_and_deleted(client: openai.OpenAI) -> None:
+    response = ask(client, metadata={"a": "b"})
+    assert response.status in ("completed", "incomplete")
+    assert response.output_text
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    assert client.responses.retrieve(response.id) == response
+    client.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(ask(client, store=False).id)
+
+
+def test_a_stream_adds_up_to_the_response(client: openai.OpenAI) -> None:
+    events = list(ask(client, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == events[-1].response.output_text == ask(client).output_text
+    assert client.responses.retrieve(events[0].response.id).output_text == text
+
+
+def test_a_conversation_continues_from_an_earlier_response(client: openai.OpenAI) -> None:
+    first = ask(client, instructions="You answer in a few words. " * 8)
+    second = ask(client, input="Why?", previous_response_id=first.id, instructions="You answer in a few words. " * 8)
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert second.usage.input_tokens_details.cached_tokens >= first.usage.input_tokens - 1
+    with pytest.raises(openai.NotFoundError):
+        ask(client, previous_response_id="resp_x")
+
+
+def test_calls_and_their_outputs(client: openai.OpenAI) -> None:
+    question = {"role": "user", "content": "What is the weather in Oslo?"}
+    response = ask(client, input=[question], tools=[WEATHER], tool_choice="required", max_output_tokens=200)
+    call = response.output[0]
+    assert (call.type, call.name, call.status) == ("function_call", "weather", "completed")
+    assert json.loads(call.arguments).keys() == {"city"}
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    answer = ask(client, input=[output], previous_response_id=response.id, tools=[WEATHER], tool_choice="none")
+    assert answer.output_text
+    with client.responses.stream(
+        model="nano", input=[question], tools=[WEATHER], tool_choice="required", max_output_tokens=200
+    ) as stream:  # type: ignore[call-overload]
+        assert stream.get_final_response().output[0].arguments == call.arguments
+
+
+def test_text_fits_its_schema(client: openai.OpenAI) -> None:
+    form = {"format": {"type": "json_schema", "name": "person", "schema": PERSON, "strict": True}}
+    jsonschema.validate(json.loads(ask(client, input="A person", text=form, max_output_tokens=60).output_text), PERSON)
+
+
+def test_a_background_response_is_cancelled(client: openai.OpenAI) -> None:
+    started = ask(client, background=True, input="Count to one thousand.", max_output_tokens=3000, temperature=2)
+    assert started.status in ("queued", "in_progress")
+    assert client.responses.cancel(started.id).status in ("cancelled", "completed")
+    assert client.responses.retrieve(started.id).status in ("cancelled", "completed")
+    short = ask(client, background=True)
+    wait_until(lambda: client.responses.retrieve(short.id).status in ("completed", "incomplete"))
+    with pytest.raises(openai.BadRequestError):
+        client.responses.cancel(ask(client).id)
+
+
+def test_a_failed_request_is_an_error(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as raised:
+        ask(client, input="la " * 20_000, stream=True)
+    assert raised.value.code == "context_length_exceeded"
+    failed = ask(client, input="la " * 20_000, background=True)
+    wait_until(lambda: client.responses.retrieve(failed.id).status == "failed")
+    assert client.responses.retrieve(failed.id).error is not None
+
+
+def test_unknown_items_are_refused(url: str) -> None:
+    reply = httpx.post(f"{url}/v1/responses", json={"input": [{"type": "item_reference", "id": "x"}]})
+    assert reply.status_code == 400
