@@ -76,16 +76,18 @@ class Admission:
             self._admit()
 
     async def _wait(self, num_bytes: int, num_answers: int, priority: int) -> None:
-        if self.num_waiting >= self._max_waiting:
-            raise self._overloaded("too many requests wait")
         future = asyncio.get_running_loop().create_future()
         waiter = _Waiter(-priority, next(self._numbers), num_bytes, num_answers, future)
         heapq.heappush(self._queue, waiter)
         self._admit()
         try:
+            if not future.done() and self.num_waiting > self._max_waiting:
+                raise self._overloaded("too many requests wait")
             async with asyncio.timeout(self._queue_seconds):
                 await future
         except TimeoutError:
+            if future.done() and not future.cancelled():  # admitted in the same turn of the event loop
+                return
             raise self._overloaded(f"no memory became free within {self._queue_seconds:g} s") from None
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():  # admitted in the same turn of the event loop

@@ -159,11 +159,12 @@ async def show(body: ShowRequest, service: Service) -> dict[str, Any]:
     """Describe a model."""
     model = service.models.find(body.model or body.name)
     described = _described(model)
+    info: dict[str, Any] = {"general.architecture": "openafm", "openafm.context_length": model.bundle.config.context_length}
     return {
         "details": described["details"],
         "modified_at": described["modified_at"],
-        "model_info": {"general.architecture": "openafm", "openafm.context_length": model.bundle.config.context_length},
-        "capabilities": ["completion", *(["tools"] if model.bundle.template.can_call_tools else [])],
+        "model_info": info,
+        "capabilities": ["completion", "tools"] if model.bundle.template.can_call_tools else ["completion"],
         "modelfile": "",
         "parameters": "",
         "template": "",
@@ -187,7 +188,7 @@ async def _reply(
         return event_stream(events, request.url.path, "application/x-ndjson")
     async with service.running(task) as running:
         choice: Choice = (await running.choices())[0]
-        head = {"model": running.model.name, "created_at": _now()}
+        head: dict[str, Any] = {"model": running.model.name, "created_at": _now()}
     return JSONResponse(head | piece(choice.text, choice.calls) | _end(choice.ended))
 
 
@@ -196,7 +197,7 @@ async def _events(service: AnswerService, task: Task, piece: Any) -> AsyncIterat
         yield ""  # errors before this point have their own status
         async for batch in running.batches():
             for _, delta in batch:
-                head = {"model": running.model.name, "created_at": _now()}
+                head: dict[str, Any] = {"model": running.model.name, "created_at": _now()}
                 match delta:
                     case TextDelta():
                         yield compact(head | piece(delta.text, ()) | {"done": False}) + "\n"
