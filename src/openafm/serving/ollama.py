@@ -176,7 +176,7 @@ async def version() -> dict[str, str]:
     """Return the version of openafm."""
     from openafm import __version__
 
-    return {"version": __version__}
+    return {"version": str(__version__)}
 
 
 async def _reply(
