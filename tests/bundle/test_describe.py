@@ -11,6 +11,7 @@ from openafm.adapters.config import LoRAConfig
 from openafm.adapters.package import AdapterMismatchError, AdapterTamperedError, write_adapter
 from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.describe import describe_bundle, describe_size
+from openafm.cli.main import run
 from openafm.models.accounting import num_parameters
 from openafm.models.sizes import shared_kv_decoder
 from openafm.tokenizer.bpe import TokenizerConfig, train_tokenizer
@@ -123,3 +124,29 @@ def test_operations_of_a_token_grow_with_global_layers_alone() -> None:
     on_device = describe_size("on_device.base")
     assert (on_device.block_depth, on_device.expert_layers, on_device.window) == (None, 0, None)
     assert on_device.kv_bytes_at_65536 == on_device.kv_bytes_at_65536_all_global
+
+
+def test_vision_is_described_by_resolution_mode() -> None:
+    described = describe_size("on_device.base_multimodal")
+    plain = describe_size("on_device.base")
+    assert plain.vision is None
+    assert described.vision is not None
+    assert described.vision.encoder_parameters == 304_906_240
+    assert (
+        plain.parameters + described.vision.encoder_parameters + described.vision.adapter_parameters == described.parameters
+    )
+    modes = described.vision.modes
+    assert {name: (mode.views, mode.side, mode.tokens) for name, mode in modes.items()} == {
+        "balanced": (1, 672, 144),
+        "high": (5, 672, 720),
+        "rapid": (1, 224, 9),
+    }
+    assert modes["high"].flops == pytest.approx(5 * modes["balanced"].flops)
+    assert modes["balanced"].kv_bytes == 144 * described.kv_bytes_per_token
+
+
+def test_inspect_prints_the_modes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "on_device.nano_multimodal"]) == 0
+    printed = capsys.readouterr().out
+    assert "720 tokens, 5 views of 336 pixels" in printed
+    assert "9 tokens, 112 pixels" in printed

@@ -10,9 +10,11 @@ import torch
 
 from openafm.core.config import from_dict, to_dict
 from openafm.models.accounting import active_parameters, num_parameters
-from openafm.models.config import AttentionConfig, DecoderConfig, RotaryConfig, SharedKeysValuesConfig, TracksConfig
+from openafm.models.config import AttentionConfig, RotaryConfig, SharedKeysValuesConfig, TracksConfig
 from openafm.models.experts_config import ExpertsConfig
-from openafm.models.sizes import SIZES, UnknownSizeError, named_size
+from openafm.models.size_names import UnknownSizeError
+from openafm.models.sizes import SIZES, named_size
+from openafm.models.vision.multimodal_config import MultimodalConfig
 
 
 @pytest.mark.parametrize(
@@ -50,10 +52,30 @@ def test_the_report_s_model_shares_the_last_regular_layer_s_keys_and_values() ->
     assert {config.kv_heads(index) for index in range(56)} == {2}
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "encoder", "tokens"),
+    [
+        ("on_device.base_multimodal", 3_111_368_064, 304_906_240, {"balanced": 144, "high": 720, "rapid": 9}),
+        ("server.full_multimodal", 147_803_703_296, 1_012_282_368, {"balanced": 144}),
+    ],
+)
+def test_the_report_s_models_with_vision(name: str, text: int, encoder: int, tokens: dict[str, int]) -> None:
+    config = named_size(name)
+    assert isinstance(config, MultimodalConfig)
+    assert {mode.name: mode.num_tokens for mode in config.image_modes} == tokens
+    layer, projection = config.vision.layers[0].num_parameters(config.vision.dim), (config.vision.dim + 1) * config.dim
+    adapter = layer + 2 * config.vision.dim + projection + (9 * config.dim + 1) * config.dim
+    assert num_parameters(config) == text + encoder + adapter
+    with torch.device("meta"):
+        model = config.build()
+    assert sum(parameter.numel() for parameter in model.parameters()) == text + encoder + adapter
+    assert config.decoder == named_size(name.removesuffix("_multimodal"))
+
+
 @pytest.mark.parametrize("name", SIZES)
 def test_every_size_survives_json(name: str) -> None:
     config = named_size(name)
-    assert from_dict(DecoderConfig, to_dict(config)) == config
+    assert from_dict(type(config), to_dict(config)) == config
 
 
 def test_an_unknown_size_names_the_nearest() -> None:

@@ -13,6 +13,7 @@ from openafm.models.accounting import active_parameters, all_global, flops_per_t
 from openafm.models.config import DecoderConfig, OwnKeysValuesConfig
 from openafm.models.experts_config import ExpertsConfig
 from openafm.models.sizes import named_size
+from openafm.models.vision.multimodal_config import MultimodalConfig
 
 # Numerics of the report's deployed models, used to describe a size without weights.
 PLANNED_NUMERICS = Numerics(weights="bfloat16", embedding="bfloat16", activations="bfloat16", kv="int8_per_token_head")
@@ -47,6 +48,26 @@ def stored_bits(bundle: Bundle) -> StoredBits:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ImageDescription:
+    """An image in a resolution mode: views of `side` pixels, tokens, FLOPs until its tokens, and bytes of the KV cache."""
+
+    views: int
+    side: int
+    tokens: int
+    flops: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionDescription:
+    """Parameters of the vision encoder and of its adapter, and an image by resolution mode."""
+
+    encoder_parameters: int
+    adapter_parameters: int
+    modes: dict[str, ImageDescription]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Description:
     """Facts about a model. Sizes are in bytes; KV bytes include scales, over all layers that store keys and values.
 
@@ -55,7 +76,7 @@ class Description:
     without 8-bit keys and values, `..._unshared` also without layers that read another layer's keys and values (report 2.1,
     6); savings are relative to these, from 0 to 1. `..._all_global` is without the windows of `local_layers`, of which the
     widest is `window`. Tracks synchronize after every `block_depth` layers. FLOPs are of one token's forward pass after
-    half of 4,096 or 65,536 tokens; a multiply-add counts as two.
+    half of 4,096 or 65,536 tokens; a multiply-add counts as two. `vision` is None for a model without it.
     """
 
     name: str
@@ -92,6 +113,7 @@ class Description:
     embedding: str
     activations: str
     kv: str
+    vision: VisionDescription | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -181,6 +203,24 @@ def _describe(
         embedding=numerics.embedding,
         activations=numerics.activations,
         kv=numerics.kv,
+        vision=_vision(config, numerics) if isinstance(config, MultimodalConfig) else None,
+    )
+
+
+def _vision(config: MultimodalConfig, numerics: Numerics) -> VisionDescription:
+    return VisionDescription(
+        encoder_parameters=config.vision.num_parameters(),
+        adapter_parameters=config.adapter.num_parameters(config.vision.dim, config.dim),
+        modes={
+            mode.name: ImageDescription(
+                views=mode.num_views,
+                side=mode.side,
+                tokens=mode.num_tokens,
+                flops=round(config.image_flops(mode)),
+                kv_bytes=kv_bytes(config, numerics.kv, mode.num_tokens),
+            )
+            for mode in config.image_modes
+        },
     )
 
 

@@ -146,6 +146,13 @@ def _rows(about: Description) -> list[tuple[str, str]]:
         ),
         ("compute", f"{human_number(about.flops_per_token_at_4096)}FLOP per token at 4,096 tokens"),
     ]
+    if about.vision is not None:
+        parts = about.vision.encoder_parameters, about.vision.adapter_parameters
+        rows.append(("vision", "{} encoder, {} adapter".format(*map(human_number, parts))))
+        for name, image in about.vision.modes.items():
+            views = f"{image.views} views of {image.side} pixels" if image.views > 1 else f"{image.side} pixels"
+            cost = f"{human_number(image.flops)}FLOP, {human_bytes(image.kv_bytes)} of KV cache"
+            rows.append((f"image, {name}", f"{image.tokens} tokens, {views}, {cost}"))
     if about.signature is not None:
         rows.append(("signature", f"{about.signature} (verified)"))
     if about.path is not None:

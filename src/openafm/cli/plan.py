@@ -41,6 +41,9 @@ def plan(
     document_tokens: Annotated[
         int | None, typer.Option(help="Tokens of a document; default: a row is one document.")
     ] = None,
+    images: Annotated[
+        int, typer.Option(help="Images of a row in the model's default mode, for sizes such as on_device.base_multimodal.")
+    ] = 0,
     microbatch_rows: Annotated[
         int | None, typer.Option(help="Rows of a microbatch on a device; default: as many as fit.")
     ] = None,
@@ -72,6 +75,7 @@ def plan(
         row_tokens=row_tokens,
         document_tokens=document_tokens,
         microbatch_rows=microbatch_rows,
+        row_images=images,
         precision=precision,
         activation_checkpointing=ActivationCheckpointingConfig() if recompute else None,
     )
@@ -116,7 +120,11 @@ def _print(size: str, plan: Plan) -> None:
             ("devices", f"{plan.shape.world:,}; slices: {plan.shape.slices} of {plan.shape.world // plan.shape.slices:,}"),
             ("mesh", f"{mesh} (only replication crosses slices)"),
             ("chosen because", plan.why),
-            ("step", f"{plan.rows_per_step:,} rows of {work.row_tokens:,} tokens = {plan.tokens_per_step:,} tokens"),
+            (
+                "step",
+                f"{plan.rows_per_step:,} rows of {work.row_tokens:,} tokens = {plan.tokens_per_step:,} tokens"
+                + (f", {plan.rows_per_step * work.row_images:,} images" if work.row_images else ""),
+            ),
             (
                 "each device",
                 f"{plan.rows_per_device} rows a step, at most {plan.microbatch_rows} at once, in {work.precision}"

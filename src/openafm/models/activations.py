@@ -24,7 +24,8 @@ LOCAL_BLOCK = 64
 class Microbatch:
     """What a device computes at once: `num_rows` rows of `row_tokens` tokens, full of documents of `document_tokens`.
 
-    `number_bytes` is the width of the precision. `attention_bytes` is that of attention, which is fp32 on a CPU.
+    `number_bytes` is the width of the precision. `attention_bytes` is that of attention, which is fp32 on a CPU. A row has
+    `row_images` images.
     """
 
     num_rows: int
@@ -32,6 +33,7 @@ class Microbatch:
     document_tokens: int
     number_bytes: int
     attention_bytes: int
+    row_images: int = 0
 
     @property
     def num_tokens(self) -> int:

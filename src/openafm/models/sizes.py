@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from openafm.core.config import nearest
-from openafm.core.errors import UsageError
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
@@ -18,10 +16,18 @@ from openafm.models.config import (
     TracksConfig,
 )
 from openafm.models.experts_config import ExpertsConfig
-
-
-class UnknownSizeError(UsageError):
-    """There is no size of this name."""
+from openafm.models.size_names import find_size
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.sizes import (
+    adapter_for,
+    image_modes,
+    raised,
+    rw_vitdet_large,
+    rw_vitdet_micro,
+    rw_vitdet_nano,
+    vit_giant,
+    vit_nano,
+)
 
 
 def shared_kv_decoder(
@@ -291,6 +297,39 @@ def server_micro() -> DecoderConfig:
     )
 
 
+def on_device_base_multimodal() -> MultimodalConfig:
+    """Return `on_device.base` with ViTDet-L, Register-Window and all resolution modes (report 2.3, 5.1)."""
+    vision = rw_vitdet_large()
+    modes = image_modes(side=672, rapid_side=224, tokens=144)
+    return MultimodalConfig.of(on_device_base(), vision, adapter_for(vision), modes)
+
+
+def on_device_nano_multimodal() -> MultimodalConfig:
+    """Return `on_device.nano` with vision, in the report's proportions at half the side."""
+    vision = raised(rw_vitdet_nano(), 336)
+    modes = image_modes(side=336, rapid_side=112, tokens=144)
+    return MultimodalConfig.of(on_device_nano(), vision, adapter_for(vision), modes)
+
+
+def on_device_micro_multimodal() -> MultimodalConfig:
+    """Return `on_device.micro` with vision, in the report's proportions at a quarter of the side."""
+    vision = raised(rw_vitdet_micro(), 168)
+    modes = image_modes(side=168, rapid_side=56, tokens=36)
+    return MultimodalConfig.of(on_device_micro(), vision, adapter_for(vision, tokens_side=6), modes)
+
+
+def server_full_multimodal() -> MultimodalConfig:
+    """Return `server.full` with ViT-g: 144 tokens of an image of 448 pixels (report 2.3, 4.4)."""
+    vision = vit_giant()
+    return MultimodalConfig.of(server_full(), vision, adapter_for(vision), image_modes(side=448, tokens=144))
+
+
+def server_nano_multimodal() -> MultimodalConfig:
+    """Return `server.nano` with vision."""
+    vision = vit_nano()
+    return MultimodalConfig.of(server_nano(), vision, adapter_for(vision), image_modes(side=224, tokens=144))
+
+
 SIZES: dict[str, Callable[[], DecoderConfig]] = {
     "on_device.micro": on_device_micro,
     "on_device.micro_draft": on_device_micro_draft,
@@ -304,6 +343,11 @@ SIZES: dict[str, Callable[[], DecoderConfig]] = {
     "server.micro": server_micro,
     "server.nano": server_nano,
     "server.full": server_full,
+    "on_device.micro_multimodal": on_device_micro_multimodal,
+    "on_device.nano_multimodal": on_device_nano_multimodal,
+    "on_device.base_multimodal": on_device_base_multimodal,
+    "server.nano_multimodal": server_nano_multimodal,
+    "server.full_multimodal": server_full_multimodal,
 }
 
 
@@ -313,6 +357,4 @@ def named_size(name: str) -> DecoderConfig:
     Raises:
         UnknownSizeError: there is no such size; the message gives the nearest name.
     """
-    if name not in SIZES:
-        raise UnknownSizeError(f"unknown size '{name}'{nearest(name, list(SIZES))}")
-    return SIZES[name]()
+    return find_size(name, SIZES, "size")

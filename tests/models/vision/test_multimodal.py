@@ -13,7 +13,7 @@ from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.models.accounting import num_parameters
 from openafm.models.config import DecoderConfig
 from openafm.models.layers import count_parameters
-from openafm.models.sizes import on_device_base
+from openafm.models.sizes import named_size, on_device_base
 from openafm.models.spans import EmbeddingSpan, ImageKey, SpanError
 from openafm.models.vision.config import RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
 from openafm.models.vision.image_modes import ImageModeConfig
@@ -68,6 +68,21 @@ def test_text_is_that_of_the_decoder_alone() -> None:
     assert {name for name, _ in model.named_parameters() if not name.startswith(("vision.", "adapter."))} == {
         name for name, _ in alone.named_parameters()
     }
+
+
+def test_tracks_and_experts_are_those_of_the_server_model() -> None:
+    """Text alone has equal bits; with images, the decoder computes what the plain one does from these embeddings."""
+    server = named_size("server.micro")
+    config = MultimodalConfig.of(server, VISION, adapter_for(VISION, tokens_side=2))
+    model, alone = config.build(seed=4), server.build(seed=4)
+    assert torch.equal(model(TOKENS_BS), alone(TOKENS_BS))
+    inserted = model.embed_images(SPANS, images())
+    seen = model(TOKENS_BS, inserted=inserted)
+    assert torch.equal(seen, alone(TOKENS_BS, inserted=inserted))
+    assert not torch.equal(seen, model(TOKENS_BS))
+    seen.logsumexp(-1).sum().backward()
+    eyes = [*model.vision.parameters(), *model.adapter.parameters()]
+    assert all(weight.grad is not None and weight.grad.any() for weight in eyes)
 
 
 def test_all_parts_learn_with_images_and_have_zero_gradients_without() -> None:

@@ -5,6 +5,7 @@ ViT-g of the server model and RW-ViTDet-L of the on-device model (report 2.3) di
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -188,6 +189,15 @@ class AdapterConfig(Config):
         """Return the number of weights between an encoder and a decoder of these dims."""
         projection = 2 * vision_dim + (vision_dim + 1) * decoder_dim
         return self.layer.num_parameters(vision_dim) + projection + (9 * decoder_dim + 1) * decoder_dim
+
+    def flops(self, vision: VisionConfig, decoder_dim: int, image_side: int, num_tokens: int) -> float:
+        """Return the operations of the forward pass of an image with `num_tokens` tokens."""
+        grid, tokens_side, dim = vision.grid_side(image_side), math.isqrt(num_tokens), vision.dim
+        num_patches, num_states = grid * grid, grid * grid + vision.num_registers
+        layer = 2.0 * num_states * (4 * dim**2 + 2 * dim * self.layer.mlp_dim)
+        layer += 4.0 * dim * self.layer.scope.num_pairs(1, num_patches, vision.num_registers)
+        pooling = 2.0 * 3 * tokens_side * grid * (grid + 3 * tokens_side) * decoder_dim
+        return layer + 2.0 * num_patches * dim * decoder_dim + pooling + 2.0 * num_tokens * 9 * decoder_dim**2
 
     def build(self, vision_dim: int, decoder_dim: int, seed: int = 0) -> VisionAdapter:
         """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""

@@ -61,12 +61,13 @@ class MultimodalConfig(DecoderConfig):
     def other_parameters(self) -> int:
         return self.vision.num_parameters() + self.adapter.num_parameters(self.vision.dim, self.dim)
 
-    def image_flops(self, image_side: int) -> float:
-        """Return the operations of encoding one view of an image, without the adapter's pooled convolution."""
-        grid = self.vision.grid_side(image_side)
-        layer, dim, num_patches = self.adapter.layer, self.vision.dim, grid * grid
-        adapter = 2.0 * num_patches * (4 * dim**2 + 2 * dim * layer.mlp_dim + dim * self.dim) + 4.0 * dim * num_patches**2
-        return self.vision.flops(image_side) + adapter
+    def view_flops(self, image_side: int, num_tokens: int) -> float:
+        """Return the operations of the forward pass from one view of an image to its tokens."""
+        return self.vision.flops(image_side) + self.adapter.flops(self.vision, self.dim, image_side, num_tokens)
+
+    def image_flops(self, mode: ImageModeConfig) -> float:
+        """Return the operations of the forward pass from an image to its tokens."""
+        return mode.num_views * self.view_flops(mode.side, mode.tokens)
 
     def build(self, seed: int = 0) -> MultimodalDecoder:
         """Return the module with freshly initialized weights, or without storage under `torch.device("meta")`."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from openafm.core.config import nearest
-from openafm.models.sizes import UnknownSizeError
+from openafm.models.size_names import find_size
 from openafm.models.vision.config import (
     AdapterConfig,
     GlobalScopeConfig,
@@ -15,6 +14,7 @@ from openafm.models.vision.config import (
     VisionConfig,
     VisionLayerConfig,
 )
+from openafm.models.vision.image_modes import ImageModeConfig
 
 REGISTER_WINDOW = RegisterWindowScopeConfig()
 
@@ -91,11 +91,22 @@ def encoder_of(name: str) -> VisionConfig:
     """Return the encoder of this name.
 
     Raises:
-        UnknownSizeError: there is none.
+        UnknownSizeError: there is no such encoder; the message gives the nearest name.
     """
-    if name not in ENCODERS:
-        raise UnknownSizeError(f"there is no vision encoder '{name}'{nearest(name, sorted(ENCODERS))}")
-    return ENCODERS[name]()
+    return find_size(name, ENCODERS, "vision encoder")
+
+
+def raised(vision: VisionConfig, image_side: int) -> VisionConfig:
+    """Return the encoder at another resolution. Weights fit after an interpolation of the position embeddings."""
+    return replace(vision, image_side=image_side)
+
+
+def image_modes(*, side: int, tokens: int, rapid_side: int | None = None) -> tuple[ImageModeConfig, ...]:
+    """Return balanced mode, and with `rapid_side` also high mode, 2 x 2 tiles, and rapid mode, nine tokens (report 5.1)."""
+    balanced = ImageModeConfig(name="balanced", side=side, tokens=tokens)
+    if rapid_side is None:
+        return (balanced,)
+    return (balanced, replace(balanced, name="high", grid=2), ImageModeConfig(name="rapid", side=rapid_side, tokens=9))
 
 
 def adapter_for(vision: VisionConfig, tokens_side: int = 12) -> AdapterConfig:

@@ -6,14 +6,12 @@ rapid mode one (224).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from openafm.data.drawing.corpus import DrawingConfig
 from openafm.data.drawing.generators import generator_config
 from openafm.data.images.packing import ImagePackConfig, Learned
 from openafm.data.images.resolution import ResolutionConfig
 from openafm.models.vision.config import VisionConfig
-from openafm.models.vision.sizes import encoder_of
+from openafm.models.vision.sizes import encoder_of, raised
 from openafm.recipes.drawn_corpus import DrawnCorpusConfig, InterleavedCorpusConfig
 
 RESOLUTIONS = {
@@ -38,7 +36,7 @@ what is absent: the answer refuses."""
 
 def joint_encoder(size: str) -> VisionConfig:
     """Return the on-device encoder at the resolution of the stages after contrastive pre-training."""
-    return replace(encoder_of(f"rw_vitdet.{size}"), image_side=RESOLUTIONS[size].side)
+    return raised(encoder_of(f"rw_vitdet.{size}"), RESOLUTIONS[size].side)
 
 
 def drawing(size: str, kinds: tuple[str, ...], *, held_out: bool = False) -> DrawingConfig:

@@ -17,9 +17,12 @@ from torch.nn.utils import parametrize
 from openafm.data.batch import Batch
 from openafm.models.accounting import training_flops
 from openafm.models.attention_context import PackedDocuments
+from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.experts import observed_routing
 from openafm.models.transfer import to_device
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.training.device import to_device
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.cross_entropy import cross_entropy_sum
 from openafm.training.objectives.routing import RoutingLosses, routing_losses
@@ -105,9 +108,19 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
         head_weight_VD=head_weight_VD,
         indices_N=device_indices_N,
         targets_N=to_device(batch.targets_BS[batch.loss_mask_BS], device),
-        routing=routing_losses(routing, model.config, seen, batch, device_indices_N, model.sum_over_tracks),
+        flops=training_flops(model.config, lengths, len(indices_N)) + image_flops(model.config, batch),
         flops=training_flops(model.config, lengths, len(indices_N)),
+        routing=routing_losses(routing, model.config, seen, batch, device_indices_N, model.sum_over_tracks),
+        routing=routing_losses(routing, model.config, seen, batch, indices_N, model.sum_over_tracks),
     )
+
+
+def image_flops(config: DecoderConfig, batch: Batch) -> int:
+    """Return the operations of forward and backward pass from the batch's images to their tokens."""
+    if not isinstance(config, MultimodalConfig):
+        return 0
+    views = ((len(views), views.shape[1], key.num_tokens // len(views)) for key, views in batch.images.items())
+    return round(3 * sum(count * config.view_flops(side, num_tokens) for count, side, num_tokens in views))
 
 
 def target_indices(batch: Batch) -> Tensor:

@@ -12,7 +12,9 @@ from functools import lru_cache
 from openafm.models.accounting import layer_parameters, outside_parameters, track_norm_parameters
 from openafm.models.activations import INDEX_BYTES, MASTER_BYTES, Microbatch
 from openafm.models.config import DecoderConfig, LayerConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.config import ActivationCheckpointingConfig
+from openafm.training.planning.vision_footprint import vision_bytes
 
 LOGITS_OF_A_CHUNK = 1 << 22
 """As in training/objectives/cross_entropy.py, which imports torch."""
@@ -64,8 +66,8 @@ class DecoderFootprint:
     """A model on one device: its layers in order, and everything outside of them.
 
     Attributes:
-        outside: parameters of embedding, final norm and head; `vocabulary` those of the embedding.
-        ends: bytes that are saved outside of the layers.
+        outside: parameters of embedding, final norm, head and vision; `vocabulary` those of the embedding.
+        ends: bytes that are saved outside of the layers, by the vision encoder too.
         loss_kept: bytes of the gradients that the loss computes and keeps.
         loss_working: additional peak bytes of the loss.
     """
@@ -121,7 +123,8 @@ def decoder_weights(config: DecoderConfig) -> Weights:
     per_layer = [_layer_weights(layer, config.dim) for layer in config.layers]
     tracks = config.num_tracks
     layers = Weights(dense=tracks * sum(w.dense for w in per_layer), experts=tracks * sum(w.experts for w in per_layer))
-    return layers + Weights(dense=track_norm_parameters(config)) + Weights(dense=outside_parameters(config))
+    outside = track_norm_parameters(config) + outside_parameters(config) + config.other_parameters()
+    return layers + Weights(dense=outside)
 
 
 def decoder_footprint(
@@ -153,11 +156,14 @@ def decoder_footprint(
     is_cast = number != MASTER_BYTES
     rotations = {(layer.attention.head_dim, getattr(layer.attention, "position", None)) for layer in config.layers}
     rotation = sum(MASTER_BYTES * head_dim * tokens for head_dim, position in rotations if position is not None)
+    images = 0
+    if isinstance(config, MultimodalConfig):
+        images = vision_bytes(config, batch.num_rows * batch.row_images, number)
     return DecoderFootprint(
         layers=layers,
-        outside=Weights(dense=outside_parameters(config)) + Weights(dense=norms),
+        outside=Weights(dense=outside_parameters(config) + norms + config.other_parameters()),
         vocabulary=Weights(dense=vocabulary),
-        ends=tokens * (MASTER_BYTES * (config.dim + 1) + 2 * INDEX_BYTES) + 2 * rotation,
+        ends=tokens * (MASTER_BYTES * (config.dim + 1) + 2 * INDEX_BYTES) + 2 * rotation + images,
         loss_kept=tokens * config.dim * number + vocabulary * MASTER_BYTES,
         loss_working=chunk * number
         + is_cast

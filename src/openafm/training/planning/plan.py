@@ -14,6 +14,7 @@ from openafm.core.errors import UsageError
 from openafm.models.accounting import flops_per_token, training_flops
 from openafm.models.activations import Microbatch
 from openafm.models.config import DecoderConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.config import ActivationCheckpointingConfig, AdamWConfig, EMAConfig, OptimizerConfig
 from openafm.training.distributed.config import MeshShape
 from openafm.training.planning.chips import NUMBER_BYTES, Chip, Precision
@@ -30,12 +31,14 @@ class Workload:
         rows_per_step: over all devices; None is one row per group of devices with all tracks.
         document_tokens: tokens of the documents that fill a row; None is one document per row.
         microbatch_rows: rows of a microbatch on one device; None is as many as fit.
+        row_images: images of a row, in the model's default resolution mode; their tokens are part of the row.
     """
 
     rows_per_step: int | None = None
     row_tokens: int = 4096
     document_tokens: int | None = None
     microbatch_rows: int | None = None
+    row_images: int = 0
     precision: Precision = "bfloat16"
     optimizer: OptimizerConfig = field(default_factory=AdamWConfig)
     ema: EMAConfig | None = None
@@ -46,6 +49,22 @@ class Workload:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1, got {value}")
+        if self.row_images < 0:
+            raise UsageError(f"row_images must not be negative, got {self.row_images}")
+
+    def check_images(self, model: DecoderConfig) -> None:
+        """Check that the model takes images, and that those of a row fit it.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if self.row_images == 0:
+            return
+        if not isinstance(model, MultimodalConfig):
+            raise UsageError("images of a row need a model with vision, such as on_device.base_multimodal")
+        needed = self.row_images * model.image_modes[0].num_tokens
+        if needed > self.row_tokens:
+            raise UsageError(f"{self.row_images} images take {needed} tokens, more than the {self.row_tokens} of a row")
 
     def rows(self, model: DecoderConfig, num_devices: int) -> int:
         return self.rows_per_step or max(1, num_devices // model.num_tracks)
@@ -58,6 +77,7 @@ class Workload:
             document_tokens=min(self.document_tokens or self.row_tokens, self.row_tokens),
             number_bytes=number_bytes,
             attention_bytes=4 if chip.attends_in_fp32 else number_bytes,
+            row_images=self.row_images,
         )
 
 
@@ -130,7 +150,7 @@ class Plan:
 
     @cached_property
     def flops_of_a_row(self) -> tuple[int, int]:
-        """Operations of a forward and backward pass of a row: of the layers, and of the head."""
+        """Operations of a forward and backward pass of a row: of the layers, and of the head and the images."""
         return _flops_of_a_row(self.model, self.workload.microbatch(1, self.chip))
 
     @property
@@ -195,6 +215,7 @@ class Plan:
             "why": self.why,
             "rows_per_step": self.rows_per_step,
             "row_tokens": self.workload.row_tokens,
+            "row_images": self.workload.row_images,
             "tokens_per_step": self.tokens_per_step,
             "rows_per_device": self.rows_per_device,
             "microbatch_rows": self.microbatch_rows,
@@ -218,4 +239,7 @@ class Plan:
 @lru_cache
 def _flops_of_a_row(model: DecoderConfig, row: Microbatch) -> tuple[int, int]:
     head = 3 * 2 * row.num_tokens * model.vocab_size * model.dim
-    return training_flops(model, row.documents, row.num_tokens) - head, head
+    images = 0
+    if isinstance(model, MultimodalConfig):
+        images = round(3 * row.row_images * model.image_flops(model.image_modes[0]))
+    return training_flops(model, row.documents, row.num_tokens) - head, head + images

@@ -45,6 +45,7 @@ def make_plan(
     """
     if workload.precision not in chip.flops:
         raise PlanError(f"{chip.name} has no known rate in {workload.precision}; set it with --peak-flops")
+    workload.check_images(model)
     if workload.row_tokens > model.context_length:
         raise UsageError(f"rows of {workload.row_tokens} tokens do not fit the model's context of {model.context_length}")
     if num_devices < 1 or slices < 1:

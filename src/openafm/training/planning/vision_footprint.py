@@ -1,0 +1,42 @@
+"""Memory of a vision encoder and its adapter in a training step, by arithmetic. Imports no tensor library.
+
+`tests/training/planning/test_vision_footprint.py` compares the counts with autograd's hooks.
+"""
+
+from __future__ import annotations
+
+from openafm.models.activations import MASTER_BYTES
+from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, VisionLayerConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
+
+
+def vision_bytes(config: MultimodalConfig, num_images: int, number_bytes: int) -> int:
+    """Return the bytes that autograd saves for images in the model's default mode, all encoded at once."""
+    if num_images == 0:
+        return 0
+    vision, adapter, mode = config.vision, config.adapter, config.image_modes[0]
+    num_patches = vision.grid_side(mode.side) ** 2
+    num_states = num_patches + vision.num_registers
+    saved = num_patches * 3 * vision.patch_side**2 * number_bytes
+    saved += sum(_layer_bytes(layer, vision, mode.side, number_bytes) for layer in (*vision.layers, adapter.layer))
+    # The two final norms, the projection, and the pooled inputs of the convolution.
+    saved += num_states * (2 * MASTER_BYTES * (vision.dim + 2) + number_bytes * vision.dim)
+    saved += number_bytes * config.dim * 9 * mode.tokens
+    casts = 0 if number_bytes == MASTER_BYTES else number_bytes * config.other_parameters()
+    return num_images * mode.num_views * saved + casts
+
+
+def _layer_bytes(layer: VisionLayerConfig, vision: VisionConfig, side: int, number_bytes: int) -> int:
+    """Return the bytes of a layer and a view: two norms, queries, keys, values and output of attention, two products."""
+    num_windows, window_tokens = vision.windows(side)
+    num_states, dim = num_windows * window_tokens + vision.num_registers, vision.dim
+    attended = num_states
+    if not isinstance(layer.scope, GlobalScopeConfig):
+        has_registers = isinstance(layer.scope, RegisterWindowScopeConfig)
+        attended = num_windows * (window_tokens + vision.num_registers * has_registers)
+    norms = 2 * num_states * (MASTER_BYTES * (dim + 2) + number_bytes * dim)
+    attention = attended * (4 * dim * number_bytes + layer.num_heads * MASTER_BYTES)
+    if not isinstance(layer.scope, GlobalScopeConfig):
+        attention += num_states * dim * number_bytes  # windows and registers, concatenated
+    scales = 0 if layer.layer_scale is None else 2 * num_states * dim * number_bytes
+    return norms + attention + scales + 2 * num_states * layer.mlp_dim * number_bytes

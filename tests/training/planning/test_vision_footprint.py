@@ -1,0 +1,97 @@
+"""Memory and operations of images: against autograd's hooks and torch's counter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from openafm.core.errors import UsageError
+from openafm.models.accounting import num_parameters
+from openafm.models.sizes import named_size
+from openafm.models.vision.config import GlobalScopeConfig, WindowScopeConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.training.planning.chips import named_chip
+from openafm.training.planning.plan import Workload
+from openafm.training.planning.search import Axes, make_plan
+from openafm.training.planning.vision_footprint import vision_bytes
+
+
+def config_of(scope: WindowScopeConfig | None = None) -> MultimodalConfig:
+    config = named_size("on_device.nano_multimodal")
+    assert isinstance(config, MultimodalConfig)
+    if scope is None:
+        return config
+    layers = tuple(
+        layer if isinstance(layer.scope, GlobalScopeConfig) else replace(layer, scope=scope)
+        for layer in config.vision.layers
+    )
+    return replace(config, vision=replace(config.vision, layers=layers))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scope", [None, WindowScopeConfig()], ids=["register window", "window"])
+def test_what_autograd_saves_of_images(dtype: torch.dtype, scope: WindowScopeConfig | None) -> None:
+    config = config_of(scope)
+    model = config.build()
+    model.compute_dtype = dtype
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    held: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in weights:
+            held.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+        return tensor
+
+    mode = config.image_modes[0]
+    pixels = torch.zeros(2, mode.side, mode.side, 3, dtype=torch.uint8)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model.encode_images(pixels, mode.tokens)
+    expected = sum(tensor.untyped_storage().nbytes() for tensor in held.values())
+    assert vision_bytes(config, 2, dtype.itemsize) == pytest.approx(expected, rel=0.01)
+    assert vision_bytes(config, 0, dtype.itemsize) == 0
+
+
+@pytest.mark.parametrize("size", ["on_device.nano_multimodal", "server.nano_multimodal"])
+def test_operations_of_a_view(size: str) -> None:
+    config = named_size(size)
+    assert isinstance(config, MultimodalConfig)
+    model = config.build()
+    for mode in config.image_modes:
+        pixels = torch.zeros(mode.num_views, mode.side, mode.side, 3, dtype=torch.uint8)
+        # The counter knows the products of plain attention only.
+        with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+            model.encode_images(pixels, mode.tokens)
+        assert config.image_flops(mode) == pytest.approx(counter.get_total_flops(), rel=1e-6)
+
+
+def plan_of(size: str, row_images: int) -> dict[str, float]:
+    workload = Workload(rows_per_step=8, row_tokens=4096, microbatch_rows=1, row_images=row_images)
+    axes = Axes(shard=None, expert=None, track=None)
+    return make_plan(named_size(size), num_devices=8, chip=named_chip("tpu-v5p"), workload=workload, axes=axes).to_dict()
+
+
+def test_a_plan_counts_vision() -> None:
+    text, idle, seeing = (
+        plan_of(size, images)
+        for size, images in (("on_device.base", 0), ("on_device.base_multimodal", 0), ("on_device.base_multimodal", 10))
+    )
+    config = named_size("on_device.base_multimodal")
+    assert isinstance(config, MultimodalConfig)
+    assert idle["parameters"] == num_parameters(config)
+    assert idle["parameters"] - text["parameters"] == config.other_parameters()
+    assert idle["flops_per_step"] == text["flops_per_step"]
+    images = 8 * 10 * 3 * config.image_flops(config.image_modes[0])
+    assert seeing["flops_per_step"] - idle["flops_per_step"] == pytest.approx(images)
+    assert seeing["memory_per_device"]["activations"] > idle["memory_per_device"]["activations"]  # type: ignore[index]
+
+
+def test_images_that_a_row_cannot_hold_are_refused() -> None:
+    with pytest.raises(UsageError, match="need a model with vision"):
+        plan_of("on_device.base", 1)
+    with pytest.raises(UsageError, match="29 images take 4176 tokens, more than the 4096 of a row"):
+        plan_of("on_device.base_multimodal", 29)
