@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +14,10 @@ import numpy.typing as npt
 import pytest
 
 from openafm.bundle import Bundle, open_bundle
+from openafm.data.drawing.corpus import draw_document
 from openafm.models.vision.multimodal_config import ClipConfig, MultimodalConfig
 from openafm.recipes.catalog import build_run
+from openafm.recipes.drawn_corpus import DrawnCorpusConfig
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
 from openafm.recipes.vision.mixtures import CLIP_RESOLUTIONS, RESOLUTIONS
@@ -65,6 +69,34 @@ def test_stages_have_the_reports_resolutions_in_proportion(size: str) -> None:
     assert (resolution.side, resolution.rapid_side) == (3 * window, window)
     assert CLIP_RESOLUTIONS[size].side == 2 * window
     assert joint.adapter.tokens_side**2 == resolution.tokens
+
+
+def test_fine_tuning_draws_the_modes_by_the_reports_coin_flips() -> None:
+    """Rapid: half of low-resolution images, 1 % of the others. Of the rest 20 % balanced mode, the others high mode."""
+    config = build_run("on_device.multimodal_sft", "nano")
+    shares = {}
+    for corpus in config.corpora:
+        if isinstance(corpus, DrawnCorpusConfig) and corpus.name != "held_out":
+            assert corpus.packing.mode == "drawn"
+            rng = random.Random(0)
+            drawn = Counter(corpus.packing.resolution.draw_mode(640, 480, rng) for _ in range(20_000))
+            shares[corpus.name] = {mode: drawn[mode] / 20_000 for mode in ("rapid", "balanced", "high")}
+    assert shares["questions"] == pytest.approx({"rapid": 0.01, "balanced": 0.198, "high": 0.792}, abs=0.01)
+    assert shares["scene_questions"] == pytest.approx({"rapid": 0.5, "balanced": 0.1, "high": 0.4}, abs=0.01)
+    assert isinstance(config.trainer.model, MultimodalConfig)
+    assert {mode.name for mode in config.trainer.model.modes} == {"rapid", "balanced", "high"}
+
+
+def test_fine_tuning_asks_about_places_absent_things_and_pairs_of_images() -> None:
+    (corpus,) = (
+        corpus for corpus in build_run("on_device.multimodal_sft", "nano").corpora if corpus.name == "scene_questions"
+    )
+    assert isinstance(corpus, DrawnCorpusConfig)
+    generator = corpus.drawing.generators[0].build()
+    drawn = [draw_document(generator, "scenes", "en", "train", 0, number) for number in range(20)]
+    kinds = {question.kind for each in drawn for question in each.questions}
+    assert {"ground.box", "refer.box", "refer.point", "refer.mark", "absent", "compare", "counting"} <= kinds
+    assert {len(each.images) for each in drawn} == {1, 2}
 
 
 @pytest.mark.slow

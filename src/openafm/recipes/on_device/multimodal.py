@@ -13,7 +13,16 @@ from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.continued_pretraining import EXAMPLES, SHARES, text_corpora, text_weights
 from openafm.recipes.corpora import CorpusConfig, Learn
 from openafm.recipes.mixtures import NANO_TASKS, english, held_out, multilingual, sources
-from openafm.recipes.vision.mixtures import ASKED, RESOLUTIONS, TOKENS_SIDE, drawn, joint_encoder, vision_corpora
+from openafm.recipes.vision.mixtures import (
+    ASKED,
+    COARSE,
+    RESOLUTIONS,
+    TEXT_RICH,
+    TOKENS_SIDE,
+    drawn,
+    joint_encoder,
+    vision_corpora,
+)
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig, VisionStart
 from openafm.training.schedules import WarmupStableDecay
@@ -42,10 +51,11 @@ def multimodal_sft(size: str) -> RunConfig:
         corpora=(
             english("text", NANO_TASKS, num_examples=EXAMPLES[size] // 2, learn="answers"),
             multilingual(EXAMPLES[size] // 4, learn="answers"),
-            drawn("questions", size, ASKED, ("questions",), draws_modes=True),
+            drawn("questions", size, TEXT_RICH, ("questions",), draws_modes=True),
+            drawn("scene_questions", size, COARSE, ("questions",), draws_modes=True),
             drawn("held_out", size, ASKED, ("questions",), held_out=True),
         ),
-        weights={"text": 0.25, "multilingual": 0.15, "questions": 0.6},
+        weights={"text": 0.25, "multilingual": 0.15, "questions": 0.4, "scene_questions": 0.2},
         learn="answers",
         modes=("balanced", "high", "rapid"),
     )

@@ -6,6 +6,8 @@ rapid mode one (224).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from openafm.data.drawing.corpus import DrawingConfig
 from openafm.data.drawing.generators import generator_config
 from openafm.data.images.packing import ImagePackConfig, Learned
@@ -32,6 +34,9 @@ CAPTIONED = ("charts", "flyers", "scenes", "signs")
 ASKED = ("charts", "flyers", "scenes", "signs")
 """Kinds with questions. Scenes ask for coordinates, by coordinates and marks, about pairs of images, and, as flyers do, for
 what is absent: the answer refuses."""
+TEXT_RICH = ("charts", "flyers", "signs")
+COARSE = ("scenes",)
+"""Kinds that count as low-resolution images: all drawings are larger than a view, and their shapes are large."""
 
 
 def joint_encoder(size: str) -> VisionConfig:
@@ -60,13 +65,16 @@ def drawn(
     draws_modes: bool = False,
 ) -> DrawnCorpusConfig:
     """Return a corpus of drawings of some kinds, in balanced mode or in modes that are drawn (report 5.1)."""
+    resolution = resolution or RESOLUTIONS[size]
+    if kinds == COARSE:
+        resolution = replace(resolution, rapid_share_of_high_resolution=resolution.rapid_share)
     return DrawnCorpusConfig(
         name=name,
         drawing=drawing(size, kinds, held_out=held_out),
         packing=ImagePackConfig(
             source=name,
             learn=learn,
-            resolution=resolution or RESOLUTIONS[size],
+            resolution=resolution,
             mode="drawn" if draws_modes else "balanced",
         ),
     )
