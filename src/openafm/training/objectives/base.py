@@ -22,7 +22,6 @@ from openafm.models.decoder import Decoder
 from openafm.models.experts import observed_routing
 from openafm.models.transfer import to_device
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.training.device import to_device
 from openafm.training.objectives.config import RoutingLossConfig
 from openafm.training.objectives.cross_entropy import cross_entropy_sum
 from openafm.training.objectives.routing import RoutingLosses, routing_losses
@@ -108,10 +107,8 @@ def target_states(model: Decoder, batch: Batch, routing: RoutingLossConfig) -> T
         head_weight_VD=head_weight_VD,
         indices_N=device_indices_N,
         targets_N=to_device(batch.targets_BS[batch.loss_mask_BS], device),
-        flops=training_flops(model.config, lengths, len(indices_N)) + image_flops(model.config, batch),
-        flops=training_flops(model.config, lengths, len(indices_N)),
         routing=routing_losses(routing, model.config, seen, batch, device_indices_N, model.sum_over_tracks),
-        routing=routing_losses(routing, model.config, seen, batch, indices_N, model.sum_over_tracks),
+        flops=training_flops(model.config, lengths, len(indices_N)) + image_flops(model.config, batch),
     )
 
 
