@@ -30,7 +30,6 @@ from shared.reporting import hand_in
 
 from openafm.core.executors import ExecutorConfig, LocalConfig, RayConfig
 from openafm.data.pairs.runner import run_pairs
-from openafm.data.sites import SiteConfig
 from openafm.data.web.documents import Page
 from openafm.data.web.opt_out import training_opt_out
 from openafm.data.web.warc import Capture, capture_bytes
@@ -91,6 +90,8 @@ def run(warc: Path, out: Path, executor: ExecutorConfig) -> dict[str, Any]:
 
 def write_warc(path: Path, num_pages: int) -> Path:
     """Write the pages and pictures of a generated site."""
+    from openafm.data.sites import SiteConfig  # not in the process that is measured
+
     site = SiteConfig(
         seed=SEED, num_pages=num_pages, pictures=True, traps=False, script_share=0.0, charset_share=0.0
     ).build()

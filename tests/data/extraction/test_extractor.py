@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from openafm.core.config import ConfigError
-from openafm.data.extraction import ExtractionConfig, extract
+from openafm.data.extraction import ExtractionConfig, extract, extractor
 from openafm.data.extraction.blocks import split_blocks
 from openafm.data.extraction.dom import parse
 from openafm.data.extraction.extractor import choose_blocks
@@ -54,10 +54,10 @@ def f1(gold: str, found: str) -> float:
 
 
 def test_generated_pages_of_another_seed_are_extracted(site: Site) -> None:
-    extractor = PLAIN.build()
+    plain = PLAIN.build()
     scores = []
     for page in site.articles:
-        document = extractor.extract(Page(url="https://example.org" + page.path, body=page.html, headers=page.headers))
+        document = plain.extract(Page(url="https://example.org" + page.path, body=page.html, headers=page.headers))
         assert isinstance(document, WebDocument), (page.path, document)
         assert (document.title, document.author, document.date) == (page.title, page.author, page.date)
         assert document.language in ("", page.language)  # some pages declare none
@@ -94,6 +94,15 @@ def test_low_confidence_asks_trafilatura() -> None:
     document = document_of(PAGE, ExtractionConfig(fallback_below=1.0))
     assert document.extractor == "trafilatura"
     assert "paragraph number 5" in document.text
+
+
+def test_trafilatura_is_not_asked_about_a_page_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(extractor, "trafilatura_text", lambda html, *_, **__: asked.append(html) or "")
+    extract(page_of("<p><a href='/a'>A page of this site</a></p>" * 30), ExtractionConfig(fallback_below=1.0))
+    assert not asked
+    extract(page_of(PAGE), ExtractionConfig(fallback_below=1.0))
+    assert asked
 
 
 def test_a_text_of_trafilatura_keeps_the_images_at_their_places() -> None:

@@ -3,11 +3,12 @@
 import io
 import struct
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from openafm.data.images.decoding import (
     REASONS,
@@ -75,6 +76,23 @@ def test_metadata_is_removed_and_the_pixels_stay(format: str) -> None:
     assert b"Ada" not in result.stored.data
     assert np.array_equal(result.pixels, np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
     assert not Image.open(io.BytesIO(result.stored.data)).getexif()
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+def test_a_picture_is_decoded_once(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded(picture(), format)
+    readers: list[object] = []
+    monkeypatch.setattr(ImageFile.ImageFile, "load_prepare", _noted(ImageFile.ImageFile.load_prepare, readers))
+    decoded(data)
+    assert len(readers) == 1
+
+
+def _noted(method: Callable[[object], None], callers: list[object]) -> Callable[[object], None]:
+    def noted(self: object) -> None:
+        callers.append(self)
+        method(self)
+
+    return noted
 
 
 @pytest.mark.parametrize("orientation", range(2, 9))

@@ -26,6 +26,7 @@ DROP_REASONS = ("http_status", "not_html", "too_large", "empty", "no_dom", "too_
 elements; the page has more blocks than the limit; or no main content of `min_chars` characters was found."""
 
 _MIN_SCORE = 0.15  # of a chosen block; no block of a page of menus reaches it
+_MIN_FALLBACK_TEXT = 100  # characters outside links
 _MAX_FALLBACK_CHARS, _MAX_FALLBACK_LINKS, _MAX_FALLBACK_BLOCKS = 2 << 20, 4000, 4000
 
 ChooseBlocks: TypeAlias = Callable[[Sequence[str]], Sequence[int] | None]
@@ -186,8 +187,13 @@ def choose_blocks(blocks: PageBlocks, scores: NDArray[np.float32], recall_weight
 
 
 def _is_in_reach(html: bytes, blocks: PageBlocks) -> bool:
-    """True if trafilatura takes a bounded time: 60,000 links in one paragraph take it 30 s, 20,000 paragraphs 5 s."""
+    """True if trafilatura can find a text in a bounded time.
+
+    A page of links has none. 60,000 links in one paragraph take it 30 s, 20,000 paragraphs 5 s.
+    """
     if len(html) > _MAX_FALLBACK_CHARS or len(blocks.blocks) > _MAX_FALLBACK_BLOCKS:
+        return False
+    if sum(len(block.text) - block.link_chars for block in blocks.blocks) < _MIN_FALLBACK_TEXT:
         return False
     return sum(block.num_links for block in blocks.blocks) <= _MAX_FALLBACK_LINKS
 

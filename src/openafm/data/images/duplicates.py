@@ -79,7 +79,7 @@ class ImageDuplicatesConfig(Config):
     """
 
     REASONS: ClassVar[tuple[str, ...]] = ("near_duplicate_image",)
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
 
     distance: float = 9.0
     memory_mb: int = 256
@@ -146,9 +146,7 @@ class ImageDuplicates:
 
     def is_part(self, part: Pixels, whole: Pixels) -> bool:
         """Return whether a thumbnail shows the picture of another one, or a crop of it."""
-        target = part.astype(np.float64)
-        found = _best_part(target, whole)
-        return found is not None and _distance(found, target) <= self._config.distance
+        return _least_distance(part.astype(np.float64), whole, self._config.distance) <= self._config.distance
 
     def _join(self, links: Numbers, thumbnails: Pixels, left: Numbers, right: Numbers) -> None:
         """Join the candidates that are near-duplicates. Of a number, the last bit is 1 for the whole of an image."""
@@ -166,7 +164,7 @@ def image_signature(digest: str, pixels: Pixels) -> ImageSignature:
     with needed("resizing images", "Pillow", "images"):
         from PIL import Image
     gray = Image.fromarray(pixels).convert("L")
-    base = np.asarray(gray.resize((BASE, BASE), Image.Resampling.LANCZOS, reducing_gap=3.0), np.float64)
+    base = np.asarray(gray.resize((BASE, BASE), Image.Resampling.BOX), np.float64)
     thumbnail = np.rint(base.reshape(THUMBNAIL, BASE // THUMBNAIL, THUMBNAIL, -1).mean((1, 3))).astype(np.uint8)
     has_structure = base.std() >= _LEAST_CONTRAST
     empty = np.zeros(0, np.uint32)
@@ -238,22 +236,30 @@ def _entries(row: Mapping[str, Any], number: int) -> Records:
     return entries
 
 
-def _best_part(target: Floats, whole: Pixels) -> Floats | None:
-    """Return the part of a thumbnail that is most like another thumbnail, at its size; None if all are unlike."""
+def _least_distance(target: Floats, whole: Pixels, enough: float) -> float:
+    """Return the distance of a thumbnail from the part of another one that is most like it; infinite if all are unlike.
+
+    The search for the part ends as soon as the distance is `enough`.
+    """
     from PIL import Image
 
     place, score = _coarse_place(target, whole.astype(np.float64))
     if score < _LEAST_CORRELATION:
-        return None
-    image, best, found = Image.fromarray(whole), -2.0, target
+        return np.inf
+    image, best, found = Image.fromarray(whole), -np.inf, target
+    centered = (target - target.mean()).ravel()
     for step in _STEPS:
         for left, top, side in _neighbors(place, step):
             box = (left * THUMBNAIL, top * THUMBNAIL, (left + side) * THUMBNAIL, (top + side) * THUMBNAIL)
             part = np.asarray(image.resize((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR, box=box), np.float64)
-            score = _correlation(part, target)
+            flat = part.ravel()
+            deviation = float(flat @ flat) - float(flat.sum()) ** 2 / flat.size
+            score = float(flat @ centered) / max(deviation, 1e-9) ** 0.5  # the correlation, times a constant
             if score > best:
                 best, place, found = score, (left, top, side), part
-    return found
+        if _distance(found, target) <= enough:
+            break
+    return _distance(found, target)
 
 
 def _coarse_place(target: Floats, whole: Floats) -> tuple[Place, float]:
@@ -281,12 +287,6 @@ def _neighbors(place: Place, step: float) -> list[Place]:
         new_left, new_top = left + (lefts - 1) * step, top + (tops - 1) * step
         found.add((min(max(new_left, 0.0), 1 - new_side), min(max(new_top, 0.0), 1 - new_side), new_side))
     return sorted(found)
-
-
-def _correlation(one: Floats, other: Floats) -> float:
-    one, other = one - one.mean(), other - other.mean()
-    scale = float(np.sqrt((one * one).sum() * (other * other).sum()))
-    return float((one * other).sum()) / scale if scale else 0.0
 
 
 def _distance(one: Floats, other: Floats) -> float:

@@ -48,20 +48,19 @@ def run_pairs(config: PairsConfig, inputs: Sequence[Path], out: Path) -> Manifes
     paths = find_inputs(inputs, WARC_SUFFIXES)
     build_filters(config)  # a missing library or program fails here, before any work
     _check_folder(out)
-    with folder_lock(out), room_for(out):
+    with folder_lock(out), room_for(out), config.executor.build() as executor:
         stages = out / STAGES
         for name in _STAGES:
             (stages / name).mkdir(parents=True, exist_ok=True)
-        pages = run_pipeline(_pipeline(config, config.pages), paths, stages / "pages")
+        pages = run_pipeline(_pipeline(config, config.pages), paths, stages / "pages", executor)
         documents = Documents(pages, stages / "pages")
         texts = documents if config.interleaved is not None else None
         if config.interleaved is not None and config.interleaved.stages and pages.num_kept:
             kept = [stages / "pages" / file.path for file in pages.documents]
-            filtered = run_pipeline(_pipeline(config, config.interleaved.stages), kept, stages / "texts")
+            filtered = run_pipeline(_pipeline(config, config.interleaved.stages), kept, stages / "texts", executor)
             texts = Documents(filtered, stages / "texts")
-        with config.executor.build() as executor:
-            run = _Run(config, executor, out)
-            return run.corpus([shard for file in pages.inputs for shard in shards_of(file)], documents, texts)
+        run = _Run(config, executor, out)
+        return run.corpus([shard for file in pages.inputs for shard in shards_of(file)], documents, texts)
 
 
 @dataclass(frozen=True)

@@ -71,12 +71,14 @@ class CorpusFolderError(OpenAFMError):
     """The output folder holds files that are not of a corpus."""
 
 
-def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> CorpusManifest:
+def run_pipeline(
+    config: PipelineConfig, inputs: Sequence[Path], out: Path, executor: Executor | None = None
+) -> CorpusManifest:
     """Run a pipeline on WARC files, or on Parquet files if it has no extraction, and write the corpus to `out`.
 
     Shards that an earlier run finished with the same stage on the same input are not computed again, also after that run was
     killed. The corpus does not depend on the executor, its number of workers, or the order and names of the input files.
-    Without Chromium no page is rendered; the manifest has a note.
+    Without Chromium no page is rendered; the manifest has a note. An open `executor` is used instead of that of the config.
 
     Raises:
         PipelineInputError: there is no input of the kind that the first stage reads.
@@ -93,10 +95,10 @@ def run_pipeline(config: PipelineConfig, inputs: Sequence[Path], out: Path) -> C
             open_parquet(path).close()
     _check_folder(out)
     config, notes = _without_missing_browser(config)
-    with config.executor.build() as executor:
+    with config.executor.build() if executor is None else contextlib.nullcontext(executor) as workers:
         check = CheckTask(stages=tuple((stage_json(stage), _plugins(config, stage)) for stage in config.stages))
-        list(_all(executor.map(run_check, [check], LimitsConfig(memory_mb=config.limits.memory_mb))))
-        return _run(config, paths, executor, out, notes)
+        list(_all(workers.map(run_check, [check], LimitsConfig(memory_mb=config.limits.memory_mb))))
+        return _run(config, paths, workers, out, notes)
 
 
 def _without_missing_browser(config: PipelineConfig) -> tuple[PipelineConfig, tuple[str, ...]]:
