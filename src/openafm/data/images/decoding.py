@@ -95,6 +95,7 @@ def decoded_image(
         return Dropped(reason="svg", detail="SVG can hold scripts and references to other files", url=source)
     with needed("decoding images", "Pillow", "images"):
         from PIL import Image
+
         _register_formats()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about what is checked here
@@ -181,9 +182,7 @@ def _decoded(data: bytes, image: Image) -> _Decoded:
         if kept:
             image = Images.open(io.BytesIO(kept), formats=tuple(_STORED))  # what is stored is what was checked
             _check_rows(image, kept)
-            return _Decoded(
-                data=kept, format=_STORED[str(image.format)], pixels=_rgb(image), metadata={}
-            )
+            return _Decoded(data=kept, format=_STORED[str(image.format)], pixels=_rgb(image), metadata={})
     is_lossy = image.format in _LOSSY
     image.seek(0)
     _check_rows(image, data)
