@@ -142,6 +142,3 @@ def test_embeddings_outside_of_an_entry_raise() -> None:
     for start in (-1, 28):
         with pytest.raises(InsertedEmbeddingsError, match="inside"):
             running.step([(sequence, TOKENS, [InsertedEmbeddings(start, vectors, "ab")])])
-    with pytest.raises(InsertedEmbeddingsError, match="tokens only"):
-        native = native_engine()
-        native.step([(native.new_sequence(), TOKENS, [InsertedEmbeddings(2, vectors, "ab")])])

@@ -163,6 +163,7 @@ struct Step {
 
     bool succeeds(OaModel *model) {
         return !oa_step(model, (int32_t)caches.size(), caches.data(), starts.data(), counts.data(), wanted.data(), tokens.data(),
+                        0, nullptr, nullptr,
                         logits.data());
     }
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from openafm.models.layers import Linear
 from openafm.models.vision.config import AdapterConfig
 from openafm.models.vision.encoder import LayerNorm, VisionLayer, VisionStates
-
-TAPS = 3
+from openafm.models.vision.pooling import TAPS, pooling_of_taps
 
 
 class PooledConvolution(nn.Module):
@@ -31,9 +30,11 @@ class PooledConvolution(nn.Module):
 
     def forward(self, x_BYXD: Tensor, tokens_side: int) -> Tensor:
         """Return tokens_BTTD of an image grid."""
-        rows_TKY, columns_TKX = (pooling_of_taps(side, tokens_side, x_BYXD.device) for side in x_BYXD.shape[1:3])
-        x_BTKXD = torch.einsum("tky,byxd->btkxd", rows_TKY.to(x_BYXD.dtype), x_BYXD)
-        x_BTTKKD = torch.einsum("slx,btkxd->btskld", columns_TKX.to(x_BYXD.dtype), x_BTKXD)
+        rows_TKY, columns_TKX = (
+            torch.from_numpy(pooling_of_taps(side, tokens_side)).to(x_BYXD) for side in x_BYXD.shape[1:3]
+        )
+        x_BTKXD = torch.einsum("tky,byxd->btkxd", rows_TKY, x_BYXD)
+        x_BTTKKD = torch.einsum("slx,btkxd->btskld", columns_TKX, x_BTKXD)
         tokens_BTTD: Tensor = self.taps(x_BTTKKD.flatten(-3))
         return tokens_BTTD
 
@@ -66,15 +67,3 @@ class VisionAdapter(nn.Module):
         self.projection.initialize(generator)
         # Token embeddings have this standard deviation: images enter the decoder at the same scale.
         self.convolution.taps.initialize(generator, 0.02)
-
-
-def pooling_of_taps(side: int, tokens_side: int, device: torch.device) -> Tensor:
-    """Return the averaging matrix of one axis for each tap, [T, K, side]: token t averages the patches of its cell, shifted
-    by the tap's offset; patches outside of the image count as zero."""
-    matrix_TKY = torch.zeros(tokens_side, TAPS, side)
-    for token in range(tokens_side):
-        start, stop = token * side // tokens_side, -(-(token + 1) * side // tokens_side)
-        for tap in range(TAPS):
-            shifted = [place + tap - TAPS // 2 for place in range(start, stop)]
-            matrix_TKY[token, tap, [place for place in shifted if 0 <= place < side]] = 1 / (stop - start)
-    return matrix_TKY.to(device)

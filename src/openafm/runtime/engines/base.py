@@ -94,9 +94,6 @@ class Engine(ABC):
     forks_share_memory: ClassVar[bool] = False
     """A fork shares memory with its origin until one of them writes."""
 
-    takes_embeddings: ClassVar[bool] = False
-    """Entries of a step may carry embeddings in place of tokens."""
-
     def __init__(self, *, vocab_size: int, context_length: int, signature: str) -> None:
         self.vocab_size, self.context_length, self.signature = vocab_size, context_length, signature
         self.costs = StepCosts()
@@ -156,7 +153,7 @@ class Engine(ABC):
             ContextWindowError: a sequence would exceed the context window.
             SequenceError: a sequence is closed, of another engine or process, twice in the batch, or in a pending step.
             TokenError: an entry has no tokens, or one outside the vocabulary.
-            InsertedEmbeddingsError: the engine takes no embeddings, or a span does not lie within its entry.
+            InsertedEmbeddingsError: a span does not lie within its entry, or its vectors have another dim than the model.
         """
         request = StepRequest(self, is_awaited=True)
         try:
@@ -401,10 +398,6 @@ class Engine(ABC):
         self, sequence: Sequence, tokens: List[int], inserted: List[InsertedEmbeddings]
     ) -> tuple[InsertedEmbeddings, ...]:
         """Return the embeddings with absolute positions."""
-        if inserted and not self.takes_embeddings:
-            raise InsertedEmbeddingsError(
-                f"{type(self).__name__} takes tokens only; set OPENAFM_ENGINE=torch for embeddings"
-            )
         stop = 0
         for each in sorted(inserted, key=lambda each: each.start):
             if not stop <= each.start < each.stop <= len(tokens):

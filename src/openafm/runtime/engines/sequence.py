@@ -47,7 +47,7 @@ class TokenError(UsageError):
 
 
 class InsertedEmbeddingsError(UsageError):
-    """The engine cannot take embeddings in place of tokens, or the span does not lie within the entry's tokens."""
+    """The span of embeddings does not lie within the entry's tokens, or they are not those of this model."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,8 +49,6 @@ class TorchEngine(Engine):
         base: the decoder whose weights `decoder` shares. Held so that further engines of the bundle share them too.
     """
 
-    takes_embeddings = True
-
     def __init__(self, decoder: Decoder, signature: str = "", base: Decoder | None = None) -> None:
         super().__init__(
             vocab_size=decoder.config.vocab_size,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -20,13 +21,16 @@ from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
 from openafm.core.errors import UsageError
 from openafm.core.processes import finalize
+from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.runtime.batching.pending import TokenChunk
-from openafm.runtime.engines.base import Cache, Engine
+from openafm.runtime.engines.base import Cache, Engine, InsertedEmbeddingsError
 from openafm.runtime.native.library import VERSION, kernel_names, native_library
 from openafm.runtime.native.model import NativeModel, OutOfMemoryError
+from openafm.runtime.native.vision import VisionTower
 from openafm.runtime.native.weights import open_weights
 
 MOST_THREADS = 256
+_NOTHING = np.empty(0, np.float32)
 
 
 class ThreadsError(UsageError):
@@ -108,6 +112,9 @@ class NativeEngine(Engine):
             context_length=bundle.config.context_length,
             signature=f"native {VERSION} {bundle.signature}{'' if adapter is None else f' {adapter.digest}'}",
         )
+        self._bundle, self._dim = bundle, bundle.config.dim
+        self._tower: VisionTower | None = None  # loaded for the first image
+        self._loading_tower = threading.Lock()
         library = native_library()
         self.num_threads = chosen_threads() if num_threads is None else num_threads
         self.kernels = chosen_kernels(library) if kernels is None else kernels
@@ -119,15 +126,24 @@ class NativeEngine(Engine):
             raise OutOfMemoryError("no memory for another sequence; close other sequences")
         return NativeCache(self._model, handle)
 
+    def encode_views(self, views_VYXC: NDArray[np.uint8], num_tokens: int) -> NDArray[np.float32]:
+        config = self._bundle.config
+        if not isinstance(config, MultimodalConfig):
+            return super().encode_views(views_VYXC, num_tokens)
+        with self._loading_tower:
+            if self._tower is None:
+                self._tower = VisionTower(config, self._bundle.tensors())
+        return self._tower.encode(views_VYXC, num_tokens)
+
     def forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:
-        arguments = _StepArguments(chunks, self.vocab_size)
+        arguments = _StepArguments(chunks, self.vocab_size, self._dim)
         return arguments.outputs(self._model.library.oa_step(self._model.handle, *arguments.values))
 
 
 class _StepArguments:
     """The arrays that one step in C reads and writes. Must live until the step ends."""
 
-    def __init__(self, chunks: Sequence[TokenChunk], vocab_size: int) -> None:
+    def __init__(self, chunks: Sequence[TokenChunk], vocab_size: int, dim: int) -> None:
         tokens = array("i")
         for chunk in chunks:
             tokens += chunk.tokens
@@ -140,13 +156,15 @@ class _StepArguments:
             self._wanted,
             tokens,
         )
+        self._inserted_rows, self._inserted_ND = _inserted(chunks, dim)
         self._logits_NV = np.empty((sum(self._wanted), vocab_size), np.float32)
 
     @property
     def values(self) -> tuple[int, ...]:
         """Arguments of `oa_step` after the model."""
         addresses = (each.buffer_info()[0] for each in self._inputs)
-        return (len(self._wanted), *addresses, self._logits_NV.ctypes.data)
+        inserted = len(self._inserted_rows), self._inserted_rows.buffer_info()[0], self._inserted_ND.ctypes.data
+        return (len(self._wanted), *addresses, *inserted, self._logits_NV.ctypes.data)
 
     def outputs(self, failed: int) -> list[NDArray[np.float32]]:
         """Return the logits [num_wanted, V] of each chunk.
@@ -161,6 +179,27 @@ class _StepArguments:
             )
         stops = accumulate(self._wanted)
         return [self._logits_NV[stop - wanted : stop] for stop, wanted in zip(stops, self._wanted, strict=True)]
+
+
+def _inserted(chunks: Sequence[TokenChunk], dim: int) -> tuple[array[int], NDArray[np.float32]]:
+    """Return the rows of a step that have inserted embeddings, and these, [N, D].
+
+    Raises:
+        InsertedEmbeddingsError: embeddings have another dim than the model's.
+    """
+    if not any(chunk.entry.inserted or chunk.entry.sequence.inserted for chunk in chunks):
+        return array("i"), _NOTHING
+    rows, vectors, first = array("i"), [_NOTHING.reshape(0, dim)], 0
+    for chunk in chunks:
+        for each in chunk.inserted:
+            if each.vectors_LD.shape[1:] != (dim,):
+                raise InsertedEmbeddingsError(
+                    f"embeddings have shape {list(each.vectors_LD.shape)}; the model's dim is {dim}"
+                )
+            rows.extend(range(first + each.start, first + each.stop))
+            vectors.append(each.vectors_LD)
+        first += len(chunk.tokens)
+    return rows, np.ascontiguousarray(np.concatenate(vectors), np.float32)
 
 
 def chosen_threads() -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 5
+VERSION = 6
 
 
 class MatrixStruct(Structure):
@@ -62,7 +62,7 @@ class ModelStruct(Structure):
     ]
 
 
-_STEP = (c_int32, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+_STEP = (c_int32, *(c_void_p,) * 5, c_int32, c_void_p, c_void_p, c_void_p)
 
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_version": (c_int32, ()),

@@ -13,6 +13,8 @@ from openafm.models.config import (
     SharedKeysValuesConfig,
     TiedHeadConfig,
 )
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.runtime.native.vision import SCOPES
 
 LARGEST_INPUT = 8192  # up to this many inputs, integer sums are exact in fp32
 LEVEL_ZEROS = {"int2_balanced": 1.5, "int2_unbalanced": 2.0}
@@ -29,6 +31,8 @@ def unsupported(bundle: Bundle) -> str | None:
 
 
 def _unsupported_shape(config: DecoderConfig) -> str | None:
+    if isinstance(config, MultimodalConfig) and any(type(layer.scope) not in SCOPES for layer in config.vision.layers):
+        return "its vision encoder has an unknown attention scope"
     attention, feed_forward = config.layers[0].attention, config.layers[0].feed_forward
     if config.tracks is not None or not isinstance(config.head, TiedHeadConfig):
         return "it has parallel tracks or an untied head"

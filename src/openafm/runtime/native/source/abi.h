@@ -9,7 +9,7 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Increases with every incompatible change of a struct, a function or the layout of weights.
-#define OA_VERSION 5
+#define OA_VERSION 6
 
 extern "C" {
 
@@ -70,10 +70,12 @@ OA_EXPORT int32_t oa_cache_load(OaCache *cache, int64_t length, const uint8_t *b
 OA_EXPORT int64_t oa_cache_pages(const OaCache *cache, uint64_t *addresses);
 
 // Computes counts[i] tokens of sequence i from position starts[i] on; `tokens` holds those of all sequences in order.
-// Writes the logits after the last wanted[i] tokens of each, [rows, V]. Returns 0, or 1 if memory is exhausted. One call at a
-// time. Meanwhile other caches may be forked, freed, saved and loaded, whatever pages they share.
+// Rows inserted_rows[0 .. num_inserted) have the embeddings inserted [num_inserted, D] instead of those of their tokens. Writes
+// the logits after the last wanted[i] tokens of each, [rows, V]. Returns 0, or 1 if memory is exhausted. One call at a time.
+// Meanwhile other caches may be forked, freed, saved and loaded, whatever pages they share.
 OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts,
-                          const int32_t *counts, const int32_t *wanted, const int32_t *tokens, float *logits);
+                          const int32_t *counts, const int32_t *wanted, const int32_t *tokens, int32_t num_inserted,
+                          const int32_t *inserted_rows, const float *inserted, float *logits);
 
 // Converts a stored 2-bit matrix (four codes a byte) to panels, and a stored 4-bit embedding to tiles; see kernels.h.
 OA_EXPORT void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_t num_inputs, uint8_t *panels);

@@ -146,7 +146,8 @@ void OaModel::keep(const std::vector<int> &wanted, std::vector<Row> &rows) {
 }
 
 int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts, const int32_t *counts,
-                const int32_t *wanted_counts, const int32_t *tokens, float *logits) try {
+                const int32_t *wanted_counts, const int32_t *tokens, int32_t num_inserted, const int32_t *inserted_rows,
+                const float *inserted, float *logits) try {
     OaModel &m = *model;
     const OaConfig &config = m.config;
     std::vector<Row> rows;
@@ -160,6 +161,8 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
     }
     m.reserve((int)rows.size());
     m.embed(tokens, (int)rows.size());
+    for (int64_t i = 0; i < num_inserted; i++)
+        memcpy(&m.states[(int64_t)inserted_rows[i] * config.dim], inserted + i * config.dim, config.dim * sizeof(float));
     m.find_turns(rows);
     for (int layer = 0; layer < config.num_layers; layer++) {
         const OaLayer &l = m.layers[layer];

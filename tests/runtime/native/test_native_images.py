@@ -1,0 +1,161 @@
+"""Images in the native engine: the numpy tower equals torch's, and embeddings enter the prefill."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from native_bundles import CONFIG, write_compressed
+
+from openafm.bundle import Bundle
+from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, WindowScopeConfig
+from openafm.models.vision.image_modes import ImageModeConfig
+from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.models.vision.sizes import adapter_for, windowed_encoder
+from openafm.runtime.engines.base import InsertedEmbeddings, InsertedEmbeddingsError
+from openafm.runtime.engines.prefix_cache import PrefixCache
+from openafm.runtime.engines.selection import engine_name
+from openafm.runtime.engines.sequence import Insertion, PromptTokens
+from openafm.runtime.engines.torch_engine import TorchEngine
+from openafm.runtime.native.engine import NativeEngine
+from openafm.runtime.native.support import unsupported
+from openafm.runtime.native.vision import VisionTower, gelu, interpolated
+
+VISION = windowed_encoder(
+    image_side=32, patch_side=4, window_side=4, dim=32, num_layers=3, num_heads=4, mlp_dim=48, num_global_layers=1
+)
+MODES = (ImageModeConfig(name="balanced", side=32, tokens=9), ImageModeConfig(name="high", side=32, tokens=4, grid=2))
+
+
+def seeing(vision: VisionConfig = VISION) -> MultimodalConfig:
+    return MultimodalConfig.of(CONFIG, vision, adapter_for(vision, 3), MODES)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return write_compressed(tmp_path_factory.mktemp("bundles") / "seeing", config=seeing())
+
+
+def views(num: int, side: int) -> np.ndarray:
+    return np.random.default_rng(side).integers(256, size=(num, side, side, 3), dtype=np.uint8)
+
+
+def scoped(scope: RegisterWindowScopeConfig | WindowScopeConfig | GlobalScopeConfig, **values: object) -> VisionConfig:
+    first, *rest = VISION.layers
+    return replace(VISION, layers=(replace(first, scope=scope, layer_scale=0.5), *rest), **values)
+
+
+@pytest.mark.parametrize("side", [16, 32, 48])
+@pytest.mark.parametrize(
+    "vision",
+    [
+        VISION,
+        scoped(WindowScopeConfig(), num_registers=3),
+        scoped(GlobalScopeConfig(), pixel_mean=(0.4, 0.5, 0.6)),
+        replace(
+            scoped(WindowScopeConfig()), layers=(replace(VISION.layers[0], scope=WindowScopeConfig()),), num_registers=0
+        ),
+    ],
+)
+def test_the_tower_equals_the_torch_modules(vision: VisionConfig, side: int) -> None:
+    config = seeing(vision)
+    model = config.build(seed=5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or name.endswith(("bias", "_scale")):
+                parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(len(name)))
+        model.adapter.convolution.taps.weight.mul_(50)
+        expected = model.encode_images(torch.tensor(views(2, side)), 4).numpy()
+    tower = VisionTower(config, {name: weight.detach().numpy() for name, weight in model.state_dict().items()})
+    found = tower.encode(views(2, side), 4)
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+
+
+def test_gelu_and_bicubic_positions_equal_torch() -> None:
+    x = np.linspace(-12, 12, 100_001, dtype=np.float32)
+    expected = torch.nn.functional.gelu(torch.tensor(x)).numpy()
+    assert np.abs(gelu(x.copy()) - expected).max() < 2e-6
+    position_GGD = np.random.default_rng(0).normal(size=(7, 7, 3)).astype(np.float32)
+    for grid in (3, 7, 12):
+        resized = torch.nn.functional.interpolate(
+            torch.tensor(position_GGD).permute(2, 0, 1)[None], (grid, grid), mode="bicubic"
+        )
+        assert np.abs(interpolated(position_GGD, grid) - resized[0].permute(1, 2, 0).numpy()).max() < 2e-6
+
+
+def test_prefill_with_images_equals_the_torch_engine(bundle: Bundle) -> None:
+    assert unsupported(bundle) is None
+    assert engine_name(bundle) == "native"
+    native, reference = NativeEngine(bundle, num_threads=1), TorchEngine.open(bundle)
+    vectors = [reference.encode_views(views(1, 32), 9), reference.encode_views(views(5, 32), 4)]
+    assert [each.shape for each in vectors] == [(9, 64), (20, 64)]
+    for expected, found in zip(
+        vectors, (native.encode_views(views(1, 32), 9), native.encode_views(views(5, 32), 4)), strict=True
+    ):
+        assert np.abs(found - expected).max() < 2e-5 * np.abs(expected).max()
+    inserted = [InsertedEmbeddings(3, vectors[0], "a:9"), InsertedEmbeddings(15, vectors[1], "b:20")]
+    tokens = [*range(1, 4), *[7] * 9, *range(1, 4), *[7] * 20, 5, 6]
+    whole = native.step([(native.new_sequence(), tokens, inserted)], "all")[0]
+    exact = reference.step([(reference.new_sequence(), tokens, inserted)], "all")[0]
+    assert np.abs(whole - exact).max() < 1e-4 * np.abs(exact).max()
+    plain = native.step([(native.new_sequence(), tokens)], "all")[0]
+    assert np.array_equal(plain[:3], whole[:3])
+    assert not np.allclose(plain[-1], whole[-1], atol=1e-3)
+    for cut in (3, 7, 12, 30):  # in two steps, beside another sequence
+        one, other = native.new_sequence(), native.new_sequence()
+        parts = [[part for each in inserted if (part := each.cut(*span)) is not None] for span in ((0, cut), (cut, 37))]
+        native.step([(other, [4, 5, 6]), (one, tokens[:cut], parts[0])])
+        last = native.step([(one, tokens[cut:], parts[1]), (other, [1])], "all")[0]
+        assert np.array_equal(last, whole[cut:])
+
+
+def test_snapshots_and_prefixes_keep_images(bundle: Bundle) -> None:
+    engine = NativeEngine(bundle, num_threads=1)
+    tokens = [*range(1, 18), *[7] * 9, 3]
+    prompts = [PromptTokens(tokens, (Insertion(17, 26, f"{name}:9"),)) for name in "ab"]
+    vectors = [engine.encode_views(views(1, side), 9) for side in (32, 16)]
+    cache, logits = PrefixCache(engine, 1 << 30), []
+    for prompt, vectors_LD in zip(prompts, vectors, strict=True):
+        sequence = engine.new_sequence()
+        engine.step([(sequence, tokens, [InsertedEmbeddings(17, vectors_LD, prompt.insertions[0].digest)])])
+        cache.keep(sequence, len(tokens), "conversation")
+        restored = engine.restore(engine.snapshot(sequence))
+        assert restored.content == prompt
+        logits.append([engine.step([(each, [2])])[0] for each in (sequence, restored)])
+    for prompt, (expected, again) in zip(prompts, logits, strict=True):
+        found = cache.begin(prompt)
+        assert found.length == len(prompt)
+        assert np.array_equal(engine.step([(found, [2])])[0], expected)
+        assert np.array_equal(again, expected)
+    assert not np.array_equal(logits[0][0], logits[1][0])
+
+
+def test_embeddings_of_another_dim_are_refused(bundle: Bundle) -> None:
+    engine = NativeEngine(bundle, num_threads=1)
+    with pytest.raises(InsertedEmbeddingsError, match="dim is 64"):
+        engine.step([(engine.new_sequence(), [1, 2], [InsertedEmbeddings(0, np.zeros((2, 32), np.float32), "a")])])
+
+
+def test_a_text_bundle_encodes_no_views(tmp_path: Path) -> None:
+    engine = NativeEngine(write_compressed(tmp_path / "text"), num_threads=1)
+    with pytest.raises(InsertedEmbeddingsError, match="no vision encoder"):
+        engine.encode_views(views(1, 32), 9)
+
+
+def test_images_need_no_torch(bundle: Bundle) -> None:
+    program = """
+import sys
+import numpy as np
+import openafm as fm
+session = fm.LanguageModelSession(model=fm.SystemLanguageModel(bundle=sys.argv[1]))
+picture = fm.Image(np.random.default_rng(0).integers(256, size=(40, 40, 3), dtype=np.uint8))
+session.respond_blocking(fm.Prompt(picture, "name"), options=fm.GenerationOptions(maximum_response_tokens=3))
+assert not {"torch", "transformers"} & sys.modules.keys()
+"""
+    subprocess.run([sys.executable, "-c", program, str(bundle.path)], check=True, timeout=120)
