@@ -70,7 +70,9 @@ class VisionTower:
         values_VYXE = (
             views_VYXC.reshape(-1, grid, patch, grid, patch, 3).swapaxes(2, 3).reshape(-1, grid, grid, patch**2 * 3)
         )
-        mean_E, std_E = (np.tile(np.array(each, np.float32), patch**2) for each in (self._vision.pixel_mean, self._vision.pixel_std))
+        mean_E, std_E = (
+            np.tile(np.array(each, np.float32), patch**2) for each in (self._vision.pixel_mean, self._vision.pixel_std)
+        )
         values_VNWE = (self._windows_from_rows(values_VYXE).astype(np.float32) / np.float32(255) - mean_E) / std_E
         position_YXD = interpolated(self._weights["vision.position_GGD"], grid)
         return self._linear("vision.patch", values_VNWE) + self._windows_from_rows(position_YXD[None])
