@@ -193,7 +193,8 @@ def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "list", "--json"]) == 0
     recipes = {recipe["name"]: recipe for recipe in json.loads(capsys.readouterr().out)}
     economy, continued = ["trunk", "upcycle_teacher", "distill"], ["text_continued", "long_context"]
-    text = [f"on_device.{stage}" for stage in ("pretrain", *economy, *continued, "sft")]
+    stages = ("pretrain", *economy, *continued, "sft", "reward_model", "selection_model")
+    text = [f"on_device.{stage}" for stage in stages]
     vision = ["vision.clip", "on_device.multimodal", "on_device.multimodal_sft"]
     compressed = ["on_device.qat", "on_device.recovery_adapter", "on_device.draft"]
     server = [f"server.{stage}" for stage in ("pretrain", *continued, "sft")]

@@ -30,6 +30,7 @@ from openafm.core.errors import OpenAFMError
 from openafm.core.files import NotAFileError, OversizeFilesError, atomic_folder, check_written, read_document, write_json
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a kind of layer is known once it is imported
+from openafm.models.reward_config import RewardModelConfig as RewardModelConfig  # a kind of model, as the next ones
 from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.imported import read_tokenizer

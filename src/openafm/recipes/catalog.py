@@ -14,7 +14,7 @@ from openafm.core.config import ConfigError, UnknownKindError, from_dict, neares
 from openafm.core.registry import load_plugin
 from openafm.recipes import continued_pretraining
 from openafm.recipes.config import Recipe, RunConfig, UnknownRecipeError, summary_of
-from openafm.recipes.on_device import draft, low_bit, multimodal, pretrain, sft, upcycling
+from openafm.recipes.on_device import draft, low_bit, multimodal, pretrain, reward_model, sft, upcycling
 from openafm.recipes.server import pretrain as server_pretrain
 from openafm.recipes.server import sft as server_sft
 from openafm.recipes.vision import clip, joint
@@ -27,6 +27,8 @@ RECIPES = (
     continued_pretraining.on_device_text,
     continued_pretraining.on_device_long,
     sft.sft,
+    reward_model.reward_model,
+    reward_model.selection_model,
     clip.clip,
     joint.joint,
     multimodal.multimodal,

@@ -11,13 +11,16 @@ from openafm.bundle.store import bundle_place
 from openafm.compression.errors import UncompressibleModelError
 from openafm.core.config import override
 from openafm.data.loader import LoaderConfig
+from openafm.models.reward_config import RewardModelConfig
 from openafm.models.upcycling_config import upcycled_config
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.recipes.catalog import find_recipe
 from openafm.recipes.config import Recipe, RunConfig
 from openafm.recipes.data_config import DataConfig
 from openafm.recipes.own_data import BUILT_IN, chosen_data, read_data, with_data
+from openafm.recipes.preferences import with_preferences, with_row_limit
 from openafm.training.config import TrainerConfig, VisionStart
+from openafm.training.objectives.preference_config import PreferenceConfig
 
 
 def prepare_run(
@@ -54,10 +57,11 @@ def prepare_run(
         config = _started(config, found, bundle)
     built_in = str(data) == BUILT_IN
     given = None if built_in else read_data(data) if isinstance(data, Path) else data
-    chosen = chosen_data(given, bundle, built_in)
-    if chosen is not None:
+    if isinstance(config.trainer.objective, PreferenceConfig):  # the conversations of the start bundle are no preferences
+        config = config if given is None else with_preferences(config, given)
+    elif (chosen := chosen_data(given, bundle, built_in)) is not None:
         config = with_data(config, chosen)
-    config = _resolved(override(config, changes or {}), default_bundle(found.taught_by, size))
+    config = _resolved(with_row_limit(override(config, changes or {})), default_bundle(found.taught_by, size))
     return _with_vision(config, default_bundle(found.sees_with, size))
 
 
@@ -85,6 +89,8 @@ def _started(config: RunConfig, recipe: Recipe, bundle: Bundle) -> RunConfig:
             model = replace(model, modes=wanted.modes)
         else:
             model = MultimodalConfig.of(model, wanted.vision, wanted.adapter, wanted.modes)
+    if isinstance(wanted, RewardModelConfig) and not isinstance(model, RewardModelConfig):
+        model = RewardModelConfig.of(model, num_grades=wanted.num_grades, has_cohesion=wanted.has_cohesion)
     if recipe.lengthens:
         model = replace(model, context_length=max(model.context_length, config.trainer.model.context_length))
     trainer = replace(

@@ -13,6 +13,7 @@ from openafm.core.config import Config
 from openafm.data.loader import LoaderConfig
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig
+from openafm.models.reward_config import RewardModelConfig as RewardModelConfig  # a kind of model, as the next ones
 from openafm.models.upcycling_config import UpcyclingConfig
 from openafm.models.vision import multimodal_config as multimodal_config  # its kinds of models are read from files
 from openafm.training.budgets import BudgetConfig

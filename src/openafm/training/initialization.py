@@ -13,6 +13,8 @@ from openafm.bundle.decoder import load_decoder
 from openafm.compression.errors import UncompressibleModelError
 from openafm.core.errors import UsageError
 from openafm.models.decoder import Decoder
+from openafm.models.reward import with_reward_head
+from openafm.models.reward_config import RewardModelConfig
 from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.models.vision.multimodal import with_eyes
@@ -110,8 +112,9 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
         )
     expected = config.model
     gets_eyes = isinstance(expected, MultimodalConfig) and not isinstance(found, MultimodalConfig)
-    if gets_eyes:
-        expected = cast("MultimodalConfig", expected).decoder
+    gets_head = isinstance(expected, RewardModelConfig) and not isinstance(found, RewardModelConfig)
+    if gets_eyes or gets_head:
+        expected = cast("MultimodalConfig | RewardModelConfig", expected).decoder
     lengthened = config.adapter is None and expected.context_length > found.context_length
     # A later stage may train more resolution modes; they have no weights.
     difference = first_difference(found, expected, ignored=("modes", *(("context_length",) if lengthened else ())))
@@ -126,6 +129,8 @@ def _bundle_model(config: TrainerConfig, name_or_path: str) -> Decoder:
     model = load_decoder(bundle)
     if gets_eyes:
         return with_eyes(model, cast("MultimodalConfig", config.model), config.seed)
+    if gets_head:
+        return with_reward_head(model, cast("RewardModelConfig", config.model), config.seed)
     if config.upcycle is not None:
         return upcycle(model, config.upcycle, config.seed)
     if config.adapter is not None:
