@@ -20,7 +20,11 @@ from openafm.recipes.run import run_recipe
 from openafm.rl.rewards.reward_model import LocalRewardModel
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, UserTurn
 
-QUICK = {"trainer.budget": '{"type": "StepBudget", "num_steps": 3}', "trainer.data.row_tokens": "500", "trainer.data.rows_per_step": "2"}
+QUICK = {
+    "trainer.budget": '{"type": "StepBudget", "num_steps": 3}',
+    "trainer.data.row_tokens": "500",
+    "trainer.data.rows_per_step": "2",
+}
 
 
 @pytest.fixture

@@ -197,10 +197,13 @@ class RemoteRewardModel:
                 f"{self._url} gave no rewards: {error}; start it with openafm rl serve-rewards"
             ) from error
         rewards = values.get("rewards") if isinstance(values, dict) else None
-        is_valid = isinstance(rewards, list) and len(rewards) == len(conversations)
-        if not is_valid or not all(isinstance(reward, int | float) for reward in rewards):
+        if not isinstance(rewards, list) or len(rewards) != len(conversations) or not all(map(_is_number, rewards)):
             raise RewardServerError(f"{self._url} did not reply with {len(conversations)} rewards")
         return [float(reward) for reward in rewards]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _batches(tokens: Sequence[Sequence[int]]) -> list[list[Sequence[int]]]:

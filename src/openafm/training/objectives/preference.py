@@ -61,7 +61,11 @@ def comparisons_of(batch: Batch) -> Comparisons:
     """
     row_length = batch.tokens_BS.shape[1]
     conversations: list[Span] = []
-    prompt_ends, answer_ends, line_of, grades, strengths = [], [], [], [], []
+    prompt_ends: list[int] = []
+    answer_ends: list[int] = []
+    line_of: list[int] = []
+    grades: list[int] = []
+    strengths: list[int] = []
     pairs: list[tuple[int, int]] = []
     for line, document in enumerate(batch.documents):
         row, start, stop = document
@@ -106,7 +110,8 @@ class Preference:
         reward_model, lines = cast("RewardModel", model), comparisons_of(batch)
         # Attention reads positions in ascending order.
         indices_N, order_N = torch.tensor([*lines.prompt_ends, *lines.answer_ends], device=model.device).sort()
-        context = PackedDocuments(lines.conversations, *batch.tokens_BS.shape, model.device)
+        num_rows, row_length = batch.tokens_BS.shape
+        context = PackedDocuments(lines.conversations, num_rows, row_length, model.device)
         with observed_routing(model) as seen:
             tokens_BS = torch.from_numpy(batch.tokens_BS).to(model.device)
             x_ND = model.hidden_at(tokens_BS, context, indices_N)[0][order_N.argsort()]
