@@ -8,7 +8,7 @@ from typing import Any
 import httpx2 as httpx
 import jsonschema
 import pytest
-from test_chat import PERSON
+from test_chat_completions import PERSON
 
 WEATHER = {
     "name": "weather",

@@ -10,7 +10,7 @@ import jsonschema
 import openai
 import pytest
 from endpoints import wait_until
-from test_chat import PERSON
+from test_chat_completions import PERSON
 
 WEATHER: Any = {
     "type": "function",
