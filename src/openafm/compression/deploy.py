@@ -18,6 +18,7 @@ from torch.nn.utils import parametrize
 
 from openafm.compression.config import BalancedLevels, LevelSetConfig, UnbalancedLevels
 from openafm.compression.int4_embedding import Int4Embedding, quantize_embedding
+from openafm.compression.int8_rows import with_vision_in_float
 from openafm.compression.keys_values import keep_in
 from openafm.compression.low_bit import LowBitLinear, RoundedNorm, layer_linears, layer_matrices, replace_linears
 from openafm.compression.numerics import Numerics
@@ -67,7 +68,7 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
         decoder = config.build()
     decoder.compute_dtype = _DTYPES[numerics.activations]
     rounding = FixedRounding(numerics)
-    rest = dict(arrays)
+    rest = with_vision_in_float(arrays, numerics)
     if numerics.weights in _LEVEL_SETS:
         _put_low_bit(decoder, _LEVEL_SETS[numerics.weights], rounding, rest, device)
     elif numerics.weights == "astc_6x6":

@@ -11,6 +11,7 @@ from openafm.models.accounting import KVNumerics
 WeightNumerics: TypeAlias = Literal["float32", "bfloat16", "int2_balanced", "int2_unbalanced", "astc_6x6"]
 EmbeddingNumerics: TypeAlias = Literal["float32", "bfloat16", "int4_group32"]
 ActivationNumerics: TypeAlias = Literal["float32", "bfloat16", "int8_per_token"]
+VisionNumerics: TypeAlias = Literal["float32", "int8_per_row"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,13 +22,15 @@ class Numerics(Config):
     astc_6x6: decoded when loaded, computed in the dtype of `activations`. int4_group32: code times an fp16 scale plus an
     fp16 minimum for every 32 numbers of a row. int8_per_token: inputs of matrices are rounded to symmetric 8 bits with one
     fp32 scale per token, and products with 2-bit codes are summed as integers; everything else is fp32
-    (compression/exact.py).
+    (compression/exact.py). `vision` is the format of the matrices of a vision encoder and its adapter; they are computed in
+    the dtype of `activations`, or in fp32. int8_per_row: code times an fp32 scale of the row (compression/int8_rows.py).
     """
 
     weights: WeightNumerics = "float32"
     embedding: EmbeddingNumerics = "float32"
     activations: ActivationNumerics = "float32"
     kv: KVNumerics = "float32"
+    vision: VisionNumerics = "float32"
 
     def __post_init__(self) -> None:
         self.require(

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from openafm.bundle import FULL_PRECISION, Bundle, Numerics, RecoveryAdapter, open_bundle, write_bundle
 from openafm.bundle.store import bundle_place
+from openafm.compression.int8_rows import with_vision_in_8_bits
 from openafm.core.config import dump, from_dict
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import atomic_file, folder_lock, read_document
@@ -250,7 +251,8 @@ def _trained_weights(trainer: TrainerConfig, model: Decoder) -> _TrainedWeights:
         recovery = RecoveryAdapter(config=trainer.adapter, weights=weights)
         return _TrainedWeights(tensors=base.tensors(), numerics=base.numerics, recovery=recovery)
     if trainer.qat is not None:
-        return _TrainedWeights(tensors=packed_tensors(model), numerics=trainer.qat.numerics)
+        tensors, numerics = with_vision_in_8_bits(packed_tensors(model), trainer.qat.numerics)
+        return _TrainedWeights(tensors=tensors, numerics=numerics)
     return _TrainedWeights(tensors={name: tensor.numpy() for name, tensor in model.state_dict().items()})
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from openafm.bundle import open_bundle
+from openafm.compression.int8_rows import with_vision_in_float
 from openafm.core.errors import UsageError
 from openafm.models.decoder import Decoder
 from openafm.models.vision.clip import ClipModel
@@ -43,7 +44,7 @@ def start_vision(model: Decoder, name_or_path: str, identity: str | None = None)
     found, wanted = bundle.config.vision, model.config.vision
     if replace(found, image_side=wanted.image_side) != wanted:
         raise VisionStartError(f"the vision encoder of {bundle.path} has another shape than the model's")
-    tensors = bundle.tensors()
+    tensors = with_vision_in_float(bundle.tensors(), bundle.numerics)
     weights = {
         name.removeprefix(PREFIX): torch.from_numpy(tensors[name].copy()) for name in tensors if name.startswith(PREFIX)
     }

@@ -8,6 +8,7 @@ from typing import Any
 from openafm.bundle import Bundle, bundle_place, write_bundle
 from openafm.bundle.describe import stored_bits
 from openafm.compression.errors import UncompressibleModelError
+from openafm.compression.int8_rows import with_vision_in_8_bits
 from openafm.core.errors import UsageError
 from openafm.models.accounting import num_parameters
 from openafm.recipes.compression.formats import FORMATS, CompressedWeights, CompressionConfig
@@ -56,13 +57,14 @@ def compress(bundle: Bundle, config: CompressionConfig, name: str) -> CompressRe
     config.check(bundle.config)
     bundle.verify()
     weights = config.compress(bundle)
+    tensors, numerics = with_vision_in_8_bits(weights.tensors, weights.numerics)
     compressed = write_bundle(
         place,
         config=bundle.config,
         tokenizer=bundle.tokenizer,
         template=bundle.template,
-        tensors=weights.tensors,
-        numerics=weights.numerics,
+        tensors=tensors,
+        numerics=numerics,
         recovery=weights.recovery,
         card=_card(name, bundle, config, weights),
     )

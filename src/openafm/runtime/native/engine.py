@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
+from openafm.compression.int8_rows import with_vision_in_float
 from openafm.core.errors import UsageError
 from openafm.core.processes import finalize
 from openafm.models.vision.multimodal_config import MultimodalConfig
@@ -132,7 +133,7 @@ class NativeEngine(Engine):
             return super().encode_views(views_VYXC, num_tokens)
         with self._loading_tower:
             if self._tower is None:
-                self._tower = VisionTower(config, self._bundle.tensors())
+                self._tower = VisionTower(config, with_vision_in_float(self._bundle.tensors(), self._bundle.numerics))
         return self._tower.encode(views_VYXC, num_tokens)
 
     def forward(self, chunks: Sequence[TokenChunk]) -> list[NDArray[np.float32]]:

@@ -1,0 +1,58 @@
+"""Vision weights in 8 bits: the matrices of the vision encoder and its adapter, with one scale for each row.
+
+Tensors: `<matrix>.weight` I8 [R, C] with `<matrix>.weight.scale` F32 [R]. Biases, norms, positions and registers stay in
+fp32. Imports no tensor library.
+
+Shapes: R outputs, C inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.compression.numerics import Numerics
+
+Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+_PREFIXES = ("vision.", "adapter.")
+_LARGEST = 127
+
+
+def is_vision(name: str) -> bool:
+    """Return True for a tensor of the vision encoder or its adapter."""
+    return name.startswith(_PREFIXES)
+
+
+def with_vision_in_8_bits(tensors: Arrays, numerics: Numerics) -> tuple[dict[str, NDArray[Any]], Numerics]:
+    """Return tensors with those of the vision encoder in 8 bits, and their numerics. A text model's stay as they are."""
+    rounded: dict[str, NDArray[Any]] = {}
+    for name, tensor in tensors.items():
+        if not (is_vision(name) and name.endswith(".weight") and tensor.ndim == 2):
+            rounded[name] = tensor
+            continue
+        weight_RC = np.asarray(tensor, np.float32)
+        scale_R = np.maximum(np.abs(weight_RC).max(axis=1) / _LARGEST, np.finfo(np.float32).tiny).astype(np.float32)
+        rounded[name] = np.rint(weight_RC / scale_R[:, None]).astype(np.int8)
+        rounded[f"{name}.scale"] = scale_R
+    has_vision = any(map(is_vision, tensors))
+    return rounded, replace(numerics, vision="int8_per_row") if has_vision else numerics
+
+
+def with_vision_in_float(tensors: Arrays, numerics: Numerics) -> dict[str, NDArray[Any]]:
+    """Return tensors with those of the vision encoder in fp32.
+
+    Raises:
+        KeyError, ValueError: a scale is missing, or does not fit its matrix.
+    """
+    if numerics.vision == "float32":
+        return dict(tensors)
+    scales = {f"{name}.scale" for name in tensors if is_vision(name)} & tensors.keys()
+    decoded = {name: tensor for name, tensor in tensors.items() if name not in scales}
+    for scale in scales:
+        name = scale.removesuffix(".scale")
+        decoded[name] = tensors[name].astype(np.float32) * tensors[scale][:, None]
+    return decoded
