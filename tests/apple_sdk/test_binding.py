@@ -5,7 +5,9 @@ import threading
 import time
 
 import client
+import PIL.Image
 import pytest
+from tiny_bundles import write_multimodal_bundle
 
 from openafm.apple_sdk import binding as lib
 from openafm.apple_sdk.c_values import num_descriptions
@@ -251,6 +253,21 @@ def test_a_session_lives_until_its_request_ends(stand_in, monkeypatch):
     del handle
     gc.collect()
     assert outcome.wait()[0] == 0
+
+
+def test_a_model_with_vision_gets_the_image(stand_in, tmp_path):
+    bundle = write_multimodal_bundle(tmp_path / "seeing")
+    PIL.Image.new("RGB", (20, 20)).save(tmp_path / "cat.png")
+    model = HANDLES.new(stand_in(bundle=bundle.path))
+    words, handle, outcome = client.prompt("Look:"), client.session(model=model), client.Outcome()
+    assert lib.FMComposedPromptAddAttachment(words, str(tmp_path / "cat.png").encode(), b"my cat")
+    task = lib.FMLanguageModelSessionRespond(handle, words, None, None, outcome)
+    assert outcome.wait()[0] == 0
+    told = json.loads(lib.FMLanguageModelSessionGetTranscriptJSONString(handle))["transcript"]["entries"]
+    text, image = told[0]["contents"]
+    assert text["text"] == "Look:\nmy cat:"
+    assert image["image"]["numTokens"] == 4
+    lib.FMRelease(task)
 
 
 def test_text_replaces_an_image(tmp_path):
