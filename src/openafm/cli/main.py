@@ -14,6 +14,7 @@ import typer
 from openafm.cli import (
     adapter,
     apple_sdk,
+    bench,
     bundles,
     chat,
     checkpoint,
@@ -91,6 +92,7 @@ app.command()(chat.chat)
 app.command()(complete.complete)
 app.command()(serve.serve)
 app.add_typer(keys.app, name="keys")
+app.command()(bench.bench)
 app.command()(evaluate.evaluate)
 
 REPORT_SECONDS = 5.0

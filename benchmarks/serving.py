@@ -1,0 +1,131 @@
+"""Throughput and latency of the server under load, beside llama.cpp's server if llama-cpp-python is installed.
+
+One load generator (that of `openafm bench`) streams chats of 1, 4, 8 and 16 users over loopback, as text and as typed answers
+under a JSON Schema. The server is a process of its own with the shipped nano model.
+
+- `tokens_per_second_N`, `ttft_p99_ms_N`, `itl_p99_ms_N`: text at N users.
+- `typed_tokens_per_second_8`: typed answers at 8 users.
+- `ratio_8`: typed tokens a second at 8 users over llama.cpp's, for weights of one shape and width; `p99_itl_ratio`: its 99th
+  percentile of the time between tokens over llama.cpp's. Required: at least 1.5, at most 1. Both are null, with the reason
+  in `peer`, where llama-cpp-python cannot be installed or no GGUF file is passed with --gguf.
+
+    python benchmarks/serving.py [--quick] [--json] [--gguf FILE]
+
+Client and server share the machine's cores; use a quiet one. A full run writes docs/benchmarks/serving.json. `--quick` runs
+the same code for few requests and claims nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import importlib.util
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+from serving_parts.processes import openafm_server
+from shared.reporting import hand_in
+
+from openafm.serving.load import LoadConfig, LoadReport, run_load
+
+REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "serving.json"
+USERS = (1, 4, 8, 16)
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "title": {"type": "string", "maxLength": 40},
+        "place": {"type": "string", "maxLength": 40},
+        "people": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 4},
+        "priority": {"enum": ["low", "medium", "high"]},
+    },
+    "required": ["title", "place", "people", "priority"],
+    "additionalProperties": False,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    parser.add_argument("--gguf", type=Path, help="the same weights for llama.cpp's server")
+    options = parser.parse_args()
+    per_user = 2 if options.quick else 12
+    max_tokens = 16 if options.quick else 96
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, openafm_server(Path(folder), "--model", "nano") as server:
+        measure(f"{server.url}/v1", per_user, max_tokens, users=2)  # warm up
+        for users in USERS:
+            report = measure(f"{server.url}/v1", per_user, max_tokens, users=users)
+            figures[f"tokens_per_second_{users}"] = report.tokens_per_second
+            figures[f"ttft_p99_ms_{users}"] = report.ttft_ms["p99"]
+            figures[f"itl_p99_ms_{users}"] = report.itl_ms.get("p99")
+        typed = measure(f"{server.url}/v1", per_user, max_tokens, users=8, schema=SCHEMA)
+    figures["typed_tokens_per_second_8"] = typed.tokens_per_second
+    figures["failed"] = typed.num_failed
+    figures |= peer_figures(options.gguf, typed, per_user, max_tokens)
+    hand_in({"figures": figures, "setting": setting(per_user, max_tokens)}, REPORT, options)
+
+
+def measure(url: str, per_user: int, max_tokens: int, *, users: int, schema: dict[str, Any] | None = None) -> LoadReport:
+    config = LoadConfig(url=url, num_requests=per_user * users, num_users=users, max_tokens=max_tokens, schema=schema)
+    return asyncio.run(run_load(config))
+
+
+def peer_figures(gguf: Path | None, typed: LoadReport, per_user: int, max_tokens: int) -> dict[str, Any]:
+    """Return the ratios to llama.cpp's server, or the reason for their absence."""
+    if importlib.util.find_spec("llama_cpp") is None:
+        return {"ratio_8": None, "p99_itl_ratio": None, "peer": "llama-cpp-python is not installed"}
+    if gguf is None:
+        return {"ratio_8": None, "p99_itl_ratio": None, "peer": "no GGUF file was passed with --gguf"}
+    with llama_server(gguf) as url:
+        measure(url, 1, max_tokens, users=2)
+        peer = measure(url, per_user, max_tokens, users=8, schema=SCHEMA)
+    return {
+        "ratio_8": round(typed.tokens_per_second / peer.tokens_per_second, 2),
+        "p99_itl_ratio": round(typed.itl_ms["p99"] / peer.itl_ms["p99"], 2),
+        "peer": "llama-cpp-python's server",
+        "peer_tokens_per_second_8": peer.tokens_per_second,
+    }
+
+
+@contextlib.contextmanager
+def llama_server(gguf: Path) -> Iterator[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(gguf), "--port", str(port), "--n_ctx", "4096"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(600):
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/v1/models", trust_env=False).status_code == 200:
+                    break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def setting(per_user: int, max_tokens: int) -> dict[str, Any]:
+    return {
+        "requests_per_user": per_user,
+        "max_tokens": max_tokens,
+        "machine": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+if __name__ == "__main__":
+    main()

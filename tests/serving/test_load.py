@@ -1,0 +1,36 @@
+"""The load generator against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from openafm.cli.main import run
+from openafm.core.errors import UsageError
+from openafm.serving.load import LoadConfig, run_load
+
+
+def test_figures_count_every_token(url: str) -> None:
+    report = asyncio.run(run_load(LoadConfig(url=f"{url}/v1", model="nano", num_requests=6, num_users=3, max_tokens=8)))
+    assert (report.num_requests, report.num_failed, report.errors) == (6, 0, {})
+    assert 6 <= report.tokens <= 6 * 9
+    assert 0 < report.ttft_ms["p50"] <= report.ttft_ms["p99"] <= report.latency_ms["p99"]
+
+
+def test_failures_are_counted_not_raised(url: str) -> None:
+    wrong = asyncio.run(run_load(LoadConfig(url=f"{url}/v1", model="no-model", num_requests=2, num_users=1)))
+    assert wrong.errors == {"status 404": 2}
+    closed = asyncio.run(run_load(LoadConfig(url="http://127.0.0.1:9/v1", num_requests=1, rate=100.0)))
+    assert closed.num_failed == 1
+    with pytest.raises(UsageError, match="base URL"):
+        LoadConfig(url="localhost:8000")
+
+
+def test_the_command_prints_a_table_or_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", f"{url}/v1", "--users", "2", "--requests", "2", "--max-tokens", "3"]) == 0
+    assert "tokens/s" in capsys.readouterr().out
+    assert run(["bench", f"{url}/v1", "--rate", "50", "--requests", "2", "--max-tokens", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["64"]["num_failed"] == 0
+    assert run(["bench", "http://127.0.0.1:9/v1", "--users", "1", "--requests", "1"]) == 1
