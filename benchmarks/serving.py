@@ -1,7 +1,7 @@
 """Throughput and latency of the server under load, beside llama.cpp's server if llama-cpp-python is installed.
 
-One load generator (that of `openafm bench`) streams chats of 1, 4, 8 and 16 users over loopback, as text and as typed answers
-under a JSON Schema. The server is a process of its own with the shipped nano model.
+One load generator (that of `openafm bench`) streams chats of 1, 4, 8 and 16 users over loopback, as text and as typed
+answers under a JSON Schema. The server is a process of its own with the shipped nano model.
 
 - `tokens_per_second_N`, `ttft_p99_ms_N`, `itl_p99_ms_N`: text at N users.
 - `typed_tokens_per_second_8`: typed answers at 8 users.
