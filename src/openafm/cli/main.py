@@ -27,6 +27,7 @@ from openafm.cli import (
     import_,
     keys,
     plan,
+    play,
     quickstart,
     resign,
     respond,
@@ -91,6 +92,7 @@ app.command()(respond.respond)
 app.command()(chat.chat)
 app.command()(complete.complete)
 app.command()(serve.serve)
+app.command()(play.play)
 app.add_typer(keys.app, name="keys")
 app.command()(bench.bench)
 app.command()(evaluate.evaluate)

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from openafm.core.errors import OpenAFMError
-from openafm.serving import anthropic, chat, completions, ollama, responses, utilities
+from openafm.serving import anthropic, chat, completions, ollama, pages, responses, utilities
 from openafm.serving.access import AccessControl
 from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError, api_error, bad_request
@@ -30,6 +30,7 @@ ROUTERS = (
     ollama.router,
     anthropic.router,
     utilities.router,
+    pages.router,
 )
 _IDLE_CHECK_SECONDS = 10.0
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Response
+from pydantic import Field
 
 from openafm.serving.errors import ApiError, bad_request
-from openafm.serving.messages import Message, turns_of
+from openafm.serving.messages import Message, ResponseFormat, Tool, chat_input, response_schema, tools_of, turns_of
 from openafm.serving.models import ServedModel
 from openafm.serving.wire import Service, Wire
 
@@ -21,6 +22,8 @@ class TokenizeRequest(Wire):
     prompt: str | None = None
     content: str | None = None  # llama.cpp's name
     messages: list[Message] | None = None
+    tools: list[Tool] = Field(default_factory=list)
+    response_format: ResponseFormat | None = None
 
 
 class DetokenizeRequest(Wire):
@@ -80,8 +83,9 @@ async def tokenize(body: TokenizeRequest, service: Service) -> dict[str, Any]:
     if text is not None:
         tokens = bundle.tokenizer.encode(text)
     else:
-        template, turns = bundle.template, turns_of(body.messages or [])
-        tokens = template.encode(bundle.tokenizer, turns).tokens
+        template, tools = bundle.template, tools_of([tool.function for tool in body.tools])
+        source = chat_input(turns_of(body.messages or [], tools), schema=response_schema(body.response_format))
+        tokens = template.encode(bundle.tokenizer, source.turns).tokens
         tokens = [*tokens, *template.generation_prompt(bundle.tokenizer)]
     return {"tokens": tokens, "count": len(tokens), "max_model_len": bundle.config.context_length}
 

@@ -1,0 +1,46 @@
+// Calls of the server. All of them go to the page's own origin.
+
+const post = (path, body, signal) =>
+  fetch(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal });
+
+async function failure(reply) {
+  const body = await reply.json().catch(() => null);
+  return new Error(body?.error?.message ?? `the server answered with status ${reply.status}`);
+}
+
+/** Return the models of the server. */
+export async function models() {
+  const reply = await fetch("v1/models");
+  if (!reply.ok) throw await failure(reply);
+  return (await reply.json()).data;
+}
+
+/** Return the number of tokens of a request's prompt, and the size of the context window. */
+export async function countTokens(body, signal) {
+  const { model, messages, tools, response_format } = body;
+  const reply = await post("tokenize", { model, messages, tools, response_format }, signal);
+  if (!reply.ok) throw await failure(reply);
+  const { count, max_model_len } = await reply.json();
+  return { count, limit: max_model_len };
+}
+
+/** Yield the chunks of a streamed chat completion. */
+export async function* streamChat(body, signal) {
+  const reply = await post("v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, signal);
+  if (!reply.ok) throw await failure(reply);
+  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffered = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (buffered + value).split("\n\n");
+    buffered = events.pop();
+    for (const event of events) {
+      const data = event.split("\n").find((line) => line.startsWith("data: "))?.slice(6);
+      if (data === undefined || data === "[DONE]") continue;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Error(chunk.error.message);
+      yield chunk;
+    }
+  }
+}
