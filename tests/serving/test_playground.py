@@ -67,7 +67,7 @@ def test_an_answer_streams_and_counts_tokens(page: Page) -> None:
     ask(page, "Write one sentence about the sea.")
     assert last_answer(page)
     assert "generated" in page.locator(".answer footer").inner_text()
-    page.wait_for_function("document.getElementById('tokens').textContent.includes('/ 4096')")
+    page.locator("#tokens", has_text="/ 4096").wait_for()
     shot(page, "answer")
 
 
@@ -135,7 +135,7 @@ def test_the_conversation_is_copied_as_python(page: Page, url: str) -> None:
     page.click("#example-tools")
     page.fill("#prompt", "Dinner at 7")
     page.keyboard.press("Alt+p")
-    page.wait_for_function("document.getElementById('copy').textContent === 'Copied'")
+    page.locator("#copy", has_text="Copied").wait_for()
     source = page.evaluate("navigator.clipboard.readText()")
     compile(source, "copied.py", "exec")
     assert 'respond_blocking("Dinner at 7", json_schema=schema, options=options)' in source
@@ -157,7 +157,7 @@ def test_errors_are_shown(page: Page) -> None:
     assert "guardrail" in page.locator(".answer .error").inner_text()
     page.locator("summary", has_text="Schema").click()
     page.fill("[name=schema]", "{")
-    page.wait_for_function("document.getElementById('settings-error').textContent.startsWith('schema:')")
+    page.locator("#settings-error", has_text="schema:").wait_for()
 
 
 def test_partial_json_is_read_at_every_cut(page: Page) -> None:

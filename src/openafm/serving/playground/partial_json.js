@@ -19,7 +19,7 @@ export function parsePartial(text) {
       return JSON.parse(text.slice(start, at));
     }
     at = text.length;
-    const open = text.slice(start).replace(/\\(u[0-9a-fA-F]{0,3})?$/, "");
+    const open = text.slice(start).replace(/(?<!\\)((?:\\\\)*)\\(u[0-9a-fA-F]{0,3})?$/, "$1"); // an open escape
     return JSON.parse(`${open}"`);
   };
 
