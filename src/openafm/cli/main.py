@@ -31,6 +31,7 @@ from openafm.cli import (
     quickstart,
     resign,
     respond,
+    rl,
     serve,
     tokenizer,
     train,
@@ -83,6 +84,7 @@ app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(apple_sdk.app, name="apple-sdk")
 app.add_typer(import_.app, name="import")
 app.add_typer(export.app, name="export")
+app.add_typer(rl.app, name="rl")
 app.command()(bundles.inspect)
 app.command()(bundles.use)
 app.command()(bundles.remove)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from reward_bundles import write_reward_bundle
 from reward_samples import sample
 from tiny_bundles import write_tiny_bundle
 
-from openafm.bundle import Bundle, open_bundle, write_bundle
+from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import ConfigError
-from openafm.models.reward import with_reward_head
 from openafm.models.reward_config import RewardModelConfig
 from openafm.rl.rewards.reward_model import (
     LearnedReward,
@@ -33,15 +33,6 @@ CHATS = [
     Conversation(turns=(UserTurn(text="the cat"), AssistantTurn(text=text)))
     for text in ("and the dog", "sat on the mat", "no: the log. " * 5)
 ]
-
-
-def write_reward_bundle(path: Path, base: Bundle, *, has_cohesion: bool = False) -> Bundle:
-    from openafm.bundle.decoder import load_decoder
-
-    config = RewardModelConfig.of(base.config, has_cohesion=has_cohesion)
-    model = with_reward_head(load_decoder(base), config, seed=1)
-    tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
-    return write_bundle(path, config=config, tokenizer=base.tokenizer, template=base.template, tensors=tensors, card="")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from openafm.rl.rewards.exact import ExactMatchConfig
 from openafm.rl.rewards.instructions import InstructionsConfig
 from openafm.rl.rewards.judge import JudgeConfig
 from openafm.rl.rewards.math_answer import MathAnswerConfig
+from openafm.rl.rewards.reward_model import LearnedRewardConfig
 from openafm.rl.rewards.structured import FieldsConfig, FinalStateConfig, JsonSchemaConfig, ToolCallsConfig
 from openafm.rl.rewards.sum import SumConfig
 from openafm.rl.rewards.text import LanguageConsistencyConfig, LengthConfig, RepetitionConfig
@@ -18,6 +19,7 @@ __all__ = [
     "JsonSchemaConfig",
     "JudgeConfig",
     "LanguageConsistencyConfig",
+    "LearnedRewardConfig",
     "LengthConfig",
     "MathAnswerConfig",
     "RepetitionConfig",

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from openafm.core.errors import OpenAFMError
 from openafm.rl.rewards.base import Reward, RewardConfig, failed, scored
 from openafm.rl.rewards.time_limits import within
+from openafm.rl.selection import PromptFeatures
 from openafm.rl.trajectories import Sample, Score
 from openafm.tokenizer.conversation import Conversation, Turn
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from openafm.bundle import Bundle
+    from openafm.models.attention_context import BatchContext
 
 _MAX_REPLY_BYTES = 1 << 24
 _TOKENS_PER_BATCH = 16_384
@@ -145,6 +149,32 @@ class LocalRewardModel:
         parts = [self._states(batch) for batch in _batches(tokens)]
         return torch.cat(parts) if parts else torch.zeros(0, self.decoder.config.dim)
 
+    def prompt_features(self, prompts: Sequence[Conversation]) -> PromptFeatures:
+        """Return the embeddings of prompts, the means of their states, and their cohesion as the model predicts it.
+
+        Raises:
+            NotARewardModelError: the model has no cohesion heads.
+            LongConversationError: a prompt has more tokens than the context.
+        """
+        import torch
+
+        if not self.decoder.config.has_cohesion:
+            raise NotARewardModelError(
+                f"{self.bundle.name} has no cohesion heads; prompts are selected by a model of on_device.selection_model"
+            )
+        tokens = [self._encode(prompt.turns) for prompt in prompts]
+        means, cohesion = [], []
+        for batch in _batches(tokens):
+            states_SD, stops = self._hidden(batch)
+            means += [part.float().mean(0).numpy() for part in states_SD.split([len(each) for each in batch])]
+            with torch.no_grad():
+                cohesion.append(self.decoder.cohesion_logits(states_SD[stops - 1]).sigmoid().numpy())
+        return PromptFeatures(
+            embeddings_PE=np.stack(means),
+            cohesion_P2=np.concatenate(cohesion),
+            languages=tuple(prompt.language for prompt in prompts),
+        )
+
     def _encode(self, turns: Sequence[Turn]) -> Sequence[int]:
         bundle = self.bundle
         encoded = bundle.template.encode_conversation(bundle.tokenizer, Conversation(turns=tuple(turns))).tokens
@@ -156,18 +186,33 @@ class LocalRewardModel:
         return encoded
 
     def _states(self, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Compute conversations in one row, without padding."""
+        """Return the states of the last tokens; the layers that store no keys and values run for these alone."""
+        import torch
+
+        row_1S, context, stops = self._row(tokens)
+        with torch.no_grad(), self._lock:
+            return self.decoder.hidden_at(row_1S, context, stops - 1)[0]
+
+    def _hidden(self, tokens: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the states of all tokens, one conversation after the other, and where each conversation ends."""
+        import torch
+
+        row_1S, context, stops = self._row(tokens)
+        with torch.no_grad(), self._lock:
+            return self.decoder.hidden(row_1S, context)[0], stops
+
+    def _row(self, tokens: Sequence[Sequence[int]]) -> tuple[torch.Tensor, BatchContext, torch.Tensor]:
+        """Return conversations as one row without padding, its context, and where each conversation ends."""
         import torch
 
         from openafm.models.attention_context import PackedDocuments
         from openafm.models.spans import Span
 
+        device = self.decoder.device
         stops = torch.tensor([len(each) for each in tokens]).cumsum(0)
         documents = [Span(0, int(stop) - len(each), int(stop)) for each, stop in zip(tokens, stops, strict=True)]
-        row_1S = torch.tensor([[token for each in tokens for token in each]])
-        with torch.no_grad(), self._lock:
-            context = PackedDocuments(documents, 1, row_1S.shape[1], self.decoder.device)
-            return self.decoder.hidden_at(row_1S.to(self.decoder.device), context, (stops - 1).to(self.decoder.device))[0]
+        row_1S = torch.tensor([[token for each in tokens for token in each]], device=device)
+        return row_1S, PackedDocuments(documents, 1, row_1S.shape[1], device), stops.to(device)
 
 
 class RemoteRewardModel:
