@@ -11,10 +11,11 @@ from reward_samples import sample
 
 from openafm.core.config import ConfigError
 from openafm.rl.rewards import code_execution
-from openafm.rl.rewards.code_execution import CodeExecutionConfig, python_of
+from openafm.rl.rewards.code_execution import CodeExecutionConfig
 from openafm.rl.rewards.judge import Judge, JudgeConfig, JudgeReplyError, read_score
 from openafm.rl.trajectories import Score
 from openafm.sandbox import SandboxLimits, SandboxMissingError, sandbox_reason
+from openafm.sandbox.python_answers import python_of
 
 works = pytest.mark.skipif(bool(sandbox_reason()), reason=sandbox_reason() or "works")
 DOUBLE = "Here:\n```python\ndef double(x):\n    return 2 * x\n```\nDone."

@@ -8,8 +8,6 @@ forge their result, so prefer `cases`.
 from __future__ import annotations
 
 import json
-import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +15,8 @@ from typing import Any
 from openafm.rl.rewards.base import Reward, RewardConfig, TruthError, failed, scored
 from openafm.rl.trajectories import Sample, Score
 from openafm.sandbox import SandboxLimits, SandboxMissingError, SandboxResult, run_python, sandbox_reason
+from openafm.sandbox.python_answers import passes_tests, python_of
 
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _RESULT = "result.json"
 _WITH_INPUT = "import io, sys\nsys.stdin = io.StringIO(open('input.txt', encoding='utf-8').read())\n"
 _CALL = """
@@ -86,24 +84,6 @@ class CodeExecution:
             return _is_json(result.files.get(_RESULT), case["value"])
         result = run_python(_WITH_INPUT + code, files={"input.txt": str(case.get("stdin", "")).encode()}, limits=limits)
         return _ended_well(result) and _same_lines(result.output, case["stdout"])
-
-
-def python_of(text: str) -> str | None:
-    """Return the last Python block of a Markdown text; the text itself if it has no block; None if there is no code."""
-    blocks = _BLOCK.findall(text)
-    code = blocks[-1] if blocks else text
-    return code if code.strip() else None
-
-
-def passes_tests(code: str, tests: str, limits: SandboxLimits | None = None) -> bool:
-    """Return whether code and the statements after it run to their end. Code that exits early does not pass.
-
-    Raises:
-        SandboxMissingError: there is no sandbox on this machine.
-    """
-    token = secrets.token_hex(16)  # the code before cannot know what is printed at the end
-    result = run_python(f"{code}\n{tests}\nprint('\\n{token}')\n", limits=limits)
-    return _ended_well(result) and result.output.rstrip().endswith(token)
 
 
 def _truth(truth: Mapping[str, Any]) -> tuple[list[Mapping[str, Any]], str]:
