@@ -17,6 +17,7 @@ from openafm.cli import (
     data_filter,
     data_images,
     data_pipeline,
+    data_synthesize,
     data_web,
 )
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
@@ -46,6 +47,7 @@ app.command("evaluation-sets")(data_evaluation.evaluation_sets)
 app.command()(data_caption.caption)
 app.command()(data_domains.domains)
 app.command()(data_domains.bootstrap)
+app.command()(data_synthesize.synthesize)
 
 
 @app.command()

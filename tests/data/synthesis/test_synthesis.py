@@ -147,6 +147,7 @@ def test_every_prompt_is_kept_or_counted(tmp_path: Path) -> None:
     report = synthesize(config, prompts, tmp_path / "out.jsonl", functions)
     assert (report.num_prompts, report.num_kept, report.num_written) == (32, 20, 20)
     assert report.dropped == {"GroundTruth/wrong": 10, "GroundTruth/error": 1, "ModelFilter/low_score": 1}
+    assert report.errors == {"GroundTruth": "RuntimeError: on purpose"}
     written = [json.loads(each) for each in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [each["messages"][0]["content"] for each in written] == [f"q{i}" for i in range(30) if i % 3]
     assert written[0] == line("q1", "right", language="en")

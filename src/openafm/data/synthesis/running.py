@@ -18,6 +18,8 @@ from openafm.data.synthesis.base import Draft, Dropped, Functions, Stage, Synthe
 from openafm.data.synthesis.verification import with_response
 from openafm.tokenizer.conversation import Conversation, ConversationError, ToolTurn, UserTurn
 
+_ERROR = "/error"
+
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisConfig(Config):
@@ -34,12 +36,16 @@ class SynthesisConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class SynthesisReport:
-    """Counts of a run; `num_prompts` is the number of those kept plus all of `dropped`, by "stage/reason"."""
+    """Counts of a run: `num_prompts` is the number of those kept plus all of `dropped`, by "stage/reason".
+
+    `errors` are the first messages of drops with the reason "error", by stage.
+    """
 
     num_prompts: int
     num_kept: int
     num_written: int
     dropped: Mapping[str, int] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
 
 
 def synthesize(config: SynthesisConfig, prompts: Path, out: Path, functions: Functions) -> SynthesisReport:
@@ -56,6 +62,7 @@ def synthesize(config: SynthesisConfig, prompts: Path, out: Path, functions: Fun
     stages = [stage.build(functions) for stage in config.stages]
     names = [type(stage).__name__.removesuffix("Config") for stage in config.stages]
     counts: Counter[str] = Counter()
+    errors: dict[str, str] = {}
     num_prompts = num_kept = num_written = 0
     total = sum(1 for _ in _lines(prompts))
     with (
@@ -67,26 +74,30 @@ def synthesize(config: SynthesisConfig, prompts: Path, out: Path, functions: Fun
         while batch := list(islice(drafts, 4 * config.num_requests)):
             for found in threads.map(lambda draft: _applied(draft, stages, names), batch):
                 num_prompts += 1
-                if isinstance(found, str):
-                    counts[found] += 1
+                if isinstance(found, Dropped):
+                    counts[found.reason] += 1
+                    if found.reason.endswith(_ERROR):
+                        errors.setdefault(found.reason.removesuffix(_ERROR), found.detail)
                     continue
                 num_kept += 1
                 for response in dict.fromkeys(found.responses[: config.keep]):
                     file.write(json.dumps(with_response(found, response).to_dict(), ensure_ascii=False) + "\n")
                     num_written += 1
             bar.update(num_prompts, f"{num_kept:,} kept")
-    return SynthesisReport(num_prompts=num_prompts, num_kept=num_kept, num_written=num_written, dropped=dict(counts))
+    return SynthesisReport(
+        num_prompts=num_prompts, num_kept=num_kept, num_written=num_written, dropped=dict(counts), errors=errors
+    )
 
 
-def _applied(draft: Draft, stages: list[Stage], names: list[str]) -> Draft | str:
-    """Return the draft after all stages, or the stage and the reason of its drop."""
+def _applied(draft: Draft, stages: list[Stage], names: list[str]) -> Draft | Dropped:
+    """Return the draft after all stages, or the stage and the reason of its drop as one reason."""
     for name, stage in zip(names, stages, strict=True):
         try:
             found = stage.apply(draft)
-        except Exception:  # models and sandboxes fail in many ways; each costs one prompt and is counted
-            return f"{name}/error"
+        except Exception as error:  # models and sandboxes fail in many ways; each costs one prompt and is counted
+            return Dropped(reason=f"{name}{_ERROR}", detail=f"{type(error).__name__}: {error}")
         if isinstance(found, Dropped):
-            return f"{name}/{found.reason}"
+            return Dropped(reason=f"{name}/{found.reason}", detail=found.detail)
         draft = found
     return draft
 

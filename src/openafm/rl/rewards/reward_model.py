@@ -166,7 +166,9 @@ class LocalRewardModel:
         means, cohesion = [], []
         for batch in _batches(tokens):
             states_SD, stops = self._hidden(batch)
-            means += [part.float().mean(0).numpy() for part in states_SD.split([len(each) for each in batch])]
+            ends = stops.tolist()
+            starts = [end - len(each) for each, end in zip(batch, ends, strict=True)]
+            means += [states_SD[start:end].float().mean(0).numpy() for start, end in zip(starts, ends, strict=True)]
             with torch.no_grad():
                 cohesion.append(self.decoder.cohesion_logits(states_SD[stops - 1]).sigmoid().numpy())
         return PromptFeatures(
