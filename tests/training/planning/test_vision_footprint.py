@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -11,10 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from openafm.core.errors import UsageError
+from openafm.data.batch import Batch
 from openafm.models.accounting import num_parameters
 from openafm.models.sizes import named_size
+from openafm.models.spans import ImageKey
 from openafm.models.vision.config import GlobalScopeConfig, WindowScopeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.training.objectives.base import image_flops
 from openafm.training.planning.chips import named_chip
 from openafm.training.planning.plan import Workload
 from openafm.training.planning.search import Axes, make_plan
@@ -95,3 +99,16 @@ def test_images_that_a_row_cannot_hold_are_refused() -> None:
         plan_of("on_device.base", 1)
     with pytest.raises(UsageError, match="29 images take 4176 tokens, more than the 4096 of a row"):
         plan_of("on_device.base_multimodal", 29)
+
+
+def test_a_step_counts_the_operations_of_its_images() -> None:
+    config = named_size("on_device.nano_multimodal")
+    assert isinstance(config, MultimodalConfig)
+    views = {
+        ImageKey(mode.name, mode.num_tokens): np.zeros((mode.num_views, mode.side, mode.side, 3), np.uint8)
+        for mode in config.image_modes
+    }
+    none = np.zeros((1, 1), np.int64)
+    batch = Batch(tokens_BS=none, targets_BS=none, loss_mask_BS=none.astype(bool), documents=(), images=views)
+    assert image_flops(config, batch) == pytest.approx(3 * sum(map(config.image_flops, config.image_modes)))
+    assert image_flops(config.decoder, batch) == 0

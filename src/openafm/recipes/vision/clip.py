@@ -21,7 +21,7 @@ ROWS = {"micro": 2, "nano": 4}
 @recipe("vision.clip", sizes=("micro", "nano"))
 def clip(size: str) -> RunConfig:
     """Train the vision encoder to match images and captions, against a text tower (CLIP with FLIP masking)."""
-    text = named_size(f"on_device.{size}")
+    text = named_size(f"compact.{size}")
     return RunConfig(
         recipe="vision.clip",
         corpora=(
