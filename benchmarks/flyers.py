@@ -43,7 +43,7 @@ from openafm.data.synthetic import EVENT_SCHEMA
 from openafm.evaluation.event_baselines import constant_event
 from openafm.evaluation.events import FIELDS, EventExample, model_extractor
 from openafm.evaluation.flyer_baseline import flyer_event, read_lines
-from openafm.framework.errors import FoundationModelsError
+from openafm.framework.errors import DecodingFailureError
 from openafm.framework.session.session import LanguageModelSession
 from openafm.framework.transcripts.prompt import Prompt
 
@@ -62,18 +62,20 @@ def asked(drawn: Drawn) -> str:
 
 
 def reader(bundle: str, *, sees: bool) -> Contestant:
-    """Return our model, which answers as in its training: the image, then the question; JSON without a grammar."""
+    """Return our model, which is asked as in its training: the image, the question and the schema of events."""
     model = fm.SystemLanguageModel(bundle=bundle)
     options = fm.GenerationOptions(sampling=fm.SamplingMode.greedy(), maximum_response_tokens=MAX_TOKENS)
 
     def read(drawn: Drawn) -> Mapping[str, Any]:
         image = (fm.Image(drawn.images[0].data),) if sees else ()
         try:
-            text = LanguageModelSession(model=model).respond_blocking(Prompt(*image, asked(drawn)), options=options)
-            event = json.loads(text)
-        except (FoundationModelsError, ValueError):
-            return {}  # no JSON, or no end
-        return event if isinstance(event, dict) else {}
+            session = LanguageModelSession(model=model)
+            content = session.respond_blocking(Prompt(*image, asked(drawn)), json_schema=dict(EVENT_SCHEMA), options=options)
+        except DecodingFailureError:
+            return {}  # no end within the limit
+        event = json.loads(content.to_json())
+        assert isinstance(event, dict)
+        return event
 
     return read
 

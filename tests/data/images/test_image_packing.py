@@ -199,3 +199,21 @@ def test_short_rows_and_other_images_are_refused(corpus: Path, tmp_path: Path) -
     (tmp_path / "out" / "images" / "00000.tar").unlink()
     with pytest.raises(ImageCorpusError, match="missing or cut"):
         loader_of(tmp_path / "out")
+
+
+def test_a_question_for_an_event_has_the_schema(tmp_path: Path) -> None:
+    document, images = document_of(0)
+    events = replace(
+        document,
+        questions=(
+            Question(question="When?", answer="Today.", kind="flyer.date"),
+            Question(question="Event?", answer='{"title":"A"}', kind="event"),
+        ),
+    )
+    finish_corpus(tmp_path / "corpus", {}, [write_image_shard(tmp_path / "corpus", 0, [(events, images)])])
+    packed(tmp_path / "corpus", tmp_path / "out", replace(CONFIG, learn=("questions",)))
+    shards = open_shards(tmp_path / "out")
+    text = TOKENIZER.decode(shards.tokens(0, 0, shards.manifest.num_tokens).tolist())
+    first, second = text.split("Event?")
+    assert "location" not in first
+    assert "location" in second.partition('{"title":"A"}')[0]

@@ -5,7 +5,8 @@ What is learned, each as a document of its own with a source tag:
     interleaved     <|bos|> text and images in order <|eos|>; loss on the text
     alt, short, ... <|bos|> the images, a caption of one level <|eos|>; loss on the caption
     transcription   <|bos|> the images, their text <|eos|>; loss on the text
-    questions       a conversation by the chat template: the images before the first question; loss on the answers
+    questions       a conversation by the chat template: the images before the first question; loss on the answers.
+                    A question for an event has the schema of events, as requests for typed values have
 
 The resolution mode of each image is drawn from the seed and the document, so the same input gives the same bytes.
 """
@@ -34,6 +35,7 @@ from openafm.data.pack import Side, resumed_side
 from openafm.data.shard_writer import FILE_PATTERNS, TOKENS_PER_SHARD, ShardWriter, check_output
 from openafm.data.shards import IMAGE_SLOTS, ImagesConfig
 from openafm.data.shards import Manifest as TokenManifest
+from openafm.data.synthetic import EVENT_SCHEMA
 from openafm.tokenizer import conversation as chat
 from openafm.tokenizer.template import ChatTemplateError, EncodedText, ImageSpan, concatenated
 
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 Learned = Literal["interleaved", "captions", "transcription", "questions"]
 LEARNED: tuple[Learned, ...] = ("interleaved", "captions", "transcription", "questions")
+_SCHEMAS = {"event": EVENT_SCHEMA}
+"""Schemas of the answers by kind of question."""
 IMAGES = "images"
 FILES = (*FILE_PATTERNS, *(f"{side}.{MANIFEST}.*" for side in ("", f"{HELD_OUT}/")))
 """Patterns of the files of a packed image corpus, also of one that is being written."""
@@ -186,7 +190,8 @@ class _Encoder:
                 content.append(chat.TextPart(text=part.text + "\n\n"))
         turns: list[chat.Turn] = []
         for question in document.questions:
-            turns.append(chat.UserTurn(content=[*content, chat.TextPart(text=question.question)]))
+            question_content = [*content, chat.TextPart(text=question.question)]
+            turns.append(chat.UserTurn(content=question_content, response_format=_SCHEMAS.get(question.kind)))
             turns.append(chat.AssistantTurn(text=question.answer))
             content = []  # the first question has the images
         return chat.Conversation(turns=tuple(turns), language=document.language)
