@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -55,12 +55,25 @@ class NoRunError(UsageError):
     """The folder holds no run of a recipe."""
 
 
+class Interrupted(Protocol):
+    """The progress of a run that was stopped."""
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def num_steps(self) -> int: ...
+
+    @property
+    def stopped_by(self) -> int | None: ...
+
+
 class RunInterruptedError(OpenAFMError):
     """The run stopped before its end and is saved. The exit code is 0 after SIGTERM and 130 after Ctrl-C."""
 
     shared = True
 
-    def __init__(self, folder: Path, result: TrainingResult) -> None:
+    def __init__(self, folder: Path, result: Interrupted) -> None:
         super().__init__(
             f"stopped at step {result.step:,} of {result.num_steps:,}; saved in {folder}, repeat the command to continue"
         )
@@ -154,7 +167,7 @@ def write_trained(
 ) -> Bundle:
     """Write the bundle `name` of a model that was trained in `folder`; `result` goes into its card."""
     tokenizer, template = _tokenizer(config, folder)
-    weights = _trained_weights(trainer, model)
+    weights = trained_weights(trainer, model)
     bundle = write_bundle(
         bundle_place(name),
         config=trainer.model,
@@ -232,7 +245,7 @@ def _finish(config: RunConfig, trainer: TrainerConfig, folder: Path, name: str, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TrainedWeights:
+class TrainedWeights:
     """The weights of a bundle."""
 
     tensors: Mapping[str, NDArray[Any]]
@@ -240,7 +253,7 @@ class _TrainedWeights:
     recovery: RecoveryAdapter | None = None
 
 
-def _trained_weights(trainer: TrainerConfig, model: Decoder) -> _TrainedWeights:
+def trained_weights(trainer: TrainerConfig, model: Decoder) -> TrainedWeights:
     """Return the weights as they are, packed after quantization-aware training, or the base with the trained adapter."""
     from openafm.adapters.lora import adapter_weights
     from openafm.compression.deploy import packed_tensors
@@ -249,11 +262,11 @@ def _trained_weights(trainer: TrainerConfig, model: Decoder) -> _TrainedWeights:
         base = open_bundle(trainer.from_bundle)
         weights = {name: weight.numpy() for name, weight in adapter_weights(model).items()}
         recovery = RecoveryAdapter(config=trainer.adapter, weights=weights)
-        return _TrainedWeights(tensors=base.tensors(), numerics=base.numerics, recovery=recovery)
+        return TrainedWeights(tensors=base.tensors(), numerics=base.numerics, recovery=recovery)
     if trainer.qat is not None:
         tensors, numerics = with_vision_in_8_bits(packed_tensors(model), trainer.qat.numerics)
-        return _TrainedWeights(tensors=tensors, numerics=numerics)
-    return _TrainedWeights(tensors={name: tensor.numpy() for name, tensor in model.state_dict().items()})
+        return TrainedWeights(tensors=tensors, numerics=numerics)
+    return TrainedWeights(tensors={name: tensor.numpy() for name, tensor in model.state_dict().items()})
 
 
 def _check_same_run(config: RunConfig, folder: Path) -> None:

@@ -8,12 +8,16 @@ from typing import ClassVar, Literal
 
 from openafm.core.config import Config, dump, to_tagged_dict
 from openafm.data.loader import LoaderConfig, SourceConfig
+from openafm.rl.environments import corpus as corpus  # their kinds of prompts are read from files
+from openafm.rl.environments import texts as texts
 from openafm.rl.prompt_sources import PromptSourceConfig
 from openafm.rl.rewards import catalog as catalog  # its kinds of rewards are read from files
 from openafm.rl.rewards.base import RewardConfig
 from openafm.training.config import TrainerConfig
 from openafm.training.objectives.policy_config import PolicyObjectiveConfig
 
+CONFIG, SAMPLES = "rl.json", "samples.jsonl"
+"""Files of a run: its config, which generators read, and samples of each step."""
 MAX_ROWS = 32
 """Samples that a generator decodes together by default."""
 

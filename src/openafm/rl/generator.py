@@ -20,7 +20,7 @@ from openafm.core.files import read_document
 from openafm.core.registry import load_plugins
 from openafm.core.worker_process import unit
 from openafm.rl.buffer import ReplayBuffer
-from openafm.rl.config import RLConfig
+from openafm.rl.config import CONFIG, RLConfig
 from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest, reference_log_probs
 from openafm.rl.events import EventLog
 from openafm.rl.rewards.base import Reward
@@ -28,7 +28,6 @@ from openafm.rl.trajectories import Group, Score, Trajectory
 from openafm.rl.weights import WeightStore
 from openafm.runtime.engines.base import Engine
 
-CONFIG = "rl.json"
 POLL_STEPS = 8
 """Decode steps between two looks at the weight store, if generators swap weights between tokens."""
 _SCORING_THREADS = 8
@@ -47,8 +46,10 @@ def generate(task: Task) -> int:
 
     Called in a worker process, which keeps its generator for the next task.
     """
+    with unit(task.numbers[0]):  # the first task loads libraries and weights, which has the time limit by itself
+        generator = _generator(task.folder)
     with unit(task.numbers[0]):
-        return _generator(task.folder).generate(task.numbers)
+        return generator.generate(task.numbers)
 
 
 @functools.lru_cache(maxsize=1)

@@ -24,9 +24,8 @@ from openafm.core.progress import progress
 from openafm.core.terminal import escaped
 from openafm.rl.batches import StepFigures
 from openafm.rl.buffer import ReplayBuffer
-from openafm.rl.config import RLConfig
+from openafm.rl.config import CONFIG, RLConfig
 from openafm.rl.events import EventLog
-from openafm.rl.generator import CONFIG
 from openafm.rl.pool import GeneratorPool, Generators, InlineGenerator
 from openafm.rl.updater import ReplaySource, StepReporter, WeightPublisher
 from openafm.rl.weights import WeightStore

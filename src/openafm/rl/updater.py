@@ -16,7 +16,7 @@ from openafm.data.batch import Batch
 from openafm.rl.batches import StepFigures, step_batch
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.collapse import CollapseWatch
-from openafm.rl.config import RLConfig
+from openafm.rl.config import SAMPLES, RLConfig
 from openafm.rl.events import EventLog
 from openafm.rl.pool import Generators
 from openafm.rl.trajectories import Group
@@ -25,8 +25,6 @@ from openafm.training.checkpoints.folder import checkpoint_paths
 from openafm.training.observability.metrics import MetricsLog, read_metrics
 from openafm.training.observers import Observer, Phase, StepResult
 from openafm.training.state import TrainingState
-
-SAMPLES = "samples.jsonl"
 
 
 class CountersError(OpenAFMError):

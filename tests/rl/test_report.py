@@ -1,0 +1,88 @@
+"""The report of a run, from written logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from openafm.rl.collapse import CollapseWatch
+from openafm.rl.events import EventLog, part_times, read_events, write_chrome_trace
+from openafm.rl.report import NoPolicyRunError, read_report, terminal_report, write_html
+from openafm.rl.updater import Counters, CountersError
+
+
+def line(step: int, **changes: float) -> dict[str, float]:
+    values = {"step": step, "reward": step / 10, "kl": 0.1, "entropy": 1.0, "length": 10.0, "lag": 0.0, "gradient_norm": 1.0}
+    counters = {"generated": 8 * step, "trained": 8 * step, "stale": 0, "dropped": 0, "in_flight": 0}
+    return values | counters | {"repetition": 0.0, "equal_groups": 0.0} | changes
+
+
+def write_run(folder: Path) -> None:
+    (folder / "rl.json").write_text("{}")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line(step)) + "\n" for step in range(1, 5)))
+    sample = {"prompt": {"messages": [{"role": "user", "content": "<b>2 + 2?"}]}, "terms": {"exact": 1.0}, "error": ""}
+    steps = (1, 2, 3, 2, 3, 4)  # steps 2 and 3 were repeated
+    lines = [sample | {"step": step, "text": f"answer {number}", "reward": 1.0} for number, step in enumerate(steps)]
+    (folder / "samples.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+    events = EventLog(folder, "generator-1")
+    events.add("decode", 100.0, 103.0, count=60)
+    events.add("wait", 103.0, 104.0)
+    with EventLog(folder, "updater").span("update"):
+        pass
+
+
+def test_the_report_shows_curves_counters_and_samples(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    report = read_report(tmp_path)
+    assert [sample["text"] for sample in report.samples] == ["answer 0", "answer 3", "answer 4", "answer 5"]
+    text = terminal_report(report)
+    assert "32 generated = 32 trained + 0 stale + 0 dropped + 0 in flight" in text
+    assert "generator-1: idle 25%, 15 tokens/s" in text
+    assert report.to_dict()["curves"]["reward"] == [0.1, 0.2, 0.3, 0.4]
+    page = write_html(report, tmp_path).read_text()
+    assert "&lt;b&gt;2 + 2?" in page
+    assert "exact 1.000" in page
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(NoPolicyRunError, match="it has no rl"):
+        read_report(tmp_path)
+    (tmp_path / "rl.json").write_text("{}")
+    with pytest.raises(NoPolicyRunError, match="has no step yet"):
+        read_report(tmp_path)
+
+
+def test_events_are_exported_for_chrome(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    events = read_events(tmp_path)
+    assert {part.part for part in part_times(events)} == {"generator-1", "updater"}
+    write_chrome_trace(events, tmp_path / "trace.json")
+    rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [row["dur"] for row in rows if row["name"] == "decode"] == [3_000_000]
+
+
+def test_counters_must_add_up() -> None:
+    Counters(generated=8, trained=4, dropped=1, in_flight=3).check()
+    with pytest.raises(CountersError, match="8 samples were generated, the other counters add up to 7"):
+        Counters(generated=8, trained=4, in_flight=3).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"entropy": 0.05}, "the entropy fell to"),
+        ({"length": 40.0}, "samples grew to"),
+        ({"repetition": 0.6}, "4-grams"),
+        ({"equal_groups": 1.0}, "so there is no gradient"),
+        ({}, None),
+    ],
+)
+def test_collapse_is_reported_once(changes: dict[str, float], expected: str | None) -> None:
+    watch = CollapseWatch()
+    for step in range(12):
+        assert watch.warnings(step, line(step)) == []
+    found = [warning for step in range(12, 20) for warning in watch.warnings(step, line(step, **changes))]
+    assert len(found) == (0 if expected is None else 1)
+    assert expected is None or expected in found[0]
