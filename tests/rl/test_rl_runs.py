@@ -94,7 +94,7 @@ def test_a_resumed_run_is_bit_equal_and_another_config_is_refused(tmp_path: Path
 @pytest.mark.slow
 @pytest.mark.parametrize("dies", [True, False], ids=["dies", "hangs"])
 def test_a_generator_that_dies_or_hangs_is_replaced(tmp_path: Path, dies: bool) -> None:
-    config = tiny_policy_run(tmp_path, task_seconds=20.0)
+    config = tiny_policy_run(tmp_path, task_seconds=60.0)
     train_policy(config, tmp_path / "whole")
     trap = tmp_path / "trap"
     trap.touch()
