@@ -87,7 +87,7 @@ def _copy_edit(rng: random.Random, names: list[str], level: int) -> tuple[str, d
     return f"Copy with Ada for {old}: {listed}", {"answer": " ".join("Ada" if name == old else name for name in names)}
 
 
-_FORMATS = (
+_FORMATS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("in small letters", "change_case:english_lowercase", {}),
     ("in capital letters", "change_case:english_capital", {}),
     ("in double quotation marks", "startend:quotation", {}),
