@@ -9,13 +9,18 @@ import pytest
 
 from openafm.cli.main import run
 from openafm.core.config import ConfigError
-from openafm.core.executors import LocalConfig
+from openafm.core.executors import LocalConfig, RayConfig
 from openafm.data.drawing import corpus, generators
+from openafm.data.drawing.base import SPLITS
 from openafm.data.drawing.corpus import DrawingConfig, draw_corpus, draw_document, image_document
 from openafm.data.drawing.fonts import FontMissingError
 from openafm.data.drawing.generators import UnknownGeneratorError, generator_config, generator_names
+from openafm.data.drawing.phrases import _read, question, slots_of
+from openafm.data.drawing.posters import poster_texts
+from openafm.data.drawing.scenes.texts import SceneTexts, scene_texts
 from openafm.data.drawing.tables import TablesConfig
 from openafm.data.images.shards import open_image_corpus
+from openafm.data.synthetic.languages import LANGUAGES
 
 TABLES = DrawingConfig(generators=(TablesConfig(),), languages=("en", "de"), count=4, shard_size=2)
 
@@ -47,6 +52,31 @@ def test_any_number_of_workers_and_a_resumed_run_give_equal_bytes(drawn, tmp_pat
     before = (tmp_path / "two" / "00000.tar").stat().st_mtime_ns
     assert draw_corpus(TABLES, tmp_path / "two", LocalConfig(num_workers=1)).digest == manifest.digest
     assert (tmp_path / "two" / "00000.tar").stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_ray_draws_equal_bytes(drawn, tmp_path):
+    pytest.importorskip("ray")
+    assert draw_corpus(TABLES, tmp_path / "ray", RayConfig(num_workers=2)).digest == drawn[1].digest
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_held_out_questions_have_other_words(language):
+    assert set(_read("held_out_questions.toml")) == set(_read("questions.toml")) - {"absent"}
+    for key in _read("held_out_questions.toml"):
+        slots = {name: f"<{name}>" for name in ("row", "other", "column", "number", "label")}
+        asked = [question(language, split, key, **slots) for split in SPLITS]
+        assert asked[0] != asked[1]
+        found = [slots_of(language, key, text) for text in asked]
+        assert found[0] == found[1] == {name: value for name, value in slots.items() if value in asked[0]}
+    for texts in (poster_texts, scene_texts):
+        train, held_out = ({_draw(texts(language, split), random.Random(seed)) for seed in range(20)} for split in SPLITS)
+        assert not train & held_out
+
+
+def _draw(texts, rng):
+    """A question of which the texts have several wordings."""
+    return texts.draw(rng, "ask.describe") if isinstance(texts, SceneTexts) else texts.draw(rng, "ask.title")
 
 
 def test_what_is_not_drawn_is_dropped_with_a_reason(monkeypatch):

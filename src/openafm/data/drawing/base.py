@@ -15,6 +15,7 @@ from openafm.core.config import Config
 from openafm.data.images.documents import Question, Region
 
 Split = Literal["train", "held_out"]
+SPLITS: tuple[Split, ...] = ("train", "held_out")
 
 
 @dataclass(frozen=True, kw_only=True)

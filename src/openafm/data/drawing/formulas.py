@@ -113,7 +113,7 @@ class FormulaGenerator(Generator):
         height, width, _ = pixels.shape
         regions = tuple(Region(label=text, box=box, kind="formula") for text, box in zip(formulas, boxes, strict=True))
         transcription = "\n\n".join(f"$${formula}$$" for formula in formulas)
-        asked = Question(question=question(language, "formula"), answer=transcription, kind="formula.latex")
+        asked = Question(question=question(language, split, "formula"), answer=transcription, kind="formula.latex")
         return Drawn(
             kind="formula",
             language=language,

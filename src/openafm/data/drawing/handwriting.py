@@ -129,7 +129,9 @@ class HandwritingGenerator(Generator):
             regions.append(Region(label=word, box=box, kind="word"))
         transcription = "\n".join(" ".join(line.split()) for line in lines)
         image = DrawnImage(data=png_of(np.rint(pixels).astype(np.uint8)), width=width, height=height, regions=tuple(regions))
-        asked = Question(question=question(language, "transcribe"), answer=transcription, kind="handwriting.transcribe")
+        asked = Question(
+            question=question(language, split, "transcribe"), answer=transcription, kind="handwriting.transcribe"
+        )
         return Drawn(
             kind="handwriting",
             language=language,

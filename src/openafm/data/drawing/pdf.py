@@ -125,7 +125,7 @@ def _document(
     image = StoredImage(
         digest=digest, data=data, format="png", width=pixels.shape[1], height=pixels.shape[0], source=source, license=license
     )
-    asked = Question(question=question(language or "en", "transcribe"), answer=text, kind="pdf.transcribe")
+    asked = Question(question=question(language or "en", "train", "transcribe"), answer=text, kind="pdf.transcribe")
     document = ImageDocument(
         id=f"pdf/{digest[:16]}",
         kind="pdf_page",

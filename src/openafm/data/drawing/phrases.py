@@ -6,25 +6,39 @@ import functools
 import importlib.resources
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeVar
 
 from openafm.core.libraries import needed
+from openafm.data.drawing.base import SPLITS, Split
 from openafm.data.synthetic.languages import locale_of
 
+Line = TypeVar("Line")
 _SLOT = re.compile(r"\\\{(\w+)\\\}")
 
 
-def question(language: str, key: str, **slots: str) -> str:
-    """Return a question in a language with its slots filled."""
-    return _questions()[key][language].format(**slots)
+def question(language: str, split: Split, key: str, **slots: str) -> str:
+    """Return a question in a language with its slots filled. Held-out questions have other words than those of training."""
+    return _questions(split)[key][language].format(**slots)
+
+
+def absence(language: str, row: str) -> str:
+    """Return the answer to a question about an entry that is not there."""
+    return _questions("train")["absent"][language].format(row=row)
+
+
+def questions_of(lines: Sequence[Line], split: Split) -> Sequence[Line]:
+    """Return the questions of a split: of several with one meaning the last is held out."""
+    if len(lines) < 2:
+        return lines
+    return lines[-1:] if split == "held_out" else lines[:-1]
 
 
 def slots_of(language: str, key: str, text: str) -> dict[str, str] | None:
     """Return the values of the slots of a question; None if `text` is not the question `key`."""
-    match = _pattern(language, key).fullmatch(text)
-    return None if match is None else match.groupdict()
+    matches = (_pattern(language, split, key).fullmatch(text) for split in SPLITS)
+    return next((match.groupdict() for match in matches if match is not None), None)
 
 
 def label(language: str, key: str) -> str:
@@ -60,13 +74,13 @@ def read_number(language: str, text: str) -> Decimal | None:
 
 
 @functools.cache
-def _questions() -> Mapping[str, Mapping[str, str]]:
-    return dict(_read("questions.toml"))
+def _questions(split: Split) -> Mapping[str, Mapping[str, str]]:
+    return dict(_read("questions.toml" if split == "train" else "held_out_questions.toml"))
 
 
 @functools.cache
-def _pattern(language: str, key: str) -> re.Pattern[str]:
-    escaped = re.escape(_questions()[key][language])
+def _pattern(language: str, split: Split, key: str) -> re.Pattern[str]:
+    escaped = re.escape(_questions(split)[key][language])
     return re.compile(_SLOT.sub(lambda match: f"(?P<{match[1]}>.+?)", escaped), re.DOTALL)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from openafm.data.drawing.base import Split
+from openafm.data.drawing.phrases import questions_of
 from openafm.data.synthetic.calendar import CalendarPhrases
 from openafm.data.synthetic.frames import LanguageFrames, frames_of
 from openafm.data.synthetic.rendering import Piece, Pieces, render, text_of
@@ -29,9 +30,12 @@ class PosterTexts:
         self._frames: dict[str, tuple[Frame, ...]] = {}
         path = Path(str(importlib.resources.files("openafm.data.drawing").joinpath("text/posters"))) / f"{language}.txt"
         for section in read_sections(path):
-            is_shared = section.name in _SHARED or section.name.startswith("ask.")
             kept = set(split_of((line.text for line in section.lines), split))
-            lines = section.lines if is_shared else [line for line in section.lines if line.text in kept]
+            if section.name.startswith("ask."):
+                lines = list(questions_of(section.lines, split))
+            else:
+                is_shared = section.name in _SHARED
+                lines = [line for line in section.lines if is_shared or line.text in kept]
             self._frames[section.name] = tuple(parse_frame(line, line.text.replace("=>", r"=\>")) for line in lines)
 
     @property

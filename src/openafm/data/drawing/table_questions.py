@@ -9,7 +9,7 @@ from decimal import Decimal
 
 from openafm.data.drawing.base import Split
 from openafm.data.drawing.data_tables import DataTable, draw_names
-from openafm.data.drawing.phrases import question, read_number, slots_of, write_number
+from openafm.data.drawing.phrases import absence, question, read_number, slots_of, write_number
 from openafm.data.images.documents import Question
 
 _REFUSALS = 0.3
@@ -36,19 +36,23 @@ def ask(
     made: list[Question] = []
     choice = [key for key in keys or _OF_DATA if table.is_total or key != "sum"]
     for key in rng.sample(choice, min(count, len(choice))):
-        made += _ask_of_data(rng, language, table, key, only_column)
+        made += _ask_of_data(rng, language, split, table, key, only_column)
     if table.title:
-        made.append(Question(question=question(language, "title"), answer=table.title, kind="title"))
-    made.append(Question(question=question(language, "rows"), answer=str(len(table.rows)), kind="rows"))
+        made.append(Question(question=question(language, split, "title"), answer=table.title, kind="title"))
+    made.append(Question(question=question(language, split, "rows"), answer=str(len(table.rows)), kind="rows"))
     if len(table.columns) > 1 and table.measure:
-        made.append(Question(question=question(language, "columns"), answer=str(len(table.columns)), kind="columns"))
+        made.append(Question(question=question(language, split, "columns"), answer=str(len(table.columns)), kind="columns"))
     if rng.random() < _REFUSALS:
         made += _ask_absent(rng, language, split, table)
-    made.append(Question(question=question(language, "transcribe_table"), answer=table.markdown(language), kind="table"))
+    made.append(
+        Question(question=question(language, split, "transcribe_table"), answer=table.markdown(language), kind="table")
+    )
     return tuple(Question(question=each.question, answer=each.answer, kind=f"{group}.{each.kind}") for each in made)
 
 
-def _ask_of_data(rng: random.Random, language: str, table: DataTable, key: str, only_column: bool) -> Iterator[Question]:
+def _ask_of_data(
+    rng: random.Random, language: str, split: Split, table: DataTable, key: str, only_column: bool
+) -> Iterator[Question]:
     index = rng.randrange(len(table.columns))
     values, column = table.column(index), table.columns[index]
     first, second = rng.sample(range(len(table.rows)), 2)
@@ -59,21 +63,21 @@ def _ask_of_data(rng: random.Random, language: str, table: DataTable, key: str, 
 
     match key:
         case "lookup" if only_column:
-            yield made(question(language, "lookup_only", row=row), write_number(language, values[first]))
+            yield made(question(language, split, "lookup_only", row=row), write_number(language, values[first]))
         case "lookup":
-            yield made(question(language, key, row=row, column=column), write_number(language, values[first]))
+            yield made(question(language, split, key, row=row, column=column), write_number(language, values[first]))
         case "max" | "min":
             best = max(values) if key == "max" else min(values)
             if values.count(best) == 1:
-                yield made(question(language, key, column=column), table.rows[values.index(best)])
+                yield made(question(language, split, key, column=column), table.rows[values.index(best)])
         case "sum":
-            yield made(question(language, key, column=column), write_number(language, sum(values, Decimal(0))))
+            yield made(question(language, split, key, column=column), write_number(language, sum(values, Decimal(0))))
         case "difference":
-            text = question(language, key, row=row, other=other, column=column)
+            text = question(language, split, key, row=row, other=other, column=column)
             yield made(text, write_number(language, abs(values[first] - values[second])))
         case "compare":
             if values[first] != values[second]:
-                text = question(language, key, row=row, other=other, column=column)
+                text = question(language, split, key, row=row, other=other, column=column)
                 yield made(text, row if values[first] > values[second] else other)
         case "above":
             ordered = sorted(set(values))
@@ -82,7 +86,7 @@ def _ask_of_data(rng: random.Random, language: str, table: DataTable, key: str, 
                 middle = (ordered[at] + ordered[at + 1]) / 2
                 limit = middle.quantize(ordered[at])
                 if ordered[at] <= limit < ordered[at + 1]:
-                    text = question(language, key, column=column, number=write_number(language, limit))
+                    text = question(language, split, key, column=column, number=write_number(language, limit))
                     yield made(text, str(sum(value > limit for value in values)))
 
 
@@ -90,8 +94,8 @@ def _ask_absent(rng: random.Random, language: str, split: Split, table: DataTabl
     known = {row.casefold() for row in table.rows} | {column.casefold() for column in table.columns}
     for name in draw_names(rng, language, split, rng.choice(("city", "product", "person")), 4, 18):
         if name.casefold() not in known:
-            text = question(language, "lookup_only", row=name)
-            yield Question(question=text, answer=question(language, "absent", row=name), kind="absent")
+            text = question(language, split, "lookup_only", row=name)
+            yield Question(question=text, answer=absence(language, name), kind="absent")
             return
 
 
@@ -128,7 +132,7 @@ def _recomputed(
         return None
     by_name = {row[0]: row for row in rows}
     if key == "absent":
-        return None if slots["row"] in by_name else question(language, "absent", row=slots["row"])
+        return None if slots["row"] in by_name else absence(language, slots["row"])
     at = header.index(slots["column"]) if slots.get("column") in header else 1
     if "column" in slots and slots["column"] not in header:
         return None

@@ -59,7 +59,7 @@ def _drawn(sheet: Sheet, document: str, theme: str) -> Drawn:
     transcription = "\n".join(sheet.lines)
     questions = list(sheet.questions)
     if document != "infographic":  # its table is asked for
-        text = question(sheet.language, "transcribe")
+        text = question(sheet.language, sheet.split, "transcribe")
         questions.append(Question(question=text, answer=transcription, kind="document.transcribe"))
     image = sheet.image()
     return Drawn(

@@ -145,7 +145,7 @@ class Sheet:
 
     def ask(self, key: str, answer: str, **slots: str) -> None:
         """Add a question about the sheet."""
-        text = question(self.language, key, **slots)
+        text = question(self.language, self.split, key, **slots)
         self.questions.append(Question(question=text, answer=answer, kind=f"document.{key}"))
 
     def price(self) -> Decimal:

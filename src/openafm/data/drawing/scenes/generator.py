@@ -21,7 +21,7 @@ class SceneGenerator(Generator):
         self._config = config
 
     def draw(self, rng: random.Random, language: str, split: Split) -> Drawn:
-        texts = scene_texts(language)
+        texts = scene_texts(language, split)
         config = self._config
         is_pair = rng.random() < config.pairs
         marked = not is_pair and rng.random() < config.marks

@@ -8,9 +8,11 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from openafm.data.drawing.base import Split
+from openafm.data.drawing.phrases import questions_of
 from openafm.data.drawing.scenes.objects import COLORS, EMOJI, SHAPES, SceneObject
 from openafm.data.synthetic.rendering import Piece, capitalize, render, text_of
-from openafm.data.synthetic.source_text import Frame, TextSection, parse_frame, read_sections
+from openafm.data.synthetic.source_text import Frame, Line, TextSection, parse_frame, read_sections
 
 _LISTS = {
     "objects": len(EMOJI),
@@ -25,15 +27,15 @@ _PLURALS = {"fish": "fish", "bus": "buses", "butterfly": "butterflies", "bunch":
 
 
 class SceneTexts:
-    """The words and templates of one language."""
+    """The words and templates of one language; the questions are those of a split, or of both with None."""
 
-    def __init__(self, language: str) -> None:
+    def __init__(self, language: str, split: Split | None) -> None:
         self.language = language
         path = Path(str(importlib.resources.files("openafm.data.drawing").joinpath("text/scenes"))) / f"{language}.txt"
         sections = {section.name: section for section in read_sections(path)}
         self._lists = {name: _listed(sections[name], count) for name, count in _LISTS.items() if name in sections}
         self._frames: dict[str, tuple[Frame, ...]] = {
-            name: tuple(parse_frame(line) for line in section.lines)
+            name: tuple(map(parse_frame, _lines_of(section, split)))
             for name, section in sections.items()
             if name not in _LISTS
         }
@@ -94,9 +96,13 @@ class SceneTexts:
 
 
 @functools.cache
-def scene_texts(language: str) -> SceneTexts:
-    """The texts of a language, read once."""
-    return SceneTexts(language)
+def scene_texts(language: str, split: Split | None = None) -> SceneTexts:
+    """The texts of a language and split, read once."""
+    return SceneTexts(language, split)
+
+
+def _lines_of(section: TextSection, split: Split | None) -> Sequence[Line]:
+    return questions_of(section.lines, split) if split is not None and section.name.startswith("ask.") else section.lines
 
 
 def _listed(section: TextSection, count: int) -> tuple[str, ...]:

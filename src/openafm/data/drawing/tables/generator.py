@@ -67,15 +67,17 @@ class TableGenerator(Generator):
         return [*errors, *check_answers(drawn.language, drawn.transcription, drawn.questions)]
 
     def _draw_page_table(self, rng: random.Random, language: str, split: Split, table: PageTable) -> Drawn:
-        questions = [Question(question=question(language, "rows"), answer=str(len(table.rows)), kind="table.rows")]
+        questions = [Question(question=question(language, split, "rows"), answer=str(len(table.rows)), kind="table.rows")]
         markdown = markdown_table(table.title, table.header, table.rows)
         names = [row[0] for row in table.rows]
         if len(set(names)) == len(names) and all(names):
             row, column = rng.randrange(len(names)), rng.randrange(1, len(table.header))
             if table.rows[row][column]:
-                text = question(language, "lookup", row=names[row], column=table.header[column])
+                text = question(language, split, "lookup", row=names[row], column=table.header[column])
                 questions.append(Question(question=text, answer=table.rows[row][column], kind="table.lookup"))
-        questions.append(Question(question=question(language, "transcribe_table"), answer=markdown, kind="table.table"))
+        questions.append(
+            Question(question=question(language, split, "transcribe_table"), answer=markdown, kind="table.table")
+        )
         return self._drawn(rng, language, split, table.title, table.header, table.rows, tuple(questions), table.page)
 
     def _drawn(
