@@ -284,16 +284,38 @@ def test_captions_are_asked_for_in_the_language_of_the_document(tmp_path: Path) 
     assert asked == ["Chinese (Simplified)", "Japanese", "English", "English"]
 
 
-def test_interleaved_documents_pass_and_opted_out_ones_are_dropped(tmp_path: Path) -> None:
+def test_each_image_of_a_document_is_captioned_and_opted_out_documents_are_dropped(tmp_path: Path) -> None:
     page = interleaved_of(pair_of("red"), pair_of("blue"))
     corpus = corpus_of(tmp_path / "in", [page, pair_of("green", opt_out="noimageai"), pair_of("yellow")])
     captioner = Scripted()
-    caption_corpus(corpus, tmp_path / "out", captioner, SHORT)
+    config = CaptionConfig(levels=(BY_NAME["short"], BY_NAME["grounded"]))
+    caption_corpus(corpus, tmp_path / "out", captioner, config)
     out = open_image_corpus(tmp_path / "out")
     assert out.manifest.dropped == {"opt_out": 1}
-    assert [document.kind for document in out.documents()] == ["interleaved", "pair"]
-    assert next(iter(out.documents())) == page[0]
-    assert len(captioner.requests) == 1
+    interleaved, pair = out.documents()
+    assert interleaved.parts == page[0].parts
+    found = [(each.label, each.kind, each.image) for each in interleaved.regions]
+    red, blue = interleaved.digests
+    assert found == [
+        ("A red rectangle on white.", "caption.short", red),
+        ("A blue rectangle on white.", "caption.short", blue),
+    ]
+    assert pair.captions["short"] == "A yellow rectangle on white."
+    assert caption_counts(out).captions == {"grounded": 1, "short": 3}
+    again = Scripted(short="Another sentence.")
+    caption_corpus(out, tmp_path / "again", again, SHORT)
+    assert not again.requests
+
+
+def test_a_caption_that_fails_leaves_the_others_of_its_document(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "in", [interleaved_of(pair_of("red"), pair_of("blue"))])
+    captioner = Scripted(short="")
+    config = CaptionConfig(levels=(BY_NAME["keywords"], BY_NAME["short"]))
+    caption_corpus(corpus, tmp_path / "out", captioner, config)
+    (document,) = documents(tmp_path / "out")
+    assert [each.kind for each in document.regions] == ["caption.keywords"] * 2
+    assert document.metadata["caption.dropped.short"] == "empty,empty"
+    assert caption_counts(open_image_corpus(tmp_path / "out")).dropped == {"short.empty": 2}
 
 
 def test_bytes_do_not_depend_on_threads(tmp_path: Path) -> None:

@@ -1,16 +1,17 @@
 """Captioning of image corpora: documents get captions in levels; grounded captions are fused from captions of regions.
 
-Documents with one image are captioned. Others are copied unchanged and counted. A caption that fails its check is left out,
-with its reason in the document's metadata; a document that gets none of the wanted levels is dropped. The output has a shard
-for each shard of the input. Finished shards and answers are kept, so a run that was killed continues.
+A caption that fails its check is left out, with its reason in the document's metadata; a document with one image that gets
+none of the wanted levels is dropped. In a document with several images each one is captioned: the captions are regions that
+cover an image. The output has a shard for each shard of the input. Finished shards and answers are kept, so a run that was
+killed continues.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,12 +43,13 @@ from openafm.data.images.shards import (
 )
 from openafm.data.web.documents import Dropped
 
-VERSION = 1  # of the checks and of the fusion; shards of another version are computed again
+VERSION = 2  # of the checks and of the fusion; shards of another version are computed again
 ANSWERS = "answers.sqlite"
 REASONS = (*checks.REASONS, "coordinates", "no_regions", "opt_out")
 """Reasons of this stage. A document without any caption has that of its first level; the detail has all."""
 CAPTIONED = "caption"
-"""The kind of regions whose label is the caption of their crop."""
+"""The kind of regions whose label is the caption of their crop. In documents with several images, `caption.LEVEL` is the kind
+of the regions whose label is the caption of a whole image."""
 PROMPT_KEY, DROPPED_KEY = "caption.prompt.", "caption.dropped."
 """Keys of a document's metadata, followed by the level: the digest of the prompt; the reason why there is no caption."""
 
@@ -97,7 +99,9 @@ def caption_counts(corpus: ImageCorpus) -> CaptionCounts:
         kept.update(it for it in document.captions if it != "alt" and PROMPT_KEY + it not in document.metadata)
         for key, value in document.metadata.items():
             if key.startswith(PROMPT_KEY):
-                captions[key.removeprefix(PROMPT_KEY)] += 1
+                level = key.removeprefix(PROMPT_KEY)
+                of_images = sum(region.kind == f"{CAPTIONED}.{level}" for region in document.regions)
+                captions[level] += of_images or 1
             elif key.startswith(DROPPED_KEY):
                 level = key.removeprefix(DROPPED_KEY)
                 dropped.update(f"{level}.{reason}" for reason in value.split(","))
@@ -126,7 +130,9 @@ class DocumentCaptioner:
         if opt_out:
             return Dropped(reason="opt_out", detail=opt_out, url=document.source)
         missing = [level for level in self._config.levels if self._config.replaces or level.name not in document.captions]
-        if len(images) != 1 or not missing:
+        if len(images) > 1:
+            return self._each_captioned(document, images), images
+        if not images or not missing:
             return document, images
         written = {level.name for level in missing}
         captions = {name: text for name, text in document.captions.items() if name not in written}
@@ -155,6 +161,30 @@ class DocumentCaptioner:
             regions=tuple(regions),
             metadata={**document.metadata, **metadata, **self._recorded},
         ), images
+
+    def _each_captioned(self, document: ImageDocument, images: Sequence[StoredImage]) -> ImageDocument:
+        """Return a document with captions of each of its images; the level `grounded` is left out."""
+        kinds = {f"{CAPTIONED}.{level.name}": level for level in self._config.levels if level.name != GROUNDED}
+        regions = [each for each in document.regions if not (self._config.replaces and each.kind in kinds)]
+        known = {(each.image, each.kind) for each in regions}
+        language = answer_language(self._config.language, document.language)
+        metadata: dict[str, str] = {}
+        failed: dict[str, list[str]] = defaultdict(list)
+        for kind, level in kinds.items():
+            prompt = self._prompt(level, language)
+            for image in images:
+                if (image.digest, kind) in known:
+                    continue
+                outcome = self._asked(image.data, level, prompt)
+                if isinstance(outcome, Answer):
+                    box = (0.0, 0.0, float(image.width), float(image.height))
+                    regions.append(Region(label=outcome.text, box=box, kind=kind, image=image.digest))
+                    metadata[PROMPT_KEY + level.name] = _digest(prompt)
+                else:
+                    failed[level.name].append(outcome.reason)
+        metadata |= {DROPPED_KEY + name: ",".join(reasons) for name, reasons in failed.items()}
+        recorded = self._recorded if metadata else {}
+        return replace(document, regions=tuple(regions), metadata={**document.metadata, **metadata, **recorded})
 
     def _grounded(
         self,
