@@ -39,7 +39,8 @@ from openafm.data.web.crawler import FRONTIER
 from openafm.data.web.documents import Page
 from openafm.data.web.frontier import Frontier
 from openafm.data.web.robots import Robots
-from openafm.data.web.warc import read_pages, warc_files
+from openafm.data.web.warc import warc_files
+from openafm.data.web.warc_reader import read_pages
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "crawl.json"
 PEER = Path(__file__).parent / "crawling" / "scrapy_worker.py"

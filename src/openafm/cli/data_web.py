@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from openafm.core.progress import Progress
     from openafm.data.rendering import RenderConfig
     from openafm.data.web.crawl_config import CrawlConfig
-    from openafm.data.web.crawler import CrawlReport
+    from openafm.data.web.crawl_report import CrawlReport
 
 CrawlFolder = Annotated[Path, typer.Option("--crawl", help="Folder of the crawl.")]
 

@@ -15,7 +15,6 @@ from openafm.data.pairs.config import InterleavedConfig, PairsConfig
 from openafm.data.pairs.filters import AltTextConfig
 from openafm.data.pairs.pages import ImagePageConfig
 from openafm.data.pipeline.config import DeduplicationStageConfig, ExtractionStageConfig, FilterStageConfig
-from openafm.recipes.config import UnknownRecipeError
 
 Build = Callable[[], PairsConfig]
 
@@ -54,6 +53,8 @@ def build_image_pipeline(name: str) -> PairsConfig:
         UnknownRecipeError: no such pipeline; the message gives the nearest one.
         PluginError: the module cannot be imported.
     """
+    from openafm.recipes.config import UnknownRecipeError  # loads the configs of training, which pipelines do not need
+
     if ":" not in name:
         if name not in IMAGE_PIPELINES:
             raise UnknownRecipeError(f"unknown pipeline of images '{name}'{nearest(name, list(IMAGE_PIPELINES))}")

@@ -11,7 +11,8 @@ from openafm.cli.main import run
 from openafm.data.rendering import RenderConfig, RenderingUnavailableError, check_installation
 from openafm.data.sites import SiteConfig, serve
 from openafm.data.web.documents import Page
-from openafm.data.web.warc import read_pages, warc_files
+from openafm.data.web.warc import warc_files
+from openafm.data.web.warc_reader import read_pages
 
 SITE = SiteConfig(
     seed=1, num_pages=4, languages=("en",), scripts=("fetch", "load_more"), script_share=0.6, opt_out_share=0, traps=False

@@ -16,7 +16,8 @@ from openafm.core.config import from_dict
 from openafm.data.web.crawl_config import CrawlConfig
 from openafm.data.web.documents import Page
 from openafm.data.web.opt_out import read_exceptions
-from openafm.data.web.warc import read_pages, warc_files
+from openafm.data.web.warc import warc_files
+from openafm.data.web.warc_reader import read_pages
 
 CONFIG = "delay_s = 0.0\nallow_private_addresses = true\n[priority]\nlanguages = {en = 1.0}\n"
 

@@ -11,10 +11,12 @@ import pytest
 from crawl_site import TEXT, Answer, Site, page, serve
 
 from openafm.data.web.crawl_config import CrawlConfig
-from openafm.data.web.crawler import FRONTIER, Crawler, CrawlReport
+from openafm.data.web.crawl_report import CrawlReport
+from openafm.data.web.crawler import FRONTIER, Crawler
 from openafm.data.web.documents import Page
 from openafm.data.web.frontier import Frontier
-from openafm.data.web.warc import read_pages, warc_files
+from openafm.data.web.warc import warc_files
+from openafm.data.web.warc_reader import read_pages
 
 CONFIG = CrawlConfig(delay_s=0.0, allow_private_addresses=True, tdm_file=False, timeout_s=5.0, max_wait_s=5.0, images=True)
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(200)

@@ -17,10 +17,13 @@ from crawl_site import Answer, Site, page, serve, tree
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.files import FolderInUseError, folder_lock
 from openafm.data.web.crawl_config import CrawlConfig, CrawlError
-from openafm.data.web.crawler import FRONTIER, Crawler, CrawlReport, Refusal
+from openafm.data.web.crawl_report import CrawlReport
+from openafm.data.web.crawler import FRONTIER, Crawler
 from openafm.data.web.documents import Page
 from openafm.data.web.frontier import Frontier
-from openafm.data.web.warc import read_pages, warc_files
+from openafm.data.web.renderer import Refusal
+from openafm.data.web.warc import warc_files
+from openafm.data.web.warc_reader import read_pages
 
 FAST = CrawlConfig(delay_s=0.0, allow_private_addresses=True, tdm_file=False, timeout_s=5.0, max_wait_s=5.0)
 

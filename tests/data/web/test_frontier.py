@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from openafm.core.files import OutOfSpaceError
-from openafm.data.web.frontier import Candidate, Frontier, FrontierError, Outcome, Task
+from openafm.data.web.frontier import Candidate, Frontier, Outcome, Task
+from openafm.data.web.frontier_database import FrontierError
 
 
 def stored_score(task: Task) -> float:

@@ -17,7 +17,8 @@ from crawl_site import Site, serve, tree
 from openafm.data.web.crawler import FRONTIER
 from openafm.data.web.documents import Page
 from openafm.data.web.frontier import Frontier
-from openafm.data.web.warc import read_pages, warc_files
+from openafm.data.web.warc import warc_files
+from openafm.data.web.warc_reader import read_pages
 
 DELAY_S = 0.02
 COMMAND = "from openafm.cli.main import main; main()"

@@ -11,7 +11,8 @@ import pytest
 
 from openafm.core.files import OutOfSpaceError
 from openafm.data.web.documents import Dropped, Page
-from openafm.data.web.warc import Capture, WarcWriter, capture_bytes, read_pages, recover, warc_files
+from openafm.data.web.warc import Capture, WarcWriter, capture_bytes, warc_files
+from openafm.data.web.warc_reader import read_pages, recover
 
 TRAILER = 14  # bytes of a gzip member after the last byte of a record
 AT = "2026-01-02T03:04:05+00:00"

@@ -48,8 +48,8 @@ ANSWERS = "answers.sqlite"
 REASONS = (*checks.REASONS, "coordinates", "no_regions", "opt_out")
 """Reasons of this stage. A document without any caption has that of its first level; the detail has all."""
 CAPTIONED = "caption"
-"""The kind of regions whose label is the caption of their crop. In documents with several images, `caption.LEVEL` is the kind
-of the regions whose label is the caption of a whole image."""
+"""The kind of regions whose label is the caption of their crop. In documents with several images, `caption.LEVEL` is the
+kind of the regions whose label is the caption of a whole image."""
 PROMPT_KEY, DROPPED_KEY = "caption.prompt.", "caption.dropped."
 """Keys of a document's metadata, followed by the level: the digest of the prompt; the reason why there is no caption."""
 

@@ -27,7 +27,7 @@ from openafm.data.pairs.store import Record, ShardTask, json_of
 from openafm.data.pipeline.parquet import RowWriter
 from openafm.data.web.documents import Dropped, Page
 from openafm.data.web.urls import canonical_url
-from openafm.data.web.warc import read_pages
+from openafm.data.web.warc_reader import read_pages
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -26,7 +26,7 @@ from openafm.data.pipeline.config import (
 from openafm.data.pipeline.inputs import Shard
 from openafm.data.pipeline.parquet import read_documents
 from openafm.data.web.documents import Dropped, Page, WebDocument
-from openafm.data.web.warc import read_pages
+from openafm.data.web.warc_reader import read_pages
 
 if TYPE_CHECKING:
     import pyarrow as pa

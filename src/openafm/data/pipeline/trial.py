@@ -18,7 +18,8 @@ from openafm.data.pipeline.inputs import WARC_SUFFIXES
 from openafm.data.pipeline.steps import REDUCTIONS, run_step, steps_of
 from openafm.data.web.documents import Dropped, Page, WebDocument
 from openafm.data.web.opt_out import training_opt_out
-from openafm.data.web.warc import read_pages, warc_files
+from openafm.data.web.warc import warc_files
+from openafm.data.web.warc_reader import read_pages
 
 _MAX_LINES = 12
 _MAX_WIDTH = 160

@@ -8,7 +8,7 @@ from pathlib import Path
 from openafm.data.web.documents import Page
 from openafm.data.web.fetch import Fetched, FetchFailure, FetchLimits
 from openafm.data.web.urls import canonical_url
-from openafm.data.web.warc import read_pages, response_positions
+from openafm.data.web.warc_reader import read_pages, response_positions
 
 
 class ArchivedResources:

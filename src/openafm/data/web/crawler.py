@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from openafm.core.errors import OpenAFMError
 from openafm.core.files import folder_lock
 from openafm.core.progress import Progress
 from openafm.data.web.crawl_config import CrawlConfig, CrawlError, check_config, seed_url
+from openafm.data.web.crawl_report import CrawlReport, report_of
 from openafm.data.web.discovery import Discovery
 from openafm.data.web.documents import Page
 from openafm.data.web.fetch import (
@@ -30,10 +30,10 @@ from openafm.data.web.fetch import (
     Fetcher,
     FetchFailure,
     FetchLimits,
-    retry_after_seconds,
     timestamp,
 )
 from openafm.data.web.frontier import Candidate, Frontier, Outcome, Task
+from openafm.data.web.host_failures import BACKOFF_S, HostFailures
 from openafm.data.web.opt_out import (
     PublisherException,
     crawl_agent,
@@ -42,58 +42,18 @@ from openafm.data.web.opt_out import (
     training_opt_out,
 )
 from openafm.data.web.origins import Origins
+from openafm.data.web.renderer import Renderer
 from openafm.data.web.robots import Robots
 from openafm.data.web.sitemaps import MAX_BYTES as SITEMAP_BYTES
 from openafm.data.web.sitemaps import read_sitemap
 from openafm.data.web.urls import canonical_url, host_of, origin_of
-from openafm.data.web.warc import DOM_TYPE, Capture, WarcWriter, recover, warc_files
+from openafm.data.web.warc import DOM_TYPE, Capture, WarcWriter, warc_files
+from openafm.data.web.warc_reader import recover
 
 FRONTIER = "frontier.sqlite"
-_BACKOFF_S = 1.0
 _SITEMAP_SCORE = 20.0
 _SITEMAP_DEPTH = 2  # indexes of indexes
 _MAX_INTERRUPTIONS = 3  # times max_attempts; a page that ends the process each time is given up
-_CALM_ANSWERS = 0.7  # factor of the back-off after a good answer
-
-
-Refusal = Callable[[str], Awaitable[str]]
-"""Returns why a rendered page must not request a URL; empty if it may."""
-
-
-class Rendered(Protocol):
-    """What a renderer returns: the DOM as UTF-8 and a PNG screenshot, empty without one."""
-
-    @property
-    def dom(self) -> bytes: ...
-
-    @property
-    def screenshot(self) -> bytes: ...
-
-
-class Renderer(Protocol):
-    """Renders pages that need JavaScript (`data.rendering`)."""
-
-    def needs_rendering(self, page: Page) -> bool: ...
-
-    async def render(
-        self, url: str, html: bytes | None = None, *, content_type: str = "", refusal: Refusal | None = None
-    ) -> Rendered: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class CrawlReport:
-    """The state of a crawl after a run. `fetched` counts this run, the others the whole crawl."""
-
-    fetched: int
-    done: int
-    failed: int
-    denied: int
-    waiting: int
-    opted_out: int
-    seconds: float
-    reasons: dict[str, int]
-    next_at: float | None = None
-    images: int = 0
 
 
 class Crawler:
@@ -145,6 +105,7 @@ class _Run:
             read_exceptions(Path(config.exceptions)) if config.exceptions else ()
         )
         self.discovery = Discovery(config, frontier)
+        self.failures = HostFailures(config, frontier)
         self.tasks: set[asyncio.Task[None]] = set()
         self.writing = asyncio.Lock()
         self.num_before = 0
@@ -187,7 +148,8 @@ class _Run:
                 for task in self.tasks:
                     task.cancel()
                 await asyncio.gather(*self.tasks, return_exceptions=True)
-        return self._report(time.monotonic() - start, next_at)
+        num_fetched = self.discovery.num_done - self.num_before
+        return report_of(self.frontier, num_fetched, time.monotonic() - start, next_at)
 
     async def _dispatch(self) -> float | None:
         """Start visits; return the time of the next page if the run ends because all wait for too long."""
@@ -246,9 +208,9 @@ class _Run:
         self.frontier.release(task)
         if isinstance(robots, str):
             state = self.frontier.host(task.host)
-            wait = min(self.config.max_backoff_s, _BACKOFF_S * 2**state.failures)
+            wait = min(self.config.max_backoff_s, BACKOFF_S * 2**state.failures)
             self.frontier.delay_host(task.host, max(state.next_at, time.time() + wait))
-            self._host_failed(task.host, robots)
+            self.failures.host_failed(task.host, robots)
         elif self.config.sitemaps and not self.discovery.rules.refusal(
             origin + "/", depth=0
         ):  # not of hosts of images alone
@@ -276,11 +238,11 @@ class _Run:
         at = answer.at if isinstance(answer, FetchFailure) else answer.headers_at
         self.frontier.delay_host(task.host, at + delay)
         if isinstance(answer, FetchFailure):
-            self._failed(task, answer.reason, answer.detail, answer.at, retry=answer.reason in RETRIED)
+            self.failures.failed(task, answer.reason, answer.detail, answer.at, retry=answer.reason in RETRIED)
         elif answer.status in (429, 503):
-            self._overloaded(task, answer, delay)
+            self.failures.overloaded(task, answer, delay)
         elif answer.status >= 500:
-            self._failed(task, f"HTTP {answer.status}", "", at, retry=True)
+            self.failures.failed(task, f"HTTP {answer.status}", "", at, retry=True)
         elif answer.status >= 400:
             self.frontier.finish(
                 task.url,
@@ -288,7 +250,7 @@ class _Run:
                 at,
                 attempt="answered",
             )
-            self._calm(task.host)
+            self.failures.calm(task.host)
         elif 300 <= answer.status < 400 and answer.status != 304:
             await self._redirected(task, answer)
         elif task.kind == "image":
@@ -297,41 +259,6 @@ class _Run:
             self._sitemap(task, answer)
         else:
             await self._captured(task, answer, robots, delay)
-
-    def _failed(self, task: Task, reason: str, detail: str, now: float, *, retry: bool) -> None:
-        """Note a failed request; retried ones count against the host."""
-        again = retry and task.attempts + 1 < self.config.max_attempts
-        outcome = Outcome(
-            state="waiting" if again else "failed",
-            reason=f"{reason}: {detail}" if detail else reason,
-            not_before=now + _BACKOFF_S * 2**task.attempts if again else 0.0,
-        )
-        self.frontier.finish(task.url, outcome, now, attempt=outcome.reason, counters={reason: 1})
-        if retry:
-            self._host_failed(task.host, outcome.reason)
-
-    def _overloaded(self, task: Task, answer: Fetched, delay: float) -> None:
-        """Slow down after 429 or 503, at least for as long as Retry-After asks."""
-        now = time.time()
-        backoff = min(self.config.max_backoff_s, max(2 * delay, _BACKOFF_S))
-        wait = max(backoff, retry_after_seconds(answer.headers, now))
-        self._failed(task, f"HTTP {answer.status}", "", now, retry=True)
-        self.frontier.delay_host(task.host, answer.headers_at + wait, backoff=backoff)
-
-    def _host_failed(self, host: str, reason: str) -> None:
-        failures = self.frontier.host(host).failures + 1
-        self.frontier.delay_host(host, self.frontier.host(host).next_at, failed=True)
-        if failures >= self.config.max_host_failures:
-            self.frontier.close_host(host, f"the host failed {failures} times in a row, last with {reason}")
-
-    def _calm(self, host: str) -> None:
-        """Note a good answer: failures start again at 0 and the back-off shrinks."""
-        state = self.frontier.host(host)
-        if state.failures or state.backoff:
-            backoff = state.backoff * _CALM_ANSWERS
-            self.frontier.delay_host(
-                host, state.next_at, backoff=backoff if backoff > self.config.delay_s else 0.0, failed=False
-            )
 
     async def _redirected(self, task: Task, answer: Fetched) -> None:
         """Put the target of a redirect into the frontier; it is visited under the rules of its own host."""
@@ -361,7 +288,7 @@ class _Run:
         self.frontier.finish(
             task.url, outcome, answer.headers_at, attempt="answered", new=[] if refusal else [new], counters={"redirects": 1}
         )
-        self._calm(task.host)
+        self.failures.calm(task.host)
 
     def _sitemap(self, task: Task, answer: Fetched) -> None:
         entries = [(canonical_url(each.url), each.is_sitemap) for each in read_sitemap(answer.body)]
@@ -378,7 +305,7 @@ class _Run:
         counters = {"sitemaps": 1, "sitemap_urls": len(new)}
         done = Outcome(state="done", status=answer.status)
         self.frontier.finish(task.url, done, answer.headers_at, attempt="answered", new=new, counters=counters)
-        self._calm(task.host)
+        self.failures.calm(task.host)
 
     async def _captured(self, task: Task, answer: Fetched, robots: Robots, delay: float) -> None:
         """Write a page, or the note that it has not changed, to the WARC file and then to the frontier."""
@@ -399,7 +326,7 @@ class _Run:
         async with self.writing:  # noted in the order of the file, so that the noted length covers noted captures only
             place = await asyncio.to_thread(self.writer.write, capture)
             self.discovery.note(page, inspected, answer.headers_at, task.depth, place)
-        self._calm(task.host)
+        self.failures.calm(task.host)
         if self.progress is not None:
             self.progress.update(self.discovery.num_done, f"{self.discovery.num_done:,} pages, {task.domain}")
 
@@ -417,7 +344,7 @@ class _Run:
         async with self.writing:
             place = await asyncio.to_thread(self.writer.write, capture)
             self.discovery.note_image(page, answer.headers_at, place)
-        self._calm(task.host)
+        self.failures.calm(task.host)
 
     def _opt_out(self, task: Task, answer: Fetched, robots: Robots) -> str:
         """Return why what was fetched must not be used for training; empty if it may be."""
@@ -465,25 +392,3 @@ class _Run:
             return robots
         decision = robots.decide(crawl_agent(robots, self.config.agent, self.config.fallback_agents), url)
         return "" if decision.allowed else str(decision)
-
-    def _report(self, seconds: float, next_at: float | None) -> CrawlReport:
-        states, counters = self.frontier.states(), self.frontier.counters()
-        reasons = Counter({f"{state}: {reason}": pages for state, reason, pages in self.frontier.reasons()})
-        report = CrawlReport(
-            fetched=self.discovery.num_done - self.num_before,
-            done=counters.get("pages", 0),
-            failed=states["failed"],
-            denied=states["denied"],
-            waiting=states["waiting"] + states["held"] + states["active"],
-            opted_out=counters.get("opted_out", 0),
-            seconds=seconds,
-            images=counters.get("images", 0),
-            reasons=dict(reasons.most_common(20)),
-            next_at=next_at,
-        )
-        if not report.done:
-            causes = "; ".join(f"{reason} ({pages})" for reason, pages in reasons.most_common(3)) or "no page is left"
-            raise CrawlError(
-                f"no page was fetched: {causes}. Check the addresses and the network, then run the command again"
-            )
-        return report

@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.core.libraries import needed
 from openafm.data.web.documents import Dropped
-from openafm.data.web.warc import read_pages
+from openafm.data.web.warc_reader import read_pages
 
 _CELLS = {"td", "th"}
 _LARGEST = {"rows": 40, "columns": 12, "cell": 80}
