@@ -45,15 +45,16 @@ def trained(recipe: str, folder: Path, changes: dict[str, str]) -> str:
     return name
 
 
-def test_mixture_of_adaptation_is_the_reports() -> None:
+@pytest.mark.parametrize("model", ["on_device", "server"])
+def test_mixture_of_adaptation_is_the_reports(model: str) -> None:
     """60 % text of continued pre-training, 10 % interleaved, 28.5 % captions, 1.5 % domain-specific images."""
     for size in ("micro", "nano"):
-        config = build_run("on_device.multimodal", size)
+        config = build_run(f"{model}.multimodal", size)
         weights = {source.name: source.weight for source in config.trainer.data.sources}
         images = {name: weights.pop(name) for name in ("interleaved", "captions", "domain")}
         assert images == {"interleaved": 0.1, "captions": 0.285, "domain": 0.015}
         assert sum(weights.values()) == pytest.approx(0.6)
-        text = build_run("on_device.text_continued", size).trainer.data.sources
+        text = build_run(f"{model}.text_continued", size).trainer.data.sources
         assert weights == pytest.approx({source.name: 0.6 * source.weight for source in text})
 
 
@@ -69,6 +70,21 @@ def test_stages_have_the_reports_resolutions_in_proportion(size: str) -> None:
     assert (resolution.side, resolution.rapid_side) == (3 * window, window)
     assert CLIP_RESOLUTIONS[size].side == 2 * window
     assert joint.adapter.tokens_side**2 == resolution.tokens
+
+
+@pytest.mark.parametrize("size", ["micro", "nano"])
+def test_the_server_has_the_resolution_of_its_contrastive_stage(size: str) -> None:
+    """ViT-g is pre-trained at 448 pixels, trained jointly at 672, and adapted at 448, with 144 tokens of an image."""
+    stages = ("vision.server_clip", "vision.server_joint", "server.multimodal", "server.multimodal_sft")
+    clip, joint, adapted, tuned = (build_run(stage, size).trainer.model for stage in stages)
+    assert isinstance(clip, ClipConfig)
+    assert isinstance(joint, MultimodalConfig)
+    assert isinstance(adapted, MultimodalConfig)
+    assert isinstance(tuned, MultimodalConfig)
+    assert 3 * clip.vision.image_side == 2 * joint.vision.image_side
+    assert adapted.vision == clip.vision
+    assert adapted.decoder == build_run("server.text_continued", size).trainer.model
+    assert {mode.name for mode in tuned.modes} == {"balanced", "high"}
 
 
 def test_fine_tuning_draws_the_modes_by_the_reports_coin_flips() -> None:
@@ -100,39 +116,41 @@ def test_fine_tuning_asks_about_places_absent_things_and_pairs_of_images() -> No
 
 
 @pytest.mark.slow
-def test_stages_build_on_each_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("model", "prefix"), [("on_device", ""), ("server", "server_")])
+def test_stages_build_on_each_other(model: str, prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = {"tokenizer.vocab_size": "400", "trainer.model.vocab_size": "400"}
     text = {f"corpora.{name}.num_examples": "20" for name in ("math", "code", "knowledge", "multilingual")}
     few_held_out = {"corpora.held_out_text.num_examples": "20"}
     unmoved = {"trainer.optimizer.learning_rate": "1e-12", "trainer.optimizer.weight_decay": "0"}
-    clip = open_bundle(trained("vision.clip", tmp_path, FEW | small))
+    clip = open_bundle(trained(f"vision.{prefix}clip", tmp_path, FEW | small))
     assert isinstance(clip.config, ClipConfig)
 
-    assert prepare_run("vision.joint", "micro").trainer.start == VisionStart(bundle=str(clip.path), identity=clip.identity)
-    joint = open_bundle(trained("vision.joint", tmp_path, FEW | small | text | unmoved))
+    assert prepare_run(f"vision.{prefix}joint", "micro").trainer.start == VisionStart(
+        bundle=str(clip.path), identity=clip.identity
+    )
+    joint = open_bundle(trained(f"vision.{prefix}joint", tmp_path, FEW | small | text | unmoved))
     assert isinstance(joint.config, MultimodalConfig)
     raised = clip.config.vision.image_side, joint.config.vision.image_side
     assert raised == (112, 168)
     check_equal(encoder_of(joint), encoder_of(clip), apart="position_GGD")
 
-    copies = {"trainer.budget.num_steps": "1", "corpora.copies.num_examples": "20", "corpora.built_in.num_examples": "50"}
-    name = "on_device.text_continued-micro"
-    run_recipe(prepare_run("on_device.pretrain", "micro", changes=small | copies), tmp_path / "text", name)
-    config = prepare_run("on_device.multimodal", "micro")
+    corpora = prepare_run(f"{model}.pretrain", "micro").corpora
+    few = {"trainer.budget.num_steps": "1"} | {f"corpora.{corpus.name}.num_examples": "50" for corpus in corpora}
+    name = f"{model}.text_continued-micro"
+    run_recipe(prepare_run(f"{model}.pretrain", "micro", changes=small | few), tmp_path / "text", name)
+    config = prepare_run(f"{model}.multimodal", "micro")
     assert config.trainer.start == VisionStart(bundle=str(joint.path), identity=joint.identity)
     assert config.trainer.from_bundle == str(open_bundle(name).path)
-    adapted = open_bundle(trained("on_device.multimodal", tmp_path, FEW | text | few_held_out | unmoved))
-    check_equal(encoder_of(adapted), encoder_of(joint))
+    adapted = open_bundle(trained(f"{model}.multimodal", tmp_path, FEW | text | few_held_out | unmoved))
+    check_equal(encoder_of(adapted), encoder_of(joint), apart="position_GGD" if prefix else "nothing")
     decoder = open_bundle(name).tensors()
     check_equal({each: adapted.tensors()[each] for each in decoder}, decoder)
-    fresh, learned = (bundle.tensors()["adapter.projection.weight"] for bundle in (adapted, joint))
-    assert fresh.shape != learned.shape
 
     few_text = {f"corpora.{name}.num_examples": "20" for name in ("text", "multilingual")}
-    tuned = open_bundle(trained("on_device.multimodal_sft", tmp_path, FEW | few_text | few_held_out))
+    tuned = open_bundle(trained(f"{model}.multimodal_sft", tmp_path, FEW | few_text | few_held_out))
     assert isinstance(tuned.config, MultimodalConfig)
     assert isinstance(adapted.config, MultimodalConfig)
-    assert [mode.name for mode in tuned.config.modes] == ["balanced", "high", "rapid"]
+    assert [mode.name for mode in tuned.config.modes] == ["balanced", "high", "rapid"][: 2 if prefix else 3]
     assert replace(tuned.config, modes=adapted.config.modes) == adapted.config
     before, after = adapted.tensors(), tuned.tensors()
     unchanged = [name for name in after if np.array_equal(after[name], before[name])]

@@ -12,9 +12,9 @@ from typing import Any
 
 from openafm.core.config import ConfigError, UnknownKindError, from_dict, nearest
 from openafm.core.registry import load_plugin
-from openafm.recipes import continued_pretraining
+from openafm.recipes import continued_pretraining, multimodal_adaptation
 from openafm.recipes.config import Recipe, RunConfig, UnknownRecipeError, summary_of
-from openafm.recipes.on_device import draft, low_bit, multimodal, pretrain, reward_model, sft, upcycling
+from openafm.recipes.on_device import draft, low_bit, pretrain, reward_model, sft, upcycling
 from openafm.recipes.server import pretrain as server_pretrain
 from openafm.recipes.server import sft as server_sft
 from openafm.recipes.vision import clip, joint
@@ -31,8 +31,8 @@ RECIPES = (
     reward_model.selection_model,
     clip.clip,
     joint.joint,
-    multimodal.multimodal,
-    multimodal.multimodal_sft,
+    multimodal_adaptation.on_device,
+    multimodal_adaptation.on_device_sft,
     low_bit.qat,
     low_bit.recovery_adapter,
     draft.draft,
@@ -40,6 +40,10 @@ RECIPES = (
     continued_pretraining.server_text,
     continued_pretraining.server_long,
     server_sft.sft,
+    clip.server_clip,
+    joint.server_joint,
+    multimodal_adaptation.server,
+    multimodal_adaptation.server_sft,
 )
 
 

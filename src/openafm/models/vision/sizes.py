@@ -78,11 +78,17 @@ def vit_nano() -> VisionConfig:
     return VisionConfig(image_side=224, patch_side=14, dim=128, layers=(layer,) * 6)
 
 
+def vit_micro() -> VisionConfig:
+    """Return the smallest encoder of the server shape, for tests and for trying a recipe: 112 pixels."""
+    return VisionConfig(image_side=112, patch_side=8, dim=64, layers=(VisionLayerConfig(num_heads=2, mlp_dim=256),) * 4)
+
+
 ENCODERS: dict[str, Callable[[], VisionConfig]] = {
     "rw_vitdet.large": rw_vitdet_large,
     "rw_vitdet.micro": rw_vitdet_micro,
     "rw_vitdet.nano": rw_vitdet_nano,
     "vit.giant": vit_giant,
+    "vit.micro": vit_micro,
     "vit.nano": vit_nano,
 }
 
@@ -102,11 +108,10 @@ def raised(vision: VisionConfig, image_side: int) -> VisionConfig:
 
 
 def image_modes(*, side: int, tokens: int, rapid_side: int | None = None) -> tuple[ImageModeConfig, ...]:
-    """Return balanced mode, and with `rapid_side` also high mode, 2 x 2 tiles, and rapid mode, nine tokens (report 5.1)."""
+    """Return balanced mode, high mode with 2 x 2 tiles, and with `rapid_side` rapid mode with nine tokens (report 5.1)."""
     balanced = ImageModeConfig(name="balanced", side=side, tokens=tokens)
-    if rapid_side is None:
-        return (balanced,)
-    return (balanced, replace(balanced, name="high", grid=2), ImageModeConfig(name="rapid", side=rapid_side, tokens=9))
+    rapid = () if rapid_side is None else (ImageModeConfig(name="rapid", side=rapid_side, tokens=9),)
+    return (balanced, replace(balanced, name="high", grid=2), *rapid)
 
 
 def adapter_for(vision: VisionConfig, tokens_side: int = 12) -> AdapterConfig:

@@ -20,17 +20,27 @@ ROWS = {"micro": 2, "nano": 4}
 
 @recipe("vision.clip", sizes=("micro", "nano"))
 def clip(size: str) -> RunConfig:
-    """Train the vision encoder to match images and captions, against a text tower (CLIP with FLIP masking)."""
+    """Train the on-device encoder to match images and captions, against a text tower (CLIP with FLIP masking)."""
+    return _run("vision.clip", size, "rw_vitdet")
+
+
+@recipe("vision.server_clip", sizes=("micro", "nano"))
+def server_clip(size: str) -> RunConfig:
+    """Train the server's encoder to match images and captions, against a text tower (CLIP with FLIP masking)."""
+    return _run("vision.server_clip", size, "vit")
+
+
+def _run(name: str, size: str, encoder: str) -> RunConfig:
     text = named_size(f"compact.{size}")
     return RunConfig(
-        recipe="vision.clip",
+        recipe=name,
         corpora=(
             drawn("captions", size, CAPTIONED, ("captions",), resolution=CLIP_RESOLUTIONS[size]),
             drawn("held_out", size, CAPTIONED, ("captions",), held_out=True, resolution=CLIP_RESOLUTIONS[size]),
         ),
         tokenizer=TokenizerConfig(vocab_size=text.vocab_size, spaces="apart"),
         trainer=TrainerConfig(
-            model=ClipConfig.of(text, encoder_of(f"rw_vitdet.{size}")),
+            model=ClipConfig.of(text, encoder_of(f"{encoder}.{size}")),
             objective=ContrastiveConfig(kept=0.5, unmasked_share=0.1),
             data=one_source("captions", rows_per_step=ROWS[size], row_tokens=1024),
             budget=TokenBudget(num_tokens=NUM_TOKENS[size]),

@@ -9,7 +9,7 @@ from openafm.models.vision.sizes import adapter_for
 from openafm.recipes.config import RunConfig, recipe
 from openafm.recipes.continued_pretraining import text_corpora, text_weights
 from openafm.recipes.mixtures import one_source, sources
-from openafm.recipes.vision.mixtures import RESOLUTIONS, TOKENS_SIDE, joint_encoder, vision_corpora
+from openafm.recipes.vision.mixtures import RESOLUTIONS, TOKENS_SIDE, encoder_at, vision_corpora
 from openafm.tokenizer.bpe import TokenizerConfig
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import AdamWConfig, EvaluationConfig, TrainerConfig, VisionStart
@@ -24,11 +24,21 @@ WEIGHTS = {"interleaved": 0.15, "captions": 0.4, "domain": 0.15}
 
 @recipe("vision.joint", sizes=("micro", "nano"), sees_with="vision.clip")
 def joint(size: str) -> RunConfig:
-    """Train the vision encoder with a compact decoder on text, captions, interleaved and domain-specific images."""
-    decoder, vision = named_size(f"compact.{size}"), joint_encoder(size)
+    """Train the on-device encoder with a compact decoder on text, captions, interleaved and domain-specific images."""
+    return _run("vision.joint", size, "rw_vitdet")
+
+
+@recipe("vision.server_joint", sizes=("micro", "nano"), sees_with="vision.server_clip")
+def server_joint(size: str) -> RunConfig:
+    """Train the server's encoder with a compact decoder on text, captions, interleaved and domain-specific images."""
+    return _run("vision.server_joint", size, "vit")
+
+
+def _run(name: str, size: str, encoder: str) -> RunConfig:
+    decoder, vision = named_size(f"compact.{size}"), encoder_at(encoder, size, RESOLUTIONS[size])
     return RunConfig(
-        recipe="vision.joint",
-        corpora=(*text_corpora(size), *vision_corpora(size)),
+        recipe=name,
+        corpora=(*text_corpora(size), *vision_corpora(size, RESOLUTIONS[size])),
         tokenizer=TokenizerConfig(vocab_size=decoder.vocab_size, spaces="apart"),
         trainer=TrainerConfig(
             model=MultimodalConfig.of(

@@ -1,7 +1,7 @@
 """Drawn images of the vision recipes, in the sizes of the models.
 
-Sides are in the report's proportions: contrastive pre-training has 2 x 2 windows (448 pixels), the later stages 3 x 3 (672),
-rapid mode one (224).
+Sides are in the report's proportions: contrastive pre-training has 2 x 2 windows (448 pixels), joint training and the
+on-device model 3 x 3 (672), rapid mode one (224). The server model has 448 pixels.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ RESOLUTIONS = {
     "micro": ResolutionConfig(side=168, rapid_side=56, tokens=36, rapid_tokens=9),
     "nano": ResolutionConfig(side=336, rapid_side=112, tokens=144, rapid_tokens=9),
 }
+SERVER_RESOLUTIONS = {
+    "micro": ResolutionConfig(side=112, tokens=36, rapid_share=0.0, rapid_share_of_high_resolution=0.0),
+    "nano": ResolutionConfig(side=224, tokens=144, rapid_share=0.0, rapid_share_of_high_resolution=0.0),
+}
+"""Without rapid mode, which the report states for the on-device model."""
 CLIP_RESOLUTIONS = {
     "micro": ResolutionConfig(side=112, rapid_side=56, tokens=1, rapid_tokens=1),
     "nano": ResolutionConfig(side=224, rapid_side=112, tokens=1, rapid_tokens=1),
@@ -39,9 +44,9 @@ COARSE = ("scenes",)
 """Kinds that count as low-resolution images: all drawings are larger than a view, and their shapes are large."""
 
 
-def joint_encoder(size: str) -> VisionConfig:
-    """Return the on-device encoder at the resolution of the stages after contrastive pre-training."""
-    return raised(encoder_of(f"rw_vitdet.{size}"), RESOLUTIONS[size].side)
+def encoder_at(name: str, size: str, resolution: ResolutionConfig) -> VisionConfig:
+    """Return a kind of encoder, `rw_vitdet` on-device or `vit` on the server, in a size at a resolution."""
+    return raised(encoder_of(f"{name}.{size}"), resolution.side)
 
 
 def drawing(size: str, kinds: tuple[str, ...], *, held_out: bool = False) -> DrawingConfig:
@@ -60,13 +65,12 @@ def drawn(
     kinds: tuple[str, ...],
     learn: tuple[Learned, ...],
     *,
+    resolution: ResolutionConfig,
     held_out: bool = False,
-    resolution: ResolutionConfig | None = None,
     draws_modes: bool = False,
 ) -> DrawnCorpusConfig:
     """Return a corpus of drawings of some kinds, in balanced mode or in modes that are drawn (report 5.1)."""
-    resolution = resolution or RESOLUTIONS[size]
-    if kinds == COARSE:
+    if kinds == COARSE and draws_modes:
         resolution = replace(resolution, rapid_share_of_high_resolution=resolution.rapid_share)
     return DrawnCorpusConfig(
         name=name,
@@ -80,7 +84,7 @@ def drawn(
     )
 
 
-def interleaved(size: str) -> InterleavedCorpusConfig:
+def interleaved(size: str, resolution: ResolutionConfig) -> InterleavedCorpusConfig:
     """Return documents of several drawings with text between them."""
     return InterleavedCorpusConfig(
         name="interleaved",
@@ -89,11 +93,11 @@ def interleaved(size: str) -> InterleavedCorpusConfig:
     )
 
 
-def vision_corpora(size: str) -> tuple[DrawnCorpusConfig | InterleavedCorpusConfig, ...]:
+def vision_corpora(size: str, resolution: ResolutionConfig) -> tuple[DrawnCorpusConfig | InterleavedCorpusConfig, ...]:
     """Return the image sources of joint training and of adaptation, and the held-out corpus."""
     return (
-        interleaved(size),
-        drawn("captions", size, CAPTIONED, ("captions",)),
-        drawn("domain", size, ASKED, ("transcription", "questions")),
-        drawn("held_out", size, ASKED, ("captions", "questions"), held_out=True),
+        interleaved(size, resolution),
+        drawn("captions", size, CAPTIONED, ("captions",), resolution=resolution),
+        drawn("domain", size, ASKED, ("transcription", "questions"), resolution=resolution),
+        drawn("held_out", size, ASKED, ("captions", "questions"), held_out=True, resolution=resolution),
     )
