@@ -20,6 +20,17 @@ test-all: .venv/installed-test
 test-apple-sdk: .venv/installed-test
 	@OMP_NUM_THREADS=1 $(BIN)/python -m openafm.apple_sdk.suite $(if $(SUITE),--suite "$(SUITE)") $(if $(SWAPPED),--swapped)
 
+# Client libraries of other projects against `openafm serve`, in an environment of their own; those that do not install are
+# skipped with the reason.
+CLIENTS := anthropic instructor langchain-openai litellm llm ollama openai
+.PHONY: test-clients
+test-clients: .venv/installed-test
+	$(PYTHON) -m venv .venv/clients
+	for name in $(CLIENTS); do .venv/clients/bin/pip install -q "$$name" || echo "$$name does not install here"; done
+	mkdir -p .venv/clients/node && cd .venv/clients/node && { npm install --silent openai || echo "no Node client here"; }
+	OMP_NUM_THREADS=1 OPENAFM_CLIENTS_PYTHON=.venv/clients/bin/python OPENAFM_CLIENTS_NODE=.venv/clients/node \
+		$(BIN)/pytest -rs tests/serving/test_client_libraries.py
+
 # The native runtime under sanitizers: memory and undefined behavior, then threads.
 NATIVE := tests/runtime/native
 sanitize: export OMP_NUM_THREADS = 1

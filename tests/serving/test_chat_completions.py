@@ -237,7 +237,7 @@ def test_an_output_without_a_call_is_refused(client: openai.OpenAI) -> None:
 
 def test_images_are_refused(client: openai.OpenAI) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-    with pytest.raises(openai.BadRequestError, match="does not read images"):
+    with pytest.raises(openai.BadRequestError, match="does not support images"):
         ask(client, [{"role": "user", "content": [{"type": "text", "text": "What?"}, image]}])
 
 

@@ -123,4 +123,4 @@ def test_images_are_refused_in_the_form_of_the_api(url: str, path: str) -> None:
     message = {"role": "user", "content": [image]} if path == "/v1/messages" else {"role": "user", "images": ["AA=="]}
     reply = httpx.post(f"{url}{path}", json={"messages": [message], "max_tokens": 2})
     assert reply.status_code == 400
-    assert "does not read images" in json.dumps(reply.json())
+    assert "does not support images" in json.dumps(reply.json())

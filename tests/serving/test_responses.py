@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx2 as httpx
@@ -102,6 +103,14 @@ def test_a_failed_request_is_an_error(client: openai.OpenAI) -> None:
     failed = ask(client, input="la " * 20_000, background=True)
     wait_until(lambda: client.responses.retrieve(failed.id).status == "failed")
     assert client.responses.retrieve(failed.id).error is not None
+
+
+def test_the_oldest_responses_are_dropped(start_server: Callable[..., str]) -> None:
+    client = openai.OpenAI(base_url=f"{start_server(max_stored_bytes=4000)}/v1", api_key="unused", max_retries=0)
+    ids = [ask(client, input="la " * 1000, max_output_tokens=1).id for _ in range(2)]
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(ids[0])
+    assert client.responses.retrieve(ids[1]).id == ids[1]
 
 
 def test_unknown_items_are_refused(url: str) -> None:

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from openafm.framework.backends.loaded_model import MAX_CALLS
-from openafm.serving.errors import bad_request, unsupported
+from openafm.serving.errors import bad_request
 from openafm.serving.inference import CallsDelta, Decoding, Ended, TextDelta
 from openafm.serving.messages import (
     ContentPart,
@@ -19,9 +19,9 @@ from openafm.serving.messages import (
     Message,
     ToolCallItem,
     chat_input,
+    prompt_of,
     text_of,
     tools_of,
-    turns_of,
 )
 from openafm.serving.service import AnswerService, Task
 from openafm.serving.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
@@ -106,7 +106,7 @@ class MessagesRequest(CountRequest):
         if choice is not None:
             wanted = {"type": "tool", "name": choice.name} if choice.type == "tool" else choice.type
         source = chat_input(
-            turns_of(self.all_messages(), tools),
+            prompt_of(self.all_messages(), tools),
             tools=tools,
             tool_choice=wanted,
             max_calls=1 if choice is not None and choice.disable_parallel_tool_use else MAX_CALLS,
@@ -134,10 +134,10 @@ async def create(body: MessagesRequest, request: Request, service: Service, call
 
 
 @router.post("/v1/messages/count_tokens")
-async def count_tokens(body: CountRequest, service: Service) -> dict[str, int]:
+def count_tokens(body: CountRequest, service: Service) -> dict[str, int]:
     """Return the number of tokens of a prompt."""
     bundle = service.models.find(body.model).bundle
-    tokens = bundle.template.encode(bundle.tokenizer, turns_of(body.all_messages(), body.definitions())).tokens
+    tokens = bundle.template.encode(bundle.tokenizer, prompt_of(body.all_messages(), body.definitions()).turns).tokens
     return {"input_tokens": len(tokens) + len(bundle.template.generation_prompt(bundle.tokenizer))}
 
 
@@ -224,17 +224,15 @@ def _messages(message: AnthropicMessage) -> list[Message]:
     outputs: list[Message] = []
     for block in message.content:
         match block.type:
-            case "text":
+            case "text" | "image":
                 texts.append(block)
             case "tool_use":
                 call = FunctionCall(name=block.name, arguments=compact(block.input))
                 calls.append(ToolCallItem(id=block.id, function=call))
             case "tool_result":
                 outputs.append(Message(role="tool", tool_call_id=block.tool_use_id, content=text_of(block.content)))
-            case "image":
-                raise unsupported("messages", "this model does not read images; send text")
             case _:
                 raise bad_request(f"content blocks of type '{block.type[:40]}' are not supported", param="messages")
     if message.role == "assistant":
-        return [Message(role="assistant", content=text_of(list(texts)), tool_calls=calls or None)]
-    return [*outputs, *([Message(role="user", content=text_of(list(texts)))] if texts else [])]
+        return [Message(role="assistant", content=texts, tool_calls=calls or None)]
+    return [*outputs, *([Message(role="user", content=texts)] if texts else [])]

@@ -50,7 +50,7 @@ def build_routes(config: ServerConfig) -> FastAPI:
     service = AnswerService(config, ModelCatalog(config.models, config.idle_seconds), metrics)
     app = FastAPI(title="openafm", docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.service = service
-    app.state.responses = responses.ResponseStore(config.max_stored_responses)
+    app.state.responses = responses.ResponseStore(config.max_stored_responses, config.max_stored_bytes)
     for router in ROUTERS:
         app.include_router(router)
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):

@@ -19,9 +19,9 @@ from openafm.serving.messages import (
     ResponseFormat,
     Tool,
     chat_input,
+    prompt_of,
     response_schema,
     tools_of,
-    turns_of,
 )
 from openafm.serving.service import AnswerService, Choice, RunningTask, Task
 from openafm.serving.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
@@ -109,7 +109,7 @@ class ChatRequest(SamplingFields):
             raise bad_request("top_logprobs needs logprobs: true", param="top_logprobs")
         tools = tools_of([tool.function for tool in self.tools])
         source = chat_input(
-            turns_of(self.messages, tools),
+            prompt_of(self.messages, tools),
             schema=response_schema(self.response_format),
             tools=tools,
             tool_choice=self.tool_choice,

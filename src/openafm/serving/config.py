@@ -37,7 +37,7 @@ class ServerConfig(Config):
         kv_bytes: memory for keys and values of running answers; 0: a quarter of the physical memory.
         idle_seconds: a model without requests for this long is released; 0: never.
         max_connections: open connections; further ones are answered with 503.
-        max_stored_responses: stored objects of /v1/responses; the oldest is dropped.
+        max_stored_responses, max_stored_bytes: limits of the conversations that /v1/responses stores; the oldest is dropped.
     """
 
     host: str = "127.0.0.1"
@@ -61,6 +61,7 @@ class ServerConfig(Config):
     idle_seconds: float = 1800.0
     max_connections: int = 512
     max_stored_responses: int = 1000
+    max_stored_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
         self.require(0 <= self.port < 65536, f"port must lie in 0..65535, got {self.port}")

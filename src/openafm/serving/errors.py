@@ -14,6 +14,7 @@ from openafm.framework.errors import (
     InvalidGenerationSchemaError,
     UnsupportedGuideError,
 )
+from openafm.framework.transcripts.prompt import PromptError, UnsupportedAttachmentError
 from openafm.runtime.decoding.grammar import GrammarError
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.engines.base import ContextWindowError
@@ -105,7 +106,9 @@ def api_error(error: BaseException) -> ApiError:
             return bad_request(str(error), param="response_format", code="invalid_json_schema")
         case BundleNotFoundError() | AdapterNotInstalledError() | AdapterNameError():
             return ApiError(404, str(error), code="model_not_found", param="model")
-        case ConversationError() | ChatTemplateError() | EncodingError() | SchemaTextError():
+        case UnsupportedAttachmentError():
+            return ApiError(400, str(error), code="unsupported_parameter", param="messages")
+        case PromptError() | ConversationError() | ChatTemplateError() | EncodingError() | SchemaTextError():
             return bad_request(str(error), param="messages")
         case DecodingFailureError() | GrammarError():
             return ApiError(500, "the answer could not be decoded; retry, or change the schema", code="decoding_failure")

@@ -7,22 +7,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from openafm.framework.backends.image_details import chosen_mode
 from openafm.framework.backends.loaded_model import MAX_CALLS, LoadedModel
+from openafm.framework.options import ImageDetail
+from openafm.framework.transcripts.images import Image
 from openafm.runtime.decoding.generation import Generation, generate, prefill
 from openafm.runtime.decoding.logits import LogitBias, LogitsProcessor, OccurrencePenalty, ScoreRecorder, TokenScore
 from openafm.runtime.decoding.prefill import check_fits
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.decoding.stop_texts import StopTexts
 from openafm.runtime.engines.base import Sequence as EngineSequence
+from openafm.runtime.engines.image_cache import prompt_tokens
+from openafm.runtime.engines.sequence import PromptTokens
 from openafm.safety.guardrail import Allowed, Guardrail, OutputMonitor
 from openafm.serving.errors import ApiError, bad_request, unsupported
 from openafm.tokenizer.chat_template import MalformedAnswerError, opened
-from openafm.tokenizer.conversation import AssistantTurn, JsonSchema, ToolCall, ToolDefinition, Turn, UserTurn
+from openafm.tokenizer.conversation import (
+    AssistantTurn,
+    ContentPart,
+    ImagePart,
+    JsonSchema,
+    ToolCall,
+    ToolDefinition,
+    Turn,
+    UserTurn,
+)
 from openafm.tokenizer.detokenizer import Detokenizer
 
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -54,11 +69,25 @@ class Decoding:
         return dataclasses.replace(self, sampling=dataclasses.replace(self.sampling, seed=self.sampling.seed + index))
 
 
+@dataclass(frozen=True)
+class ImageInput:
+    """An image of a request: a data URL, and the resolution mode; None: the model's first one."""
+
+    url: str
+    detail: ImageDetail | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChatInput:
-    """A conversation to answer, and what the answer may be: text, JSON of `schema`, or calls of `tools`."""
+    """A conversation to answer, and what the answer may be: text, JSON of `schema`, or calls of `tools`.
+
+    Attributes:
+        images: the images of the turns. Keys are the digests of their `ImagePart`, which `encode` replaces: it reads the
+            images and counts their tokens.
+    """
 
     turns: tuple[Turn, ...]
+    images: Mapping[str, ImageInput] = field(default_factory=dict)
     schema: JsonSchema | None = None
     tools: tuple[ToolDefinition, ...] = ()
     must_call: bool = False
@@ -75,11 +104,20 @@ class RawInput:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodedInput:
-    """The tokens of an input; the first `num_opening` are instructions and tools, which requests share."""
+    """The tokens of an input; the first `num_opening` are instructions and tools, which requests share.
+
+    Attributes:
+        images: the bytes of the images, by digest.
+    """
 
     source: ChatInput | RawInput
-    tokens: list[int]
+    prompt: PromptTokens
     num_opening: int = 0
+    images: Mapping[str, bytes] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.prompt.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +188,17 @@ def encode(model: LoadedModel, source: ChatInput | RawInput, guardrail: Guardrai
             raise bad_request(f"a token of the prompt is outside the vocabulary of {tokenizer.vocab_size}", param="prompt")
         _check_prompt(guardrail, tokenizer.decode(tokens))
         check_fits(model.engine, len(tokens) + 1)
-        return EncodedInput(source=source, tokens=tokens)
-    turns = opened(source.turns)
+        return EncodedInput(source=source, prompt=PromptTokens(tokens))
+    turns, images = _with_images(model, opened(source.turns), source.images)
     if not template.can_call_tools and (source.tools or getattr(turns[0], "tools", ())):
         raise unsupported("tools", f"the model {model.bundle.name} cannot call tools; choose another model")
     check_fits(model.engine, template.fewest_tokens(tokenizer, turns) + 1)
     _check_prompt(guardrail, next((turn.text for turn in reversed(turns) if isinstance(turn, UserTurn)), ""))
     model.grammar(source.schema, source.tools, must_call=source.must_call, max_calls=source.max_calls)
-    tokens = [*template.encode(tokenizer, turns).tokens, *template.generation_prompt(tokenizer)]
-    check_fits(model.engine, len(tokens) + 1)
-    return EncodedInput(source=source, tokens=tokens, num_opening=len(template.encode_turn(tokenizer, turns[0])))
+    prompt = prompt_tokens(template.encode(tokenizer, turns)) + PromptTokens(template.generation_prompt(tokenizer))
+    check_fits(model.engine, len(prompt) + 1)
+    num_opening = len(template.encode_turn(tokenizer, turns[0]))
+    return EncodedInput(source=source, prompt=prompt, num_opening=num_opening, images=images)
 
 
 def answer(
@@ -176,6 +215,31 @@ def answer(
         OpenAFMError: the answer cannot be computed.
     """
     return _Answer(model, prompt, decoding, guardrail, cancelled).deltas()
+
+
+def _with_images(
+    model: LoadedModel, turns: Sequence[Turn], sources: Mapping[str, ImageInput]
+) -> tuple[tuple[Turn, ...], dict[str, bytes]]:
+    """Return the turns with the digests and token counts of their images, and the images by digest."""
+    images: dict[str, bytes] = {}
+
+    def read(part: ContentPart) -> ContentPart:
+        if not isinstance(part, ImagePart):
+            return part
+        source = sources[part.digest]
+        num_tokens = chosen_mode(model.bundle, source.detail).num_tokens
+        data = Image(source.url).read()
+        digest = hashlib.sha256(data).hexdigest()
+        images[digest] = data
+        return ImagePart(digest=digest, num_tokens=num_tokens)
+
+    read_turns = tuple(
+        UserTurn(content=tuple(map(read, turn.content)), response_format=turn.response_format)
+        if isinstance(turn, UserTurn) and turn.images
+        else turn
+        for turn in turns
+    )
+    return read_turns, images
 
 
 def _check_prompt(guardrail: Guardrail | None, text: str) -> None:
@@ -248,14 +312,14 @@ class _Answer:
 
     def _begin(self) -> EngineSequence:
         """Return a sequence with the longest cached prefix of the prompt, or with the opening, which is computed once."""
-        model, tokens = self._model, self._prompt.tokens
+        model, prompt = self._model, self._prompt.prompt
         if not model.prefixes.may_keep(self._prompt.num_opening):
-            sequence = model.prefixes.begin(tokens[:-1])
+            sequence = model.prefixes.begin(prompt[:-1])
             self._num_cached = sequence.length
             return sequence
-        opening = tokens[: self._prompt.num_opening]
+        opening = prompt.tokens[: self._prompt.num_opening]
         with model.prefixes.alone(opening, self._cancelled):
-            sequence = model.prefixes.begin(tokens[:-1])
+            sequence = model.prefixes.begin(prompt[:-1])
             self._num_cached = sequence.length
             missing = opening[sequence.length :]
             if missing:
@@ -274,10 +338,12 @@ class _Answer:
             closes = source.schema is not None and not source.tools
         else:
             stop_tokens, grammar, closes = frozenset((model.tokenizer.special.eos,)), model.grammar(None), False
+        prompt = self._prompt.prompt[sequence.length :]
         return generate(
             model.engine,
             sequence,
-            self._prompt.tokens[sequence.length :],
+            prompt.tokens,
+            inserted=model.embeddings(prompt, self._prompt.images),
             sampling=decoding.sampling,
             stop_tokens=stop_tokens,
             max_tokens=most,

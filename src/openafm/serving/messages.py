@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
 from openafm.framework.backends.loaded_model import MAX_CALLS
+from openafm.framework.options import ImageDetail
 from openafm.framework.session.formats import read_json_schema
 from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import ChatInput
+from openafm.serving.inference import ChatInput, ImageInput
 from openafm.serving.wire import Wire
 from openafm.tokenizer.conversation import (
     AssistantTurn,
+    ImagePart,
     Instructions,
     JsonSchema,
+    TextPart,
     ToolCall,
     ToolDefinition,
     ToolTurn,
@@ -25,14 +30,50 @@ from openafm.tokenizer.conversation import (
 )
 
 _TEXT_PARTS = ("text", "input_text", "output_text", "refusal", "summary_text")
-_IMAGE_PARTS = ("image_url", "input_image", "image")
+_DETAILS: dict[str, ImageDetail] = {"low": "rapid", "high": "high", "balanced": "balanced", "rapid": "rapid"}
+
+
+class ImageUrl(Wire):
+    """A data URL in OpenAI's chat form."""
+
+    url: str
+    detail: str | None = None
+
+
+class Base64Source(Wire):
+    """The bytes of an image in Anthropic's form."""
+
+    type: Literal["base64"]
+    data: str
 
 
 class ContentPart(Wire):
-    """A part of a message's content."""
+    """A part of a message's content: text, or an image in the form of one of the APIs."""
 
     type: str = "text"
     text: str = ""
+    image_url: ImageUrl | str | None = None
+    detail: str | None = None
+    source: Base64Source | None = None
+
+    def image(self) -> ImageInput | None:
+        """Return the image; None for other parts.
+
+        Raises:
+            ApiError: the image is not part of the request; images are never fetched.
+        """
+        match self.image_url, self.source:
+            case None, None:
+                return None
+            case ImageUrl(url=url, detail=detail), _:
+                pass
+            case str(url), _:
+                detail = self.detail
+            case _, Base64Source(data=data):
+                return ImageInput(f"data:image/any;base64,{data}")
+        if not url.startswith("data:"):
+            raise bad_request("images are not fetched; send a data URL: data:image/png;base64,...", param="messages")
+        return ImageInput(url, _DETAILS.get(detail or ""))
 
 
 Content: TypeAlias = str | list[ContentPart] | None
@@ -101,15 +142,23 @@ def text_of(content: Content, param: str = "messages") -> str:
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if part.type in _IMAGE_PARTS:
-            raise unsupported(param, "this model does not read images; send text")
+        if part.image() is not None:
+            raise unsupported(param, "images are read in messages of users only; send text here")
         if part.type not in _TEXT_PARTS:
             raise unsupported(param, f"content parts of type '{part.type[:40]}' are not supported; send text")
     return "".join(part.text for part in content)
 
 
-def turns_of(messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> tuple[Turn, ...]:
-    """Return the turns of messages. All system and developer messages form the instructions, in order.
+@dataclass(frozen=True)
+class Prompt:
+    """Turns, and the images that they name by the digests of their data URLs."""
+
+    turns: tuple[Turn, ...]
+    images: dict[str, ImageInput]
+
+
+def prompt_of(messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) -> Prompt:
+    """Return the prompt of messages. All system and developer messages form the instructions, in order.
 
     Raises:
         ApiError: the messages cannot be answered.
@@ -117,10 +166,11 @@ def turns_of(messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) 
     instructions = [text_of(each.content) for each in messages if each.role in ("system", "developer")]
     turns: list[Turn] = [Instructions(text="\n\n".join(filter(None, instructions)), tools=tuple(tools))]
     names: dict[str, str] = {}  # of the tools, by id of the call
+    images: dict[str, ImageInput] = {}
     for index, message in enumerate(messages):
         match message.role:
             case "user":
-                turns.append(UserTurn(text=text_of(message.content)))
+                turns.append(_user_turn(message.content, images))
             case "assistant":
                 calls = message.tool_calls or ()
                 names |= {call.id: call.function.name for call in calls}
@@ -137,7 +187,7 @@ def turns_of(messages: Sequence[Message], tools: Sequence[ToolDefinition] = ()) 
                 turns.append(ToolTurn(name=name, text=text_of(message.content)))
     if len(turns) == 1:
         raise bad_request("messages has no message of a user; send at least one", param="messages")
-    return tuple(turns)
+    return Prompt(tuple(turns), images)
 
 
 def tools_of(tools: Sequence[Function]) -> tuple[ToolDefinition, ...]:
@@ -204,7 +254,7 @@ def response_schema(response_format: ResponseFormat | None) -> JsonSchema | None
 
 
 def chat_input(
-    turns: tuple[Turn, ...],
+    prompt: Prompt,
     *,
     schema: JsonSchema | None = None,
     tools: Sequence[ToolDefinition] = (),
@@ -219,10 +269,27 @@ def chat_input(
     chosen, must_call = (
         chosen_tools(tool_choice, tools) if tools or tool_choice not in (None, "auto", "none") else ((), False)
     )
-    last = turns[-1]
+    turns, last = prompt.turns, prompt.turns[-1]
     if schema is not None and isinstance(last, UserTurn):
         turns = (*turns[:-1], UserTurn(content=last.content, response_format=schema))
-    return ChatInput(turns=turns, schema=schema, tools=chosen, must_call=must_call, max_calls=max_calls)
+    return ChatInput(
+        turns=turns, images=prompt.images, schema=schema, tools=chosen, must_call=must_call, max_calls=max_calls
+    )
+
+
+def _user_turn(content: Content, images: dict[str, ImageInput]) -> UserTurn:
+    """Return a turn of text and images, and add the images."""
+    if content is None or isinstance(content, str):
+        return UserTurn(text=content or "")
+    parts: list[TextPart | ImagePart] = []
+    for part in content:
+        if (image := part.image()) is None:
+            parts.append(TextPart(text=text_of([part])))
+        else:
+            digest = hashlib.sha256(image.url.encode()).hexdigest()
+            images[digest] = image
+            parts.append(ImagePart(digest=digest, num_tokens=1))  # counted once the model is known
+    return UserTurn(content=parts)
 
 
 def _listed(allowed: Sequence[Any], tools: Sequence[ToolDefinition]) -> tuple[ToolDefinition, ...]:

@@ -13,6 +13,8 @@ from pydantic import Field
 from openafm.serving.errors import bad_request, unsupported
 from openafm.serving.inference import CallsDelta, ChatInput, Decoding, Ended, RawInput, TextDelta
 from openafm.serving.messages import (
+    Base64Source,
+    ContentPart,
     FunctionCall,
     Message,
     ResponseFormat,
@@ -20,14 +22,14 @@ from openafm.serving.messages import (
     Tool,
     ToolCallItem,
     chat_input,
+    prompt_of,
     response_schema,
     tools_of,
-    turns_of,
 )
 from openafm.serving.models import ServedModel
 from openafm.serving.service import AnswerService, Choice, Task
 from openafm.serving.wire import Caller, Service, Wire, compact, event_stream, opened, sampling
-from openafm.tokenizer.conversation import Instructions, JsonSchema, ToolCall, UserTurn
+from openafm.tokenizer.conversation import JsonSchema, ToolCall
 
 router = APIRouter()
 
@@ -124,20 +126,21 @@ class ShowRequest(Wire):
 async def chat(body: OllamaChatRequest, request: Request, service: Service, caller: Caller) -> Response:
     """Answer a conversation."""
     tools = tools_of([tool.function for tool in body.tools])
-    turns = turns_of([_message(message) for message in body.messages], tools)
-    source = chat_input(turns, schema=body.schema_of_answer(), tools=tools)
+    prompt = prompt_of([_message(message) for message in body.messages], tools)
+    source = chat_input(prompt, schema=body.schema_of_answer(), tools=tools)
     return await _reply(body, source, request, service, caller, _chat_piece)
 
 
 @router.post("/api/generate")
 async def generate(body: GenerateRequest, request: Request, service: Service, caller: Caller) -> Response:
     """Answer a prompt, or continue it if `raw`."""
-    if body.images or body.suffix:
-        raise unsupported("images", "images and suffix are not supported; leave them out")
+    if body.suffix or (body.raw and body.images):
+        raise unsupported("suffix", "suffix, and images of raw prompts, are not supported; leave them out")
     source: ChatInput | RawInput = RawInput(text=body.prompt)
     if not body.raw:
-        turns = (Instructions(text=body.system), UserTurn(text=body.prompt))
-        source = chat_input(turns, schema=body.schema_of_answer())
+        opening = [OllamaMessage(role="system", content=body.system)] if body.system else []
+        messages = [*opening, OllamaMessage(role="user", content=body.prompt, images=body.images)]
+        source = chat_input(prompt_of([_message(message) for message in messages]), schema=body.schema_of_answer())
     return await _reply(body, source, request, service, caller, _text_piece)
 
 
@@ -244,15 +247,15 @@ def _described(model: ServedModel) -> dict[str, Any]:
 
 
 def _message(message: OllamaMessage) -> Message:
-    if message.images:
-        raise unsupported("images", "this model does not read images; send text")
     if message.role == "tool" and not message.tool_name:
         raise bad_request("a message of a tool needs tool_name", param="messages")
     calls = [
         ToolCallItem(function=FunctionCall(name=call.function.name, arguments=compact(call.function.arguments)))
         for call in message.tool_calls or ()
     ]
-    return Message(role=message.role, content=message.content, name=message.tool_name, tool_calls=calls or None)
+    images = [ContentPart(type="image", source=Base64Source(type="base64", data=data)) for data in message.images or ()]
+    content = [*images, ContentPart(text=message.content)] if images else message.content
+    return Message(role=message.role, content=content, name=message.tool_name, tool_calls=calls or None)
 
 
 def _now() -> str:

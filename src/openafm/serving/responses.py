@@ -27,10 +27,10 @@ from openafm.serving.messages import (
     SchemaFormat,
     ToolCallItem,
     chat_input,
+    prompt_of,
     response_schema,
     text_of,
     tools_of,
-    turns_of,
 )
 from openafm.serving.service import AnswerService, RunningTask, Task
 from openafm.serving.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
@@ -111,7 +111,7 @@ class ResponsesRequest(Wire):
         schema_format = SchemaFormat(name=wanted.name, schema=wanted.json_schema)
         tools = tools_of(self.tools)
         source = chat_input(
-            turns_of([*opening, *earlier, *self.messages()], tools),
+            prompt_of([*opening, *earlier, *self.messages()], tools),
             schema=response_schema(ResponseFormat(type=wanted.type, json_schema=schema_format)),
             tools=tools,
             tool_choice=self.tool_choice,
@@ -177,6 +177,11 @@ class StoredResponse:
         ]
         return [*self.messages, Message(role="assistant", content=text, tool_calls=calls or None)]
 
+    @property
+    def num_bytes(self) -> int:
+        """Return an estimate of its memory: the text of its conversation."""
+        return sum(len(message.model_dump_json()) for message in self.messages)
+
     def fail(self, error: BaseException) -> None:
         """Record the error that ended it."""
         failed = api_error(error)
@@ -184,18 +189,24 @@ class StoredResponse:
 
 
 class ResponseStore:
-    """Responses by id, in memory: the latest `most`. Each is visible to the key that created it."""
+    """Responses by id, in memory: the latest ones. Each is visible to the key that created it.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    Args:
+        most: most responses.
+        most_bytes: most text of their conversations together.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self._most, self._most_bytes = most, most_bytes
         self._responses: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._sizes: dict[str, int] = {}
 
     def put(self, response: StoredResponse) -> None:
+        """Store a response. The oldest ones are dropped and, if they still run, cancelled."""
         self._responses[response.id] = response
-        while len(self._responses) > self._most:
-            _, oldest = self._responses.popitem(last=False)
-            if oldest.running is not None:
-                oldest.running.cancel()
+        self._sizes[response.id] = response.num_bytes
+        while len(self._responses) > self._most or sum(self._sizes.values()) > self._most_bytes:
+            self.remove(next(iter(self._responses.values())))
 
     def find(self, id: str, caller: Caller) -> StoredResponse:
         """Return a response of this caller.
@@ -209,9 +220,10 @@ class ResponseStore:
         return response
 
     def remove(self, response: StoredResponse) -> None:
+        """Drop a response; a running one is cancelled."""
         if response.running is not None:
             response.running.cancel()
-        del self._responses[response.id]
+        del self._responses[response.id], self._sizes[response.id]
 
 
 @router.post("/v1/responses")

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from openafm.serving.errors import ApiError, bad_request
-from openafm.serving.messages import Message, ResponseFormat, Tool, chat_input, response_schema, tools_of, turns_of
+from openafm.serving.messages import Message, ResponseFormat, Tool, chat_input, prompt_of, response_schema, tools_of
 from openafm.serving.models import ServedModel
 from openafm.serving.wire import Service, Wire
 
@@ -74,7 +74,7 @@ async def unload_adapter(body: AdapterRequest, service: Service) -> dict[str, An
 
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
-async def tokenize(body: TokenizeRequest, service: Service) -> dict[str, Any]:
+def tokenize(body: TokenizeRequest, service: Service) -> dict[str, Any]:
     """Return the tokens of a text, or of messages with the opening of the answer."""
     bundle = service.models.find(body.model).bundle
     text = body.prompt if body.prompt is not None else body.content
@@ -84,7 +84,7 @@ async def tokenize(body: TokenizeRequest, service: Service) -> dict[str, Any]:
         tokens = bundle.tokenizer.encode(text)
     else:
         template, tools = bundle.template, tools_of([tool.function for tool in body.tools])
-        source = chat_input(turns_of(body.messages or [], tools), schema=response_schema(body.response_format))
+        source = chat_input(prompt_of(body.messages or [], tools), schema=response_schema(body.response_format))
         tokens = template.encode(bundle.tokenizer, source.turns).tokens
         tokens = [*tokens, *template.generation_prompt(bundle.tokenizer)]
     return {"tokens": tokens, "count": len(tokens), "max_model_len": bundle.config.context_length}
@@ -92,7 +92,7 @@ async def tokenize(body: TokenizeRequest, service: Service) -> dict[str, Any]:
 
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
-async def detokenize(body: DetokenizeRequest, service: Service) -> dict[str, Any]:
+def detokenize(body: DetokenizeRequest, service: Service) -> dict[str, Any]:
     """Return the text of tokens."""
     tokenizer = service.models.find(body.model).bundle.tokenizer
     if any(not 0 <= token < tokenizer.vocab_size for token in body.tokens):
