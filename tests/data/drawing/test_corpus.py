@@ -17,7 +17,7 @@ from openafm.data.drawing.fonts import FontMissingError
 from openafm.data.drawing.generators import UnknownGeneratorError, generator_config, generator_names
 from openafm.data.drawing.phrases import _read, question, slots_of
 from openafm.data.drawing.posters import poster_texts
-from openafm.data.drawing.scenes.texts import SceneTexts, scene_texts
+from openafm.data.drawing.scenes.texts import scene_texts
 from openafm.data.drawing.tables import TablesConfig
 from openafm.data.images.shards import open_image_corpus
 from openafm.data.synthetic.languages import LANGUAGES
@@ -69,14 +69,32 @@ def test_held_out_questions_have_other_words(language):
         assert asked[0] != asked[1]
         found = [slots_of(language, key, text) for text in asked]
         assert found[0] == found[1] == {name: value for name, value in slots.items() if value in asked[0]}
-    for texts in (poster_texts, scene_texts):
-        train, held_out = ({_draw(texts(language, split), random.Random(seed)) for seed in range(20)} for split in SPLITS)
-        assert not train & held_out
-
-
-def _draw(texts, rng):
-    """A question of which the texts have several wordings."""
-    return texts.draw(rng, "ask.describe") if isinstance(texts, SceneTexts) else texts.draw(rng, "ask.title")
+    of_flyers = [
+        {poster_texts(language, split).draw(random.Random(seed), "ask.title") for seed in range(20)} for split in SPLITS
+    ]
+    assert not of_flyers[0] & of_flyers[1]
+    train, held_out = (scene_texts(language, split) for split in SPLITS)
+    for section in (
+        "count",
+        "area",
+        "relation",
+        "box",
+        "in_box",
+        "marked",
+        "mark_of",
+        "color",
+        "absent",
+        "more",
+        "describe",
+    ):
+        values = {"a": "A", "b": "B", "n": "7", "box": "[1,2,3,4]"}
+        first, second = (
+            {texts.draw(random.Random(seed), f"ask.{section}", **values) for seed in range(20)}
+            for texts in (train, held_out)
+        )
+        assert first
+        assert second
+        assert not first & second
 
 
 def test_what_is_not_drawn_is_dropped_with_a_reason(monkeypatch):
