@@ -26,14 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from shared.reporting import hand_in
 
-from openafm.data.rendering import (
-    RenderConfig,
-    Renderer,
-    RenderingUnavailableError,
-    check_installation,
-    needs_rendering,
-)
+from openafm.data.rendering import RenderConfig, needs_rendering
 from openafm.data.rendering.browser import find_executable
+from openafm.data.rendering.renderer import Renderer, RenderingUnavailableError, check_installation
 from openafm.data.rendering.requests import PageRequests
 from openafm.data.sites import SCRIPT_KINDS, SiteConfig, SitePage, serve
 from openafm.data.web.documents import Page

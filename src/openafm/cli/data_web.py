@@ -66,7 +66,7 @@ async def _crawl(
     """Run a crawl; without Chromium, pages are kept as they are fetched."""
     from contextlib import AsyncExitStack
 
-    from openafm.data.rendering import RenderingUnavailableError
+    from openafm.data.rendering.renderer import RenderingUnavailableError
     from openafm.data.web.crawler import Crawler
 
     async with AsyncExitStack() as stack:

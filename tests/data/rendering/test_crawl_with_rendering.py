@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from openafm.cli.main import run
-from openafm.data.rendering import RenderConfig, RenderingUnavailableError, check_installation
+from openafm.data.rendering import RenderConfig
+from openafm.data.rendering.renderer import RenderingUnavailableError, check_installation
 from openafm.data.sites import SiteConfig, serve
 from openafm.data.web.documents import Page
 from openafm.data.web.warc import warc_files

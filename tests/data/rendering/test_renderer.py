@@ -17,15 +17,9 @@ from typing import Any, TypeVar
 import pytest
 
 from openafm.core.config import ConfigError
-from openafm.data.rendering import (
-    RenderConfig,
-    Rendered,
-    Renderer,
-    RenderError,
-    RenderingUnavailableError,
-    check_installation,
-)
+from openafm.data.rendering import RenderConfig
 from openafm.data.rendering.browser import Browser
+from openafm.data.rendering.renderer import Rendered, Renderer, RenderError, RenderingUnavailableError, check_installation
 from openafm.data.rendering.requests import PageRequests, ResourceCache
 from openafm.data.sites import SCRIPT_KINDS, SiteConfig, SitePage, serve
 from openafm.data.web.fetch import Fetched, Fetcher, FetchFailure

@@ -9,7 +9,8 @@ import pytest
 
 from openafm.cli.main import run
 from openafm.data.pipeline.parquet import read_documents
-from openafm.data.rendering import RenderConfig, RenderingUnavailableError, check_installation
+from openafm.data.rendering import RenderConfig
+from openafm.data.rendering.renderer import RenderingUnavailableError, check_installation
 from openafm.data.web.documents import Page, WebDocument
 from openafm.data.web.warc import Capture, capture_bytes
 

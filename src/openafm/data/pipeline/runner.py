@@ -106,7 +106,7 @@ def _without_missing_browser(config: PipelineConfig) -> tuple[PipelineConfig, tu
     first = config.stages[0]
     if not isinstance(first, ExtractionStageConfig) or first.rendering is None:
         return config, ()
-    from openafm.data.rendering import RenderingUnavailableError, check_installation
+    from openafm.data.rendering.renderer import RenderingUnavailableError, check_installation
 
     try:
         check_installation(first.rendering)
