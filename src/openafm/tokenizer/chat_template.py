@@ -8,9 +8,9 @@ Each turn is encoded by itself, between special tokens that open and close it:
     <|assistant|><|tool_calls|>[{"name":"...","arguments":{...}}]<|turn_end|>
     <|tool|>name<|content|>text<|turn_end|>
 
-An image inside a prompt is <|image_start|>, as many <|image|> as the image takes tokens, <|image_end|>; `EncodedText.images`
-holds the positions of the <|image|> tokens, whose embeddings the model replaces. A structured answer is the assistant's
-text: compact JSON (`schema_text.compact_json`).
+An image inside a prompt or a tool's output is <|image_start|>, as many <|image|> as the image takes tokens, <|image_end|>;
+`EncodedText.images` holds the positions of the <|image|> tokens, whose embeddings the model replaces. A structured answer is
+the assistant's text: compact JSON (`schema_text.compact_json`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from openafm.core.config import ConfigError, from_dict
 from openafm.tokenizer.bpe import SPECIAL_TOKEN_IDS, SPECIAL_TOKENS, Tokenizer
 from openafm.tokenizer.conversation import (
     AssistantTurn,
+    ContentTurn,
     ConversationError,
     ImagePart,
     Instructions,
@@ -122,7 +123,8 @@ class ChatTemplate(BaseChatTemplate):
                 calls = _fill(self.tool_calls, calls=tool_calls_text(turn.tool_calls)) if turn.tool_calls else []
                 parts = _fill(self.assistant, text=turn.text, tool_calls=calls)
             case ToolTurn():
-                parts = _fill(self.tool, name=turn.name, text=turn.text)
+                images = turn.images
+                parts = _fill(self.tool, name=turn.name, text=_content_parts(turn) if images else turn.text)
         tokens = encode_parts(tokenizer, parts)
         is_generated = isinstance(turn, AssistantTurn)
         return EncodedText(
@@ -208,7 +210,7 @@ def _fill(layout: tuple[str, ...], **values: str | Parts) -> Parts:
     return parts
 
 
-def _content_parts(turn: UserTurn) -> Parts:
+def _content_parts(turn: ContentTurn) -> Parts:
     parts: Parts = []
     for part in turn.content:
         if isinstance(part, TextPart):

@@ -6,7 +6,7 @@ On disk a conversation is one line of chat JSONL (`Conversation.to_dict`):
                   {"role": "user", "content": "...", "response_format": {JSON Schema}},
                   {"role": "assistant", "content": "..."}], "task": "event", "language": "en"}
 
-The content of a user message is a string, or a list of parts where it holds images:
+The content of a user's or a tool's message is a string, or a list of parts where it holds images:
 
     [{"type": "text", "text": "What is this?"}, {"type": "image", "digest": "9f86...", "num_tokens": 16}]
 """
@@ -76,30 +76,15 @@ class Instructions:
     tools: tuple[ToolDefinition, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, init=False)
-class UserTurn:
-    """A prompt: `UserTurn(text="...")`, or `UserTurn(content=(...))` with text and image parts.
+@dataclass(frozen=True, kw_only=True)
+class ContentTurn:
+    """Base of the turns that may hold images.
 
     Attributes:
-        content: parts in order. Empty texts are dropped and adjacent texts joined, so equal prompts compare equal.
-        response_format: JSON Schema of the answer, shown to the model as schema text.
+        content: parts in order. Empty texts are dropped and adjacent texts joined, so equal contents compare equal.
     """
 
     content: tuple[ContentPart, ...]
-    response_format: JsonSchema | None
-
-    def __init__(
-        self,
-        *,
-        text: str | None = None,
-        content: Sequence[ContentPart] | None = None,
-        response_format: JsonSchema | None = None,
-    ) -> None:
-        if (text is None) == (content is None):
-            raise TypeError("UserTurn takes either text or content")
-        parts = (TextPart(text=text),) if text is not None else content or ()
-        object.__setattr__(self, "content", tuple(_joined(parts)))
-        object.__setattr__(self, "response_format", response_format)
 
     @property
     def text(self) -> str:
@@ -112,6 +97,27 @@ class UserTurn:
         return tuple(part for part in self.content if isinstance(part, ImagePart))
 
 
+@dataclass(frozen=True, kw_only=True, init=False)
+class UserTurn(ContentTurn):
+    """A prompt: `UserTurn(text="...")`, or `UserTurn(content=(...))` with text and image parts.
+
+    Attributes:
+        response_format: JSON Schema of the answer, shown to the model as schema text.
+    """
+
+    response_format: JsonSchema | None
+
+    def __init__(
+        self,
+        *,
+        text: str | None = None,
+        content: Sequence[ContentPart] | None = None,
+        response_format: JsonSchema | None = None,
+    ) -> None:
+        object.__setattr__(self, "content", _content("UserTurn", text, content))
+        object.__setattr__(self, "response_format", response_format)
+
+
 @dataclass(frozen=True, kw_only=True)
 class AssistantTurn:
     """The model's answer: text, tool calls made in parallel, or text followed by calls."""
@@ -120,12 +126,15 @@ class AssistantTurn:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ToolTurn:
-    """The output of one tool call: untrusted text."""
+@dataclass(frozen=True, kw_only=True, init=False)
+class ToolTurn(ContentTurn):
+    """The output of one tool call, untrusted: `ToolTurn(name="...", text="...")`, or `content` with text and image parts."""
 
     name: str
-    text: str
+
+    def __init__(self, *, name: str, text: str | None = None, content: Sequence[ContentPart] | None = None) -> None:
+        object.__setattr__(self, "content", _content("ToolTurn", text, content))
+        object.__setattr__(self, "name", name)
 
 
 Turn: TypeAlias = Instructions | UserTurn | AssistantTurn | ToolTurn
@@ -163,6 +172,13 @@ class Conversation:
         )
 
 
+def _content(kind: str, text: str | None, content: Sequence[ContentPart] | None) -> tuple[ContentPart, ...]:
+    if (text is None) == (content is None):
+        raise TypeError(f"{kind} takes either text or content")
+    parts = (TextPart(text=text),) if text is not None else content or ()
+    return tuple(_joined(parts))
+
+
 def _joined(parts: Iterable[ContentPart]) -> Iterator[ContentPart]:
     for is_text, run in itertools.groupby(parts, key=lambda part: isinstance(part, TextPart)):
         if not is_text:
@@ -182,8 +198,7 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
                 ]
             return message
         case UserTurn():
-            content = [_part_to_dict(part) for part in turn.content] if turn.images else turn.text
-            message = {"role": "user", "content": content}
+            message = {"role": "user", "content": _content_to_json(turn)}
             return message if turn.response_format is None else message | {"response_format": turn.response_format}
         case AssistantTurn():
             message = {"role": "assistant", "content": turn.text}
@@ -191,7 +206,11 @@ def _turn_to_dict(turn: Turn) -> dict[str, Any]:
                 message["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in turn.tool_calls]
             return message
         case ToolTurn():
-            return {"role": "tool", "name": turn.name, "content": turn.text}
+            return {"role": "tool", "name": turn.name, "content": _content_to_json(turn)}
+
+
+def _content_to_json(turn: ContentTurn) -> str | list[dict[str, Any]]:
+    return [_part_to_dict(part) for part in turn.content] if turn.images else turn.text
 
 
 def _part_to_dict(part: ContentPart) -> dict[str, Any]:
@@ -217,19 +236,22 @@ def _turn_from_dict(message: Any, position: int) -> Turn:
                 )
                 return Instructions(text=_text(content), tools=tools)
             case "user":
-                parts = [TextPart(text=content)] if isinstance(content, str) else list(map(_part_from_dict, content))
-                return UserTurn(content=parts, response_format=message.get("response_format"))
+                return UserTurn(content=_parts_from_json(content), response_format=message.get("response_format"))
             case "assistant":
                 calls = tuple(ToolCall(name=c["name"], arguments=c["arguments"]) for c in message.get("tool_calls", ()))
                 return AssistantTurn(text=_text(content), tool_calls=calls)
             case "tool":
-                return ToolTurn(name=_text(message["name"]), text=_text(content))
+                return ToolTurn(name=_text(message["name"]), content=_parts_from_json(content))
             case role:
                 raise ConversationError(f"unknown role {role!r}; known: instructions, user, assistant, tool")
     except ConversationError as error:
         raise ConversationError(f"message {position}: {error}") from None
     except (KeyError, TypeError, AttributeError) as error:
         raise ConversationError(f"message {position}: missing or ill-typed {error}") from error
+
+
+def _parts_from_json(content: Any) -> list[ContentPart]:
+    return [TextPart(text=content)] if isinstance(content, str) else list(map(_part_from_dict, content))
 
 
 def _part_from_dict(part: Any) -> ContentPart:

@@ -16,6 +16,7 @@ from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import (
     AssistantTurn,
+    ContentTurn,
     Instructions,
     JsonSchema,
     ToolCall,
@@ -105,6 +106,7 @@ class ImportedTemplate(BaseChatTemplate):
         tools = self._tools()
         parts = self._fill(tokenizer, tools.output_opening)
         for position, output in enumerate(outputs):
+            _check_no_images(output)
             parts += self._fill(tokenizer, tools.output_separator if position else ())
             parts += self._fill(tokenizer, tools.output, text=output.text, name=output.name)
         return self._context(tokenizer, parts + self._fill(tokenizer, tools.output_closing))
@@ -182,10 +184,7 @@ class ImportedTemplate(BaseChatTemplate):
         return self._fill(tokenizer, tools.instructions if turn.text else tools.start, text=turn.text, tools=listed)
 
     def _user(self, tokenizer: Tokenizer, turn: UserTurn) -> Parts:
-        if turn.images:
-            raise ChatTemplateError(
-                "this model's chat template has no image tokens; send text only, or use a model for images"
-            )
+        _check_no_images(turn)
         wanted: Parts = []
         if turn.response_format is not None:
             wanted = self._fill(tokenizer, self.response_format, schema=schema_text(turn.response_format))
@@ -314,6 +313,11 @@ class ImportedTemplate(BaseChatTemplate):
 
 # Replacements of the template's tokens in text; the last one is for all other special tokens.
 _MARKS = "".join(map(chr, range(0xD800, 0xE000)))
+
+
+def _check_no_images(turn: ContentTurn) -> None:
+    if turn.images:
+        raise ChatTemplateError("this model's chat template has no image tokens; send text only, or use a model for images")
 
 
 def _written(value: str, how: str | None) -> str:

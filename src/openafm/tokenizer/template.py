@@ -18,13 +18,13 @@ from openafm.core.errors import OpenAFMError, UsageError
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import (
     AssistantTurn,
+    ContentTurn,
     Conversation,
     Instructions,
     JsonSchema,
     ToolDefinition,
     ToolTurn,
     Turn,
-    UserTurn,
 )
 
 # Special tokens by id and texts, in order: a turn before its texts are encoded.
@@ -129,7 +129,7 @@ class BaseChatTemplate(Config, ABC):
     def fewest_tokens(self, tokenizer: Tokenizer, turns: Iterable[Turn]) -> int:
         """Return a lower bound of the tokens of `turns`, without encoding them; callers reject oversized texts with it."""
         turns = tuple(turns)
-        num_image_tokens = sum(image.num_tokens for turn in turns if isinstance(turn, UserTurn) for image in turn.images)
+        num_image_tokens = sum(image.num_tokens for turn in turns if isinstance(turn, ContentTurn) for image in turn.images)
         return num_image_tokens + sum(tokenizer.fewest_tokens(self._counted(turn.text)) for turn in turns)
 
     def _counted(self, text: str) -> str:

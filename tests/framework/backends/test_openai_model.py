@@ -31,6 +31,7 @@ from endpoints import (
 
 import openafm as fm
 from openafm.framework.backends.http_lines import EndpointError
+from openafm.framework.backends.openai_messages import new_messages
 from openafm.framework.backends.openai_model import OpenAICompatibleModel
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -462,3 +463,19 @@ def test_many_sessions_at_once() -> None:
 
     with serving(*[says("Hel", "lo", pause_s=0.01)] * 20) as endpoint:
         assert asyncio.run(run(model_at(endpoint.url))) == ["Hello"] * 20
+
+
+def test_images_of_tool_outputs_follow_in_a_user_message() -> None:
+    data = b"\x89PNG data"
+    picture = fm.ImagePart(digest="a", num_tokens=9)
+    turns = [
+        fm.AssistantTurn(tool_calls=tuple(fm.ToolCall(name=name, arguments={}) for name in ("one", "two"))),
+        fm.ToolTurn(name="one", content=[fm.TextPart(text="see"), picture]),
+        fm.ToolTurn(name="two", text="no image"),
+        fm.UserTurn(text="and?"),
+    ]
+    messages = new_messages([], turns, {"a": data})
+    assert [message["role"] for message in messages] == ["assistant", "tool", "tool", "user", "user"]
+    assert messages[1]["content"] == "see"
+    assert [part["type"] for part in messages[3]["content"]] == ["text", "image_url"]
+    assert new_messages([], turns[:2], {"a": data})[-1]["content"][1]["type"] == "image_url"

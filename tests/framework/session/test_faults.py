@@ -254,12 +254,12 @@ def test_an_interrupt_stops_running_tools(monkeypatch: pytest.MonkeyPatch) -> No
 
     def run_aside(made: Any, cancelled: Any) -> None:
         with contextlib.suppress(fm.GenerationCancelledError):
-            run_tools(made, cancelled, None)
+            run_tools(made, cancelled, None, len)
 
     class Interrupted:
         """Raise KeyboardInterrupt while the runner waits for the result."""
 
-        def run(self, made: Any, cancelled: Any, loop: Any) -> Any:
+        def run(self, made: Any, cancelled: Any, loop: Any, count: Any) -> Any:
             threading.Thread(target=run_aside, args=(made, cancelled)).start()
             assert started.wait(10)
             raise KeyboardInterrupt

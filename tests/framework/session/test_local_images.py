@@ -173,7 +173,7 @@ def test_too_many_images_name_the_tokens_needed(model: fm.SystemLanguageModel) -
     prompt = fm.Prompt(QUESTION, *[fm.Image(RED)] * 40)
     needed = model.token_count_blocking(prompt, image_detail="high")
     session = fm.LanguageModelSession(model=model)
-    with pytest.raises(fm.ExceededContextWindowSizeError, match=r"800 of them for 40 images.*rapid 1") as caught:
+    with pytest.raises(fm.ExceededContextWindowSizeError, match=r"800 of them for 40 new images.*rapid 1") as caught:
         session.respond_blocking(prompt, options=fm.GenerationOptions(image_detail="high"))
     assert caught.value.token_count == needed
     session.respond_blocking(prompt, options=fm.GenerationOptions(image_detail="rapid", maximum_response_tokens=2))
@@ -192,3 +192,36 @@ def test_a_detail_that_the_model_is_not_trained_for(tmp_path: Path) -> None:
             call()
     with pytest.raises(ValueError, match="image_detail"):
         fm.GenerationOptions(image_detail="best")
+
+
+def test_images_in_tool_outputs(model: fm.SystemLanguageModel, tmp_path: Path) -> None:
+    @fm.tool
+    def photo(cat: bool) -> Any:
+        """Take a photo."""
+        return ["the cat:", fm.Image(RED)] if cat else fm.Prompt(fm.Image(BLUE))
+
+    @fm.generable
+    class Kind:
+        n: bool
+
+    def begun() -> fm.LanguageModelSession:
+        session = fm.LanguageModelSession("the log", model, tools=[photo], tool_limits=fm.ToolLimits(rounds=1, calls=1))
+        session.respond_blocking(
+            "photo", Kind, options=fm.GenerationOptions(tool_calling_mode="required", image_detail="rapid")
+        )
+        return session
+
+    session = begun()
+    output = next(entry for entry in session.transcript if isinstance(entry, fm.ToolOutputEntry))
+    assert [part.num_tokens for part in output.turn.images] == [1]
+    assert set(session.transcript.images.values()) <= {RED, BLUE}
+    session.save_blocking(tmp_path / "s")
+    loaded = fm.LanguageModelSession.load(tmp_path / "s", model, tools=[photo])
+    assert loaded.transcript.images == session.transcript.images
+    assert loaded.transcript.as_dict() == session.transcript.as_dict()
+    continued = fm.LanguageModelSession.from_transcript(loaded.transcript, model, tools=[photo])
+    answers = [
+        each.respond_blocking("and?", Kind, options=fm.GenerationOptions(tool_calling_mode="disallowed"))
+        for each in (session, continued)
+    ]
+    assert answers[0] == answers[1]

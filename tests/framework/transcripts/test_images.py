@@ -159,12 +159,31 @@ def test_a_text_only_model_has_no_vision() -> None:
     assert len(session.transcript) == 0
 
 
+def test_a_tool_output_with_an_image_needs_a_model_with_vision() -> None:
+    @fm.tool
+    def photo() -> Any:
+        """Take a photo."""
+        return fm.Image(encoded(flag()))
+
+    session = fm.LanguageModelSession(model=fm.SystemLanguageModel(), tools=[photo])
+    options = fm.GenerationOptions(tool_calling_mode="required", maximum_response_tokens=64)
+    with pytest.raises(fm.ToolCallError, match="does not support images; return text"):
+        session.respond_blocking("Take a photo", options=options)
+
+
 def test_a_transcript_keeps_images_by_digest() -> None:
     data = encoded(flag())
     digest = hashlib.sha256(data).hexdigest()
     turn = fm.UserTurn(content=[fm.TextPart(text="What?"), fm.ImagePart(digest=digest, num_tokens=9)])
-    entry = fm.PromptEntry(turn=turn, options=fm.GenerationOptions(), images={digest: data})
-    transcript = fm.Transcript([entry])
+    output = fm.ToolTurn(name="photo", content=turn.content)
+    for entry in (
+        fm.PromptEntry(turn=turn, options=fm.GenerationOptions(), images={digest: data}),
+        fm.ToolOutputEntry(turn=output, call_id="1", images={digest: data}),
+    ):
+        check_images(fm.Transcript([entry]), digest, data)
+
+
+def check_images(transcript: fm.Transcript, digest: str, data: bytes) -> None:
     assert transcript.images == {digest: data}
     assert transcript.image_digests == (digest,)
     assert data not in str(transcript.as_dict()).encode()

@@ -11,7 +11,7 @@ from openafm.framework.options import ImageDetail
 from openafm.framework.transcripts.prompt import UnsupportedAttachmentError
 from openafm.models.vision.image_modes import ImageModeConfig
 from openafm.models.vision.multimodal_config import MultimodalConfig
-from openafm.tokenizer.conversation import ContentPart, ImagePart, Turn, UserTurn
+from openafm.tokenizer.conversation import ContentPart, ContentTurn, ImagePart, ToolTurn, Turn, UserTurn
 
 
 def image_modes(bundle: Bundle) -> tuple[ImageModeConfig, ...]:
@@ -52,12 +52,15 @@ def in_known_modes(turns: Iterable[Turn], modes: Sequence[ImageModeConfig]) -> t
             return replace(part, num_tokens=modes[0].num_tokens)
         return part
 
-    return tuple(
-        UserTurn(content=tuple(map(known, turn.content)), response_format=turn.response_format)
-        if isinstance(turn, UserTurn) and turn.images
-        else turn
-        for turn in turns
-    )
+    def converted(turn: Turn) -> Turn:
+        match turn:
+            case UserTurn():
+                return UserTurn(content=tuple(map(known, turn.content)), response_format=turn.response_format)
+            case ToolTurn():
+                return ToolTurn(name=turn.name, content=tuple(map(known, turn.content)))
+        return turn
+
+    return tuple(map(converted, turns))
 
 
 def check_fits(token_count: int, context_size: int, turns: Iterable[Turn], modes: Sequence[ImageModeConfig]) -> None:
@@ -68,14 +71,14 @@ def check_fits(token_count: int, context_size: int, turns: Iterable[Turn], modes
     """
     if token_count <= context_size:
         return
-    counts = [image.num_tokens for turn in turns if isinstance(turn, UserTurn) for image in turn.images]
+    counts = [image.num_tokens for turn in turns if isinstance(turn, ContentTurn) for image in turn.images]
     if not counts:
         raise ExceededContextWindowSizeError(token_count, context_size)
     details = ", ".join(f"{mode.name} {mode.num_tokens}" for mode in modes)
     raise ExceededContextWindowSizeError(
         token_count,
         context_size,
-        f"the conversation needs {token_count} tokens, {sum(counts)} of them for {len(counts)} images in the prompt, but the"
+        f"the conversation needs {token_count} tokens, {sum(counts)} of them for {len(counts)} new images, but the"
         f" context window of this model has {context_size}; attach fewer images, or choose another image_detail (tokens of"
         f" an image: {details})",
     )

@@ -24,6 +24,7 @@ from openafm.framework.transcripts.transcript import Transcript
 from openafm.safety.guardrail import Guardrail
 from openafm.tokenizer.conversation import (
     AssistantTurn,
+    ContentTurn,
     Instructions,
     JsonSchema,
     ToolDefinition,
@@ -296,7 +297,7 @@ def _counted_turns(
 
 def _estimate(turns: Sequence[Turn], bytes_per_token: int) -> int:
     num_bytes = sum(len(_turn_text(turn).encode("utf-8", "replace")) for turn in turns)
-    num_image_tokens = sum(image.num_tokens for turn in turns if isinstance(turn, UserTurn) for image in turn.images)
+    num_image_tokens = sum(image.num_tokens for turn in turns if isinstance(turn, ContentTurn) for image in turn.images)
     return -(-num_bytes // bytes_per_token) + _TOKENS_PER_TURN * len(turns) + num_image_tokens
 
 

@@ -34,6 +34,8 @@ def new_messages(
 ) -> list[Message]:
     """Return the messages of `turns`, which follow the `earlier` messages. Tool outputs match calls by name, in order.
 
+    Endpoints take text only as the output of a tool, so images of outputs follow in a user message.
+
     Args:
         images: the bytes of the turns' images, by digest.
 
@@ -44,7 +46,11 @@ def new_messages(
     messages: list[Message] = []
     num_calls = sum(len(message.get("tool_calls", ())) for message in earlier)
     waiting = _unanswered(earlier)  # (name, id) of calls without an output
+    shown: list[ImagePart] = []  # of tool outputs
     for turn in turns:
+        if not isinstance(turn, ToolTurn):
+            messages += _shown(shown, images)
+            shown = []
         match turn:
             case Instructions():
                 messages += [{"role": "system", "content": turn.text}] if turn.text else []
@@ -62,7 +68,8 @@ def new_messages(
                     raise GenerationError(f"the transcript has an output of the tool '{turn.name}', but no call before it")
                 waiting.remove(call)
                 messages.append({"role": "tool", "tool_call_id": call[1], "content": turn.text})
-    return messages
+                shown += turn.images
+    return [*messages, *_shown(shown, images)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +144,13 @@ def _prompt_content(turn: UserTurn, images: Mapping[str, bytes]) -> str | list[d
         return turn.text + suffix
     parts = [*turn.content, *([TextPart(text=suffix)] if suffix else [])]
     return [_content_part(part, images) for part in parts]
+
+
+def _shown(parts: Sequence[ImagePart], images: Mapping[str, bytes] | None) -> list[Message]:
+    """Return a user message with images of tool outputs; none without images."""
+    content = [_content_part(part, images or {}) for part in parts]
+    title = {"type": "text", "text": "Images of the tool outputs above:"}
+    return [{"role": "user", "content": [title, *content]}] if content else []
 
 
 def _content_part(part: TextPart | ImagePart, images: Mapping[str, bytes]) -> dict[str, Any]:

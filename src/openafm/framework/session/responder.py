@@ -96,8 +96,7 @@ class Responder:
         guardrail = self.model.guardrail(is_guided=request.format.schema is not None)
         text = prompt_text(request.prompt)
         with _framework_errors():
-            count = partial(self.model.num_image_tokens, detail=request.options.image_detail)
-            content, images = prompt_content(request.prompt, count)
+            content, images = prompt_content(request.prompt, self._image_count(request))
             schema = request.format.schema if request.include_schema_in_prompt else None
             prompt = UserTurn(content=content, response_format=schema)
             self.model.check_context((*self.transcript.turns, prompt))  # before the guardrail, which reads all of it
@@ -163,7 +162,7 @@ class Responder:
                 options=request.options,
                 cancelled=state.is_over,
                 max_calls=min(_MAX_CALLS_PER_ANSWER, max(num_calls_left, 1)),
-                images={**self.transcript.images, **state.images},
+                images={**self.transcript.images, **state.images, **state.tool_images},
             )
         )
         _check_events(events, state.executor)
@@ -209,16 +208,29 @@ class Responder:
     def _call_tools(self, state: _RequestState, answer: Answer) -> tuple[Turn, ...]:
         calls = answer.turn.tool_calls
         try:
-            outputs = self._runner.run(calls, state.is_over, state.request.loop)
+            outputs = self._runner.run(calls, state.is_over, state.request.loop, self._image_count(state.request))
         except GenerationCancelledError:
             state.raise_if_late()
             raise
         call_ids = tuple(str(uuid.uuid4()).upper() for _ in calls)
         state.entries.append(ToolCallsEntry(turn=answer.turn, call_ids=call_ids, assets=(self.model.name,)))
         state.entries += [
-            ToolOutputEntry(turn=output, call_id=call_id) for output, call_id in zip(outputs, call_ids, strict=True)
+            ToolOutputEntry(turn=output.turn, call_id=call_id, images=output.images)
+            for output, call_id in zip(outputs, call_ids, strict=True)
         ]
-        return outputs
+        for output in outputs:
+            state.tool_images |= output.images
+        return tuple(output.turn for output in outputs)
+
+    def _image_count(self, request: SessionRequest[Any, Any]) -> Callable[[bytes], int]:
+        """Return a function of an image: its number of tokens. It raises if the model sees no images."""
+        if Capability.VISION in self.model.capabilities:
+            return partial(self.model.num_image_tokens, detail=request.options.image_detail)
+
+        def refused(image: bytes) -> int:
+            raise UnsupportedAttachmentError(f"the model {self.model.name} does not support images; return text instead")
+
+        return refused
 
     def _current_executor(self) -> LanguageModelExecutor:
         """Return an executor that has received the whole transcript; a new one if another session appended to it."""
@@ -325,6 +337,7 @@ class _RequestState:
     ) -> None:
         self.request, self.executor, self.guardrail, self.text = request, executor, guardrail, text
         self.prompt, self.images = prompt, images
+        self.tool_images: dict[str, bytes] = {}
         self.entries: list[Entry] = []
         self.pieces: list[str] = []  # text of the current answer
         self.num_calls = 0

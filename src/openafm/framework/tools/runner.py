@@ -13,11 +13,23 @@ from openafm.framework.daemon import in_daemon_loop
 from openafm.framework.errors import GenerationCancelledError, ToolCallError
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.tools.tool import Tool, ToolLimits
+from openafm.framework.transcripts.prompt import has_attachments, prompt_content
 from openafm.tokenizer.conversation import ToolCall, ToolTurn
 from openafm.tokenizer.schema_text import compact_json
 
 _POLL_S, _LOOP_POLL_S = 0.02, 0.5
-_Outputs: TypeAlias = tuple[ToolTurn, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolOutput:
+    """The output of a call as the model reads it, and the bytes of its images by digest."""
+
+    turn: ToolTurn
+    images: Mapping[str, bytes]
+
+
+_Outputs: TypeAlias = tuple[ToolOutput, ...]
+_ImageCount: TypeAlias = Callable[[bytes], int]
 
 
 class ToolOutputError(OpenAFMError):
@@ -36,7 +48,11 @@ class ToolRunner:
     limits: ToolLimits
 
     def run(
-        self, calls: Sequence[ToolCall], cancelled: Callable[[], bool], loop: asyncio.AbstractEventLoop | None
+        self,
+        calls: Sequence[ToolCall],
+        cancelled: Callable[[], bool],
+        loop: asyncio.AbstractEventLoop | None,
+        num_image_tokens: _ImageCount,
     ) -> _Outputs:
         """Return the outputs of the calls in order. Blocks, so the thread of `loop` must not call it.
 
@@ -44,12 +60,13 @@ class ToolRunner:
             calls: the calls of one answer.
             cancelled: polled; returns whether the request is cancelled.
             loop: the event loop to run the calls in; None: a new one.
+            num_image_tokens: returns the number of tokens of an image in an output; raises if the model sees no images.
 
         Raises:
             ToolCallError: a tool raised, timed out or returned an unusable output; the other calls are cancelled.
             GenerationCancelledError: the request was cancelled, and with it all calls.
         """
-        work = self._run(calls, cancelled)
+        work = self._run(calls, cancelled, num_image_tokens)
         try:
             if loop is None:
                 return in_daemon_loop(work, "openafm-tools").result()
@@ -58,8 +75,10 @@ class ToolRunner:
             work.close()
             raise GenerationCancelledError(f"tools cannot be called: {error!r}") from error
 
-    async def _run(self, calls: Sequence[ToolCall], cancelled: Callable[[], bool]) -> _Outputs:
-        tasks = [asyncio.ensure_future(self.call(call)) for call in calls]
+    async def _run(
+        self, calls: Sequence[ToolCall], cancelled: Callable[[], bool], num_image_tokens: _ImageCount
+    ) -> _Outputs:
+        tasks = [asyncio.ensure_future(self._output(call, num_image_tokens)) for call in calls]
         try:
             while not all(task.done() for task in tasks):
                 await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_EXCEPTION)
@@ -71,7 +90,7 @@ class ToolRunner:
         finally:
             for task in tasks:
                 _cancel_silently(task)
-        return tuple(ToolTurn(name=call.name, text=task.result()) for call, task in zip(calls, tasks, strict=True))
+        return tuple(task.result() for task in tasks)
 
     async def call(self, call: ToolCall) -> str:
         """Return the output of one call as text for the model. Exceptions of the tool pass through.
@@ -80,10 +99,22 @@ class ToolRunner:
             ToolTimeoutError: the call timed out.
             ToolOutputError: the output is neither text nor JSON, or is too long.
         """
-        tool = self.tools[call.name]
-        running = _without_exit(tool.call(GeneratedContent(dict(call.arguments))))
-        output = await _with_timeout(running, self.limits.call_seconds)
-        text = _as_text(output)
+        return self._limited(_as_text(await self._called(call)))
+
+    async def _output(self, call: ToolCall, num_image_tokens: _ImageCount) -> ToolOutput:
+        output = await self._called(call)
+        if not has_attachments(output):
+            return ToolOutput(turn=ToolTurn(name=call.name, text=self._limited(_as_text(output))), images={})
+        content, images = prompt_content(output, num_image_tokens)
+        turn = ToolTurn(name=call.name, content=content)
+        self._limited(turn.text)
+        return ToolOutput(turn=turn, images=images)
+
+    async def _called(self, call: ToolCall) -> Any:
+        running = _without_exit(self.tools[call.name].call(GeneratedContent(dict(call.arguments))))
+        return await _with_timeout(running, self.limits.call_seconds)
+
+    def _limited(self, text: str) -> str:
         if len(text) > self.limits.output_characters:
             raise ToolOutputError(
                 f"the output has {len(text):,} characters, the limit is {self.limits.output_characters:,};"
@@ -128,7 +159,7 @@ def _cancel_silently(task: asyncio.Future[Any]) -> None:
     task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
-def _error_of(task: asyncio.Future[str]) -> BaseException | None:
+def _error_of(task: asyncio.Future[ToolOutput]) -> BaseException | None:
     if not task.done():
         return None
     return asyncio.CancelledError("the tool cancelled itself") if task.cancelled() else task.exception()

@@ -22,7 +22,8 @@ class Tool(ABC):
     """Base class of tools: `name`, `description`, `arguments_schema` and `async def call(self, args)`.
 
     The model reads the output of `call` as untrusted text: a string unchanged; `GeneratedContent`, an instance of a
-    generable class or any JSON value as compact JSON. An exception ends the request with `ToolCallError`.
+    generable class or any JSON value as compact JSON; `Image`, a `Prompt` or a list with an `Image` as text and images, if
+    the model sees images. An exception ends the request with `ToolCallError`.
 
     Raises:
         TypeError: `call` is not `async`, or `name` or `description` is not text.

@@ -100,6 +100,12 @@ def prompt_content(
     return tuple(parts), images
 
 
+def has_attachments(value: object) -> bool:
+    """Return True for a prompt with attachments, an attachment, or a list with one: the output of a tool, for example."""
+    components = value.components if isinstance(value, Prompt) else value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(component, Attachment) for component in components)
+
+
 def _add_line(parts: list[ContentPart], line: str | None) -> None:
     if line is None:
         return

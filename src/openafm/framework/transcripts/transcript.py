@@ -37,7 +37,7 @@ from openafm.framework.transcripts.wire import (
     tool_call_wire,
     tool_wire,
 )
-from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.conversation import AssistantTurn, ContentTurn, Instructions, JsonSchema, ToolTurn, Turn, UserTurn
 
 VERSION = 1
 _TYPE = "FoundationModels.Transcript"
@@ -162,10 +162,11 @@ class ToolCallsEntry(TranscriptEntry):
 
 @dataclass(frozen=True, kw_only=True)
 class ToolOutputEntry(TranscriptEntry):
-    """The output of one tool call: untrusted text."""
+    """The output of one tool call, untrusted. `images` are the bytes of its images, as in `PromptEntry`."""
 
     turn: ToolTurn
     call_id: str
+    images: Mapping[str, bytes] = field(default_factory=dict, repr=False, compare=False)
 
     def _wire(self) -> Wire:
         return {
@@ -173,12 +174,12 @@ class ToolOutputEntry(TranscriptEntry):
             "role": "tool",
             "toolName": self.turn.name,
             "toolCallID": self.call_id,
-            "contents": [text_segment(self.turn.text)],
+            "contents": content_segments(self.turn),
         }
 
     @classmethod
     def _arguments(cls, wire: Wire) -> dict[str, Any]:
-        turn = ToolTurn(name=required(wire, "toolName", str), text=read_text(required(wire, "contents", list)))
+        turn = ToolTurn(name=required(wire, "toolName", str), content=read_content(required(wire, "contents", list)))
         return {"turn": turn, "call_id": required(wire, "toolCallID", str)}
 
 
@@ -222,22 +223,22 @@ class Transcript(Sequence[Entry]):
 
     @property
     def images(self) -> dict[str, bytes]:
-        """The encoded images of the prompts, by the SHA-256 of their bytes in hex.
+        """The encoded images of prompts and tool outputs, by the SHA-256 of their bytes in hex.
 
         Those of a transcript that was read with `from_dict` are missing unless they were passed to it.
         """
         return {
             digest: data
             for entry in self._entries
-            if isinstance(entry, PromptEntry)
+            if isinstance(entry, PromptEntry | ToolOutputEntry)
             for digest, data in entry.images.items()
         }
 
     @property
     def image_digests(self) -> tuple[str, ...]:
-        """The digests of the images that the prompts refer to, in order, each once."""
+        """The digests of the images that prompts and tool outputs refer to, in order, each once."""
         turns = (entry.turn for entry in self._entries)
-        found = (image.digest for turn in turns if isinstance(turn, UserTurn) for image in turn.images)
+        found = (image.digest for turn in turns if isinstance(turn, ContentTurn) for image in turn.images)
         return tuple(dict.fromkeys(found))
 
     async def to_dict(self) -> Wire:
@@ -308,7 +309,7 @@ _append_lock = threading.Lock()  # one for all transcripts: a lock per transcrip
 
 def _with_images(entry: Entry, images: Mapping[str, bytes]) -> Entry:
     """Return the entry with those of the images that it refers to."""
-    if not isinstance(entry, PromptEntry):
+    if not isinstance(entry, PromptEntry | ToolOutputEntry):
         return entry
     found = {part.digest: images[part.digest] for part in entry.turn.images if part.digest in images}
     if found:

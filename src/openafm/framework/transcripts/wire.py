@@ -24,12 +24,12 @@ from openafm.framework.options import GenerationOptions, SamplingMode, SamplingM
 from openafm.framework.schema.partial_json import is_deeper, read_json
 from openafm.tokenizer.conversation import (
     ContentPart,
+    ContentTurn,
     ImagePart,
     JsonSchema,
     TextPart,
     ToolCall,
     ToolDefinition,
-    UserTurn,
 )
 from openafm.tokenizer.schema_text import SchemaTextError, compact_json, schema_text
 
@@ -105,8 +105,8 @@ def structure_segment(source: str, text: str) -> Wire:
     return segment if compact_json(content) == text else segment | {"text": text}
 
 
-def content_segments(turn: UserTurn) -> list[Wire]:
-    """Return the segments of a prompt: one of text, or one per part if the prompt has images."""
+def content_segments(turn: ContentTurn) -> list[Wire]:
+    """Return the segments of a prompt or a tool's output: one of text, or one per part if it has images."""
     if not turn.images:
         return [text_segment(turn.text)]
     return [
@@ -118,7 +118,7 @@ def content_segments(turn: UserTurn) -> list[Wire]:
 
 
 def read_content(contents: list[Any]) -> tuple[ContentPart, ...]:
-    """Return the parts of a prompt. Adjacent texts are separate lines.
+    """Return the parts of a prompt or a tool's output. Adjacent texts are separate lines.
 
     Raises:
         TranscriptError: a segment is not text, a structure or an image.
