@@ -33,7 +33,7 @@ def test_math_keeps_answers_that_equal_the_truth(tmp_path: Path) -> None:
     model = ScriptedModel(*["The answer is 2."] * 40)
     functions = functions_of(model)
     report = synthesize(SYNTHESES["math"], write(tmp_path / "in.jsonl", 3), tmp_path / "out.jsonl", functions)
-    assert (report.num_prompts, report.num_kept) == (3, 1)
+    assert (report.num_prompts, report.num_kept) == (3, 1), report
     assert report.dropped == {"GroundTruth/wrong": 2}
     (line,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
     assert [message["content"] for message in line["messages"]] == ["What is 1 plus 1?", "The answer is 2."]

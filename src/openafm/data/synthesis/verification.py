@@ -132,12 +132,15 @@ class _ModelFilter(Stage):
 
 @dataclass(frozen=True, kw_only=True)
 class SameLanguageConfig(SynthesisStageConfig):
-    """Keep the responses in the language of the prompt: its tag, else that of its last user turn, as identified."""
+    """Drop the responses in another language than the prompt: its tag, else that of its last user turn, as identified.
+
+    A response is in another language if that has a probability of `confidence` or more; short texts often show none.
+    """
 
     REASONS: ClassVar[tuple[str, ...]] = ("other_language",)
 
     identifier: IdentifierConfig = field(default_factory=Py3LangidConfig)
-    min_probability: float = 0.5
+    confidence: float = 0.5
 
     def build(self, functions: Functions) -> Stage:
         return _SameLanguage(self, self.identifier.build())
@@ -154,10 +157,14 @@ class _SameLanguage(Stage):
         return replace(draft, responses=kept) if kept else Dropped(reason="other_language", detail=wanted)
 
     def _is_in(self, text: str, wanted: str) -> bool:
-        found = self._identifier.probabilities(text)
-        base = wanted.partition("-")[0]
-        probability = sum(value for tag, value in found.items() if tag.partition("-")[0] == base)
-        return not found or not wanted or probability >= self._config.min_probability
+        found: dict[str, float] = {}
+        for tag, probability in self._identifier.probabilities(text).items():
+            language = tag.partition("-")[0]
+            found[language] = found.get(language, 0.0) + probability
+        if not found or not wanted:
+            return True
+        best = max(found, key=lambda each: found[each])
+        return best == wanted.partition("-")[0] or found[best] < self._config.confidence
 
 
 def with_response(draft: Draft, response: str) -> Conversation:
