@@ -193,9 +193,9 @@ def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["recipes", "list", "--json"]) == 0
     recipes = {recipe["name"]: recipe for recipe in json.loads(capsys.readouterr().out)}
     economy, continued = ["trunk", "upcycle_teacher", "distill"], ["text_continued", "long_context"]
-    stages = ("pretrain", *economy, *continued, "sft", "reward_model", "selection_model")
+    stages = ("pretrain", *economy, *continued, "sft", "sft_multilingual", "reward_model", "selection_model")
     text = [f"on_device.{stage}" for stage in stages]
-    vision = ["vision.clip", "on_device.multimodal", "on_device.multimodal_sft"]
+    vision = ["vision.clip", "vision.joint", "on_device.multimodal", "on_device.multimodal_sft"]
     compressed = ["on_device.qat", "on_device.recovery_adapter", "on_device.draft"]
     server = [f"server.{stage}" for stage in ("pretrain", *continued, "sft")]
     assert list(recipes) == [*text, *vision, *compressed, *server]

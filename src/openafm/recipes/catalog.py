@@ -27,6 +27,7 @@ RECIPES = (
     continued_pretraining.on_device_text,
     continued_pretraining.on_device_long,
     sft.sft,
+    sft.sft_multilingual,
     reward_model.reward_model,
     reward_model.selection_model,
     clip.clip,

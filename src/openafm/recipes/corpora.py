@@ -15,9 +15,10 @@ from openafm.core.files import atomic_file
 from openafm.data.copies import CopiesConfig, pack_copies
 from openafm.data.documents import ChatDocument, DocumentFiles, TextDocument, texts_of
 from openafm.data.needles import NeedlesConfig, pack_needles
-from openafm.data.pack import PackConfig, is_held_out, pack_path, pack_synthetic
+from openafm.data.pack import PackConfig, is_held_out, pack_conversations, pack_path, pack_synthetic
 from openafm.data.shards import ShardError, open_shards, read_manifest
 from openafm.data.synthetic import SyntheticConfig, generate
+from openafm.data.synthetic.mixed import MixedLanguagesConfig, mixed_conversations
 from openafm.data.synthetic.natural import ATTRIBUTIONS
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.conversation import AssistantTurn, Conversation
@@ -93,6 +94,29 @@ class SyntheticCorpusConfig(CorpusConfig):
             return text
         sources = "; ".join(ATTRIBUTIONS.values())
         return f"{text}, {self.synthetic.natural_share:.0%} of them requests that people wrote ({sources})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixedLanguagesCorpusConfig(CorpusConfig):
+    """`num_examples` conversations that are asked in one language and answered in another (report 5.4)."""
+
+    mixed: MixedLanguagesConfig
+    num_examples: int
+
+    def pack(self, out: Path, tokenizer: Tokenizer, template: BaseChatTemplate) -> None:
+        config = PackConfig(source=self.name, learn=self.learn)
+        pack_conversations(self.conversations(), out, tokenizer, template, config)
+
+    def texts(self) -> Iterator[str]:
+        for conversation in self.conversations():
+            yield from texts_of(ChatDocument(conversation=conversation))
+
+    def conversations(self) -> Iterator[Conversation]:
+        return mixed_conversations(self.mixed, self.num_examples)
+
+    @property
+    def description(self) -> str:
+        return f"{self.num_examples:,} calculations that are asked in one language and answered in another"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from typing import Literal
 from openafm.data.copies import CopiesConfig
 from openafm.data.loader import LanguagesConfig, LoaderConfig, SourceConfig
 from openafm.data.synthetic import LANGUAGES, SyntheticConfig
-from openafm.recipes.corpora import CopiesCorpusConfig, SyntheticCorpusConfig
+from openafm.data.synthetic.mixed import MixedLanguagesConfig
+from openafm.recipes.corpora import CopiesCorpusConfig, MixedLanguagesCorpusConfig, SyntheticCorpusConfig
 from openafm.training.config import EvaluationConfig
 
 Learn = Literal["everything", "answers"]
@@ -28,6 +29,10 @@ MATH_TASKS = {"arithmetic": 1.0}
 CODE_TASKS = {"tool": 0.6, "form": 0.4}
 KNOWLEDGE_TASKS = {task: share for task, share in NANO_TASKS.items() if task not in MATH_TASKS | CODE_TASKS}
 ENGLISH = {"en": 1.0}
+SFT_MULTILINGUAL_SHARE = 0.2
+"""Share of all languages but English in fine-tuning and RLHF (report 5.4)."""
+MIXED_LANGUAGES_SHARE = 0.004
+"""Share of the multilingual examples that are answered in another language than that of the question (report 5.4)."""
 OTHER_LANGUAGES = {language: round(1 / rank, 3) for rank, language in enumerate(LANGUAGES[1:], start=1)}
 TEMPERATURE = 3.0
 HELD_OUT_EXAMPLES = 600
@@ -70,6 +75,23 @@ def multilingual(num_examples: int, learn: Learn = "everything") -> SyntheticCor
     """Return the bucket of all other languages."""
     synthetic = SyntheticConfig(tasks=NANO_TASKS, languages=OTHER_LANGUAGES)
     return SyntheticCorpusConfig(name="multilingual", learn=learn, synthetic=synthetic, num_examples=num_examples)
+
+
+def mixed_languages() -> MixedLanguagesCorpusConfig:
+    """Return the small corpus of questions that are answered in another language."""
+    return MixedLanguagesCorpusConfig(name="mixed", learn="answers", mixed=MixedLanguagesConfig(), num_examples=1_000)
+
+
+def sft_sources(copies: float) -> tuple[SourceConfig, ...]:
+    """Return the report's mixture of fine-tuning beside a share of copies: English to others 80:20, 0.4 % of these mixed."""
+    others = (1 - copies) * SFT_MULTILINGUAL_SHARE
+    weights = {
+        "english": 1 - copies - others,
+        "multilingual": others * (1 - MIXED_LANGUAGES_SHARE),
+        "mixed": others * MIXED_LANGUAGES_SHARE,
+        "copies": copies,
+    }
+    return sources(**{name: round(weight, 9) for name, weight in weights.items()})
 
 
 def held_out(multilingual_share: float, learn: Learn) -> SyntheticCorpusConfig:

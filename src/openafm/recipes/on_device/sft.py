@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from openafm.data.loader import LoaderConfig, SourceConfig
 from openafm.models.sizes import named_size
 from openafm.recipes.config import RunConfig, recipe
-from openafm.recipes.mixtures import NANO_COPIES, micro_corpus, nano_corpora, nano_evaluation, one_source
+from openafm.recipes.mixtures import (
+    NANO_COPIES,
+    NANO_TASKS,
+    SFT_MULTILINGUAL_SHARE,
+    english,
+    held_out,
+    held_out_evaluation,
+    micro_corpus,
+    mixed_languages,
+    multilingual,
+    nano_corpora,
+    nano_evaluation,
+    one_source,
+    sft_sources,
+)
 from openafm.recipes.on_device.pretrain import NANO_OPTIMIZER, SMALL_OPTIMIZER
 from openafm.training.budgets import TokenBudget
 from openafm.training.config import DevicePrecisionConfig, TrainerConfig
 from openafm.training.schedules import WarmupStableDecay
+
+NUM_EXAMPLES = {"micro": 16_000, "nano": 320_000}
+"""English examples of `on_device.sft_multilingual`."""
 
 
 @recipe("on_device.sft", sizes=("micro", "nano"), starts_from="on_device.pretrain")
 def sft(size: str) -> RunConfig:
     """Fine-tune a pre-trained bundle on the assistant's answers."""
     return {"micro": _micro, "nano": _nano}[size]()
+
+
+@recipe("on_device.sft_multilingual", sizes=("micro", "nano"), starts_from="on_device.pretrain")
+def sft_multilingual(size: str) -> RunConfig:
+    """Fine-tune on the report's mixture of languages: English to others 80:20, 0.4 % of these in mixed languages."""
+    run = sft(size)
+    corpora = (
+        english("english", NANO_TASKS, NUM_EXAMPLES[size], learn="answers"),
+        multilingual(round(SFT_MULTILINGUAL_SHARE * NUM_EXAMPLES[size]), learn="answers"),
+        mixed_languages(),
+        NANO_COPIES,
+        held_out(SFT_MULTILINGUAL_SHARE, "answers"),
+    )
+    trainer = replace(
+        run.trainer,
+        data=replace(run.trainer.data, sources=sft_sources(copies=0.1)),
+        evaluation=held_out_evaluation(row_tokens=run.trainer.data.row_tokens),
+    )
+    return replace(run, recipe="on_device.sft_multilingual", corpora=corpora, trainer=trainer)
 
 
 def _micro() -> RunConfig:

@@ -11,8 +11,9 @@ from openafm.recipes.mixtures import (
     english,
     held_out,
     held_out_evaluation,
+    mixed_languages,
     multilingual,
-    sources,
+    sft_sources,
 )
 from openafm.recipes.server.pretrain import MULTILINGUAL_SHARE
 from openafm.training.budgets import StepBudget
@@ -30,15 +31,14 @@ def sft(size: str) -> RunConfig:
         corpora=(
             english("english", NANO_TASKS, NUM_EXAMPLES[size], learn="answers"),
             multilingual(round(MULTILINGUAL_SHARE * NUM_EXAMPLES[size]), learn="answers"),
+            mixed_languages(),
             NANO_COPIES,
             held_out(0.2, "answers"),
         ),
         tokenizer=None,
         trainer=TrainerConfig(
             model=named_size(f"server.{size}"),
-            data=LoaderConfig(
-                sources=sources(english=0.72, multilingual=0.18, copies=0.1), rows_per_step=2, row_tokens=1024
-            ),
+            data=LoaderConfig(sources=sft_sources(copies=0.1), rows_per_step=2, row_tokens=1024),
             budget=StepBudget(num_steps={"micro": 900, "nano": 1_000}[size]),
             optimizer=AdamWConfig(learning_rate={"micro": 4e-3, "nano": 2e-3}[size], weight_decay=0.0),
             schedule=WarmupStableDecay(decay_fraction=0.4),
