@@ -205,7 +205,8 @@ class Decoder(nn.Module):
 
     def initialize(self, seed: int) -> None:
         """Draw initial weights; residual projections are scaled by 1 / sqrt(2 * layers) to bound the stream's variance."""
-        generator = torch.Generator(device=self.embedding.device).manual_seed(seed)
+        device = self.embedding.device
+        generator = torch.Generator("cpu" if device.type == "meta" else device).manual_seed(seed)
         nn.init.normal_(self.embedding, std=0.02, generator=generator)
         residual_scale = (2 * len(self.layers)) ** -0.5
         for layer in cast("Iterable[Layer]", self.layers):

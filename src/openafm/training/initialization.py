@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+from torch import Tensor
 
 from openafm.adapters.lora import install as install_adapter
 from openafm.adapters.lora import load_smaller_adapter
@@ -12,16 +13,18 @@ from openafm.bundle import open_bundle
 from openafm.bundle.decoder import load_decoder
 from openafm.compression.errors import UncompressibleModelError
 from openafm.core.errors import UsageError
+from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.reward import with_reward_head
 from openafm.models.reward_config import RewardModelConfig
+from openafm.models.streamed_initialization import stream_initial_weights
 from openafm.models.upcycling import upcycle
 from openafm.models.upcycling_config import UpcyclingError, upcycled_config
 from openafm.models.vision.multimodal import with_eyes
 from openafm.models.vision.multimodal_config import MultimodalConfig
 from openafm.training.checkpoints.checkpoint import Checkpoint
 from openafm.training.checkpoints.record import AnotherRunError
-from openafm.training.config import TrainerConfig
+from openafm.training.config import PlainStart, TrainerConfig
 from openafm.training.distributed.parallel import Parallelism
 from openafm.training.distributed.processes import Processes
 from openafm.training.resuming import first_difference
@@ -47,6 +50,10 @@ def fresh_state(config: TrainerConfig, device: str, parallelism: Parallelism | N
     if config.from_bundle is not None:
         model = _bundle_model(config, config.from_bundle)
         config.start.apply_to_bundle(model, config.seed)
+    elif _is_streamed(config) and isinstance(config.start, PlainStart):
+        state = _state(config, PreparedModel(model=_on_meta(config.model)), device, parallelism)
+        _stream_weights(config, state)
+        return state
     else:
         model = config.model.build(config.seed)
         config.start.apply(model, config.seed)
@@ -66,7 +73,8 @@ def resumed_state(
     """
 
     def prepared() -> TrainingState:
-        state = _state(config, untrained_model(config), device, parallelism)
+        model = PreparedModel(model=_on_meta(config.model)) if _is_streamed(config) else untrained_model(config)
+        state = _state(config, model, device, parallelism)
         checkpoint.check_layout(state.shapes())
         return state
 
@@ -88,6 +96,34 @@ def untrained_model(config: TrainerConfig) -> PreparedModel:
     if config.adapter is not None and config.from_bundle is not None:
         return PreparedModel(model=_bundle_model(config, config.from_bundle))
     return _prepared(config, config.model.build(config.seed))
+
+
+def _is_streamed(config: TrainerConfig) -> bool:
+    """Return True if each process gets memory for its part of the weights only: they are divided, and all are trained."""
+    return (
+        config.parallel.divides_weights
+        and config.adapter is None
+        and config.qat is None
+        and type(config.model) is DecoderConfig
+    )
+
+
+def _on_meta(config: DecoderConfig) -> Decoder:
+    with torch.device("meta"):
+        return config.build()
+
+
+@torch.no_grad()
+def _stream_weights(config: TrainerConfig, state: TrainingState) -> None:
+    """Initialize this process's parts of the weights, equal to those of a model in one process."""
+
+    def store(name: str, whole: Tensor) -> None:
+        state.parameters[name].copy_(state.parallelism.part_of(name, whole))
+
+    stream_initial_weights(_on_meta(config.model), config.seed, store)
+    if state.ema is not None:
+        for name, average in state.ema.items():
+            average.copy_(state.parameters[name])
 
 
 def _prepared(config: TrainerConfig, model: Decoder) -> PreparedModel:

@@ -98,7 +98,7 @@ REFUSED = [
     (MeshError, "must be at least 1", {"num_devices": 0}),
     (RowsNotDivisibleError, "999 rows .* 1,024", {"axes": Axes(track=8, shard=1, expert=8), "rows_per_step": 999}),
     (RowsNotDivisibleError, "over no layout of 8,192 devices", {"rows_per_step": 1000}),
-    (PlanError, "on 64 devices is replicate 1 x shard 1 x expert 8 x track 8", {"num_devices": 8, "slices": 1}),
+    (PlanError, "on 64 devices is replicate 1 x shard 4 x expert 2 x track 8", {"num_devices": 8, "slices": 1}),
     (PlanError, "smallest layout that fits is", {"axes": Axes(track=8, shard=1, expert=1)}),
     (PlanError, "lower --row-tokens", {"chip": replace(V5P, memory=GIB)}),
     (UsageError, "do not fit the model's context", {"row_tokens": 70_000}),
@@ -147,7 +147,7 @@ def test_the_smallest_layout_that_is_named_does_fit() -> None:
 
 def test_microbatches_shrink_until_they_fit() -> None:
     plan = full(num_devices=512, slices=1, rows_per_step=2048)
-    assert plan.rows_per_device == 32
+    assert plan.rows_per_device == 2048 // plan.shape.data_world
     assert plan.fits
     assert 1 <= plan.microbatch_rows < plan.rows_per_device
     assert plan.num_microbatches * plan.microbatch_rows >= plan.rows_per_device
@@ -239,3 +239,15 @@ def test_a_large_search_is_quick() -> None:
     started_s = time.process_time()
     full(num_devices=8192, rows_per_step=8192 * 12)
     assert time.process_time() - started_s < 10, "minutes would mean that the arithmetic is repeated layer by layer"
+
+
+def test_the_report_s_run_computes_most_of_the_time() -> None:
+    """Among the layouts that fit, the one with the shortest overlapped step; collectives share the links."""
+    plan = full()
+    assert plan.model_flops_utilization > 0.6
+    assert plan.bound == "computing"
+    hidden = sum(plan.seconds(collective) for collective in plan.collectives if collective.overlaps)
+    assert hidden < plan.compute_seconds
+    slower = full(axes=Axes(shard=1, expert=8, track=8))
+    assert slower.step_seconds > plan.step_seconds
+    assert slower.bound == "communication along replicate"

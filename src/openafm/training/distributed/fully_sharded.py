@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import cast
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard
 from torch.nn import Parameter
 
@@ -23,19 +24,27 @@ def shard(
     mesh: DeviceMesh,
     of_experts: Container[Parameter],
     expert_mesh: DeviceMesh,
+    dtype: torch.dtype,
 ) -> None:
     """Shard the parameters in `dims` along these dims, those of the experts over `expert_mesh`, all others over `mesh`.
+
+    The weights of layers are gathered in `dtype`, in which they compute; shards, sums of gradients, and the embedding and
+    head, whose gradients add up over repeated tokens and chunks, are fp32.
 
     The layer at which the prompt bypass starts is sharded with the parameters outside of layers: its two halves run
     separately, and the first has no output at which FSDP could hook its backward pass.
     """
     whole = set(model.parameters()) - dims.keys()
 
+    in_dtype = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    in_fp32 = MixedPrecisionPolicy(cast_forward_inputs=False)
+
     def shard_module(module: nn.Module, along: DeviceMesh, *, free_after_forward: bool, ignored: set[Parameter]) -> None:
         fully_shard(
             module,
             mesh=along,
             reshard_after_forward=free_after_forward,
+            mp_policy=in_fp32 if module is model or dtype is torch.float32 else in_dtype,
             shard_placement_fn=lambda parameter: Shard(dims[parameter]),
             ignored_params=ignored,
         )

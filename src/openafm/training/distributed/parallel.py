@@ -7,7 +7,7 @@ data, not means: the trainer divides once, by the items of the whole step. A sin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -26,6 +26,7 @@ from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
 from openafm.models.expert_parallel import share_experts
 from openafm.models.experts import Experts, Router
+from openafm.models.layers import RMSNorm
 from openafm.models.spans import Span
 from openafm.models.track_parallel import has_track_dim, share_tracks
 from openafm.models.vision.clip import ClipModel
@@ -94,21 +95,26 @@ class Parallelism:
     def apply(self, model: Decoder, device: torch.device | str) -> dict[str, Parameter]:
         """Reduce the whole model, with equal weights on every process, to this process's part, and move it to `device`.
 
-        Returns the trainable parameters by name as plain local tensors, for the optimizer.
+        A model on the meta device gets memory for this process's part alone, with undefined values. Returns the trainable
+        parameters by name as plain local tensors, for the optimizer.
         """
+        is_meta = model.device.type == "meta"
         if self.mesh is None:
-            model.to(device)
+            _move(model, device)
             return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if self.shape.track > 1:
             share_tracks(model, self.mesh.get_group("track"))
         if self.shape.expert > 1:
             share_experts(model, self.mesh.get_group("expert"))
-        model.to(device)
+        if not is_meta:
+            model.to(device)
         self._layouts = self._partition(model)
         if isinstance(model, ClipModel):
             model.gather = partial(gather_vectors, group=self._data)
         if self._is_sharded:
             self._shard(model, self.mesh)
+        if is_meta:
+            _move(model, device)
         learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         for name, parameter in learning.items():
             if self._layouts[name].shard_dim is None:
@@ -120,6 +126,7 @@ class Parallelism:
     def _partition(self, model: Decoder) -> dict[str, ParameterLayout]:
         """Return the layout of each parameter, by its module and shape."""
         of_router = {p for module in model.modules() if isinstance(module, Router) for p in module.parameters()}
+        of_norms = {p for module in model.modules() if isinstance(module, RMSNorm) for p in module.parameters()}
         of_experts = {
             p
             for module in model.modules()
@@ -131,8 +138,10 @@ class Parallelism:
             tracks, experts = model.tracks is not None and has_track_dim(name), parameter in of_experts
             pieces = self.shape.shard * (1 if experts else self.shape.expert)
             first_free = parameter.ndim - 2 if experts else int(tracks)
-            dims = range(first_free, parameter.ndim) if pieces > 1 and parameter not in of_router else ()
+            dims: Iterable[int] = range(first_free, parameter.ndim) if pieces > 1 and parameter not in of_router else ()
             # FSDP and checkpoints need even shards; a parameter without such a dim, a short vector, stays whole.
+            if parameter in of_norms and model.compute_dtype is not torch.float32:
+                dims = ()  # norms compute in fp32, FSDP gathers in 16 bits
             shard_dim = next((dim for dim in dims if parameter.shape[dim] % pieces == 0), None)
             layouts[name] = ParameterLayout(of_tracks=tracks, of_experts=experts, shard_dim=shard_dim)
         return layouts
@@ -149,6 +158,7 @@ class Parallelism:
             self._dense_mesh[axes],
             {parameter for parameter, layout in layouts.items() if layout.of_experts},
             mesh[axes],
+            model.compute_dtype,
         )
 
     @property
@@ -240,6 +250,15 @@ class Parallelism:
             raise UsageError(f"the divided model has no parameter '{name}'")
         return DTensor.from_local(local_tensor, self._host_mesh, self.placements(name, local_tensor.ndim), run_check=False)
 
+    def part_of(self, name: str, whole: Tensor) -> Tensor:
+        """Return this process's part of a host tensor of a parameter's global shape."""
+        from torch.distributed.tensor import distribute_tensor
+
+        if self._host_mesh is None:
+            return whole
+        placements = self.placements(name, whole.ndim)
+        return distribute_tensor(whole, self._host_mesh, placements, src_data_rank=None).to_local()
+
     def local(self, tensor: Tensor) -> Tensor:
         """Return the local part of a tensor from `global_view`; for a single process the tensor itself."""
         return tensor if self.mesh is None else cast("DTensor", tensor).to_local()
@@ -259,6 +278,14 @@ class Parallelism:
         """Free gathered weights, so that FSDP gathers the changed ones."""
         if self._is_sharded:
             cast("FSDPModule", model).reshard()
+
+
+def _move(model: Decoder, device: torch.device | str) -> None:
+    """Move a model; one on the meta device gets memory with undefined values."""
+    if model.device.type == "meta":
+        model.to_empty(device=device)
+    else:
+        model.to(device)
 
 
 def _sum_in_buckets(gradients: list[Tensor], group: dist.ProcessGroup) -> None:

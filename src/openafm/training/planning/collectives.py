@@ -48,7 +48,7 @@ def collectives(
     """Return the collectives of a step, without sums of single numbers."""
     states = _of_tracks(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
     rows = _of_experts(model, shape, microbatch_tokens * model.dim * number_bytes, num_microbatches)
-    weights = _of_weights(model, footprint, shape, num_microbatches)
+    weights = _of_weights(model, footprint, shape, num_microbatches, number_bytes)
     return (*_of_copies(footprint, shape), *weights, *rows, *states)
 
 
@@ -76,9 +76,12 @@ def _of_experts(model: DecoderConfig, shape: MeshShape, state_bytes: int, num_mi
 
 
 def _of_weights(
-    model: DecoderConfig, footprint: DecoderFootprint, shape: MeshShape, num_microbatches: int
+    model: DecoderConfig, footprint: DecoderFootprint, shape: MeshShape, num_microbatches: int, number_bytes: int
 ) -> list[Collective]:
-    """Return FSDP's collectives: weights gathered for each layer's forward and backward pass, gradients reduced."""
+    """Return FSDP's collectives: weights gathered for each layer's forward and backward pass, gradients reduced.
+
+    Layers are gathered in the precision, embedding and head in fp32; sums of gradients are fp32.
+    """
     layers, root = gathered_groups(model, footprint)
     shards, found = shard_counts(shape), []
     for axis, size, of in (
@@ -92,7 +95,7 @@ def _of_weights(
         kind = "experts" if of(Weights(experts=1)) else "weights"
         gathers = num_microbatches * (2 * len(per_layer) + bool(with_model))
         sums = num_microbatches * (len(per_layer) + bool(with_model))
-        gathered = num_microbatches * MASTER_BYTES * (2 * sum(per_layer) + with_model)
+        gathered = num_microbatches * (number_bytes * 2 * sum(per_layer) + MASTER_BYTES * with_model)
         summed = num_microbatches * MASTER_BYTES * (sum(per_layer) + with_model)
         found.append(_inside(axis, "all-gather", kind, gathers, _ring(size, gathered), True))
         found.append(_inside(axis, "reduce-scatter", f"gradients of {kind}", sums, _ring(size, summed), True))

@@ -86,7 +86,8 @@ def device_memory(
     local = MASTER_BYTES * shards.local(footprint.weights)
     matrices = shards.local(Weights(dense=footprint.matrices))
     state = MASTER_BYTES * optimizer.state_numbers(shards.local(footprint.weights), matrices)
-    activations, working = footprint.activations, footprint.working
+    # FSDP gathers in the precision and frees: no 16-bit copies of gathered weights wait for the backward pass.
+    activations, working = footprint.activations - shards.gathered(footprint.casts), footprint.working
     if shards.is_sharded:
         layers, root = gathered_groups(model, footprint)
         # A layer and the next one, gathered ahead, each with whole gradients that wait for their reduction.

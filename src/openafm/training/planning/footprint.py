@@ -44,6 +44,7 @@ class LayerFootprint:
         kept: what the forward pass keeps until the layer's backward pass.
         keys_values: the keys and values in it.
         working: additional peak memory of the layer's backward pass.
+        casts: bytes of 16-bit copies of weights in `kept`, by kind of weight; FSDP frees those of weights that it gathers.
     """
 
     weights: Weights
@@ -51,6 +52,7 @@ class LayerFootprint:
     kept: int
     keys_values: int
     working: int
+    casts: Weights = Weights()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,10 @@ class DecoderFootprint:
             left -= layer.kept
             gradients += 0 if has_gradients else MASTER_BYTES * layer.weights.total
         return max(peak, left + gradients + 2 * MASTER_BYTES * self.vocabulary.total)
+
+    @property
+    def casts(self) -> Weights:
+        return sum((layer.casts for layer in self.layers), start=Weights())
 
     @property
     def matrices(self) -> int:
@@ -200,8 +206,10 @@ def _layer_footprint(
         saved += positions * (MASTER_BYTES * (dim + 1) + number * dim)
     saved += positions * number * dim + layer.attention.saved_bytes(batch, num_kv_heads, part.tracks)
     feed_forward = layer.feed_forward.activation_bytes(dim, number)
-    casts = held.total - part.tracks * (2 * dim + layer.feed_forward.fp32_parameters(dim))
-    saved += positions * feed_forward.saved + (0 if number == MASTER_BYTES else number * casts)
+    is_cast = number != MASTER_BYTES
+    dense_casts = held.dense - part.tracks * (2 * dim + layer.feed_forward.fp32_parameters(dim))
+    casts = Weights(dense=number * dense_casts * is_cast, experts=number * held.experts * is_cast)
+    saved += positions * feed_forward.saved + casts.total
     keys_values = positions * number * 2 * num_kv_heads * layer.attention.head_dim * (layer.attention.kv_vectors > 0)
     working = positions * feed_forward.working
     return LayerFootprint(
@@ -210,4 +218,5 @@ def _layer_footprint(
         kept=positions * number * dim + keys_values if is_recomputed else saved,
         keys_values=keys_values,
         working=saved + working if is_recomputed else working,
+        casts=Weights() if is_recomputed else casts,
     )

@@ -6,6 +6,7 @@ real step takes longer. Experts are assumed to be evenly loaded.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -177,15 +178,25 @@ class Plan:
 
     @cached_property
     def step_seconds(self) -> float:
-        """The time at peak rates, if collectives of weights and gradients overlap with computing."""
-        hidden: dict[str, float] = {}
-        waited = 0.0
+        """The time at peak rates, if collectives of weights and gradients overlap with computing.
+
+        They share the device's links, so that one waits for another.
+        """
+        return max(self.compute_seconds, self._link_seconds(overlaps=True)) + self._link_seconds(overlaps=False)
+
+    def _link_seconds(self, *, overlaps: bool) -> float:
+        return sum(self.seconds(collective) for collective in self.collectives if collective.overlaps == overlaps)
+
+    @property
+    def bound(self) -> str:
+        """Return what bounds the step: computing, or the axis whose overlapping collectives take longest."""
+        if self.compute_seconds >= self._link_seconds(overlaps=True):
+            return "computing"
+        seconds = Counter[str]()
         for collective in self.collectives:
             if collective.overlaps:
-                hidden[collective.axis] = hidden.get(collective.axis, 0.0) + self.seconds(collective)
-            else:
-                waited += self.seconds(collective)
-        return max(self.compute_seconds, *hidden.values(), 0.0) + waited
+                seconds[collective.axis] += self.seconds(collective)
+        return f"communication along {max(seconds, key=seconds.__getitem__)}"
 
     @cached_property
     def serial_seconds(self) -> float:
@@ -230,6 +241,7 @@ class Plan:
             "collectives": [asdict(c) | {"seconds": self.seconds(c)} for c in self.collectives],
             "compute_seconds": self.compute_seconds,
             "step_seconds": self.step_seconds,
+            "bound": self.bound,
             "step_seconds_without_overlap": self.serial_seconds,
             "model_flops_utilization": self.model_flops_utilization,
             "tokens_per_second": self.tokens_per_step / self.step_seconds,

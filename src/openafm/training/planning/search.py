@@ -36,7 +36,7 @@ class Axes:
 def make_plan(
     model: DecoderConfig, *, num_devices: int, chip: Chip, workload: Workload, axes: Axes, slices: int = 1
 ) -> Plan:
-    """Return the plan of a layout, or of the best one if axes are open: the shortest step without overlap.
+    """Return the plan of a layout, or of the best one if axes are open: the shortest step if what can overlap does.
 
     Raises:
         PlanError: the run needs more memory than a device has, or the chip has no rate for the precision.
@@ -63,7 +63,7 @@ def make_plan(
     if not fitting:
         least = min(layouts, key=lambda plan: plan.memory.peak)
         raise PlanError(_excess(least) + _smallest_fit(model, num_devices, chip, workload, slices))
-    best = min(fitting, key=lambda plan: (plan.serial_seconds, _inner(plan.shape)))
+    best = min(fitting, key=lambda plan: (plan.step_seconds, plan.serial_seconds, _inner(plan.shape)))
     return replace(best, why=_why(best, fitting, len(layouts)))
 
 
@@ -158,10 +158,10 @@ def _gib(size: float) -> str:
 
 
 def _why(best: Plan, fitting: list[Plan], num_layouts: int) -> str:
-    smallest = min(fitting, key=lambda plan: (_inner(plan.shape), plan.serial_seconds))
+    smallest = min(fitting, key=lambda plan: (_inner(plan.shape), plan.step_seconds))
     words = f"the shortest step of {len(fitting)} layouts that fit, of {num_layouts} possible ones"
     if _inner(smallest.shape) < _inner(best.shape):
-        return f"{words}; {layout_name(smallest.shape)} fits too, but takes {smallest.serial_seconds:.2f} s a step"
+        return f"{words}; {layout_name(smallest.shape)} fits too, but takes {smallest.step_seconds:.3g} s a step"
     return f"{words}; no layout with fewer devices per copy of the model fits"
 
 
@@ -182,7 +182,7 @@ def _smallest_fit(model: DecoderConfig, num_devices: int, chip: Chip, workload: 
             grown = replace(workload, rows_per_step=workload.rows_per_step * (devices // num_devices))
         layouts = list(_layouts(model, devices, chip, grown, Axes(), slices))
         if fitting := [plan for plan in layouts if plan.fits]:
-            best = min(fitting, key=lambda plan: (_inner(plan.shape), plan.serial_seconds))
+            best = min(fitting, key=lambda plan: (_inner(plan.shape), plan.step_seconds))
             where = "" if devices == num_devices else f" on {devices:,} devices"
             rows = f" with microbatches of {best.microbatch_rows} rows" if best.num_microbatches > 1 else ""
             return f" the smallest layout that fits{where} is {layout_name(best.shape)}{rows}"
