@@ -15,6 +15,7 @@ from openafm.core.errors import UsageError
 if TYPE_CHECKING:
     from openafm.training.planning.chips import Chip
     from openafm.training.planning.plan import Plan
+    from openafm.training.planning.trace import StepTrace
 
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -57,6 +58,10 @@ def plan(
     slice_bandwidth: Annotated[
         float | None, typer.Option(help="Bytes per second that a device sends to other slices.")
     ] = None,
+    trace: Annotated[
+        bool,
+        typer.Option("--trace", help="Also run the step of one rank under fake tensors: its collectives and its memory."),
+    ] = False,
     plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -81,7 +86,17 @@ def plan(
     )
     axes = Axes(shard=shard, expert=expert, track=track)
     made = make_plan(named_size(size), num_devices=devices, chip=stated, workload=workload, axes=axes, slices=slices)
-    print_json({"model": size} | made.to_dict()) if json else _print(size, made)
+    traced = None
+    if trace:
+        from openafm.training.planning.trace import trace_step
+
+        traced = trace_step(made)
+    if json:
+        print_json({"model": size} | made.to_dict() | ({} if traced is None else {"trace": traced.to_dict()}))
+        return
+    _print(size, made)
+    if traced is not None:
+        _print_trace(traced)
 
 
 def parse_bytes(text: str) -> int:
@@ -184,4 +199,22 @@ def _print(size: str, plan: Plan) -> None:
             ("step, overlapping nothing", f"{plan.serial_seconds:.4g} s"),
             ("model FLOPs utilization implied", f"{100 * plan.model_flops_utilization:.1f} % at most"),
         ],
+    )
+
+
+def _print_trace(trace: StepTrace) -> None:
+    print()
+    print_table(
+        (f"traced step of one of {trace.ranks:,} ranks", "GiB"),
+        [
+            ("parameters and their average", trace.weights / (1 << 30)),
+            ("optimizer", trace.optimizer / (1 << 30)),
+            ("peak of all tensors", trace.peak / (1 << 30)),
+        ],
+    )
+    print()
+    print_table(
+        ("axis", "collective", "ranks", "calls", "GB", "crosses slices"),
+        [(c.axis, c.kind, c.ranks, c.count, c.bytes / 1e9, "yes" if c.crosses_slices else "no") for c in trace.collectives]
+        or [("-", "none", trace.ranks, 0, 0.0, "no")],
     )

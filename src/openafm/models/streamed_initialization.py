@@ -44,7 +44,7 @@ class _Streamed(TorchFunctionMode):
         target = args[0] if args else kwargs.get("tensor")
         name = self._names.get(id(target))
         is_in_place = func.__name__.endswith("_") and not func.__name__.endswith("__")
-        if name is None or not is_in_place:
+        if target is None or name is None or not is_in_place:
             return func(*args, **kwargs)
         if name != self._name:
             self.flush()

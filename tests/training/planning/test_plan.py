@@ -251,4 +251,4 @@ def test_the_report_s_run_computes_most_of_the_time() -> None:
     slower = full(axes=Axes(shard=1, expert=8, track=8))
     assert slower.step_seconds > plan.step_seconds
     settled = Axes(shard=4, expert=8, track=8)
-    assert full(axes=settled, chip=replace(V5P, inside=V5P.inside / 10)).bound == "communication along replicate"
+    assert full(axes=settled, chip=replace(V5P, inside=V5P.inside / 10)).bound.startswith("communication along ")

@@ -92,36 +92,53 @@ class Parallelism:
         self._data = mesh_of(device, data=shape.data_world, track=shape.track).get_group("data")
         self._expert_data = mesh_of(device, data=shape.replicate * shape.shard, inner=inner).get_group("data")
 
+    def group_names(self) -> dict[tuple[int, ...], str]:
+        """Return the names of the axes by the ranks of this process's groups; of groups with equal ranks, the first."""
+        if self.mesh is None:
+            return {}
+        groups = {axis: self.mesh.get_group(axis) for axis in self.shape.axes}
+        groups |= {"shard+expert": self._dense_mesh.get_group("shard")}
+        groups |= {"data": self._data, "data of experts": self._expert_data}
+        names: dict[tuple[int, ...], str] = {}
+        for name, group in groups.items():
+            names.setdefault(tuple(dist.get_process_group_ranks(group)), name)
+        return names
+
     def apply(self, model: Decoder, device: torch.device | str) -> dict[str, Parameter]:
         """Reduce the whole model, with equal weights on every process, to this process's part, and move it to `device`.
 
         A model on the meta device gets memory for this process's part alone, with undefined values. Returns the trainable
         parameters by name as plain local tensors, for the optimizer.
         """
-        is_meta = model.device.type == "meta"
-        if self.mesh is None:
-            _move(model, device)
-            return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-        if self.shape.track > 1:
-            share_tracks(model, self.mesh.get_group("track"))
-        if self.shape.expert > 1:
-            share_experts(model, self.mesh.get_group("expert"))
-        if not is_meta:
+        if model.device.type != "meta":
             model.to(device)
-        self._layouts = self._partition(model)
-        if isinstance(model, ClipModel):
-            model.gather = partial(gather_vectors, group=self._data)
-        if self._is_sharded:
-            self._shard(model, self.mesh)
-        if is_meta:
-            _move(model, device)
+        if not self._layouts:
+            self.divide(model)
+        if model.device.type == "meta":
+            model.to_empty(device=device)
         learning = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        if self.mesh is None:
+            return learning
         for name, parameter in learning.items():
             if self._layouts[name].shard_dim is None:
                 self._whole[name] = parameter
             else:
                 self._sharded[name] = (parameter, Parameter(cast("DTensor", parameter).to_local().detach()))
         return {name: self._sharded[name][1] if name in self._sharded else parameter for name, parameter in learning.items()}
+
+    def divide(self, model: Decoder) -> None:
+        """Keep this process's tracks and experts of the model, and shard the rest with FSDP."""
+        if self.mesh is None:
+            return
+        if self.shape.track > 1:
+            share_tracks(model, self.mesh.get_group("track"))
+        if self.shape.expert > 1:
+            share_experts(model, self.mesh.get_group("expert"))
+        self._layouts = self._partition(model)
+        if isinstance(model, ClipModel):
+            model.gather = partial(gather_vectors, group=self._data)
+        if self._is_sharded:
+            self._shard(model, self.mesh)
 
     def _partition(self, model: Decoder) -> dict[str, ParameterLayout]:
         """Return the layout of each parameter, by its module and shape."""
@@ -278,14 +295,6 @@ class Parallelism:
         """Free gathered weights, so that FSDP gathers the changed ones."""
         if self._is_sharded:
             cast("FSDPModule", model).reshard()
-
-
-def _move(model: Decoder, device: torch.device | str) -> None:
-    """Move a model; one on the meta device gets memory with undefined values."""
-    if model.device.type == "meta":
-        model.to_empty(device=device)
-    else:
-        model.to(device)
 
 
 def _sum_in_buckets(gradients: list[Tensor], group: dist.ProcessGroup) -> None:

@@ -6,7 +6,6 @@ real step takes longer. Experts are assumed to be evenly loaded.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -192,10 +191,10 @@ class Plan:
         """Return what bounds the step: computing, or the axis whose overlapping collectives take longest."""
         if self.compute_seconds >= self._link_seconds(overlaps=True):
             return "computing"
-        seconds = Counter[str]()
+        seconds: dict[str, float] = {}
         for collective in self.collectives:
             if collective.overlaps:
-                seconds[collective.axis] += self.seconds(collective)
+                seconds[collective.axis] = seconds.get(collective.axis, 0.0) + self.seconds(collective)
         return f"communication along {max(seconds, key=seconds.__getitem__)}"
 
     @cached_property
