@@ -23,7 +23,7 @@ from openafm.models.masks import BidirectionalMask, CausalMask, Mask, PrefixMask
 from openafm.models.spans import Span
 from openafm.models.transfer import to_device
 
-FLASH_DTYPES = (torch.bfloat16, torch.float16)
+FLASH_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16)
 FLASH_DEVICES = {"cuda"}
 """Types of devices with the flash kernel. Traces of a step add the type that stands for a GPU."""
 

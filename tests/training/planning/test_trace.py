@@ -84,7 +84,7 @@ def test_layers_are_gathered_in_the_precision(divided: tuple[Plan, StepTrace]) -
 @pytest.mark.parametrize(
     ("axes", "work"),
     [
-        (Axes(shard=1, expert=1, track=4), {}),
+        (Axes(shard=2, expert=1, track=4), {}),
         (Axes(shard=1, expert=1, track=1), {"precision": "bfloat16", "microbatch_rows": 2, "rows_per_step": 8192}),
         pytest.param(
             Axes(shard=1, expert=1, track=4),

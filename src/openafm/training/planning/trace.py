@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from openafm.core.errors import UsageError
@@ -220,7 +220,8 @@ class _MemoryMeter(TorchDispatchMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for tensor in _tensors(result):
-            self._set(tensor.untyped_storage())
+            if isinstance(tensor, FakeTensor):  # a DTensor is a wrapper: its local tensor is counted
+                self._set(tensor.untyped_storage())
         return result
 
     def _set(self, storage: torch.UntypedStorage) -> None:
@@ -297,7 +298,7 @@ def _group(args: Sequence[Any]) -> dist.ProcessGroup:
                 if "ProcessGroup" in str(value._type()):
                     return dist.ProcessGroup.unbox(value)
     (name,) = [value for value in args if isinstance(value, str) and value not in ("sum", "avg")]
-    return dist.distributed_c10d._resolve_process_group(name)
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined,arg-type]
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
