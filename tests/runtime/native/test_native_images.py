@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from native_bundles import CONFIG, write_compressed
+from native_bundles import CONFIG, write_compressed, write_random_adapter
 
 from openafm.bundle import Bundle
 from openafm.models.vision.config import GlobalScopeConfig, RegisterWindowScopeConfig, VisionConfig, WindowScopeConfig
@@ -113,6 +113,18 @@ def test_prefill_with_images_equals_the_torch_engine(bundle: Bundle) -> None:
         native.step([(other, [4, 5, 6]), (one, tokens[:cut], parts[0])])
         last = native.step([(one, tokens[cut:], parts[1]), (other, [1])], "all")[0]
         assert np.array_equal(last, whole[cut:])
+
+
+def test_adapters_change_the_decoder_and_not_the_images(bundle: Bundle, tmp_path: Path) -> None:
+    adapter = write_random_adapter(tmp_path / "random.fmadapter", bundle, seed=1)
+    engines = NativeEngine(bundle, adapter, num_threads=1), TorchEngine.open(bundle, adapter)
+    plain = NativeEngine(bundle, num_threads=1)
+    vectors_LD = plain.encode_views(views(1, 32), 9)
+    tokens, inserted = [1, *[7] * 9, 2], [InsertedEmbeddings(1, vectors_LD, "a:9")]
+    native, exact, without = (each.step([(each.new_sequence(), tokens, inserted)])[0] for each in (*engines, plain))
+    assert np.array_equal(engines[0].encode_views(views(1, 32), 9), vectors_LD)
+    assert np.abs(native - exact).max() < 1e-4 * np.abs(exact).max()
+    assert not np.allclose(native, without, atol=1e-3)
 
 
 def test_snapshots_and_prefixes_keep_images(bundle: Bundle) -> None:

@@ -133,20 +133,21 @@ def interpolated(position_GGD: Floats, grid: int) -> Floats:
 
 def gelu(x: Floats) -> Floats:
     """Return x times the normal distribution function of x, in place of x."""
-    z = np.abs(x)
-    z *= np.float32(math.sqrt(0.5))
-    t = 1 / (1 + np.float32(_ERF_P) * z)
-    tail = np.full_like(t, _ERF_A[0])
+    size = np.abs(x)
+    t = np.multiply(size, np.float32(_ERF_P * math.sqrt(0.5)))
+    t += 1
+    np.reciprocal(t, out=t)
+    tail = np.multiply(t, np.float32(_ERF_A[0]))
     for coefficient in _ERF_A[1:]:
-        tail *= t
         tail += np.float32(coefficient)
-    tail *= t
-    np.square(z, out=z)
-    tail *= np.exp(np.negative(z, out=z), out=z)  # 1 - erf(|x| / sqrt(2))
+        tail *= t
+    np.square(x, out=t)
+    t *= np.float32(-0.5)
+    tail *= np.exp(t, out=t)  # 1 - erf(|x| / sqrt(2))
     tail *= np.float32(0.5)
-    # x >= 0: x (1 - tail); x < 0: x tail
-    np.subtract(1, tail, out=tail, where=x >= 0)
-    x *= tail
+    tail *= size
+    np.maximum(x, 0, out=x)
+    x -= tail
     return x
 
 
