@@ -64,6 +64,15 @@ def test_tasks_are_admitted_up_to_the_lag(tmp_path: Path) -> None:
         assert (progress.generated, progress.in_flight) == (24, 16)
 
 
+def test_a_task_whose_worker_has_not_returned_is_counted_once(tmp_path: Path) -> None:
+    generators, _, _ = pool(tmp_path)
+    with generators:
+        generators.groups(0)
+        for step, expected in ((0, 8), (1, 0)):
+            generators._running.add(Task(folder="", numbers=(0,)))
+            assert generators.progress(step).in_flight == expected
+
+
 def test_a_restarted_pool_keeps_the_groups_of_the_buffer(tmp_path: Path) -> None:
     ReplayBuffer(tmp_path / "buffer", "abc").add(Group(number=3, trajectories=(), tokenizer="abc"))
     generators, executor, _ = pool(tmp_path, start_step=1)

@@ -170,12 +170,12 @@ class GeneratorPool(Generators):
 
     def progress(self, step: int) -> Progress:
         with self._changed:
-            size, each = self._config.group_size, self._config.groups_per_task
-            not_complete = each * (len(self._waiting) + len(self._running))
-            unfinished = {number for task in (*self._waiting, *self._running) for number in task.numbers}
-            first, last = step * self._config.prompts_per_step, self._admitted_steps * self._config.prompts_per_step
-            buffered = sum(first <= number < last and number not in unfinished for number in self._buffer.numbers())
-            return Progress(generated=size * last, in_flight=size * (not_complete + buffered), replaced=self._replaced)
+            first, last = (each * self._config.prompts_per_step for each in (step, self._admitted_steps))
+            # A task may be running although its groups are in the buffer, or trained on: its worker has not returned yet.
+            in_tasks = {number for task in (*self._waiting, *self._running) for number in task.numbers}
+            in_flight = {number for number in (*in_tasks, *self._buffer.numbers()) if first <= number < last}
+            size = self._config.group_size
+            return Progress(generated=size * last, in_flight=size * len(in_flight), replaced=self._replaced)
 
     def close(self) -> None:
         with self._changed:
