@@ -32,7 +32,8 @@ from shared.reporting import hand_in
 import openafm as fm
 from openafm.serving.app import build_app
 from openafm.serving.config import ServerConfig
-from openafm.serving.inference import ChatInput, Decoding, Ended, answer, encode
+from openafm.serving.inference import Ended, answer
+from openafm.serving.inputs import ChatInput, Decoding, encode
 from openafm.serving.server import bind, uvicorn_config
 from openafm.tokenizer.chat_template import opened
 from openafm.tokenizer.conversation import UserTurn

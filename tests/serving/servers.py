@@ -7,11 +7,15 @@ import threading
 import time
 from collections.abc import Iterator
 
+import httpx2 as httpx
 import uvicorn
 
 from openafm.serving.app import build_app
 from openafm.serving.config import ServerConfig
 from openafm.serving.server import bind, uvicorn_config
+
+http = httpx.Client(timeout=60, trust_env=False)
+"""One client for all tests: a new one loads the certificates of the system."""
 
 
 @contextlib.contextmanager

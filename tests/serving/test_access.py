@@ -16,7 +16,7 @@ import openai
 import pytest
 from endpoints import wait_until
 from fastapi.routing import APIRoute
-from servers import running_server
+from servers import http, running_server
 
 from openafm.core.files import data_home
 from openafm.serving import keys
@@ -68,23 +68,23 @@ def test_every_route_but_health_needs_a_key(locked: str) -> None:
     for route in routes:
         path = re.sub(r"{\w+(:path)?}", "x", route.path)
         for method in route.methods:
-            assert httpx.request(method, locked + path, json={}).status_code == (200 if path in PUBLIC_PATHS else 401), path
+            assert http.request(method, locked + path, json={}).status_code == (200 if path in PUBLIC_PATHS else 401), path
     for path in ("/", "/nothing", "/openapi.json", "/v1/../metrics", "//metrics", "/health/../metrics"):
-        assert httpx.get(locked + path).status_code == 401, path
+        assert http.get(locked + path).status_code == 401, path
 
 
 def test_errors_of_a_missing_key_have_the_form_of_each_api(locked: str) -> None:
     with pytest.raises(openai.AuthenticationError, match="keys create"):
         openai.OpenAI(base_url=f"{locked}/v1", api_key="afm_wrong", max_retries=0).models.list()
-    assert isinstance(httpx.post(f"{locked}/api/chat", json={}).json()["error"], str)
-    assert httpx.post(f"{locked}/v1/messages", json={}).json()["error"]["type"] == "authentication_error"
+    assert isinstance(http.post(f"{locked}/api/chat", json={}).json()["error"], str)
+    assert http.post(f"{locked}/v1/messages", json={}).json()["error"]["type"] == "authentication_error"
 
 
 @pytest.mark.parametrize("form", ["bearer", "x-api-key", "basic"])
 def test_a_key_is_accepted_in_three_headers(locked: str, key: str, form: str) -> None:
     headers = {"bearer": bearer(key), "x-api-key": {"x-api-key": key}}.get(form)
     auth = httpx.BasicAuth("any", key) if form == "basic" else None
-    assert httpx.get(f"{locked}/v1/models", headers=headers, auth=auth).status_code == 200
+    assert http.get(f"{locked}/v1/models", headers=headers, auth=auth).status_code == 200
 
 
 def test_keys_are_hashed_scoped_revoked_and_expire(locked: str, home: Path) -> None:
@@ -92,13 +92,13 @@ def test_keys_are_hashed_scoped_revoked_and_expire(locked: str, home: Path) -> N
     file = keys.keys_file()
     assert text.rpartition("_")[2] not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    assert httpx.get(f"{locked}/metrics", headers=bearer(text)).status_code == 200
-    refused = httpx.post(f"{locked}/v1/chat/completions", headers=bearer(text), json=CHAT)
+    assert http.get(f"{locked}/metrics", headers=bearer(text)).status_code == 200
+    refused = http.post(f"{locked}/v1/chat/completions", headers=bearer(text), json=CHAT)
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "wrong_scope")
     keys.revoke_key(record.id)
-    assert httpx.get(f"{locked}/metrics", headers=bearer(text)).status_code == 401
+    assert http.get(f"{locked}/metrics", headers=bearer(text)).status_code == 401
     expired, _ = keys.create_key("yesterday", days=-1)
-    assert httpx.get(f"{locked}/v1/models", headers=bearer(expired)).status_code == 401
+    assert http.get(f"{locked}/v1/models", headers=bearer(expired)).status_code == 401
 
 
 def test_rate_limits_of_a_key(locked: str, home: Path) -> None:
@@ -117,13 +117,13 @@ def test_rate_limits_of_a_key(locked: str, home: Path) -> None:
 
 
 def test_other_origins_and_rebound_names_are_refused(url: str) -> None:
-    crossed = httpx.post(f"{url}/v1/chat/completions", json=CHAT, headers={"Origin": "https://example.com"})
+    crossed = http.post(f"{url}/v1/chat/completions", json=CHAT, headers={"Origin": "https://example.com"})
     assert (crossed.status_code, crossed.json()["error"]["code"]) == (403, "cross_origin")
     assert "access-control-allow-origin" not in crossed.headers
-    assert httpx.request("OPTIONS", f"{url}/v1/models", headers={"Origin": "https://example.com"}).status_code == 403
-    rebound = httpx.get(f"{url}/v1/models", headers={"Host": "example.com"})
+    assert http.request("OPTIONS", f"{url}/v1/models", headers={"Origin": "https://example.com"}).status_code == 403
+    rebound = http.get(f"{url}/v1/models", headers={"Host": "example.com"})
     assert (rebound.status_code, rebound.json()["error"]["code"]) == (403, "host")
-    assert httpx.get(f"{url}/v1/models", headers={"Origin": url}).status_code == 200
+    assert http.get(f"{url}/v1/models", headers={"Origin": url}).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_other_origins_and_rebound_names_are_refused(url: str) -> None:
     ],
 )
 def test_damaged_bodies_are_errors_of_the_client(url: str, body: bytes, code: str) -> None:
-    reply = httpx.post(f"{url}/v1/chat/completions", content=body)
+    reply = http.post(f"{url}/v1/chat/completions", content=body)
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, code)
 
 
@@ -179,11 +179,11 @@ def test_half_closed_and_reset_connections_leave_the_server_well(url: str) -> No
                 pass
         with socket.create_connection((parts.hostname, parts.port)) as connection:
             connection.sendall(request[: len(request) // 2])
-    assert httpx.post(f"{url}/v1/chat/completions", json=CHAT).status_code == 200
+    assert http.post(f"{url}/v1/chat/completions", json=CHAT).status_code == 200
 
 
 def test_replies_have_the_headers_of_a_closed_page(url: str) -> None:
-    headers = httpx.get(f"{url}/health").headers
+    headers = http.get(f"{url}/health").headers
     assert headers["x-content-type-options"] == "nosniff"
     assert "default-src 'self'" in headers["content-security-policy"]
     assert "server" not in headers
@@ -209,10 +209,10 @@ def test_logs_and_metrics_have_no_content(url: str, caplog: pytest.LogCaptureFix
     canary = "canary-7f3a"
     with caplog.at_level("DEBUG"):
         for body in ({"messages": [{"role": "user", "content": canary}]}, {"messages": canary}, {"model": canary, **CHAT}):
-            httpx.post(f"{url}/v1/chat/completions?q={canary}", json={"max_tokens": 2, **body})
-        httpx.get(f"{url}/{canary}")
+            http.post(f"{url}/v1/chat/completions?q={canary}", json={"max_tokens": 2, **body})
+        http.get(f"{url}/{canary}")
     assert canary not in "".join(record.getMessage() for record in caplog.records if not record.name.startswith("httpx"))
-    assert canary not in httpx.get(f"{url}/metrics").text
+    assert canary not in http.get(f"{url}/metrics").text
 
 
 def test_unexpected_errors_are_hidden(
@@ -222,7 +222,7 @@ def test_unexpected_errors_are_hidden(
         raise RuntimeError("secret text")
 
     monkeypatch.setattr("openafm.serving.service.encode", fails)
-    reply = httpx.post(f"{start_server()}/v1/chat/completions", json=CHAT)
+    reply = http.post(f"{start_server()}/v1/chat/completions", json=CHAT)
     assert reply.status_code == 500
     assert reply.json()["error"] == {"message": ANY, "type": "server_error", "param": None, "code": "internal_error"}
     assert "secret" not in reply.text

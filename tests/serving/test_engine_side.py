@@ -18,12 +18,13 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 from endpoints import wait_until
-from servers import running_server
+from servers import http, running_server
 from tiny_bundles import write_random_adapter
 
 import openafm as fm
 from openafm.adapters.store import install_adapter
 from openafm.bundle import open_bundle
+from openafm.cli.main import run
 from openafm.serving.admission import Admission
 from openafm.serving.errors import ApiError
 from openafm.serving.models import ModelCatalog
@@ -40,20 +41,20 @@ SHORT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ma
 
 
 def num_running(url: str) -> float:
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = http.get(f"{url}/metrics").text.splitlines()
     return float(next(line for line in lines if line.startswith("openafm:num_requests_running")).split()[1])
 
 
 def endless(url: str) -> dict[str, Any]:
     """Return a request whose answer does not end: its stop token is never chosen."""
-    tokens = httpx.post(f"{url}/tokenize", json={"messages": [{"role": "user", "content": ""}]}).json()["tokens"]
+    tokens = http.post(f"{url}/tokenize", json={"messages": [{"role": "user", "content": ""}]}).json()["tokens"]
     return {**LONG, "logit_bias": {str(tokens[-2]): -100}}  # <|turn_end|>
 
 
 @contextlib.contextmanager
 def streaming(url: str) -> Iterator[Iterator[str]]:
     """Start an endless answer and yield the lines of its stream after the first tokens."""
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json={**endless(url), "stream": True}, timeout=30) as reply:
+    with http.stream("POST", f"{url}/v1/chat/completions", json={**endless(url), "stream": True}, timeout=30) as reply:
         lines = reply.iter_lines()
         for _ in range(6):
             next(lines)
@@ -63,17 +64,17 @@ def streaming(url: str) -> Iterator[Iterator[str]]:
 def test_requests_beyond_the_limits_get_429(start_server: Callable[..., str]) -> None:
     url = start_server(max_running=1, max_waiting=0)
     with streaming(url):
-        refused = httpx.post(f"{url}/v1/chat/completions", json=SHORT)
+        refused = http.post(f"{url}/v1/chat/completions", json=SHORT)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
     wait_until(lambda: num_running(url) == 0)
-    assert httpx.post(f"{url}/v1/chat/completions", json=SHORT).status_code == 200
+    assert http.post(f"{url}/v1/chat/completions", json=SHORT).status_code == 200
 
 
 def test_a_request_that_exceeds_the_memory_is_refused(start_server: Callable[..., str]) -> None:
     url = start_server(kv_bytes=200_000)
-    assert httpx.post(f"{url}/v1/chat/completions", json=SHORT).status_code == 200
-    refused = httpx.post(f"{url}/v1/chat/completions", json=LONG)
+    assert http.post(f"{url}/v1/chat/completions", json=SHORT).status_code == 200
+    refused = http.post(f"{url}/v1/chat/completions", json=LONG)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
 
 
@@ -85,7 +86,7 @@ def test_a_disconnect_ends_the_answer_within_a_step(url: str) -> None:
                 pass
         else:
             with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{url}/v1/chat/completions", json=endless(url), timeout=0.3)
+                http.post(f"{url}/v1/chat/completions", json=endless(url), timeout=0.3)
         closed = scheduler.num_steps
         wait_until(lambda: num_running(url) == 0)
         ended = scheduler.num_steps
@@ -96,9 +97,9 @@ def test_a_disconnect_ends_the_answer_within_a_step(url: str) -> None:
 
 def test_the_deadline_ends_an_answer(start_server: Callable[..., str]) -> None:
     url = start_server(request_seconds=0.3)
-    reply = httpx.post(f"{url}/v1/chat/completions", json=endless(url))
+    reply = http.post(f"{url}/v1/chat/completions", json=endless(url))
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "timeout")
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json={**endless(url), "stream": True}) as streamed:
+    with http.stream("POST", f"{url}/v1/chat/completions", json={**endless(url), "stream": True}) as streamed:
         last = [line for line in streamed.iter_lines() if line.startswith("data: ")][-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
 
@@ -179,17 +180,17 @@ def test_an_adapter_is_chosen_by_the_model_name(tiny_path: Path, tmp_path: Path,
     adapter = write_random_adapter(tmp_path / "random.fmadapter", open_bundle(tiny_path))
     install_adapter(adapter.path)
     with running_server(models=(str(tiny_path),)) as url:
-        ids = [model["id"] for model in httpx.get(f"{url}/v1/models").json()["data"]]
+        ids = [model["id"] for model in http.get(f"{url}/v1/models").json()["data"]]
         assert ids == ["tiny", "tiny:random"]
         replies = [
-            httpx.post(f"{url}/v1/chat/completions", json={**SHORT, "model": name, "logprobs": True}).json()["choices"][0]
+            http.post(f"{url}/v1/chat/completions", json={**SHORT, "model": name, "logprobs": True}).json()["choices"][0]
             for name in ids
         ]
         scores = [[item["logprob"] for item in reply["logprobs"]["content"]] for reply in replies]
         assert scores[0] != scores[1]
-        assert httpx.get(f"{url}/v1/adapters").json()["data"] == [{"id": "tiny:random", "loaded": True}]
-        assert httpx.post(f"{url}/v1/adapters/unload", json={"model": "tiny:random"}).json()["loaded"] is False
-        assert httpx.post(f"{url}/v1/adapters/load", json={"model": "tiny:random"}).json()["loaded"] is True
+        assert http.get(f"{url}/v1/adapters").json()["data"] == [{"id": "tiny:random", "loaded": True}]
+        assert http.post(f"{url}/v1/adapters/unload", json={"model": "tiny:random"}).json()["loaded"] is False
+        assert http.post(f"{url}/v1/adapters/load", json={"model": "tiny:random"}).json()["loaded"] is True
 
 
 @pytest.fixture
@@ -208,7 +209,7 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
             deadline = time.monotonic() + 60
             while time.monotonic() < deadline:
                 with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{url}/health/ready").status_code == 200:
+                    if http.get(f"{url}/health/ready").status_code == 200:
                         return process, url
                 time.sleep(0.1)
             raise AssertionError("the server did not start")
@@ -216,16 +217,17 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         yield start
 
 
+@pytest.mark.slow
 def test_sigterm_lets_running_answers_end(command: Callable[..., tuple[subprocess.Popen[str], str]]) -> None:
     process, url = command("--drain-seconds", "30")
     body = {**endless(url), "max_tokens": 200, "stream": True}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as reply:
+    with http.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as reply:
         lines = reply.iter_lines()
         next(lines)
         process.send_signal(signal.SIGTERM)
         time.sleep(0.3)
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"{url}/health")
+            http.get(f"{url}/health")
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert '"finish_reason":"length"' in rest[-2]
@@ -244,16 +246,15 @@ def test_workers_share_the_port_and_survive_a_kill(command: Callable[..., tuple[
     deadline, answers = time.monotonic() + 60, 0
     while answers < 5 and time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
-            answers += httpx.post(f"{url}/v1/chat/completions", json=SHORT, timeout=30).status_code == 200
+            answers += http.post(f"{url}/v1/chat/completions", json=SHORT, timeout=30).status_code == 200
     assert answers == 5
     process.send_signal(signal.SIGTERM)
     process.wait(60)
 
 
-def test_a_busy_port_is_one_line(tmp_path: Path) -> None:
+def test_a_busy_port_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        arguments = [sys.executable, "-m", "openafm", "serve", "--model", "nano", "--port", str(taken.getsockname()[1])]
-        result = subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
-    assert result.returncode == 2
-    assert result.stderr.startswith("openafm: cannot listen at 127.0.0.1:")
-    assert len(result.stderr.splitlines()) == 1
+        assert run(["serve", "--model", "nano", "--port", str(taken.getsockname()[1])]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("openafm: cannot listen at 127.0.0.1:")
+    assert len(error.splitlines()) == 1

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx2 as httpx
 import jsonschema
 import pytest
+from servers import http
 from test_chat_completions import PERSON
 
 WEATHER = {
@@ -20,13 +20,13 @@ CITY: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the we
 
 
 def post(url: str, path: str, **body: Any) -> Any:
-    reply = httpx.post(f"{url}{path}", json=body)
+    reply = http.post(f"{url}{path}", json=body)
     assert reply.status_code == 200, reply.text
     return reply.json()
 
 
 def lines(url: str, path: str, **body: Any) -> list[Any]:
-    reply = httpx.post(
+    reply = http.post(
         f"{url}{path}", content=json.dumps(body), headers={"Content-Type": "application/x-www-form-urlencoded"}
     )
     assert reply.headers["content-type"] == "application/x-ndjson"
@@ -34,7 +34,7 @@ def lines(url: str, path: str, **body: Any) -> list[Any]:
 
 
 def events(url: str, **body: Any) -> list[tuple[str, Any]]:
-    reply = httpx.post(f"{url}/v1/messages", json={"max_tokens": 24, "stream": True, **body})
+    reply = http.post(f"{url}/v1/messages", json={"max_tokens": 24, "stream": True, **body})
     blocks = [block.split("\n") for block in reply.text.strip().split("\n\n")]
     return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in blocks]
 
@@ -68,11 +68,11 @@ def test_ollama_tools_and_their_outputs(url: str) -> None:
 
 
 def test_ollama_models(url: str) -> None:
-    assert [model["name"] for model in httpx.get(f"{url}/api/tags").json()["models"]] == ["nano:latest", "tiny:latest"]
+    assert [model["name"] for model in http.get(f"{url}/api/tags").json()["models"]] == ["nano:latest", "tiny:latest"]
     shown = post(url, "/api/show", model="nano:latest")
     assert "tools" in shown["capabilities"]
-    assert "version" in httpx.get(f"{url}/api/version").json()
-    unknown = httpx.post(f"{url}/api/chat", json={"model": "nanoo", **ASK})
+    assert "version" in http.get(f"{url}/api/version").json()
+    unknown = http.post(f"{url}/api/chat", json={"model": "nanoo", **ASK})
     assert unknown.status_code == 404
     assert "did you mean 'nano'" in unknown.json()["error"]
 
@@ -121,6 +121,6 @@ def test_anthropic_stop_sequence(url: str) -> None:
 def test_images_are_refused_in_the_form_of_the_api(url: str, path: str) -> None:
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
     message = {"role": "user", "content": [image]} if path == "/v1/messages" else {"role": "user", "images": ["AA=="]}
-    reply = httpx.post(f"{url}{path}", json={"messages": [message], "max_tokens": 2})
+    reply = http.post(f"{url}{path}", json={"messages": [message], "max_tokens": 2})
     assert reply.status_code == 400
     assert "does not support images" in json.dumps(reply.json())

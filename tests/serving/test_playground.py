@@ -102,6 +102,7 @@ def test_calls_return_their_canned_outputs(page: Page) -> None:
     shot(page, "tools")
 
 
+@pytest.mark.slow
 def test_a_fork_keeps_both_branches(page: Page) -> None:
     ask(page, "Say one.")
     ask(page, "Say two.")
@@ -113,6 +114,7 @@ def test_a_fork_keeps_both_branches(page: Page) -> None:
     assert page.locator(".prompt p").all_inner_texts() == ["Say one.", "Say two."]
 
 
+@pytest.mark.slow
 def test_variants_answer_side_by_side(page: Page) -> None:
     page.get_by_role("button", name="Add a variant").click()
     page.fill("#settings [name=temperature]", "1.5")
@@ -126,6 +128,7 @@ def test_variants_answer_side_by_side(page: Page) -> None:
     shot(page, "variants-dark")
 
 
+@pytest.mark.slow
 def test_the_conversation_is_copied_as_python(page: Page, url: str) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.fill("#settings [name=instructions]", 'Say "hi" briefly.')
@@ -142,6 +145,7 @@ def test_the_conversation_is_copied_as_python(page: Page, url: str) -> None:
     assert "def weather(city: str) -> str:" in source
 
 
+@pytest.mark.slow
 def test_an_answer_is_stopped_by_escape(page: Page) -> None:
     page.fill("#settings [name=max_tokens]", "3000")
     page.fill("#settings [name=temperature]", "2")

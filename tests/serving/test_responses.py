@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import httpx2 as httpx
 import jsonschema
 import openai
 import pytest
 from endpoints import wait_until
+from servers import http
 from test_chat_completions import PERSON
 
 WEATHER: Any = {
@@ -114,5 +114,5 @@ def test_the_oldest_responses_are_dropped(start_server: Callable[..., str]) -> N
 
 
 def test_unknown_items_are_refused(url: str) -> None:
-    reply = httpx.post(f"{url}/v1/responses", json={"input": [{"type": "item_reference", "id": "x"}]})
+    reply = http.post(f"{url}/v1/responses", json={"input": [{"type": "item_reference", "id": "x"}]})
     assert reply.status_code == 400

@@ -7,11 +7,10 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
-import httpx2 as httpx
 import openai
 import PIL.Image
 import pytest
-from servers import running_server
+from servers import http, running_server
 from tiny_bundles import write_multimodal_bundle
 
 
@@ -61,12 +60,12 @@ def test_all_apis_read_images(vision_url: str) -> None:
         ("/api/generate", {"prompt": "the", "images": [data], "stream": False, "options": {"num_predict": 2}}),
     ]
     for path, body in requests:
-        reply = httpx.post(f"{vision_url}{path}", json=body)
+        reply = http.post(f"{vision_url}{path}", json=body)
         assert reply.status_code == 200, reply.text
 
 
 @pytest.mark.parametrize("url", ["https://example.com/a.png", "file:///etc/passwd", "data:image/png;base64,AAAA", "data:,x"])
 def test_images_are_never_fetched_and_damaged_ones_refused(vision_url: str, url: str) -> None:
     content = [{"type": "image_url", "image_url": {"url": url}}]
-    reply = httpx.post(f"{vision_url}/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+    reply = http.post(f"{vision_url}/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_value")

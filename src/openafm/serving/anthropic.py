@@ -11,7 +11,8 @@ from pydantic import Field
 
 from openafm.framework.backends.loaded_model import MAX_CALLS
 from openafm.serving.errors import bad_request
-from openafm.serving.inference import CallsDelta, Decoding, Ended, TextDelta
+from openafm.serving.inference import CallsDelta, Ended, TextDelta
+from openafm.serving.inputs import Decoding
 from openafm.serving.messages import (
     ContentPart,
     Function,

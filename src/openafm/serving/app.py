@@ -21,6 +21,7 @@ from openafm.serving.errors import ApiError, api_error, bad_request
 from openafm.serving.keys import KeyRing, keys_file
 from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog
+from openafm.serving.response_store import ResponseStore
 from openafm.serving.service import AnswerService
 
 ROUTERS = (
@@ -50,7 +51,7 @@ def build_routes(config: ServerConfig) -> FastAPI:
     service = AnswerService(config, ModelCatalog(config.models, config.idle_seconds), metrics)
     app = FastAPI(title="openafm", docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.service = service
-    app.state.responses = responses.ResponseStore(config.max_stored_responses, config.max_stored_bytes)
+    app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
     for router in ROUTERS:
         app.include_router(router)
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):

@@ -13,7 +13,8 @@ from pydantic import Field
 from openafm.framework.backends.loaded_model import MAX_CALLS
 from openafm.runtime.decoding.sampling import RandomConfig
 from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import CallsDelta, Decoding, Ended, ScoredToken, TextDelta
+from openafm.serving.inference import CallsDelta, Ended, ScoredToken, TextDelta
+from openafm.serving.inputs import Decoding
 from openafm.serving.messages import (
     Message,
     ResponseFormat,

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from openafm.serving.chat import SamplingFields, usage
 from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import Decoding, Ended, RawInput, ScoredToken, TextDelta
+from openafm.serving.inference import Ended, ScoredToken, TextDelta
+from openafm.serving.inputs import Decoding, RawInput
 from openafm.serving.service import AnswerService, RunningTask, Task
 from openafm.serving.wire import Caller, Service, compact, event_stream, new_id, opened
 

@@ -1,4 +1,4 @@
-"""Answers of stateless requests: encode a prompt, generate with a loaded model, yield text with scores, calls and usage.
+"""Answers of stateless requests: generate with a loaded model, and yield text with scores, calls and usage.
 
 Runs in worker threads. The engine's scheduler combines the steps of all threads.
 """
@@ -6,118 +6,27 @@ Runs in worker threads. The engine's scheduler combines the steps of all threads
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from openafm.framework.backends.image_details import chosen_mode
-from openafm.framework.backends.loaded_model import MAX_CALLS, LoadedModel
-from openafm.framework.options import ImageDetail
-from openafm.framework.transcripts.images import Image
+from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.runtime.decoding.generation import Generation, generate, prefill
 from openafm.runtime.decoding.logits import LogitBias, LogitsProcessor, OccurrencePenalty, ScoreRecorder, TokenScore
-from openafm.runtime.decoding.prefill import check_fits
-from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.decoding.stop_texts import StopTexts
 from openafm.runtime.engines.base import Sequence as EngineSequence
-from openafm.runtime.engines.image_cache import prompt_tokens
-from openafm.runtime.engines.sequence import PromptTokens
 from openafm.safety.guardrail import Allowed, Guardrail, OutputMonitor
-from openafm.serving.errors import ApiError, bad_request, unsupported
-from openafm.tokenizer.chat_template import MalformedAnswerError, opened
+from openafm.serving.errors import ApiError
+from openafm.serving.inputs import ChatInput, Decoding, EncodedInput
+from openafm.tokenizer.chat_template import MalformedAnswerError
 from openafm.tokenizer.conversation import (
     AssistantTurn,
-    ContentPart,
-    ImagePart,
-    JsonSchema,
     ToolCall,
-    ToolDefinition,
-    Turn,
-    UserTurn,
 )
 from openafm.tokenizer.detokenizer import Detokenizer
 
 Finish: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decoding:
-    """How an answer is chosen and where it ends.
-
-    Attributes:
-        max_tokens: token limit; None: up to the context window.
-        stop: texts before which the answer ends.
-        bias: added to logits, by token.
-        num_top: alternatives of each token with log probabilities; None computes no log probabilities.
-    """
-
-    sampling: SamplingConfig = field(default_factory=GreedyConfig)
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    bias: Mapping[int, float] = field(default_factory=dict)
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    num_top: int | None = None
-
-    def choice(self, index: int) -> Decoding:
-        """Return the decoding of choice number `index`: with a seed, each choice has its own."""
-        if not index or not isinstance(self.sampling, RandomConfig) or self.sampling.seed is None:
-            return self
-        return dataclasses.replace(self, sampling=dataclasses.replace(self.sampling, seed=self.sampling.seed + index))
-
-
-@dataclass(frozen=True)
-class ImageInput:
-    """An image of a request: a data URL, and the resolution mode; None: the model's first one."""
-
-    url: str
-    detail: ImageDetail | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatInput:
-    """A conversation to answer, and what the answer may be: text, JSON of `schema`, or calls of `tools`.
-
-    Attributes:
-        images: the images of the turns. Keys are the digests of their `ImagePart`, which `encode` replaces: it reads the
-            images and counts their tokens.
-    """
-
-    turns: tuple[Turn, ...]
-    images: Mapping[str, ImageInput] = field(default_factory=dict)
-    schema: JsonSchema | None = None
-    tools: tuple[ToolDefinition, ...] = ()
-    must_call: bool = False
-    max_calls: int = MAX_CALLS
-
-
-@dataclass(frozen=True, kw_only=True)
-class RawInput:
-    """A text or tokens to continue, without a chat template."""
-
-    text: str = ""
-    tokens: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class EncodedInput:
-    """The tokens of an input; the first `num_opening` are instructions and tools, which requests share.
-
-    Attributes:
-        images: the bytes of the images, by digest.
-    """
-
-    source: ChatInput | RawInput
-    prompt: PromptTokens
-    num_opening: int = 0
-    images: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def tokens(self) -> list[int]:
-        return self.prompt.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,35 +81,6 @@ class AnswerCancelledError(Exception):
     """The client went away, or the deadline passed."""
 
 
-def encode(model: LoadedModel, source: ChatInput | RawInput, guardrail: Guardrail | None) -> EncodedInput:
-    """Return the tokens of an input, and compile its grammar, so that invalid requests fail before the first token.
-
-    Raises:
-        ContextWindowError: the input and one token exceed the context window.
-        UnsupportedGuideError: a schema cannot be enforced.
-        ApiError: the model cannot call tools, a token is unknown, or the guardrail blocks the prompt.
-    """
-    tokenizer, template = model.tokenizer, model.template
-    if isinstance(source, RawInput):
-        check_fits(model.engine, tokenizer.fewest_tokens(source.text) + 1)
-        tokens = list(source.tokens) or [tokenizer.special.bos, *tokenizer.encode(source.text)]
-        if any(not 0 <= token < tokenizer.vocab_size for token in tokens):
-            raise bad_request(f"a token of the prompt is outside the vocabulary of {tokenizer.vocab_size}", param="prompt")
-        _check_prompt(guardrail, tokenizer.decode(tokens))
-        check_fits(model.engine, len(tokens) + 1)
-        return EncodedInput(source=source, prompt=PromptTokens(tokens))
-    turns, images = _with_images(model, opened(source.turns), source.images)
-    if not template.can_call_tools and (source.tools or getattr(turns[0], "tools", ())):
-        raise unsupported("tools", f"the model {model.bundle.name} cannot call tools; choose another model")
-    check_fits(model.engine, template.fewest_tokens(tokenizer, turns) + 1)
-    _check_prompt(guardrail, next((turn.text for turn in reversed(turns) if isinstance(turn, UserTurn)), ""))
-    model.grammar(source.schema, source.tools, must_call=source.must_call, max_calls=source.max_calls)
-    prompt = prompt_tokens(template.encode(tokenizer, turns)) + PromptTokens(template.generation_prompt(tokenizer))
-    check_fits(model.engine, len(prompt) + 1)
-    num_opening = len(template.encode_turn(tokenizer, turns[0]))
-    return EncodedInput(source=source, prompt=prompt, num_opening=num_opening, images=images)
-
-
 def answer(
     model: LoadedModel,
     prompt: EncodedInput,
@@ -215,36 +95,6 @@ def answer(
         OpenAFMError: the answer cannot be computed.
     """
     return _Answer(model, prompt, decoding, guardrail, cancelled).deltas()
-
-
-def _with_images(
-    model: LoadedModel, turns: Sequence[Turn], sources: Mapping[str, ImageInput]
-) -> tuple[tuple[Turn, ...], dict[str, bytes]]:
-    """Return the turns with the digests and token counts of their images, and the images by digest."""
-    images: dict[str, bytes] = {}
-
-    def read(part: ContentPart) -> ContentPart:
-        if not isinstance(part, ImagePart):
-            return part
-        source = sources[part.digest]
-        num_tokens = chosen_mode(model.bundle, source.detail).num_tokens
-        data = Image(source.url).read()
-        digest = hashlib.sha256(data).hexdigest()
-        images[digest] = data
-        return ImagePart(digest=digest, num_tokens=num_tokens)
-
-    read_turns = tuple(
-        UserTurn(content=tuple(map(read, turn.content)), response_format=turn.response_format)
-        if isinstance(turn, UserTurn) and turn.images
-        else turn
-        for turn in turns
-    )
-    return read_turns, images
-
-
-def _check_prompt(guardrail: Guardrail | None, text: str) -> None:
-    if guardrail is not None and not isinstance(guardrail.check_input(text), Allowed):
-        raise bad_request("the prompt was blocked by the guardrail of this server", param="messages", code="content_filter")
 
 
 class _Answer:

@@ -11,7 +11,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import CallsDelta, ChatInput, Decoding, Ended, RawInput, TextDelta
+from openafm.serving.inference import CallsDelta, Ended, TextDelta
+from openafm.serving.inputs import ChatInput, Decoding, RawInput
 from openafm.serving.messages import (
     Base64Source,
     ContentPart,

@@ -17,18 +17,8 @@ from openafm.safety.blocklist import BlocklistConfig
 from openafm.serving.admission import Admission, default_kv_bytes
 from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError
-from openafm.serving.inference import (
-    AnswerCancelledError,
-    ChatInput,
-    Decoding,
-    Delta,
-    EncodedInput,
-    Ended,
-    RawInput,
-    TextDelta,
-    answer,
-    encode,
-)
+from openafm.serving.inference import AnswerCancelledError, Delta, Ended, TextDelta, answer
+from openafm.serving.inputs import ChatInput, Decoding, EncodedInput, RawInput, encode
 from openafm.serving.keys import ANONYMOUS, Client
 from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog, ServedModel
