@@ -8,7 +8,6 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from openafm.core.errors import OpenAFMError
@@ -224,13 +223,13 @@ class Responder:
 
     def _image_count(self, request: SessionRequest[Any, Any]) -> Callable[[bytes], int]:
         """Return a function of an image: its number of tokens. It raises if the model sees no images."""
-        if Capability.VISION in self.model.capabilities:
-            return partial(self.model.num_image_tokens, detail=request.options.image_detail)
 
-        def refused(image: bytes) -> int:
-            raise UnsupportedAttachmentError(f"the model {self.model.name} does not support images; return text instead")
+        def num_tokens(image: bytes) -> int:
+            if Capability.VISION not in self.model.capabilities:
+                raise UnsupportedAttachmentError(f"the model {self.model.name} does not support images; return text instead")
+            return self.model.num_image_tokens(image, request.options.image_detail)
 
-        return refused
+        return num_tokens
 
     def _current_executor(self) -> LanguageModelExecutor:
         """Return an executor that has received the whole transcript; a new one if another session appended to it."""

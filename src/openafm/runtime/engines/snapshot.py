@@ -116,7 +116,7 @@ def _read_body(body: memoryview) -> SequenceSnapshot:
     start = 4 + header_length
     for entry in header["arrays"]:
         name, dtype, shape = entry["name"], entry["dtype"], entry["shape"]
-        if dtype not in _DTYPES or not all(map(_is_count, shape)):
+        if not isinstance(name, str) or dtype not in _DTYPES or not all(map(_is_count, shape)):
             raise ValueError(f"array {name!r} of dtype {dtype!r} and shape {shape!r}")
         stop = start + math.prod(shape) * np.dtype(dtype).itemsize
         arrays[name] = np.frombuffer(body[start:stop], dtype).reshape(shape)
