@@ -196,9 +196,10 @@ def test_recipes_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     stages = ("pretrain", *economy, *continued, "sft", "sft_multilingual", "reward_model", "selection_model")
     text = [f"on_device.{stage}" for stage in stages]
     vision = ["vision.clip", "vision.joint", "on_device.multimodal", "on_device.multimodal_sft"]
+    server_vision = ["vision.server_clip", "vision.server_joint", "server.multimodal", "server.multimodal_sft"]
     compressed = ["on_device.qat", "on_device.recovery_adapter", "on_device.draft"]
     server = [f"server.{stage}" for stage in ("pretrain", *continued, "sft")]
-    assert list(recipes) == [*text, *vision, *compressed, *server]
+    assert list(recipes) == [*text, *vision, *compressed, *server, *server_vision]
     assert recipes["on_device.multimodal"]["sees_with"] == "vision.joint"
     distill = recipes["on_device.distill"]
     assert (distill["starts_from"], distill["taught_by"]) == ("on_device.trunk", "on_device.upcycle_teacher")
