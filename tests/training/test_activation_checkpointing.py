@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from parallel_runs import track_model
 from tiny_runs import tiny_model, tiny_run, write_corpus
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from openafm.models.config import DecoderConfig
+from openafm.training.activation_checkpointing import attention_kernels
 from openafm.training.config import ActivationCheckpointingConfig, BFloat16Config
 from openafm.training.initialization import fresh_state
 from openafm.training.trainer import Trainer
 
 
-@pytest.mark.parametrize("every_layers", [1, 2])
+@pytest.mark.parametrize(
+    "recomputing",
+    [
+        ActivationCheckpointingConfig(),
+        ActivationCheckpointingConfig(every_layers=2),
+        ActivationCheckpointingConfig(keep_attention=True),
+    ],
+    ids=["all", "half", "all but attention"],
+)
 @pytest.mark.parametrize("model", [tiny_model(), track_model()], ids=["shared keys and values", "tracks and experts"])
-def test_updates_are_bit_identical(tmp_path: Path, model: DecoderConfig, every_layers: int) -> None:
+def test_updates_are_bit_identical(tmp_path: Path, model: DecoderConfig, recomputing: ActivationCheckpointingConfig) -> None:
     config = tiny_run(write_corpus(tmp_path), model=model, precision=BFloat16Config())
-    recomputing = ActivationCheckpointingConfig(every_layers=every_layers)
     trainers = []
     for changes in ({}, {"activation_checkpointing": recomputing}):
         changed = tiny_run(config.data, model=model, precision=BFloat16Config(), **changes)
@@ -62,3 +73,30 @@ def test_recomputed_layers_save_nothing_inside(tmp_path: Path) -> None:
     )
     assert all_layers < half < none
     assert all_layers < 0.6 * none
+
+
+class _Counted(TorchDispatchMode):
+    """Count the calls of attention kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.calls += func in attention_kernels()
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("keep_attention", [False, True])
+def test_kept_attention_is_not_computed_again(tmp_path: Path, keep_attention: bool) -> None:
+    recomputing = ActivationCheckpointingConfig(keep_attention=keep_attention)
+    config = tiny_run(write_corpus(tmp_path), activation_checkpointing=recomputing)
+    state = fresh_state(config, "cpu")
+    with _Counted() as forward:
+        losses = config.objective.build()(state.model, config.data.build().batch(0))
+    with _Counted() as backward:
+        losses.total.backward()
+    assert forward.calls > 0
+    assert backward.calls == (0 if keep_attention else forward.calls)

@@ -52,6 +52,9 @@ def plan(
     recompute: Annotated[
         bool, typer.Option(help="Recompute layers in the backward pass, as with trainer.activation_checkpointing.")
     ] = False,
+    keep_attention: Annotated[
+        bool, typer.Option(help="Recompute layers except their attention, whose outputs are kept.")
+    ] = False,
     chip: Annotated[str, typer.Option(help="Chip whose rates to use.")] = "tpu-v5p",
     peak_flops: Annotated[float | None, typer.Option(help="Peak operations per second of a device.")] = None,
     bandwidth: Annotated[float | None, typer.Option(help="Bytes per second that a device sends within its slice.")] = None,
@@ -82,7 +85,9 @@ def plan(
         microbatch_rows=microbatch_rows,
         row_images=images,
         precision=precision,
-        activation_checkpointing=ActivationCheckpointingConfig() if recompute else None,
+        activation_checkpointing=(
+            ActivationCheckpointingConfig(keep_attention=keep_attention) if recompute or keep_attention else None
+        ),
     )
     axes = Axes(shard=shard, expert=expert, track=track)
     made = make_plan(named_size(size), num_devices=devices, chip=stated, workload=workload, axes=axes, slices=slices)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import partial, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
+from torch._ops import OpOverload
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from openafm.models.attention_context import AttentionContext
 from openafm.models.decoder import Decoder
@@ -15,23 +17,41 @@ from openafm.models.decoder import Decoder
 LayerPass = Callable[[Tensor, AttentionContext], Tensor]
 
 
-def recompute_layers(model: Decoder, layers: Iterable[int]) -> None:
+def recompute_layers(model: Decoder, layers: Iterable[int], *, keep_attention: bool = False) -> None:
     """Make these layers keep their input only, and the keys and values that they store, until the backward pass.
 
+    With `keep_attention` they also keep the outputs of attention kernels, which are not computed again.
     Layers keep their names and parameters. Install it before FSDP, whose hooks must lie outside of the recomputation.
     """
     for index in layers:
         layer = model.layers[index]
         for name in ("forward", "read"):
-            setattr(layer, name, _recomputed(getattr(layer, name)))
+            setattr(layer, name, _recomputed(getattr(layer, name), keep_attention))
 
 
-def _recomputed(layer_pass: LayerPass) -> LayerPass:
+def attention_kernels() -> list[OpOverload]:
+    """Return the operations of torch that compute attention, on every type of device."""
+    from torch.nn.attention import varlen  # noqa: F401 - defines the operation of the flash kernel for documents
+
+    return [
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.torch_attn._varlen_attn.default,
+    ]
+
+
+def _recomputed(layer_pass: LayerPass, keep_attention: bool) -> LayerPass:
+    options: dict[str, Any] = {}
+    if keep_attention:
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, attention_kernels())
+
     @wraps(layer_pass)
     def recomputed(x_BSD: Tensor, context: AttentionContext) -> Tensor:
         if not torch.is_grad_enabled():
             return layer_pass(x_BSD, context)
-        output: Tensor = checkpoint(layer_pass, x_BSD, context, use_reentrant=False)
+        output: Tensor = checkpoint(layer_pass, x_BSD, context, use_reentrant=False, **options)
         return output
 
     return recomputed

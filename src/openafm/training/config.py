@@ -233,10 +233,12 @@ class ActivationCheckpointingConfig(Config):
     """Recompute activations in the backward pass: a layer keeps its input and its keys and values only.
 
     `every_layers` n recomputes layers 0, n, 2n, ...; 1 recomputes all. Losses and gradients are bit-identical; a step takes
-    up to a third more operations.
+    up to a third more operations. With `keep_attention` a layer also keeps the outputs of its attention kernel: in long
+    documents they are most of the recomputed operations and little memory.
     """
 
     every_layers: int = 1
+    keep_attention: bool = False
 
     def __post_init__(self) -> None:
         self.require(self.every_layers > 0, f"every_layers must be at least 1, got {self.every_layers}")
@@ -249,7 +251,8 @@ class ActivationCheckpointingConfig(Config):
         """Install recomputation in the model's layers, in place."""
         from openafm.training.activation_checkpointing import recompute_layers
 
-        recompute_layers(model, [index for index in range(len(model.layers)) if self.recomputes(index)])
+        layers = [index for index in range(len(model.layers)) if self.recomputes(index)]
+        recompute_layers(model, layers, keep_attention=self.keep_attention)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,11 +86,10 @@ def test_layers_are_gathered_in_the_precision(divided: tuple[Plan, StepTrace]) -
     [
         (Axes(shard=2, expert=1, track=4), {}),
         (Axes(shard=1, expert=1, track=1), {"precision": "bfloat16", "microbatch_rows": 2, "rows_per_step": 8192}),
-        pytest.param(
-            Axes(shard=1, expert=1, track=4),
-            {"activation_checkpointing": ActivationCheckpointingConfig()},
-            marks=pytest.mark.slow,
-        ),
+        *[
+            pytest.param(Axes(shard=1, expert=1, track=4), {"activation_checkpointing": recomputing}, marks=pytest.mark.slow)
+            for recomputing in (ActivationCheckpointingConfig(), ActivationCheckpointingConfig(keep_attention=True))
+        ],
     ],
 )
 def test_the_planned_memory_is_near_the_traced(axes: Axes, work: dict[str, object]) -> None:

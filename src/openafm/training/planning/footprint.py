@@ -151,6 +151,7 @@ def decoder_footprint(
             starts_block=index % depth == 0,
             is_split=index == boundary,
             is_recomputed=recomputing is not None and recomputing.recomputes(index),
+            keeps_attention=recomputing is not None and recomputing.keep_attention,
             num_kv_heads=config.kv_heads(index) // config.num_tracks,
         )
         for index, layer in enumerate(config.layers)
@@ -194,6 +195,7 @@ def _layer_footprint(
     starts_block: bool,
     is_split: bool,
     is_recomputed: bool,
+    keeps_attention: bool,
     num_kv_heads: int,
 ) -> LayerFootprint:
     weights = _layer_weights(layer, dim)
@@ -212,10 +214,11 @@ def _layer_footprint(
     saved += positions * feed_forward.saved + casts.total
     keys_values = positions * number * 2 * num_kv_heads * layer.attention.head_dim * (layer.attention.kv_vectors > 0)
     working = positions * feed_forward.working
+    attended = positions * layer.attention.num_heads * (batch.attention_bytes * layer.attention.head_dim + MASTER_BYTES)
     return LayerFootprint(
         weights=held,
         matrices=part.tracks * (layer.attention.matrix_parameters(dim) + layer.feed_forward.matrix_parameters(dim)),
-        kept=positions * number * dim + keys_values if is_recomputed else saved,
+        kept=positions * number * dim + keys_values + attended * keeps_attention if is_recomputed else saved,
         keys_values=keys_values,
         working=saved + working if is_recomputed else working,
         casts=Weights() if is_recomputed else casts,

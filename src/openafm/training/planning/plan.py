@@ -6,7 +6,7 @@ real step takes longer. Experts are assumed to be evenly loaded.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -165,7 +165,10 @@ class Plan:
         recomputing = self.workload.activation_checkpointing
         num_layers = len(self.model.layers)
         num_recomputed = 0 if recomputing is None else sum(map(recomputing.recomputes, range(num_layers)))
-        layers_again = layers * (1 + num_recomputed / num_layers / 3)
+        again = layers
+        if recomputing is not None and recomputing.keep_attention:  # operations of a row of documents of one token each
+            again = _flops_of_a_row(self.model, replace(self.workload.microbatch(1, self.chip), document_tokens=1))[0]
+        layers_again = layers + again * num_recomputed / num_layers / 3
         return self.rows_per_device * (layers_again / self.shape.track + head) / self.peak_flops
 
     @property
