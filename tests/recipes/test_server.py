@@ -35,11 +35,14 @@ def test_respond_and_inspect_on_a_server_bundle(server: Path, capsys: pytest.Cap
     assert "per token" in inspected
 
 
+@pytest.mark.parametrize("recipe", ["server.sft", "on_device.sft_multilingual"])
 @pytest.mark.parametrize("size", ["micro", "nano"])
-def test_tuning_is_80_percent_english_and_starts_from_pretraining(size: str) -> None:
-    sft = build_run("server.sft", size)
+def test_tuning_is_80_percent_english_and_starts_from_pretraining(recipe: str, size: str) -> None:
+    sft = build_run(recipe, size)
     weights = {source.name: source.weight for source in sft.trainer.data.sources}
-    assert weights["english"] / (weights["english"] + weights["multilingual"]) == pytest.approx(0.8)
+    others = weights["multilingual"] + weights["mixed"]
+    assert weights["english"] / (weights["english"] + others) == pytest.approx(0.8)
+    assert weights["mixed"] / others == pytest.approx(0.004)
     assert all(corpus.learn == "answers" for corpus in sft.corpora)
     assert sft.tokenizer is None
-    assert find_recipe("server.sft").starts_from == "server.pretrain"
+    assert find_recipe(recipe).starts_from == recipe.partition(".")[0] + ".pretrain"

@@ -41,6 +41,7 @@ from openafm.recipes.corpora import (
     CorpusConfig,
     FolderCorpusConfig,
     Learn,
+    MixedLanguagesCorpusConfig,
     ShardsCorpusConfig,
     SyntheticCorpusConfig,
     check_targets,
@@ -234,7 +235,8 @@ def with_data(config: RunConfig, data: DataConfig) -> RunConfig:
 
 def _mixture(config: RunConfig) -> tuple[tuple[SourceConfig, ...], float, float | None]:
     """Return the recipe's sources that stay, the weight of those that the data replaces, and their sampling temperature."""
-    synthetic = {corpus.name for corpus in config.corpora if isinstance(corpus, SyntheticCorpusConfig)}
+    built_in = SyntheticCorpusConfig | MixedLanguagesCorpusConfig
+    synthetic = {corpus.name for corpus in config.corpora if isinstance(corpus, built_in)}
     sources = config.trainer.data.sources
     replaced = [source for source in sources if source.name in synthetic] or list(sources)
     temperatures = [source.temperature for source in replaced if isinstance(source, LanguagesConfig)]
