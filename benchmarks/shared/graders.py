@@ -1,6 +1,6 @@
 """A world of simulated graders: answers with a known quality, labels with known noise, and reward models trained on them.
 
-A prompt is a topic with some of its words and a word that says how clear the request is. An answer is six words; each word
+A prompt is a topic with some of its words and a word for the clarity of the request. An answer is six words; each word
 has a value, and the quality of an answer is the mean value of its words, whatever the prompt. A grader prefers the better
 answer except with the noise of the prompt, and grades answers from 1 to 5 by the quintile of their quality; with the same
 probability the grade is a random one.
