@@ -29,12 +29,13 @@ from shared.policies import write_policy
 from shared.reporting import hand_in
 
 from openafm.bundle import Bundle, open_bundle
+from openafm.bundle.decoder import load_decoder
 from openafm.bundle.hugging_face.exporter import export_hugging_face
 from openafm.data.batch import Batch
 from openafm.rl.batches import step_batch
 from openafm.rl.config import replay_data
-from openafm.rl.decoding import GroupDecoder, GroupRequest, reference_log_probs
-from openafm.rl.generator import sample_seed
+from openafm.rl.decoding import GroupDecoder, GroupRequest
+from openafm.rl.generator import sample_seed, with_reference
 from openafm.rl.prompts import RLPrompt
 from openafm.rl.trajectories import Group, Score, Trajectory
 from openafm.runtime.engines.torch_engine import TorchEngine
@@ -86,7 +87,7 @@ class Ours:
 
     def __init__(self, bundle: Bundle, case: Case) -> None:
         self._case, self._bundle = case, bundle
-        self._engine, self._reference = TorchEngine.open(bundle), TorchEngine.open(bundle)
+        self._engine, self._reference = TorchEngine.open(bundle), load_decoder(bundle).requires_grad_(False)
         self._decoder = GroupDecoder(
             self._engine, bundle.tokenizer, bundle.template, temperature=1.0, max_tokens=case.num_tokens, max_turns=1
         )
@@ -117,10 +118,8 @@ class Ours:
             for index, text in enumerate(prompts(NUM_PROMPTS))
         ]
         groups = []
-        vocab_size = self._bundle.tokenizer.vocab_size
         for group in self._decoder.decode(requests, max_rows=GROUP_SIZE * NUM_PROMPTS):
-            references = reference_log_probs(self._reference, group.prompt_tokens, group.samples, 1.0, vocab_size)
-            trajectories = tuple(
+            trajectories = [
                 Trajectory(
                     sample=each.sample,
                     score=Score(reward=reward(each.sample.text)),
@@ -131,11 +130,11 @@ class Ours:
                     loss_mask_N=each.loss_mask_N,
                     log_probs_N=each.log_probs_N,
                     versions_N=each.versions_N,
-                    reference_log_probs_N=references[index],
                 )
                 for index, each in enumerate(group.samples)
-            )
-            groups.append(Group(number=group.request.number, trajectories=trajectories, tokenizer=""))
+            ]
+            scored = tuple(with_reference(trajectories, self._reference, self._objective))
+            groups.append(Group(number=group.request.number, trajectories=scored, tokenizer=""))
         assert all(len(each.tokens_N) == self._case.num_tokens for group in groups for each in group.trajectories)
         row_tokens = self._bundle.config.context_length
         assembled = step_batch(groups, self._objective, group_size=GROUP_SIZE, step=number, lag=0, row_tokens=row_tokens)

@@ -11,12 +11,16 @@ import torch
 from tiny_bundles import write_tiny_bundle
 
 from openafm.bundle import Bundle
-from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest, reference_log_probs
+from openafm.bundle.decoder import load_decoder
+from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest
+from openafm.rl.generator import with_reference
 from openafm.rl.prompt_sources import Environment
 from openafm.rl.prompts import RLPrompt
+from openafm.rl.trajectories import Score, Trajectory
 from openafm.runtime.batching.pending import TokenChunk
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.tokenizer.conversation import AssistantTurn, Conversation, ToolCall, ToolTurn, UserTurn
+from openafm.training.objectives.policy_config import RLOOConfig
 
 SCHEMA = {
     "type": "object",
@@ -47,9 +51,24 @@ def decoder(bundle: Bundle, engine: TorchEngine | None = None, **options: Any) -
 
 
 def recomputed(bundle: Bundle, group: DecodedGroup) -> list[np.ndarray]:
-    return reference_log_probs(
-        TorchEngine.open(bundle), group.prompt_tokens, group.samples, 0.8, bundle.tokenizer.vocab_size
-    )
+    trajectories = [
+        Trajectory(
+            sample=each.sample,
+            score=Score(reward=0.0),
+            group=0,
+            index=index,
+            prompt_tokens=group.prompt_tokens,
+            tokens_N=each.tokens_N,
+            loss_mask_N=each.loss_mask_N,
+            log_probs_N=each.log_probs_N,
+            versions_N=each.versions_N,
+            support_NV=each.support_NV,
+        )
+        for index, each in enumerate(group.samples)
+    ]
+    objective = RLOOConfig(temperature=0.8, num_tokens=bundle.tokenizer.vocab_size)
+    found = [each.reference_log_probs_N for each in with_reference(trajectories, load_decoder(bundle), objective)]
+    return [log_probs_N for log_probs_N in found if log_probs_N is not None]
 
 
 def test_log_probabilities_are_those_of_a_forward_pass(bundle: Bundle) -> None:

@@ -171,6 +171,11 @@ def _packed(samples: Sequence[tuple[Trajectory, float]], step: int, row_tokens: 
     return _batch(rows, max(lengths, default=1), step)
 
 
+def one_row(trajectories: Sequence[Trajectory]) -> Batch:
+    """Return a batch of one row with the samples in order and without advantages, to compute log-probabilities."""
+    return _batch([[(each, 0.0) for each in trajectories]], sum(map(_length, trajectories)), step=0)
+
+
 def _length(trajectory: Trajectory) -> int:
     return len(trajectory.prompt_tokens) + len(trajectory.tokens_N)
 

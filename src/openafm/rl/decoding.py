@@ -219,7 +219,7 @@ class _Row:
             self._matcher.apply(logits_V)
             support = np.packbits(logits_V > -np.inf, bitorder="little")
         token = self._sampler.sample(logits_V, len(self._tokens.ids))
-        self._append(token, self._sampler.log_probability(logits_V, token), support)
+        self._append(token, _log_prob(logits_V, token, self._decoder.temperature), support)
 
     def _append(self, token: int, log_prob: float | None, support: npt.NDArray[np.uint8] | None) -> None:
         self._tokens.append(token, self._decoder.engine.weights_version, log_prob, support)
@@ -289,27 +289,8 @@ class _Row:
         return np.stack([empty if mask is None else mask for mask in self._tokens.support])
 
 
-def reference_log_probs(
-    engine: Engine, prompt_tokens: Sequence[int], samples: Sequence[DecodedSample], temperature: float, num_tokens: int
-) -> list[npt.NDArray[np.float32]]:
-    """Return the log-probabilities of the chosen tokens of a group's samples under another policy; 0 for other tokens."""
-    shared = engine.new_sequence()
-    if len(prompt_tokens) > 1:
-        prefill(engine, shared, prompt_tokens[:-1])
-    found = []
-    for sample in samples:
-        sequence = engine.fork(shared)
-        (logits_NV,) = engine.step([(sequence, [prompt_tokens[-1], *sample.tokens_N[:-1].tolist()])], "all")
-        engine.close(sequence)
-        chosen = np.flatnonzero(sample.loss_mask_N)
-        scaled_NV = logits_NV[chosen, :num_tokens].astype(np.float64) / temperature
-        if sample.support_NV is not None:
-            allowed_NV = np.unpackbits(sample.support_NV[chosen], axis=1, count=num_tokens, bitorder="little")
-            scaled_NV[allowed_NV == 0] = -np.inf
-        highest_N = scaled_NV.max(axis=1)
-        log_sums_N = highest_N + np.log(np.exp(scaled_NV - highest_N[:, None]).sum(axis=1))
-        log_probs_N = np.zeros(len(sample.tokens_N), np.float32)
-        log_probs_N[chosen] = scaled_NV[np.arange(len(chosen)), sample.tokens_N[chosen]] - log_sums_N
-        found.append(log_probs_N)
-    engine.close(shared)
-    return found
+def _log_prob(logits_V: npt.NDArray[np.float32], token: int, temperature: float) -> float:
+    """Return the log-probability of a token at a temperature; without top-k and top-p one pass suffices."""
+    scaled_V = (logits_V - logits_V[token]) / np.float32(temperature)
+    highest = float(scaled_V.max())
+    return -highest - math.log(float(np.exp(scaled_V - highest).sum(dtype=np.float64)))

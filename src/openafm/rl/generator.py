@@ -9,24 +9,30 @@ import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from openafm.bundle import open_bundle
+from openafm.bundle import Bundle, open_bundle
 from openafm.core.config import from_dict
 from openafm.core.files import read_document
 from openafm.core.registry import load_plugins
 from openafm.core.worker_process import unit
+from openafm.rl.batches import one_row
 from openafm.rl.buffer import ReplayBuffer
 from openafm.rl.config import CONFIG, RLConfig
-from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest, reference_log_probs
+from openafm.rl.decoding import DecodedGroup, GroupDecoder, GroupRequest
 from openafm.rl.events import EventLog
 from openafm.rl.rewards.base import Reward
 from openafm.rl.trajectories import Group, Score, Trajectory
 from openafm.rl.weights import WeightStore
 from openafm.runtime.engines.base import Engine
+from openafm.training.objectives.policy_config import PolicyObjectiveConfig
+
+if TYPE_CHECKING:
+    from openafm.models.decoder import Decoder
 
 POLL_STEPS = 8
 """Decode steps between two looks at the weight store, if generators swap weights between tokens."""
@@ -70,7 +76,7 @@ class TrajectoryGenerator:
         bundle = open_bundle(_start(config))
         self._config = config
         self._engine = _policy_engine(config)
-        self._reference = _bundle_engine(config) if config.objective.kl_weight else None
+        self._reference = _reference(bundle) if config.objective.kl_weight else None
         self._tokenizer = bundle.tokenizer
         self._decoder = GroupDecoder(
             self._engine,
@@ -97,8 +103,7 @@ class TrajectoryGenerator:
         requests = [self._request(number) for number in numbers]
         for group in self._decoder.decode(requests, self._config.max_rows, self._poll if swaps else lambda: None):
             num_tokens += sum(len(sample.tokens_N) for sample in group.samples)
-            references = self._reference_log_probs(group)
-            scored.append(self._scoring.submit(self._finish, group, references))
+            scored.append(self._scoring.submit(self._finish, group, self._trajectories(group)))
         self._events.add("decode", start, time.time(), num_tokens)
         with self._events.span("reward"):
             for future in scored:
@@ -115,38 +120,33 @@ class TrajectoryGenerator:
             seeds=[sample_seed(self._config.trainer.seed, number, index) for index in range(count)],
         )
 
-    def _reference_log_probs(self, group: DecodedGroup) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] | None:
-        if self._reference is None or not group.samples:
-            return None
-        objective = self._config.objective
-        return reference_log_probs(
-            self._reference, group.prompt_tokens, group.samples, objective.temperature, self._tokenizer.vocab_size
-        )
-
-    def _finish(
-        self, group: DecodedGroup, references: list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]] | None
-    ) -> None:
-        """Score a group and write it. Runs in a thread."""
-        number = group.request.number
-        scores = score(self._reward, group) if group.samples else []
-        trajectories = tuple(
+    def _trajectories(self, group: DecodedGroup) -> list[Trajectory]:
+        """Return the samples of a group with the log-probabilities of the reference, without rewards."""
+        trajectories = [
             Trajectory(
                 sample=each.sample,
-                score=scores[index],
-                group=number,
+                score=Score(reward=0.0),
+                group=group.request.number,
                 index=index,
                 prompt_tokens=group.prompt_tokens,
                 tokens_N=each.tokens_N,
                 loss_mask_N=each.loss_mask_N,
                 log_probs_N=each.log_probs_N,
                 versions_N=each.versions_N,
-                reference_log_probs_N=None if references is None else references[index],
                 support_NV=each.support_NV,
             )
             for index, each in enumerate(group.samples)
-        )
+        ]
+        if self._reference is None or not trajectories:
+            return trajectories
+        return with_reference(trajectories, self._reference, self._config.objective)
+
+    def _finish(self, group: DecodedGroup, trajectories: list[Trajectory]) -> None:
+        """Score a group and write it. Runs in a thread."""
+        scores = score(self._reward, group) if trajectories else []
+        scored = tuple(replace(each, score=found) for each, found in zip(trajectories, scores, strict=True))
         self._buffer.add(
-            Group(number=number, trajectories=trajectories, tokenizer=self._tokenizer.digest, error=group.error)
+            Group(number=group.request.number, trajectories=scored, tokenizer=self._tokenizer.digest, error=group.error)
         )
 
     def _poll(self) -> None:
@@ -164,6 +164,20 @@ class TrajectoryGenerator:
         if version > self._engine.weights_version:
             with self._events.span("load weights"):
                 self._engine.update_weights(self._weights.load(version), version)
+
+
+def with_reference(
+    trajectories: Sequence[Trajectory], reference: Decoder, objective: PolicyObjectiveConfig
+) -> list[Trajectory]:
+    """Return trajectories with their log-probabilities under a reference policy, computed in one forward pass."""
+    from openafm.training.objectives.policy import batch_log_probs
+
+    masks = [each.loss_mask_N for each in trajectories]
+    log_probs_N = np.zeros(sum(map(len, masks)), np.float32)
+    if any(mask.any() for mask in masks):
+        log_probs_N[np.concatenate(masks)] = batch_log_probs(reference, one_row(trajectories), objective).numpy()
+    parts = np.split(log_probs_N, np.cumsum([len(mask) for mask in masks])[:-1])
+    return [replace(each, reference_log_probs_N=part) for each, part in zip(trajectories, parts, strict=True)]
 
 
 def score(reward: Reward, group: DecodedGroup) -> list[Score]:
@@ -200,6 +214,12 @@ def _bundle_engine(config: RLConfig) -> Engine:
     from openafm.runtime.engines.torch_engine import TorchEngine
 
     return TorchEngine.open(open_bundle(_start(config)))
+
+
+def _reference(bundle: Bundle) -> Decoder:
+    from openafm.bundle.decoder import load_decoder
+
+    return load_decoder(bundle).requires_grad_(False)
 
 
 def _start(config: RLConfig) -> str:

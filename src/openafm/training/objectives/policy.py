@@ -173,6 +173,13 @@ def policy_tokens(states: TargetStates, batch: Batch, config: PolicyObjectiveCon
     )
 
 
+@torch.no_grad()
+def batch_log_probs(model: Decoder, batch: Batch, config: PolicyObjectiveConfig) -> Tensor:
+    """Return the log-probabilities of the targets of a batch under a model [N], such as the reference policy."""
+    states = target_states(model, batch, config.routing)
+    return target_log_probs(states, _support(batch, states), config.temperature, config.num_tokens)[0]
+
+
 def target_log_probs(
     states: TargetStates, support_NV: Tensor | None, temperature: float, num_tokens: int | None
 ) -> tuple[Tensor, Tensor]:
