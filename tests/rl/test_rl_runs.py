@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,6 +106,28 @@ def test_a_generator_that_dies_or_hangs_is_replaced(tmp_path: Path, dies: bool) 
     result = train_policy(trapped, tmp_path / "trapped", num_generators=2)
     assert (result.finished, result.replaced) == (True, 1)
     check_equal(tmp_path / "whole", tmp_path / "trapped")
+
+
+@pytest.mark.slow
+def test_a_killed_updater_resumes_with_the_samples_of_the_buffer(tmp_path: Path) -> None:
+    config = tiny_policy_run(tmp_path, num_steps=6)
+    train_policy(config, tmp_path / "whole")
+    script = (
+        "import sys; from pathlib import Path; from tiny_policies import tiny_policy_run; from openafm.rl.run import "
+        "train_policy; folder = Path(sys.argv[1]); train_policy(tiny_policy_run(folder, num_steps=6), folder / 'killed', "
+        "num_generators=1)"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], env=environment)
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.is_file() and metrics.read_text().count("\n") >= 3):
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    before = set((tmp_path / "killed" / "buffer").iterdir())
+    assert train_policy(config, tmp_path / "killed", num_generators=1).finished
+    check_equal(tmp_path / "whole", tmp_path / "killed")
+    assert before
 
 
 @pytest.mark.slow
