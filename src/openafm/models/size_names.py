@@ -16,7 +16,7 @@ class UnknownSizeError(UsageError):
 
 
 def find_size(name: str, sizes: Mapping[str, Callable[[], Size]], what: str) -> Size:
-    """Return the config of a name in a table of functions that return configs; `what` says what they are.
+    """Return the config of a name in a table of functions that return configs; `what` names their kind.
 
     Raises:
         UnknownSizeError: the table has no such name; the message gives the nearest one.

@@ -1,6 +1,6 @@
 """Documents of several images with text between them, from documents of one image each (report 3.2.1).
 
-They stand in for crawled documents, which `data.pairs` makes. Neighbors of one language become a document, in which the
+They replace crawled documents, which `data.pairs` makes. Neighbors of one language become a document, in which the
 caption and the text of an image follow it.
 """
 
