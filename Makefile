@@ -22,11 +22,11 @@ test-apple-sdk: .venv/installed-test
 
 # Client libraries of other projects against `openafm serve`, in an environment of their own; those that do not install are
 # skipped with the reason.
-CLIENTS := anthropic instructor langchain-openai litellm llm ollama openai
+CLIENTS := anthropic "instructor>=1.13" langchain-openai litellm llm ollama openai
 .PHONY: test-clients
 test-clients: .venv/installed-test
 	$(PYTHON) -m venv .venv/clients
-	for name in $(CLIENTS); do .venv/clients/bin/pip install -q "$$name" || echo "$$name does not install here"; done
+	for name in $(CLIENTS); do timeout 300 .venv/clients/bin/pip install -q "$$name" || echo "$$name does not install here"; done
 	mkdir -p .venv/clients/node && cd .venv/clients/node && { npm install --silent openai || echo "no Node client here"; }
 	OMP_NUM_THREADS=1 OPENAFM_CLIENTS_PYTHON=.venv/clients/bin/python OPENAFM_CLIENTS_NODE=.venv/clients/node \
 		$(BIN)/pytest -rs tests/serving/test_client_libraries.py
