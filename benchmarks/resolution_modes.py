@@ -117,8 +117,12 @@ def plot(figures: dict[str, Any], out: Path) -> None:
     points = [(figures[f"cpu_s_{mode}"], 100 * figures[f"quality_{mode}"], mode) for mode in MODES]
     axes.plot([x for x, _, _ in points], [y for _, y, _ in points], marker="o")
     for x, y, mode in points:
-        axes.annotate(f"{mode}: {figures[f'tokens_{mode}']} tokens", (x, y), xytext=(6, -12), textcoords="offset points")
+        text = f"{mode}: {figures[f'tokens_{mode}']} tokens"
+        axes.annotate(text, (x, y), xytext=(-8, 4), textcoords="offset points", ha="right")
     axes.set_xscale("log")
+    axes.set_xticks([x for x, _, _ in points], labels=[f"{x:.2g}" for x, _, _ in points])
+    axes.minorticks_off()
+    axes.margins(0.3)
     axes.set_xlabel("CPU seconds from the image to the first token")
     axes.set_ylabel("exact answers, %")
     figure.savefig(out, dpi=150)
