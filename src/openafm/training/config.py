@@ -21,6 +21,7 @@ from openafm.training.device import DeviceConfig
 from openafm.training.distributed.config import ParallelConfig
 from openafm.training.distributed.watchdog import WatchdogConfig
 from openafm.training.objectives.config import NextTokenConfig, ObjectiveConfig
+from openafm.training.objectives.preference_config import PreferenceConfig as PreferenceConfig  # a kind of objective
 from openafm.training.schedules import ScheduleConfig, WarmupCosine
 
 if TYPE_CHECKING:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -143,6 +145,16 @@ def test_configs_need_a_reward_head(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="starts from a DecoderConfig"):
         RewardModelConfig.of(CONFIG)
     assert NextTokenConfig() != PreferenceConfig()
+
+
+def test_checkpoints_of_reward_models_are_read_without_the_recipes() -> None:
+    code = (
+        "import openafm.training.config\n"
+        "from openafm.core.config import from_dict\n"
+        "from openafm.training.objectives.config import ObjectiveConfig\n"
+        "print(from_dict(ObjectiveConfig, {'type': 'PreferenceConfig'}).margin)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "0.5\n"
 
 
 def test_a_run_learns_which_answers_are_better(tmp_path: Path) -> None:
