@@ -50,7 +50,7 @@ class WebDocument:
     """A document extracted from a page. `text` is Markdown.
 
     `id` is a hash of the URL and the payload, so that it does not depend on the order of processing. `date` is ISO 8601.
-    `confidence` is the extractor's probability that `text` is the main content.
+    `confidence` is the F-score that the extractor expects of its choice of main content, from 0 to 1.
     """
 
     id: str
