@@ -26,7 +26,7 @@ from openafm.training.planning.vision_footprint import vision_bytes
 
 
 def config_of(scope: WindowScopeConfig | None = None) -> MultimodalConfig:
-    config = named_size("on_device.nano_multimodal")
+    config = named_size("on_device.micro_multimodal")
     assert isinstance(config, MultimodalConfig)
     if scope is None:
         return config
@@ -60,7 +60,7 @@ def test_what_autograd_saves_of_images(dtype: torch.dtype, scope: WindowScopeCon
     assert vision_bytes(config, 0, dtype.itemsize) == 0
 
 
-@pytest.mark.parametrize("size", ["on_device.nano_multimodal", "server.nano_multimodal"])
+@pytest.mark.parametrize("size", ["on_device.micro_multimodal", "server.nano_multimodal"])
 def test_operations_of_a_view(size: str) -> None:
     config = named_size(size)
     assert isinstance(config, MultimodalConfig)
@@ -102,7 +102,7 @@ def test_images_that_a_row_cannot_hold_are_refused() -> None:
 
 
 def test_a_step_counts_the_operations_of_its_images() -> None:
-    config = named_size("on_device.nano_multimodal")
+    config = named_size("on_device.micro_multimodal")
     assert isinstance(config, MultimodalConfig)
     views = {
         ImageKey(mode.name, mode.num_tokens): np.zeros((mode.num_views, mode.side, mode.side, 3), np.uint8)
