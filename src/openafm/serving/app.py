@@ -14,14 +14,15 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from openafm.core.errors import OpenAFMError
-from openafm.serving import anthropic, chat, completions, ollama, pages, responses, utilities
+from openafm.serving import pages
 from openafm.serving.access import AccessControl
+from openafm.serving.apis import anthropic, chat, completions, ollama, responses, utilities
+from openafm.serving.apis.response_store import ResponseStore
 from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError, api_error, bad_request
 from openafm.serving.keys import KeyRing, keys_file
 from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog
-from openafm.serving.response_store import ResponseStore
 from openafm.serving.service import AnswerService
 
 ROUTERS = (

@@ -13,9 +13,9 @@ from pydantic import Field
 from openafm.framework.backends.loaded_model import MAX_CALLS
 from openafm.framework.options import ImageDetail
 from openafm.framework.session.formats import read_json_schema
+from openafm.serving.apis.wire import Wire
 from openafm.serving.errors import bad_request, unsupported
 from openafm.serving.inputs import ChatInput, ImageInput
-from openafm.serving.wire import Wire
 from openafm.tokenizer.conversation import (
     AssistantTurn,
     ImagePart,

@@ -10,10 +10,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import CallsDelta, Ended, TextDelta
-from openafm.serving.inputs import ChatInput, Decoding, RawInput
-from openafm.serving.messages import (
+from openafm.serving.apis.messages import (
     Base64Source,
     ContentPart,
     FunctionCall,
@@ -27,9 +24,12 @@ from openafm.serving.messages import (
     response_schema,
     tools_of,
 )
+from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, opened, sampling
+from openafm.serving.errors import bad_request, unsupported
+from openafm.serving.inference import CallsDelta, Ended, TextDelta
+from openafm.serving.inputs import ChatInput, Decoding, RawInput
 from openafm.serving.models import ServedModel
 from openafm.serving.service import AnswerService, Choice, Task
-from openafm.serving.wire import Caller, Service, Wire, compact, event_stream, opened, sampling
 from openafm.tokenizer.conversation import JsonSchema, ToolCall
 
 router = APIRouter()

@@ -11,9 +11,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field
 
 from openafm.framework.backends.loaded_model import MAX_CALLS
-from openafm.serving.errors import ApiError, api_error, bad_request
-from openafm.serving.inputs import Decoding
-from openafm.serving.messages import (
+from openafm.serving.apis.messages import (
     Content,
     Function,
     FunctionCall,
@@ -27,8 +25,10 @@ from openafm.serving.messages import (
     text_of,
     tools_of,
 )
+from openafm.serving.apis.wire import Caller, Wire, new_id, sampling
+from openafm.serving.errors import ApiError, api_error, bad_request
+from openafm.serving.inputs import Decoding
 from openafm.serving.service import Task
-from openafm.serving.wire import Caller, Wire, new_id, sampling
 
 _FINISHED = ("completed", "incomplete", "failed", "cancelled")
 

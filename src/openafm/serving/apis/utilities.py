@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic import Field
 
+from openafm.serving.apis.messages import Message, ResponseFormat, Tool, chat_input, prompt_of, response_schema, tools_of
+from openafm.serving.apis.wire import Service, Wire
 from openafm.serving.errors import ApiError, bad_request
-from openafm.serving.messages import Message, ResponseFormat, Tool, chat_input, prompt_of, response_schema, tools_of
 from openafm.serving.models import ServedModel
-from openafm.serving.wire import Service, Wire
 
 router = APIRouter()
 

@@ -12,11 +12,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from openafm.core.errors import OpenAFMError
+from openafm.serving.apis.response_store import JsonObject, ResponsesRequest, ResponseStore, StoredResponse
+from openafm.serving.apis.wire import Caller, Service, compact, event_stream, new_id, opened
 from openafm.serving.errors import bad_request
 from openafm.serving.inference import CallsDelta, Ended, TextDelta
-from openafm.serving.response_store import JsonObject, ResponsesRequest, ResponseStore, StoredResponse
 from openafm.serving.service import AnswerService, RunningTask, Task
-from openafm.serving.wire import Caller, Service, compact, event_stream, new_id, opened
 from openafm.tokenizer.conversation import ToolCall
 
 router = APIRouter()

@@ -10,12 +10,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
-from openafm.serving.chat import SamplingFields, usage
+from openafm.serving.apis.chat import SamplingFields, usage
+from openafm.serving.apis.wire import Caller, Service, compact, event_stream, new_id, opened
 from openafm.serving.errors import bad_request, unsupported
 from openafm.serving.inference import Ended, ScoredToken, TextDelta
 from openafm.serving.inputs import Decoding, RawInput
 from openafm.serving.service import AnswerService, RunningTask, Task
-from openafm.serving.wire import Caller, Service, compact, event_stream, new_id, opened
 
 router = APIRouter()
 

@@ -10,10 +10,7 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from openafm.framework.backends.loaded_model import MAX_CALLS
-from openafm.serving.errors import bad_request
-from openafm.serving.inference import CallsDelta, Ended, TextDelta
-from openafm.serving.inputs import Decoding
-from openafm.serving.messages import (
+from openafm.serving.apis.messages import (
     ContentPart,
     Function,
     FunctionCall,
@@ -24,8 +21,11 @@ from openafm.serving.messages import (
     text_of,
     tools_of,
 )
+from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
+from openafm.serving.errors import bad_request
+from openafm.serving.inference import CallsDelta, Ended, TextDelta
+from openafm.serving.inputs import Decoding
 from openafm.serving.service import AnswerService, Task
-from openafm.serving.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
 from openafm.tokenizer.conversation import ToolCall, ToolDefinition
 
 router = APIRouter()

@@ -12,10 +12,7 @@ from pydantic import Field
 
 from openafm.framework.backends.loaded_model import MAX_CALLS
 from openafm.runtime.decoding.sampling import RandomConfig
-from openafm.serving.errors import bad_request, unsupported
-from openafm.serving.inference import CallsDelta, Ended, ScoredToken, TextDelta
-from openafm.serving.inputs import Decoding
-from openafm.serving.messages import (
+from openafm.serving.apis.messages import (
     Message,
     ResponseFormat,
     Tool,
@@ -24,8 +21,11 @@ from openafm.serving.messages import (
     response_schema,
     tools_of,
 )
+from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
+from openafm.serving.errors import bad_request, unsupported
+from openafm.serving.inference import CallsDelta, Ended, ScoredToken, TextDelta
+from openafm.serving.inputs import Decoding
 from openafm.serving.service import AnswerService, Choice, RunningTask, Task
-from openafm.serving.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
 from openafm.tokenizer.conversation import ToolCall
 
 router = APIRouter()
