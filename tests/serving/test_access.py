@@ -102,6 +102,25 @@ def test_keys_are_hashed_scoped_revoked_and_expire(locked: str, home: Path) -> N
     assert http.get(f"{locked}/v1/models", headers=bearer(expired)).status_code == 401
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/v1/adapters/load", "/v1/adapters/unload"])
+@pytest.mark.parametrize("end", ["", "%0A", "/", "%00"])
+def test_no_spelling_of_a_path_avoids_its_scope(locked: str, key: str, path: str, end: str) -> None:
+    method = "GET" if path == "/metrics" else "POST"
+    reply = http.request(method, f"{locked}{path}{end}", headers=bearer(key), json={"model": "nano"}, follow_redirects=True)
+    assert reply.status_code in (403, 404), reply.text
+
+
+def test_answers_that_are_cancelled_or_fail_count_as_tokens(locked: str, home: Path) -> None:
+    long = CHAT | {"max_tokens": 200, "logit_bias": {"2": -100}, "messages": [{"role": "user", "content": "Count to 1000."}]}
+    tool = {"type": "function", "function": {"name": "note", "parameters": {"properties": {"text": {"type": "string"}}}}}
+    for body in (long | {"stream": True}, CHAT | {"max_tokens": 3, "tools": [tool], "tool_choice": "required"}):
+        text, _ = keys.create_key(f"cut {len(body)}", tokens_per_minute=3)
+        with http.stream("POST", f"{locked}/v1/chat/completions", headers=bearer(text), json=body) as reply:
+            next(reply.iter_bytes())
+        refused = [http.post(f"{locked}/v1/chat/completions", headers=bearer(text), json=CHAT).status_code for _ in range(2)]
+        assert 429 in refused
+
+
 def test_rate_limits_of_a_key(locked: str, home: Path) -> None:
     text, _ = keys.create_key("slow", requests_per_minute=2)
     client = openai.OpenAI(base_url=f"{locked}/v1", api_key=text, max_retries=0)

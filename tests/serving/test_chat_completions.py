@@ -202,6 +202,10 @@ def test_json_mode_gives_an_object(client: openai.OpenAI) -> None:
         ({"tools": [WEATHER, WEATHER]}, 400, "invalid_value", "tools"),
         ({"extra_body": {"audio": {"voice": "a"}}}, 400, "unsupported_parameter", "modalities"),
         ({"logit_bias": {"no": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"99999999": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, 400, "invalid_value", "logit_bias"),
+        ({"stop": ["x"] * 17}, 400, "invalid_value", "stop"),
+        ({"stop": "x" * 5000}, 400, "invalid_value", "stop"),
     ],
 )
 def test_wrong_requests_name_their_parameter(

@@ -124,3 +124,14 @@ def test_images_are_refused_in_the_form_of_the_api(url: str, path: str) -> None:
     reply = http.post(f"{url}{path}", json={"messages": [message], "max_tokens": 2})
     assert reply.status_code == 400
     assert "does not support images" in json.dumps(reply.json())
+
+
+def test_stop_texts_are_limited_in_all_apis(url: str) -> None:
+    stops, messages = ["x"] * 17, [{"role": "user", "content": "Hello"}]
+    requests: list[tuple[str, dict[str, Any]]] = [
+        ("/api/chat", {"messages": messages, "options": {"stop": stops}}),
+        ("/v1/messages", {"messages": messages, "max_tokens": 2, "stop_sequences": stops}),
+        ("/v1/completions", {"prompt": "a", "stop": stops}),
+    ]
+    for path, body in requests:
+        assert http.post(f"{url}{path}", json=body).status_code == 400

@@ -116,3 +116,13 @@ def test_the_oldest_responses_are_dropped(start_server: Callable[..., str]) -> N
 def test_unknown_items_are_refused(url: str) -> None:
     reply = http.post(f"{url}/v1/responses", json={"input": [{"type": "item_reference", "id": "x"}]})
     assert reply.status_code == 400
+
+
+def test_all_that_a_response_repeats_counts_as_stored(start_server: Callable[..., str]) -> None:
+    url = start_server(max_stored_bytes=50_000)
+    long = "x" * 40_000
+    ids = []
+    for _ in range(2):
+        body = {"input": "Hello", "max_output_tokens": 1, "metadata": {"a": long}}
+        ids.append(http.post(f"{url}/v1/responses", json=body).json()["id"])
+    assert [http.get(f"{url}/v1/responses/{id}").status_code for id in ids] == [404, 200]

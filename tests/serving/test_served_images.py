@@ -13,6 +13,9 @@ import pytest
 from servers import http, running_server
 from tiny_bundles import write_multimodal_bundle
 
+from openafm.framework.transcripts.images import Image
+from openafm.serving import inputs
+
 
 @pytest.fixture(scope="module")
 def vision_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -69,3 +72,24 @@ def test_images_are_never_fetched_and_damaged_ones_refused(vision_url: str, url:
     content = [{"type": "image_url", "image_url": {"url": url}}]
     reply = http.post(f"{vision_url}/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_value")
+
+
+def post_images(url: str, images: list[str]) -> Any:
+    content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}} for data in images]
+    return http.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], "max_tokens": 1})
+
+
+def test_images_that_cannot_fit_are_refused_before_they_are_decoded(
+    vision_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "read", lambda _: pytest.fail("decoded"))
+    colors = [encoded(f"#{number:06x}") for number in range(500)]
+    assert post_images(vision_url, colors).json()["error"]["code"] == "context_length_exceeded"
+
+
+def test_the_pixels_of_a_request_are_limited(vision_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "MAX_IMAGE_PIXELS", 24 * 24)
+    assert post_images(vision_url, [encoded("red")]).status_code == 200
+    refused = post_images(vision_url, [encoded("red"), encoded("blue")])
+    assert refused.status_code == 400
+    assert "pixels" in refused.json()["error"]["message"]

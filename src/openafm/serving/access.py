@@ -84,6 +84,8 @@ class AccessControl:
             )
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         _check_origin(headers)
+        if not scope["path"].isprintable():  # routes match paths that end with a line feed, `SCOPES` does not
+            raise ApiError(404, "the path has control characters; remove them", code="not_found")
         if scope["path"] in PUBLIC_PATHS:
             return ANONYMOUS
         client = self._keys.find(text) if (text := _key_text(headers)) else None
@@ -199,7 +201,13 @@ def _key_text(headers: Mapping[bytes, str]) -> str:
 def _check_origin(headers: Mapping[bytes, str]) -> None:
     """Raise unless a browser sends the request from a page of this server, or no browser sends it."""
     origin = headers.get(b"origin")
-    if origin is not None and urlsplit(origin).netloc != headers.get(b"host", ""):
+    if origin is None:
+        return
+    try:
+        place = urlsplit(origin).netloc
+    except ValueError:
+        place = ""
+    if not place or place != headers.get(b"host"):
         raise ApiError(403, "pages of other origins may not use this server", code="cross_origin")
 
 

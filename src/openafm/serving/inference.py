@@ -81,24 +81,12 @@ class AnswerCancelledError(Exception):
     """The client went away, or the deadline passed."""
 
 
-def answer(
-    model: LoadedModel,
-    prompt: EncodedInput,
-    decoding: Decoding,
-    guardrail: Guardrail | None,
-    cancelled: Callable[[], bool],
-) -> Generator[Delta]:
-    """Yield the answer: text and calls, then `Ended`.
+class Answer:
+    """One answer, which `deltas` generates.
 
-    Raises:
-        AnswerCancelledError: `cancelled` returned True.
-        OpenAFMError: the answer cannot be computed.
+    Args:
+        cancelled: returns True once the answer is not needed.
     """
-    return _Answer(model, prompt, decoding, guardrail, cancelled).deltas()
-
-
-class _Answer:
-    """State of one answer."""
 
     def __init__(
         self,
@@ -119,10 +107,20 @@ class _Answer:
         self._tokens: list[int] = []
         self._scored: list[ScoredToken] = []
         self._held = ""  # text before it is known whether the answer is calls
-        self._num_cached = 0
+        self._num_cached = len(prompt.tokens)  # until the prefix cache has been read
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens computed so far: of the prompt without its cached prefix, and of the answer."""
+        return len(self._prompt.tokens) - self._num_cached + len(self._tokens)
 
     def deltas(self) -> Generator[Delta]:
-        """Yield the deltas and the end."""
+        """Yield text and calls, then `Ended`.
+
+        Raises:
+            AnswerCancelledError: `cancelled` returned True.
+            OpenAFMError: the answer cannot be computed.
+        """
         started, first = time.perf_counter(), 0.0
         sequence = self._begin()
         finish: Finish | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from openafm.framework.backends.image_details import chosen_mode
 from openafm.framework.backends.loaded_model import MAX_CALLS, LoadedModel
 from openafm.framework.options import ImageDetail
-from openafm.framework.transcripts.images import Image
+from openafm.framework.transcripts.images import MAX_IMAGE_PIXELS, Image
 from openafm.runtime.decoding.prefill import check_fits
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
 from openafm.runtime.engines.image_cache import prompt_tokens
@@ -26,6 +27,9 @@ from openafm.tokenizer.conversation import (
     Turn,
     UserTurn,
 )
+
+_DECODING = threading.Lock()
+"""Images are decoded one request at a time: the pixels of one can need hundreds of megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +109,17 @@ class EncodedInput:
         return self.prompt.tokens
 
 
+def check_bias(model: LoadedModel, bias: Mapping[int, float]) -> None:
+    """Raise if a biased token is outside the vocabulary.
+
+    Raises:
+        ApiError: it is.
+    """
+    size = model.tokenizer.vocab_size
+    if any(token >= size for token in bias):
+        raise bad_request(f"logit_bias has a token outside the vocabulary of {size}", param="logit_bias")
+
+
 def encode(model: LoadedModel, source: ChatInput | RawInput, guardrail: Guardrail | None) -> EncodedInput:
     """Return the tokens of an input, and compile its grammar, so that invalid requests fail before the first token.
 
@@ -138,17 +153,24 @@ def _with_images(
     model: LoadedModel, turns: Sequence[Turn], sources: Mapping[str, ImageInput]
 ) -> tuple[tuple[Turn, ...], dict[str, bytes]]:
     """Return the turns with the digests and token counts of their images, and the images by digest."""
-    images: dict[str, bytes] = {}
+    modes = {name: chosen_mode(model.bundle, source.detail) for name, source in sources.items()}
+    parts = [part for turn in turns if isinstance(turn, UserTurn) for part in turn.images]
+    check_fits(model.engine, sum(modes[part.digest].num_tokens for part in parts) + 1)  # before any is decoded
+    opened_images = {name: Image(source.url) for name, source in sources.items()}
+    num_pixels = sum(image.num_pixels() for image in opened_images.values())
+    if num_pixels > MAX_IMAGE_PIXELS:
+        raise bad_request(
+            f"the images of this request have {num_pixels:,} pixels; use at most {MAX_IMAGE_PIXELS:,} together",
+            param="messages",
+        )
+    with _DECODING:
+        data = {name: image.read() for name, image in opened_images.items()}
+    digests = {name: hashlib.sha256(each).hexdigest() for name, each in data.items()}
 
     def read(part: ContentPart) -> ContentPart:
         if not isinstance(part, ImagePart):
             return part
-        source = sources[part.digest]
-        num_tokens = chosen_mode(model.bundle, source.detail).num_tokens
-        data = Image(source.url).read()
-        digest = hashlib.sha256(data).hexdigest()
-        images[digest] = data
-        return ImagePart(digest=digest, num_tokens=num_tokens)
+        return ImagePart(digest=digests[part.digest], num_tokens=modes[part.digest].num_tokens)
 
     read_turns = tuple(
         UserTurn(content=tuple(map(read, turn.content)), response_format=turn.response_format)
@@ -156,7 +178,7 @@ def _with_images(
         else turn
         for turn in turns
     )
-    return read_turns, images
+    return read_turns, {digests[name]: each for name, each in data.items()}
 
 
 def _check_prompt(guardrail: Guardrail | None, text: str) -> None:

@@ -17,8 +17,8 @@ from openafm.safety.blocklist import BlocklistConfig
 from openafm.serving.admission import Admission, default_kv_bytes
 from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError
-from openafm.serving.inference import AnswerCancelledError, Delta, Ended, TextDelta, answer
-from openafm.serving.inputs import ChatInput, Decoding, EncodedInput, RawInput, encode
+from openafm.serving.inference import Answer, AnswerCancelledError, Delta, Ended, TextDelta
+from openafm.serving.inputs import ChatInput, Decoding, EncodedInput, RawInput, check_bias, encode
 from openafm.serving.keys import ANONYMOUS, Client
 from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog, ServedModel
@@ -133,6 +133,7 @@ class AnswerService:
             raise ApiError(400, f"n is {task.num_choices}; use 1 to {limit}", code="invalid_value", param="n")
         task.client.check_rate()
         async with self.loaded(task.model) as (model, loaded):
+            check_bias(loaded, task.decoding.bias)
             prompt = await asyncio.to_thread(encode, loaded, task.source, self._guardrail)
             num_tokens = _num_tokens(loaded, prompt, task.decoding)
             num_bytes = num_tokens * model.kv_bytes_per_token * task.num_choices
@@ -175,14 +176,16 @@ class AnswerService:
 
     def _answer(self, loaded: LoadedModel, task: Task, running: RunningTask, index: int) -> None:
         """Worker thread: generate one answer and deliver it."""
+        decoding = task.decoding.choice(index)
+        answer = Answer(loaded, running.prompt, decoding, self._guardrail, running.is_cancelled)
         try:
-            decoding = task.decoding.choice(index)
-            for delta in answer(loaded, running.prompt, decoding, self._guardrail, running.is_cancelled):
+            for delta in answer.deltas():
                 if isinstance(delta, Ended):
                     self.metrics.record(running.model.name, delta)
-                    task.client.charge(delta.num_prompt - delta.num_cached + delta.num_generated)
+                    task.client.charge(answer.num_computed)
                 running.put(index, delta)
         except Exception as error:  # delivered to the request
+            task.client.charge(answer.num_computed)  # answers that fail or are cancelled count too
             running.put(index, error)
 
 

@@ -193,3 +193,20 @@ def check_images(transcript: fm.Transcript, digest: str, data: bytes) -> None:
     assert full.images == {digest: data}
     assert fm.Transcript(full[:1]).images == {digest: data}
     assert full.as_dict() == transcript.as_dict()
+
+
+def test_formats_that_start_programs_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    plugin = pytest.importorskip("PIL.EpsImagePlugin")
+    monkeypatch.setattr(plugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript is started"))
+    with pytest.raises(fm.ImagePromptError, match="not in a format"):
+        Image(encoded(flag(), "EPS")).read()
+
+
+def test_any_error_of_a_decoder_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Failed to decode image: Not implemented")  # of Pillow for a damaged AVIF file
+
+    data = encoded(flag(), "BMP")
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", damaged)
+    with pytest.raises(fm.ImagePromptError, match="damaged"):
+        Image(data).read()

@@ -24,6 +24,7 @@ MAX_SIDE = 4096
 """Longer images are reduced: models read fewer pixels, and endpoints refuse larger ones."""
 
 _FORMATS = ("PNG", "JPEG", "GIF", "WEBP")  # that endpoints accept
+_READ_FORMATS = (*_FORMATS, "AVIF", "BMP", "ICO", "JPEG2000", "PPM", "TIFF")  # others, such as EPS, start programs
 _METADATA = ("exif", "xmp", "XML:com.adobe.xmp", "photoshop")
 _MODES = ("1", "L", "LA", "P", "RGB", "RGBA")
 _SIXTEEN_BITS = ("I", "I;16", "I;16B", "I;16L", "I;16N")
@@ -80,6 +81,20 @@ class Image(Attachment):
         data = _file_bytes(self._source) if isinstance(self._source, Path) else self._source
         with _opened(data, "the image" if isinstance(self._source, bytes) else f"the image {self._source}") as image:
             return int(getattr(image, "n_frames", 1))
+
+    def num_pixels(self) -> int:
+        """Return the number of pixels of the first frame, without decoding them; 0 if the source is not a file or bytes.
+
+        Raises:
+            ImagePromptError, MissingLibraryError: as `read`.
+        """
+        with needed("an image in a prompt", "Pillow", "vision"):
+            import PIL.Image  # noqa: F401
+        if not isinstance(self._source, Path | bytes):
+            return 0
+        data = _file_bytes(self._source) if isinstance(self._source, Path) else self._source
+        with _opened(data, "the image" if isinstance(self._source, bytes) else f"the image {self._source}") as image:
+            return image.width * image.height
 
     def __repr__(self) -> str:
         source = repr(str(self._source)) if isinstance(self._source, Path) else f"<{type(self._source).__name__}>"
@@ -163,10 +178,10 @@ def _opened(data: bytes, name: str) -> PillowImage:
     import PIL.Image
 
     try:
-        return PIL.Image.open(io.BytesIO(data))
+        return PIL.Image.open(io.BytesIO(data), formats=_READ_FORMATS)
     except PIL.UnidentifiedImageError as error:
         raise ImagePromptError(f"{name} is not in a format that can be read; convert it to PNG or JPEG") from error
-    except (PIL.Image.DecompressionBombError, OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # damaged data raises errors of many types
         raise ImagePromptError(f"{name} cannot be decoded: {error}") from error
 
 
@@ -184,14 +199,12 @@ def _load(image: PillowImage, name: str) -> None:
     Raises:
         ImagePromptError: there are too many, or the data is damaged.
     """
-    import PIL.Image
-
     width, height = image.size
     if width * height > MAX_IMAGE_PIXELS:
         raise ImagePromptError(f"{name} has {width:,} x {height:,} pixels, more than {MAX_IMAGE_PIXELS:,}; make it smaller")
     try:
         image.load()
-    except (PIL.Image.DecompressionBombError, OSError, ValueError, SyntaxError, EOFError) as error:
+    except Exception as error:  # damaged data raises errors of many types
         raise ImagePromptError(f"{name} is damaged or cut short: {error}") from error
 
 
@@ -213,7 +226,7 @@ def _encoded(image: PillowImage, name: str, file_format: str) -> bytes:
 def _eight_bits(image: PillowImage, name: str) -> PillowImage:
     """Return the image in a mode that PNG stores with 8 bits a channel."""
     if image.mode in _MODES:
-        return image.copy()
+        return image
     if image.mode in _SIXTEEN_BITS:  # convert() would cut values above 255 off
         return image.point(lambda value: value * (1 / 256)).convert("L")
     if image.mode == "F":

@@ -21,7 +21,7 @@ from openafm.serving.apis.messages import (
     text_of,
     tools_of,
 )
-from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
+from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling, stop_texts
 from openafm.serving.errors import bad_request
 from openafm.serving.inference import CallsDelta, Ended, TextDelta
 from openafm.serving.inputs import Decoding
@@ -115,7 +115,7 @@ class MessagesRequest(CountRequest):
         decoding = Decoding(
             sampling=sampling(self.temperature, self.top_p, self.top_k),
             max_tokens=self.max_tokens,
-            stop=tuple(self.stop_sequences),
+            stop=stop_texts(self.stop_sequences, "stop_sequences"),
         )
         return Task(model=self.model, source=source, decoding=decoding, client=caller)
 

@@ -21,7 +21,7 @@ from openafm.serving.apis.messages import (
     response_schema,
     tools_of,
 )
-from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling
+from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, new_id, opened, sampling, stop_texts
 from openafm.serving.errors import bad_request, unsupported
 from openafm.serving.inference import CallsDelta, Ended, ScoredToken, TextDelta
 from openafm.serving.inputs import Decoding
@@ -64,16 +64,13 @@ class SamplingFields(Wire):
         Raises:
             ApiError: a value is out of range.
         """
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if len(stop) > 16:
-            raise bad_request(f"stop has {len(stop)} texts; use at most 16", param="stop")
         chosen = sampling(self.temperature, self.top_p, self.top_k, self.seed)
         if (self.n or 1) > 1 and not isinstance(chosen, RandomConfig):
             raise bad_request("n above 1 needs a temperature above 0: greedy answers are equal", param="n")
         return Decoding(
             sampling=chosen,
             max_tokens=max_tokens,
-            stop=stop,
+            stop=stop_texts(self.stop, "stop"),
             bias=_bias(self.logit_bias or {}),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
@@ -229,6 +226,6 @@ def _score(data: bytes, log_probability: float) -> dict[str, Any]:
 
 def _bias(bias: dict[str, float]) -> dict[int, float]:
     for token, value in bias.items():
-        if not token.isdecimal() or not -100 <= value <= 100:
+        if not token.isdecimal() or len(token) > 9 or not -100 <= value <= 100:
             raise bad_request("logit_bias maps token ids to numbers from -100 to 100", param="logit_bias")
     return {int(token): value for token, value in bias.items()}

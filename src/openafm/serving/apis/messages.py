@@ -286,7 +286,7 @@ def _user_turn(content: Content, images: dict[str, ImageInput]) -> UserTurn:
         if (image := part.image()) is None:
             parts.append(TextPart(text=text_of([part])))
         else:
-            digest = hashlib.sha256(image.url.encode()).hexdigest()
+            digest = hashlib.sha256(f"{image.detail} {image.url}".encode()).hexdigest()
             images[digest] = image
             parts.append(ImagePart(digest=digest, num_tokens=1))  # counted once the model is known
     return UserTurn(content=parts)

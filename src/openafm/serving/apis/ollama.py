@@ -24,7 +24,7 @@ from openafm.serving.apis.messages import (
     response_schema,
     tools_of,
 )
-from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, opened, sampling
+from openafm.serving.apis.wire import Caller, Service, Wire, compact, event_stream, opened, sampling, stop_texts
 from openafm.serving.errors import bad_request, unsupported
 from openafm.serving.inference import CallsDelta, Ended, TextDelta
 from openafm.serving.inputs import ChatInput, Decoding, RawInput
@@ -53,7 +53,7 @@ class Options(Wire):
         return Decoding(
             sampling=sampling(self.temperature, self.top_p, self.top_k, self.seed),
             max_tokens=limit,
-            stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
+            stop=stop_texts(self.stop, "options.stop"),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
         )

@@ -25,7 +25,7 @@ from openafm.serving.apis.messages import (
     text_of,
     tools_of,
 )
-from openafm.serving.apis.wire import Caller, Wire, new_id, sampling
+from openafm.serving.apis.wire import Caller, Wire, compact, new_id, sampling
 from openafm.serving.errors import ApiError, api_error, bad_request
 from openafm.serving.inputs import Decoding
 from openafm.serving.service import Task
@@ -171,8 +171,8 @@ class StoredResponse:
 
     @property
     def num_bytes(self) -> int:
-        """Return an estimate of its memory: the text of its conversation."""
-        return sum(len(message.model_dump_json()) for message in self.messages)
+        """Return an estimate of its memory: the text of its conversation and of what it repeats of its request."""
+        return sum(len(message.model_dump_json()) for message in self.messages) + len(compact(self.value))
 
     def fail(self, error: BaseException) -> None:
         """Record the error that ended it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Any, cast
 
 from fastapi import Depends, Request
@@ -15,6 +15,10 @@ from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, Sampli
 from openafm.serving.errors import api_error, bad_request
 from openafm.serving.keys import Client
 from openafm.serving.service import AnswerService
+
+
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 4096
 
 
 class Wire(BaseModel):
@@ -61,6 +65,23 @@ def sampling(
     return RandomConfig(
         temperature=1.0 if temperature is None else temperature, top_p=None if top_p == 1 else top_p, top_k=top_k, seed=seed
     )
+
+
+def stop_texts(stop: str | Sequence[str] | None, param: str) -> tuple[str, ...]:
+    """Return the stop texts of a request. Each is compared with the answer after each token, so their size is limited.
+
+    Raises:
+        ApiError: there are too many, or they are too long.
+    """
+    texts = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    length = sum(map(len, texts))
+    if len(texts) > MAX_STOPS or length > MAX_STOP_LENGTH:
+        raise bad_request(
+            f"{param} has {len(texts)} texts of {length:,} characters; use at most {MAX_STOPS} of {MAX_STOP_LENGTH:,}"
+            " together",
+            param=param,
+        )
+    return texts
 
 
 def event_stream(events: AsyncIterator[str], path: str, media_type: str = "text/event-stream") -> StreamingResponse:
