@@ -76,7 +76,9 @@ def test_images_are_never_fetched_and_damaged_ones_refused(vision_url: str, url:
 
 def post_images(url: str, images: list[str]) -> Any:
     content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}} for data in images]
-    return http.post(f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], "max_tokens": 1})
+    return http.post(
+        f"{url}/v1/chat/completions", json={"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    )
 
 
 def test_images_that_cannot_fit_are_refused_before_they_are_decoded(

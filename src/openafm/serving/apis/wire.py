@@ -16,7 +16,6 @@ from openafm.serving.errors import api_error, bad_request
 from openafm.serving.keys import Client
 from openafm.serving.service import AnswerService
 
-
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 4096
 
