@@ -37,6 +37,9 @@ def test_the_digest_depends_on_conversation_kind_and_truth() -> None:
 def test_lines_that_are_no_prompts_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(ConversationError):
         RLPrompt.from_dict(PROMPT.to_dict() | change)
+    for read in (RLPrompt.from_dict, Conversation.from_dict):
+        with pytest.raises(ConversationError, match="is an object"):
+            read(["not", "an", "object"])  # type: ignore[arg-type]
 
 
 def test_a_prompt_ends_with_a_turn_that_can_be_answered() -> None:

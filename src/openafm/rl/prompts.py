@@ -49,6 +49,8 @@ class RLPrompt:
         Raises:
             ConversationError: the line is not a conversation, or `kind` or `truth` has the wrong type.
         """
+        if not isinstance(values, Mapping):
+            raise ConversationError(f"a prompt is an object, got {type(values).__name__}")
         kind, truth = values.get("kind"), values.get("truth", {})
         if not isinstance(kind, str) or not isinstance(truth, dict):
             raise ConversationError("a prompt needs a string under 'kind' and an object under 'truth'")

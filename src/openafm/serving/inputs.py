@@ -141,7 +141,9 @@ def encode(model: LoadedModel, source: ChatInput | RawInput, guardrail: Guardrai
     if not template.can_call_tools and (source.tools or getattr(turns[0], "tools", ())):
         raise unsupported("tools", f"the model {model.bundle.name} cannot call tools; choose another model")
     check_fits(model.engine, template.fewest_tokens(tokenizer, turns) + 1)
-    _check_prompt(guardrail, next((turn.text for turn in reversed(turns) if isinstance(turn, UserTurn)), ""))
+    for turn in turns:
+        if isinstance(turn, UserTurn):  # the client sends all of them, also those that look older
+            _check_prompt(guardrail, turn.text)
     model.grammar(source.schema, source.tools, must_call=source.must_call, max_calls=source.max_calls)
     prompt = prompt_tokens(template.encode(tokenizer, turns)) + PromptTokens(template.generation_prompt(tokenizer))
     check_fits(model.engine, len(prompt) + 1)

@@ -162,6 +162,8 @@ class Conversation:
         Raises:
             ConversationError: a message has no known role, or a key has the wrong type.
         """
+        if not isinstance(values, Mapping):
+            raise ConversationError(f"a conversation is an object, got {type(values).__name__}")
         messages = values.get("messages")
         if not isinstance(messages, list) or not messages:
             raise ConversationError("a conversation needs a non-empty list under 'messages'")

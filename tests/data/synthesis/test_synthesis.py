@@ -160,6 +160,7 @@ def test_every_prompt_is_kept_or_counted(tmp_path: Path) -> None:
         ("[]", r"in\.jsonl:2: expected an object"),
         ({"messages": []}, r"in\.jsonl:2: a conversation needs"),
         (line("q", truth="x"), r"in\.jsonl:2: 'truth' is an object"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', r"in\.jsonl:2: .*surrogates"),
         ({"messages": [{"role": "assistant", "content": "x"}]}, r"in\.jsonl:2: the prompt ends with a turn"),
     ],
 )
@@ -167,7 +168,7 @@ def test_lines_that_are_no_prompts_leave_no_output(tmp_path: Path, bad: Any, mes
     prompts = write(tmp_path / "in.jsonl", line("q"), bad)
     config = SynthesisConfig(stages=(RespondConfig(),))
     with pytest.raises(ConversationError, match=message):
-        synthesize(config, prompts, tmp_path / "out.jsonl", Functions(ask=lambda prompt, number: "x"))
+        synthesize(config, prompts, tmp_path / "out.jsonl", Functions(ask=lambda prompt, number: pytest.fail("asked")))
     assert not (tmp_path / "out.jsonl").exists()
 
 
@@ -179,3 +180,11 @@ def test_missing_functions_and_wrong_values_are_errors(tmp_path: Path) -> None:
     for stage in (RespondConfig, MajorityVoteConfig):
         with pytest.raises(ConfigError):
             stage(**{"count": 0} if stage is RespondConfig else {"min_share": 0})
+
+
+def test_a_response_that_has_no_utf8_form_costs_one_prompt(tmp_path: Path) -> None:
+    prompts = write(tmp_path / "in.jsonl", line("a"), line("b"))
+    answers = {"a": "half \ud800", "b": "whole"}
+    functions = Functions(ask=lambda prompt, number: answers[last_question(prompt)])
+    report = synthesize(SynthesisConfig(stages=(RespondConfig(),)), prompts, tmp_path / "out.jsonl", functions)
+    assert (report.num_kept, report.dropped) == (1, {"Respond/error": 1})

@@ -64,7 +64,7 @@ def synthesize(config: SynthesisConfig, prompts: Path, out: Path, functions: Fun
     counts: Counter[str] = Counter()
     errors: dict[str, str] = {}
     num_prompts = num_kept = num_written = 0
-    total = sum(1 for _ in _lines(prompts))
+    total = sum(1 for number, line in _lines(prompts) if _draft(prompts, number, line))  # raises before the first request
     with (
         atomic_file(out, "w") as file,
         ThreadPoolExecutor(config.num_requests, thread_name_prefix="openafm-synthesis") as threads,
@@ -94,6 +94,8 @@ def _applied(draft: Draft, stages: list[Stage], names: list[str]) -> Draft | Dro
     for name, stage in zip(names, stages, strict=True):
         try:
             found = stage.apply(draft)
+            if isinstance(found, Draft):
+                json.dumps([found.prompt.to_dict(), *found.responses], ensure_ascii=False).encode()  # as it is written
         except Exception as error:  # models and sandboxes fail in many ways; each costs one prompt and is counted
             return Dropped(reason=f"{name}{_ERROR}", detail=f"{type(error).__name__}: {error}")
         if isinstance(found, Dropped):
@@ -114,6 +116,7 @@ def _draft(path: Path, number: int, line: str) -> Draft:
             raise ConversationError(f"expected an object, got {line[:100]!r}")
         truth = values.pop("truth", {})
         conversation = Conversation.from_dict(values)
+        json.dumps(values, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8 form
     except (ValueError, RecursionError, ConversationError) as error:
         raise ConversationError(f"{path}:{number}: {error}") from error
     if not isinstance(truth, dict):
