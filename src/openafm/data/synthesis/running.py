@@ -64,7 +64,10 @@ def synthesize(config: SynthesisConfig, prompts: Path, out: Path, functions: Fun
     counts: Counter[str] = Counter()
     errors: dict[str, str] = {}
     num_prompts = num_kept = num_written = 0
-    total = sum(1 for number, line in _lines(prompts) if _draft(prompts, number, line))  # raises before the first request
+    total = 0
+    for number, line in _lines(prompts):
+        _draft(prompts, number, line)  # a damaged line is an error before the first request
+        total += 1
     with (
         atomic_file(out, "w") as file,
         ThreadPoolExecutor(config.num_requests, thread_name_prefix="openafm-synthesis") as threads,
