@@ -75,6 +75,8 @@ def test_the_framework_imports_without_heavy_libraries() -> None:
         ("complete Once upon", 2, "put the whole text in quotes"),
         ("complete Once --stop=", 2, "--stop must not be empty"),
         ("frobnicate", 2, "frobnicate"),
+        ("respond hi --image-detail fine", 2, "Invalid value for '--image-detail': 'fine' is not one of"),
+        ("rl serve-rewards ./missing --port 99999", 2, "65535"),
         ("inspect", 2, "--help"),
     ],
 )
@@ -138,6 +140,10 @@ data pack missing --out out
 data pack texts --out out --model ./missing
 data pack texts --out out --tokenizer missing
 data show missing
+data report missing
+data synthesize math missing
+rl report missing
+rl select-prompts missing --model ./missing
 tokenizer train missing --out out
 tokenizer extend ./missing texts --out out --vocab-size 400
 tokenizer extend nano missing --out out --vocab-size 4000

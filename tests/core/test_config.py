@@ -59,6 +59,16 @@ def test_override_by_dotted_key_parses_json_and_leaves_the_original() -> None:
     assert picture.shape.sides == 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Empty(Config):
+    pass
+
+
+def test_a_key_below_a_config_without_keys_is_refused() -> None:
+    with pytest.raises(UnknownKeyError, match=r"Empty has no 'low'$"):
+        override(Empty(), {"low": "5"})
+
+
 def test_changes_are_checked_together() -> None:
     changed = override(Picture(weights={}), {"shape": '{"type": "Colored", "sides": 8}', "shape.color": "green"})
     assert changed.shape == Colored(sides=8, color="green")

@@ -58,3 +58,8 @@ def test_the_command_counts_what_is_dropped(
     assert report["num_prompts"] == report["num_kept"] + sum(report["dropped"].values()) == 1
     with pytest.raises(UsageError, match="did you mean 'math'"):
         synthesis("maths")
+
+
+def test_the_command_names_the_missing_reward_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "synthesize", "general", str(write(tmp_path / "in.jsonl", 1))]) == 2
+    assert "add --reward-model BUNDLE" in capsys.readouterr().err

@@ -62,4 +62,6 @@ def bench(
         print_table(columns, rows)
     if all(report.num_failed == report.num_requests for report in reports.values()):
         error = next(iter(reports.values())).errors
-        raise OpenAFMError(f"every request failed ({', '.join(error)}); check the URL, the model and the key")
+        raise OpenAFMError(
+            f"every request failed ({', '.join(error)}); check the URL, which often ends with /v1, the model and the key"
+        )

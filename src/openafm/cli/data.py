@@ -144,7 +144,7 @@ def sample(
     task: Annotated[str | None, typer.Option(help="Only this task.")] = None,
     language: Annotated[str | None, typer.Option(help="Only this language.")] = None,
     split: Annotated[str, typer.Option(help="train or held_out.")] = "train",
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the examples.")] = 0,
 ) -> None:
     """Print examples of the built-in corpus as chat JSONL."""
     from openafm.core.config import from_dict

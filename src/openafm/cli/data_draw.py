@@ -20,7 +20,7 @@ def draw(
     ] = None,
     languages: Annotated[str, typer.Option(help="Language tags separated by commas, or all.")] = "all",
     count: Annotated[int, typer.Option(min=1, help="Documents of each kind.")] = 1000,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Another seed draws other documents.")] = 0,
     split: Annotated[str, typer.Option(help="train or held_out: designs, fonts and words of the splits differ.")] = "train",
     pdf: Annotated[
         list[Path] | None, typer.Option("--pdf", exists=True, help="PDF files or folders of them; adds their pages.")

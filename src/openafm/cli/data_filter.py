@@ -25,7 +25,7 @@ def train_filter(
     ] = None,
     held_out: Annotated[float, typer.Option(help="Share of documents to measure on instead of training.")] = 0.2,
     epochs: Annotated[int, typer.Option(help="Passes over the documents.")] = 5,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Train a quality filter for one language; print its precision and recall on held-out documents."""
@@ -67,7 +67,7 @@ def _texts(path: Path) -> Iterator[str]:
 def train_identifier(
     path: Annotated[Path, typer.Argument(help="Texts in files or folders named by language tags: de.txt, texts/de/1.txt.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="File of the identifier.")],
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Seed of training.")] = 0,
     json: JsonOption = False,
 ) -> None:
     """Train a language identifier; print its accuracy on held-out pieces of the texts."""

@@ -82,7 +82,7 @@ def run(
 
 
 def report(
-    corpus: Annotated[Path, typer.Argument(help="Folder that `openafm data run` wrote, or an image corpus.")],
+    corpus: Annotated[Path, typer.Argument(exists=True, help="Folder that `openafm data run` wrote, or an image corpus.")],
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The HTML page; default: report.html in the corpus.")
     ] = None,

@@ -41,10 +41,13 @@ def synthesize(
 
     from openafm.core.config import override
     from openafm.data.synthesis.running import synthesize
+    from openafm.data.synthesis.verification import ModelFilterConfig
     from openafm.recipes.synthesis import functions_of, synthesis
     from openafm.rl.rewards.reward_model import LocalRewardModel
 
     config = replace(override(synthesis(name), parse_changes(changes)), num_requests=threads)
+    if reward_model is None and any(isinstance(stage, ModelFilterConfig) for stage in config.stages):
+        raise UsageError(f"the stages of '{name}' need a reward model; add --reward-model BUNDLE")
     scorer = None if reward_model is None else LocalRewardModel.open(reward_model)
     functions = functions_of(_model(model, endpoint, key_variable), scorer, temperature=temperature)
     report = synthesize(config, prompts, out, functions)

@@ -147,7 +147,7 @@ def _run(arguments: Sequence[str]) -> int:
         return _fail(" ".join(str(error).split()), error.exit_code)
     except _CommandLineError as error:
         wrong = cast(typer.BadParameter, error)
-        message = wrong.format_message()
+        message = wrong.format_message().replace(": Value error, ", ": ")  # a class of the library, not part of the reason
         if "\n" in message:  # `openafm` or `openafm data` without arguments: the help
             print(message.strip())
             return 0

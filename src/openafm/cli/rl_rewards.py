@@ -64,7 +64,7 @@ def select_prompts(
 def serve_rewards(
     model: Annotated[str, typer.Argument(help="Bundle of on_device.reward_model.")],
     host: Annotated[str, typer.Option(help="Address to listen on. The server has no authentication.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 takes a free one.")] = 8100,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8100,
 ) -> None:
     """Serve the rewards of a bundle over HTTP, for trajectory generators on other machines."""
     from openafm.rl.rewards.reward_model import LocalRewardModel

@@ -92,7 +92,12 @@ def override(config: ConfigT, changes: Mapping[str, str]) -> ConfigT:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return a clause such as `; did you mean 'optimizer'?`, or the list of known names if none is similar."""
+    """Return a clause such as `; did you mean 'optimizer'?`, or the list of known names if none is similar.
+
+    The clause is empty if there are no known names.
+    """
+    if not known:
+        return ""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(known)}"
 

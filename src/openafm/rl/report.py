@@ -73,7 +73,7 @@ def read_report(folder: Path) -> Report:
         MetricsError: the log is damaged.
     """
     if not (folder / CONFIG).is_file():
-        raise NoPolicyRunError(f"{folder} holds no run of `openafm rl`: it has no {CONFIG}")
+        raise NoPolicyRunError(f"{folder} is not the folder of a run of `openafm rl`: {CONFIG} is missing")
     lines = read_metrics(folder)
     if not lines:
         raise NoPolicyRunError(f"{folder} has no step yet; start it with `openafm rl`")
