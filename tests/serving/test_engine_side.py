@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2 as httpx
 import pytest
@@ -258,3 +259,16 @@ def test_a_busy_port_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert error.startswith("openafm: cannot listen at 127.0.0.1:")
     assert len(error.splitlines()) == 1
+
+
+def test_a_client_that_does_not_read_loses_its_place(start_server: Callable[..., str]) -> None:
+    url = start_server(max_running=8, header_seconds=1.0)
+    body = {**endless(url), "max_tokens": 400, "stream": True, "n": 8, "temperature": 1, "logprobs": True, "top_logprobs": 20}
+    data = json.dumps(body).encode()
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", urlsplit(url).port))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        client.sendall(head.encode() + data)
+        wait_until(lambda: num_running(url) == 1)
+        wait_until(lambda: num_running(url) == 0)

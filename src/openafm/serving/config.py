@@ -26,7 +26,8 @@ class ServerConfig(Config):
         workers: processes that share the port and the mapped weights.
         guardrails: check prompts and answers with the built-in blocklist.
         max_body_bytes: largest body of a request.
-        header_seconds: limit for a client to send the headers of a request, and for an idle connection.
+        header_seconds: limit for a client to send the headers of a request or to read 64 KiB of a reply that waits for it,
+            and for an idle connection.
         body_seconds: limit for a client to send the body of a request.
         request_seconds: limit of one answer, from its start.
         queue_seconds: longest wait of a request for memory; then 429.
