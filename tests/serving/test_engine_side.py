@@ -263,7 +263,15 @@ def test_a_busy_port_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_client_that_does_not_read_loses_its_place(start_server: Callable[..., str]) -> None:
     url = start_server(max_running=8, header_seconds=1.0)
-    body = {**endless(url), "max_tokens": 400, "stream": True, "n": 8, "temperature": 1, "logprobs": True, "top_logprobs": 20}
+    body = {
+        **endless(url),
+        "max_tokens": 400,
+        "stream": True,
+        "n": 8,
+        "temperature": 1,
+        "logprobs": True,
+        "top_logprobs": 20,
+    }
     data = json.dumps(body).encode()
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

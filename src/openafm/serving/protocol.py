@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-
 LEAST_READ_BYTES = 1 << 16
 """What a client must read within `header_seconds` while a reply waits for it."""
 
