@@ -26,6 +26,8 @@ PNG_COMPRESSION = 4
 _NOT_FIRST = frozenset("、。，．・：；？！）」』】〕》〉ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ%％,.!?)]}”’")
 _NOT_LAST = frozenset("（「『【〔《〈([{“‘")
 _WORD = re.compile(r"\S+")
+VISIBLE_INK = [ink if ink >= 16 else 0 for ink in range(256)]
+"""Fainter ink, of 255, leaves some backgrounds unchanged: a box around it would be larger than what is visible."""
 
 
 @dataclass(frozen=True)
@@ -299,6 +301,7 @@ def _glyphs(word: str, font: Font, size: int, outline: int, direction: Direction
         surface = Image.new("L", (round(length) + 2 * margin, 2 * margin + size))
         origin, anchor = (margin, margin + size), "ls"
     ImageDraw.Draw(surface).text(origin, word, 255, pillow, anchor, stroke_width=outline, direction=direction)
+    surface = surface.point(VISIBLE_INK)
     box = surface.getbbox()
     if box is None:
         return _Glyphs(None, 0, 0, length)

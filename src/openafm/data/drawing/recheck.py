@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from openafm.data.drawing.base import Drawn
 from openafm.data.drawing.camera import Geometry
+from openafm.data.drawing.canvas import VISIBLE_INK
 from openafm.data.drawing.fonts import installed_fonts
 from openafm.data.images.documents import Box
 
@@ -75,7 +76,7 @@ def _drawn_again(command: Mapping[str, Any], width: int, height: int) -> Image:
         y, anchor = y + (ascent - descent) / 2, anchor[0] + "s"
     anchor = anchor.replace("t", "a") if command["direction"] == "ltr" else anchor
     ImageDraw.Draw(mask).text((x, y), command["text"], 255, font, anchor, direction=command["direction"])
-    return mask
+    return mask.point(VISIBLE_INK)
 
 
 def _word_errors(command: Mapping[str, Any], word: Mapping[str, Any], ink: Image) -> Iterator[str]:
