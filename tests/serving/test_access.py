@@ -18,7 +18,7 @@ from endpoints import wait_until
 from fastapi.routing import APIRoute
 from servers import http, running_server
 
-from openafm.core.files import data_home
+from openafm.core.files import FolderInUseError, data_home, folder_lock
 from openafm.serving import keys
 from openafm.serving.access import PUBLIC_PATHS
 from openafm.serving.app import ROUTERS
@@ -125,6 +125,18 @@ def test_answers_that_are_cancelled_or_fail_count_as_tokens(locked: str, home: P
         assert http.post(f"{locked}/v1/chat/completions", headers=bearer(text), json=CHAT).status_code == 429
 
 
+def test_keys_are_not_changed_by_two_processes_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "keys" / "serve.json"
+    _, record = keys.create_key("first", file=file)
+    assert file.parent.stat().st_mode & 0o777 == 0o700
+    with folder_lock(file.parent):
+        for change in (lambda: keys.create_key("second", file=file), lambda: keys.revoke_key(record.id, file=file)):
+            with pytest.raises(FolderInUseError):
+                change()
+    keys.revoke_key(record.id, file=file)
+    assert keys.read_keys(file) == []
+
+
 def test_rate_limits_of_a_key(locked: str, home: Path) -> None:
     text, _ = keys.create_key("slow", requests_per_minute=2)
     client = openai.OpenAI(base_url=f"{locked}/v1", api_key=text, max_retries=0)
@@ -141,8 +153,9 @@ def test_rate_limits_of_a_key(locked: str, home: Path) -> None:
 
 
 def test_other_origins_and_rebound_names_are_refused(url: str) -> None:
-    crossed = http.post(f"{url}/v1/chat/completions", json=CHAT, headers={"Origin": "https://example.com"})
-    assert (crossed.status_code, crossed.json()["error"]["code"]) == (403, "cross_origin")
+    for origin in ("http://[", "null", "https://example.com"):
+        crossed = http.post(f"{url}/v1/chat/completions", json=CHAT, headers={"Origin": origin})
+        assert (crossed.status_code, crossed.json()["error"]["code"]) == (403, "cross_origin")
     assert "access-control-allow-origin" not in crossed.headers
     assert http.request("OPTIONS", f"{url}/v1/models", headers={"Origin": "https://example.com"}).status_code == 403
     rebound = http.get(f"{url}/v1/models", headers={"Host": "example.com"})

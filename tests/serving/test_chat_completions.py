@@ -239,6 +239,13 @@ def test_an_output_without_a_call_is_refused(client: openai.OpenAI) -> None:
         ask(client, [*HELLO, {"role": "tool", "tool_call_id": "call_9", "content": "x"}])
 
 
+@pytest.mark.parametrize("arguments", ["[]", "{", '{"a": NaN}', '{"a": ' + "[" * 5000])
+def test_arguments_of_calls_are_json_objects(client: openai.OpenAI, arguments: str) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "x", "arguments": arguments}}
+    with pytest.raises(openai.BadRequestError, match="not a JSON object"):
+        ask(client, [{"role": "assistant", "tool_calls": [call]}, *HELLO])
+
+
 def test_images_are_refused(client: openai.OpenAI) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     with pytest.raises(openai.BadRequestError, match="does not support images"):

@@ -5,19 +5,20 @@ A key is 32 random bytes, so its SHA-256 cannot be inverted and needs no salt or
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from openafm.core.config import nearest
 from openafm.core.errors import OpenAFMError, UsageError
-from openafm.core.files import atomic_file, data_home
+from openafm.core.files import atomic_file, data_home, folder_lock
 from openafm.serving.admission import TokenBucket
 from openafm.serving.errors import ApiError
 
@@ -135,9 +136,9 @@ def create_key(
     Raises:
         UsageError: a scope is unknown, or a limit is not positive.
         KeyFileError: the file of keys is damaged.
+        FolderInUseError: another process changes the keys.
     """
     file = file or keys_file()
-    keys = read_keys(file)
     text = f"{PREFIX}{secrets.token_hex(4)}_{secrets.token_urlsafe(32)}"
     now = time.time()
     key = ApiKey(
@@ -151,7 +152,8 @@ def create_key(
         tokens_per_minute=tokens_per_minute,
         priority=priority,
     )
-    _write(file, [*keys, key])
+    with _locked(file):
+        _write(file, [*read_keys(file), key])
     return text, key
 
 
@@ -161,16 +163,18 @@ def revoke_key(id: str, file: Path | None = None) -> ApiKey:
     Raises:
         UsageError: no key has this id or name, or several have this name.
         KeyFileError: the file of keys is damaged.
+        FolderInUseError: another process changes the keys.
     """
     file = file or keys_file()
-    keys = read_keys(file)
-    found = [key for key in keys if id in (key.id, key.name)]
-    if not found:
-        known = [key.id for key in keys]
-        raise UsageError(f"no key '{id}'{nearest(id, known) if known else '; there are none'}")
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} keys are named '{id}'; revoke by id: {', '.join(key.id for key in found)}")
-    _write(file, [key for key in keys if key is not found[0]])
+    with _locked(file):
+        keys = read_keys(file)
+        found = [key for key in keys if id in (key.id, key.name)]
+        if not found:
+            known = [key.id for key in keys]
+            raise UsageError(f"no key '{id}'{nearest(id, known) if known else '; there are none'}")
+        if len(found) > 1:
+            raise UsageError(f"{len(found)} keys are named '{id}'; revoke by id: {', '.join(key.id for key in found)}")
+        _write(file, [key for key in keys if key is not found[0]])
     return found[0]
 
 
@@ -226,7 +230,14 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _write(file: Path, keys: Sequence[ApiKey]) -> None:
+@contextlib.contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Run a block in which no other process changes the keys: it could write a key back that the block revokes."""
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with folder_lock(file.parent):
+        yield
+
+
+def _write(file: Path, keys: Sequence[ApiKey]) -> None:
     with atomic_file(file, "w", permissions=0o600) as opened:
         json.dump([asdict(key) for key in keys], opened, indent=1)

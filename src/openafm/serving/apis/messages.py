@@ -303,6 +303,7 @@ def _listed(allowed: Sequence[Any], tools: Sequence[ToolDefinition]) -> tuple[To
 def _call(call: FunctionCall, index: int) -> ToolCall:
     try:
         arguments = json.loads(call.arguments or "{}")
+        json.dumps(arguments, allow_nan=False)  # NaN is not JSON
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
