@@ -98,7 +98,8 @@ def test_every_verb_and_option_on_a_page_exists(page: Path) -> None:
     for line in re.findall(r"(?:^ *|`)openafm ([^\n`]+)", page.read_text(encoding="utf-8"), re.M):
         command = command_line
         for word in line.split():
-            child = getattr(command, "commands", {}).get(word)
+            is_recipe = command.name == "rl" and "." in word  # `rl RECIPE` is `rl train RECIPE`
+            child = getattr(command, "commands", {}).get("train" if is_recipe else word)
             if child is None:
                 break
             command = child

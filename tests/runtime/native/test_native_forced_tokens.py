@@ -25,7 +25,7 @@ from openafm.runtime.decoding.generation import TokenEvent, generate
 from openafm.runtime.decoding.grammar import GrammarCompiler
 from openafm.runtime.decoding.sampling import RandomConfig
 from openafm.runtime.decoding.speculation import Drafter
-from openafm.runtime.engines.base import LogitsOf, Sequence
+from openafm.runtime.engines.base import LogitsOf, StepInput
 from openafm.runtime.native.engine import NativeEngine
 from openafm.tokenizer.conversation import ToolDefinition
 from openafm.tokenizer.tool_calls import tool_calls_schema
@@ -49,12 +49,12 @@ class Counting(NativeEngine):
         super().__init__(bundle(), num_threads=1)
         self.rows: list[int] = []
 
-    def step(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> list[NDArray[np.float32]]:
-        self.rows.append(sum(len(tokens) for _, tokens in batch))
+    def step(self, batch: List[StepInput], logits: LogitsOf = "last") -> list[NDArray[np.float32]]:
+        self.rows.append(sum(len(each[1]) for each in batch))
         return super().step(batch, logits)
 
-    def begin(self, batch: List[tuple[Sequence, List[int]]], logits: LogitsOf = "last") -> Pending:
-        self.rows.append(sum(len(tokens) for _, tokens in batch))
+    def begin(self, batch: List[StepInput], logits: LogitsOf = "last") -> Pending:
+        self.rows.append(sum(len(each[1]) for each in batch))
         return super().begin(batch, logits)
 
 
