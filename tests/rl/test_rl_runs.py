@@ -51,6 +51,7 @@ def check_equal(one: Path, other: Path) -> None:
         assert {k: v for k, v in this.items() if k not in skipped} == {k: v for k, v in that.items() if k not in skipped}
 
 
+@pytest.mark.slow
 def test_a_policy_learns_and_every_sample_is_counted(tmp_path: Path) -> None:
     config = tiny_policy_run(tmp_path, num_steps=9)
     trainer = replace(config.trainer, data=replay_data(32, 64), optimizer=AdamWConfig(learning_rate=0.03))

@@ -158,7 +158,9 @@ def run(world: int, shares: str) -> dict[str, Any]:
 
 
 @pytest.mark.xdist_group("parallel")
-@pytest.mark.parametrize("shares", ["3,3", "5,1", "6,0"])
+@pytest.mark.parametrize(
+    "shares", [pytest.param("3,3", marks=pytest.mark.slow), "5,1", pytest.param("6,0", marks=pytest.mark.slow)]
+)
 def test_two_processes_equal_one(shares: str) -> None:
     one, two = (run(world, parts) for world, parts in ((1, "6"), (2, shares)))
     assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
