@@ -62,6 +62,16 @@ def exchange(url: str, request: bytes, *, seconds: float = 5.0) -> bytes:
     return received
 
 
+def test_a_client_that_still_sends_reads_its_refusal(locked: str) -> None:
+    parts = urlsplit(locked)
+    with socket.create_connection((parts.hostname, parts.port), timeout=5) as connection:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n")
+        for _ in range(3):
+            time.sleep(0.1)
+            connection.sendall(b" " * 10_000)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401")
+
+
 def test_every_route_but_health_needs_a_key(locked: str) -> None:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     assert len(routes) > 10

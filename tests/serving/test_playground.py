@@ -71,6 +71,7 @@ def test_an_answer_streams_and_counts_tokens(page: Page) -> None:
     shot(page, "answer")
 
 
+@pytest.mark.slow  # a busy machine shows fewer snapshots
 def test_a_typed_answer_grows_live(page: Page) -> None:
     page.locator("summary", has_text="Schema").click()
     page.click("#example-schema")

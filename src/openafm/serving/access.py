@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import logging
 import time
 import traceback
@@ -26,6 +27,7 @@ PUBLIC_PATHS = frozenset(("/health", "/health/live", "/health/ready"))
 SCOPES: Mapping[str, str] = {"/metrics": "metrics", "/v1/adapters/load": "admin", "/v1/adapters/unload": "admin"}
 """Scopes of paths; all others, unknown ones included, need `inference`. `admin` includes the others."""
 
+_REFUSED_BYTES, _REFUSED_SECONDS = 64 << 10, 1.0  # of the body of a refused request that are read
 _SINGLE_HEADERS = (b"authorization", b"content-length", b"host", b"origin", b"x-api-key")
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
@@ -53,7 +55,7 @@ class AccessControl:
     async def _handle(self, scope: Scope, receive: Receive, reply: _Reply, started: float) -> None:
         scope.setdefault("state", {})["client"] = ANONYMOUS
         try:
-            scope["state"]["client"] = self._checked(scope)
+            scope["state"]["client"] = await self._admitted(scope, receive)
             body = await self._body(scope, receive)
             await _run_until_disconnect(self._app, scope, body, receive, reply)
         except Exception as error:
@@ -69,6 +71,22 @@ class AccessControl:
             self._metrics.record_reply(route, status)
             seconds, key = time.perf_counter() - started, scope["state"]["client"].id or "-"
             logger.info("%s %s %d %.3fs key=%s", scope["method"], route, status, seconds, key)
+
+    async def _admitted(self, scope: Scope, receive: Receive) -> Client:
+        """Return the client of a request that is allowed, or read a little of the body before the refusal.
+
+        A client that still sends when the connection closes may never see the reply.
+
+        Raises:
+            ApiError: it is not allowed.
+        """
+        try:
+            return self._checked(scope)
+        except ApiError:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REFUSED_SECONDS):
+                    await _discard(receive, _REFUSED_BYTES)
+            raise
 
     def _checked(self, scope: Scope) -> Client:
         """Return the client of a request that is allowed.
@@ -175,6 +193,15 @@ async def _run_until_disconnect(app: ASGIApp, scope: Scope, body: bytes, receive
 
 async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
     await app(scope, receive, send)
+
+
+async def _discard(receive: Receive, num_bytes: int) -> None:
+    """Read the body to its end, or at least `num_bytes` of it."""
+    more = True
+    while more and num_bytes > 0:
+        message = await receive()
+        num_bytes -= len(message.get("body", b""))
+        more = message.get("more_body", False)
 
 
 async def _disconnect(receive: Receive) -> Message:
