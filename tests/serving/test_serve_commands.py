@@ -35,6 +35,7 @@ def test_keys_are_created_listed_and_revoked(
     assert run(["keys", "revoke", "anna"]) == 2
     assert run(["keys", "revoke", "ana"]) == 0
     assert run(["keys", "create", "ben", "--scope", "everything"]) == 2
+    assert run(["keys", "create", ""]) == 2
     capsys.readouterr()
     assert run(["keys", "list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []

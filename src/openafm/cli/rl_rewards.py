@@ -70,7 +70,14 @@ def serve_rewards(
     from openafm.rl.rewards.reward_model import LocalRewardModel
     from openafm.rl.rewards.reward_server import RewardServer
 
-    with RewardServer(LocalRewardModel.open(model), host, port) as server:
+    loaded = LocalRewardModel.open(model)
+    try:
+        server = RewardServer(loaded, host, port)
+    except OSError as error:
+        raise UsageError(
+            f"cannot listen at {host}:{port} ({error.strerror or error}); choose another --host or --port"
+        ) from error
+    with server:
         print(f"serving {model} at {server.url}", file=sys.stderr, flush=True)
         server.serve_forever()
 

@@ -134,10 +134,12 @@ def create_key(
     """Create a key. Return its text, which is stored nowhere, and its record.
 
     Raises:
-        UsageError: a scope is unknown, or a limit is not positive.
+        UsageError: the name is empty, a scope is unknown, or a limit is not positive.
         KeyFileError: the file of keys is damaged.
         FolderInUseError: another process changes the keys.
     """
+    if not name.strip():
+        raise UsageError("the name of the key is empty; name who or what uses it")
     file = file or keys_file()
     text = f"{PREFIX}{secrets.token_hex(4)}_{secrets.token_urlsafe(32)}"
     now = time.time()

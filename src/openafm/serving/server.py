@@ -33,7 +33,7 @@ def bind(config: ServerConfig) -> socket.socket:
         bound.bind(found[4])
     except OSError as error:
         raise ServerSetupError(
-            f"cannot listen at {config.host}:{config.port} ({error.strerror or error}); choose another --host or --port"
+            f"cannot listen at {config.host}:{config.port} ({error.strerror or error}); choose another address or port"
         ) from error
     return bound
 

@@ -16,6 +16,7 @@ from reward_samples import sample
 from tiny_bundles import write_tiny_bundle
 
 from openafm.bundle import Bundle, open_bundle
+from openafm.cli.main import run
 from openafm.core.config import ConfigError
 from openafm.models.reward_config import RewardModelConfig
 from openafm.rl.rewards.reward_model import (
@@ -62,6 +63,14 @@ def test_rewards_do_not_depend_on_the_group(bundle: Bundle) -> None:
         plain = model.decoder.rewards(model.decoder.hidden(torch.tensor([list(tokens)]))[:, -1])
     assert together[0] == pytest.approx(float(plain[0]), abs=1e-5)
     assert model.rewards([]) == []
+
+
+def test_a_busy_port_is_a_usage_error(
+    bundle: Bundle, server: RewardServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = server.server_address[1]
+    assert run(["rl", "serve-rewards", str(bundle.path), "--port", str(port)]) == 2
+    assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
 def test_a_server_gives_the_rewards_of_the_model(bundle: Bundle, server: RewardServer) -> None:

@@ -57,8 +57,8 @@ class ImagePackConfig(Config):
     """What is packed of an image corpus.
 
     `source` is the first part of the source tags; the second is what is learned and the third the kind of the document.
-    Documents of the split `held_out`, and a share `held_out` of the others by the hash of their identifiers, go to the
-    subfolder `held_out`. `mode` is the resolution mode of all images, or `drawn` (`ResolutionConfig.draw_mode`).
+    A share `held_out` of the documents, by the hash of their identifiers, goes to the subfolder `held_out`; so do the
+    documents of the split `held_out`, if the corpus has both splits. `mode` is the resolution mode of all images, or `drawn` (`ResolutionConfig.draw_mode`).
     """
 
     source: str = ""
