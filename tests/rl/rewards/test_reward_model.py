@@ -65,9 +65,7 @@ def test_rewards_do_not_depend_on_the_group(bundle: Bundle) -> None:
     assert model.rewards([]) == []
 
 
-def test_a_busy_port_is_a_usage_error(
-    bundle: Bundle, server: RewardServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_busy_port_is_a_usage_error(bundle: Bundle, server: RewardServer, capsys: pytest.CaptureFixture[str]) -> None:
     port = server.server_address[1]
     assert run(["rl", "serve-rewards", str(bundle.path), "--port", str(port)]) == 2
     assert f"cannot listen at 127.0.0.1:{port}" in capsys.readouterr().err
