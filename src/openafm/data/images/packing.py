@@ -58,7 +58,8 @@ class ImagePackConfig(Config):
 
     `source` is the first part of the source tags; the second is what is learned and the third the kind of the document.
     A share `held_out` of the documents, by the hash of their identifiers, goes to the subfolder `held_out`; so do the
-    documents of the split `held_out`, if the corpus has both splits. `mode` is the resolution mode of all images, or `drawn` (`ResolutionConfig.draw_mode`).
+    documents of the split `held_out`, if the corpus has both splits. `mode` is the resolution mode of all images, or `drawn`
+    (`ResolutionConfig.draw_mode`).
     """
 
     source: str = ""
