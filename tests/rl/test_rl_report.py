@@ -47,7 +47,7 @@ def test_the_report_shows_curves_counters_and_samples(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(NoPolicyRunError, match="it has no rl"):
+    with pytest.raises(NoPolicyRunError, match="rl"):
         read_report(tmp_path)
     (tmp_path / "rl.json").write_text("{}")
     with pytest.raises(NoPolicyRunError, match="has no step yet"):
