@@ -14,7 +14,8 @@ from openafm.serving.app import build_app
 from openafm.serving.config import ServerConfig
 from openafm.serving.server import bind, uvicorn_config
 
-http = httpx.Client(timeout=60, trust_env=False)
+# A connection that is kept may be closed by a server with short limits just when it is used again.
+http = httpx.Client(timeout=60, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 """One client for all tests: a new one loads the certificates of the system."""
 
 

@@ -248,7 +248,7 @@ def test_other_addresses_need_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_port_in_use_is_named() -> None:
     with bind(ServerConfig(port=0)) as bound:
         bound.listen()
-        with pytest.raises(ServerSetupError, match="choose another --host or --port"):
+        with pytest.raises(ServerSetupError, match="choose another address or port"):
             bind(ServerConfig(port=bound.getsockname()[1]))
 
 
