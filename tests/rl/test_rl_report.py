@@ -9,7 +9,7 @@ import pytest
 
 from openafm.rl.collapse import CollapseWatch
 from openafm.rl.events import EventLog, part_times, read_events, write_chrome_trace
-from openafm.rl.report import NoPolicyRunError, read_report, terminal_report, write_html
+from openafm.rl.report import NoPolicyRunError, _read_samples, read_report, terminal_report, write_html
 from openafm.rl.updater import Counters, CountersError
 
 
@@ -86,3 +86,10 @@ def test_collapse_is_reported_once(changes: dict[str, float], expected: str | No
     found = [warning for step in range(12, 20) for warning in watch.warnings(step, line(step, **changes))]
     assert len(found) == (0 if expected is None else 1)
     assert expected is None or expected in found[0]
+
+
+@pytest.mark.parametrize("line", ["{}", "[]", "{", '{"step": "a"}', '{"step": 1}'])
+def test_a_damaged_sample_is_an_error(line: str, tmp_path: Path) -> None:
+    (tmp_path / "samples.jsonl").write_text(line + "\n")
+    with pytest.raises(NoPolicyRunError, match="line 1 of"):
+        _read_samples(tmp_path / "samples.jsonl", last_step=9)

@@ -72,6 +72,13 @@ def test_a_client_that_still_sends_reads_its_refusal(locked: str) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 401")
 
 
+@pytest.mark.parametrize("stream", ["false", "true"])
+def test_half_of_a_surrogate_pair_is_refused_and_a_whole_one_is_not(url: str, stream: str) -> None:
+    rest = f'"messages": [{{"role": "user", "content": "\\ud83d\\ude00"}}], "max_tokens": 1, "stream": {stream}'
+    for start, status in (('"model": "a\\ud800",', 400), ('"user": "\\uDE00",', 400), ("", 200)):
+        assert http.post(f"{url}/v1/chat/completions", content=f"{{{start}{rest}}}").status_code == status, start
+
+
 def test_every_route_but_health_needs_a_key(locked: str) -> None:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     assert len(routes) > 10

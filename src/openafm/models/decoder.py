@@ -119,7 +119,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """Return `hidden` at some positions of the flattened batch, [1, N, D]: in training those that carry loss.
 
-        `indices_N` are on the host: from a GPU they would be copied back.
+        `indices_N` ascend, else the result is wrong; they are on the host, since from a GPU they would be copied back.
         """
         x = self._prefill(self.embed(tokens_BS, inserted), self._seen_by_layers(context))
         return self._finish(x, to_device(indices_N, x.device), self._seen_by_layers(context.narrow(indices_N)))

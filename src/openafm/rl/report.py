@@ -33,6 +33,7 @@ CURVES = {
 }
 COUNTERS = ("generated", "trained", "stale", "dropped", "in_flight")
 _SHOWN_SAMPLES = 40
+_SAMPLE_KEYS = {"step", "prompt", "text", "reward", "terms", "error"}
 
 
 class NoPolicyRunError(UsageError):
@@ -88,13 +89,23 @@ def read_report(folder: Path) -> Report:
 
 
 def _read_samples(path: Path, last_step: int) -> list[dict[str, Any]]:
-    """Return the samples up to a step. Of a step that was repeated after an interruption, the last ones count."""
+    """Return the samples up to a step. Of a step that was repeated after an interruption, the last ones count.
+
+    Raises:
+        NoPolicyRunError: a line is damaged.
+    """
     if not path.is_file():
         return []
     by_step: dict[int, list[dict[str, Any]]] = {}
     previous = 0
-    for line in path.read_bytes().split(b"\n")[:-1]:
-        sample = json.loads(line)
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            sample = json.loads(line)
+            is_whole = isinstance(sample["step"], int) and sample.keys() >= _SAMPLE_KEYS
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_whole = False
+        if not is_whole:
+            raise NoPolicyRunError(f"line {number} of {path} is not a sample; remove the file for a report without samples")
         if sample["step"] < previous:
             by_step = {step: samples for step, samples in by_step.items() if step < sample["step"]}
         previous = sample["step"]

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import json
 import logging
 import time
 import traceback
@@ -17,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from openafm.serving.config import ServerConfig, is_loopback
-from openafm.serving.errors import ApiError, api_error
+from openafm.serving.errors import ApiError, api_error, bad_request
 from openafm.serving.keys import ANONYMOUS, Client, KeyRing
 from openafm.serving.metrics import Metrics
 
@@ -57,6 +58,7 @@ class AccessControl:
         try:
             scope["state"]["client"] = await self._admitted(scope, receive)
             body = await self._body(scope, receive)
+            _check_characters(body)
             await _run_until_disconnect(self._app, scope, body, receive, reply)
         except Exception as error:
             if not isinstance(error, ApiError):
@@ -223,6 +225,20 @@ def _key_text(headers: Mapping[bytes, str]) -> str:
         except (binascii.Error, UnicodeDecodeError):
             return ""
     return headers.get(b"x-api-key", "")
+
+
+def _check_characters(body: bytes) -> None:
+    """Raise if JSON escapes hold half of a surrogate pair, which no reply could repeat in UTF-8."""
+    if b"\\ud" not in body.lower():
+        return
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return  # the route reports it
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request("the body has half of a surrogate pair (\\ud800 to \\udfff); send whole characters") from None
 
 
 def _check_origin(headers: Mapping[bytes, str]) -> None:
