@@ -91,7 +91,7 @@ def test_older_tables_are_migrated(tmp_path: Path) -> None:
     newer = Schema(name="notes", tables=_TABLES, migrations=(("ALTER TABLE notes ADD COLUMN text TEXT",),))
     add(Database(place, [newer]), "after")
     assert texts(Database(place, [newer])) == ["after"]
-    with pytest.raises(NewerDatabaseError, match="version 2 .* supports up to 1"):
+    with pytest.raises(NewerDatabaseError, match=r"version 2 .* supports up to 1"):
         Database(place, [NOTES])
 
 
@@ -108,7 +108,7 @@ def test_a_full_disk_is_a_typed_error_and_loses_nothing(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     place = tmp_path / "notes.sqlite3"
     place.write_bytes(content)
-    with pytest.raises(DatabaseError, match="not a database|malformed"):
+    with pytest.raises(DatabaseError, match=r"not a database|malformed"):
         Database(place, [NOTES])
     assert place.read_bytes() == content
 

@@ -159,7 +159,9 @@ def _engine(place: Path | str) -> sql.Engine:
         return engine
     url = sql.engine.make_url(place)
     if url.get_backend_name() != "postgresql":
-        raise DatabaseError(f"{url.get_backend_name()} is not supported; pass a file for SQLite or postgresql://user@host/name")
+        raise DatabaseError(
+            f"{url.get_backend_name()} is not supported; pass a file for SQLite or postgresql://user@host/name"
+        )
     with needed("PostgreSQL", "psycopg", "postgres"):
         import psycopg  # noqa: F401
     return sql.create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
