@@ -63,6 +63,7 @@ check: .venv/installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python .ci/check_words.py
+	$(BIN)/python .ci/check_test_names.py
 	$(BIN)/python .ci/check_dependencies.py
 	$(BIN)/python -m pip check
 

@@ -48,6 +48,7 @@ def test_padding_has_no_effect(config: AstcConfig) -> None:
     assert gain(weight, moments(100, 1.0), config) < 0.8
 
 
+@pytest.mark.slow
 def test_each_matrix_of_a_stack_may_have_its_own_inputs() -> None:
     weight = np.random.default_rng(1).normal(size=(2, 96, 96)).astype(np.float32)
     inputs = np.stack([moments(96, 1.0, seed) for seed in (1, 2)])

@@ -158,6 +158,7 @@ def test_invalid_calls_are_refused() -> None:
         held_out_scores(model, num_examples=0)
 
 
+@pytest.mark.slow
 def test_an_untrained_model_is_scored_on_every_task(tmp_path: Path) -> None:
     from openafm.bundle import write_bundle
     from openafm.data.documents import ChatDocument, texts_of

@@ -114,6 +114,7 @@ def test_spans_and_wide_dtypes_do_not_use_the_kernel(
     assert kernel_calls == []
 
 
+@pytest.mark.slow
 def test_a_step_on_a_gpu_reads_no_value_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake tensors raise if a value is read, which on a GPU makes the host wait; the kernel checks shapes and dtypes."""
     monkeypatch.setattr(document_attention, "FLASH_DEVICES", {"cpu"})

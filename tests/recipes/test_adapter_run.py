@@ -240,6 +240,7 @@ QUICK = {
 }
 
 
+@pytest.mark.slow
 def test_a_draft_is_distilled_from_base_and_adapter_and_exported(tmp_path: Path) -> None:
     base = write_source(tmp_path / "base", context_length=128)  # untrained answers end at the context window
     adapter = open_adapter(Path(run(tmp_path, epochs=1).adapter))

@@ -127,6 +127,7 @@ def test_astc_moves_singular_vectors_into_the_adapter(astc: Compressed) -> None:
     assert error(made, astc.source) < error(open_bundle("without"), astc.source)
 
 
+@pytest.mark.slow
 def test_calibration_lowers_the_error_and_is_reproducible(astc: Compressed) -> None:
     config = compression_config("astc", WITHOUT)
     assert isinstance(config, AstcCompression)

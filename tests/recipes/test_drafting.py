@@ -74,6 +74,7 @@ def own_data(folder: Path, count: int = 30) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_draft_is_distilled_from_its_target_and_measured(target: Bundle, tmp_path: Path) -> None:
     config = draft_run(target, size="micro", data=own_data(tmp_path), evaluation=own_data(tmp_path, 3), changes=SMALL)
     assert isinstance(config.trainer.objective, DistillationConfig)

@@ -169,6 +169,7 @@ def openafm(folder: Path, *arguments: str, **environment: str) -> subprocess.Com
     return warm_processes.openafm(*arguments, cwd=folder, environment=places | environment)
 
 
+@pytest.mark.slow
 def test_kinds_of_an_outside_package_train_and_are_read_in_fresh_processes(folder: Path) -> None:
     trained = openafm(folder, "train", "outside.recipe:tiny", "-o", "run", "--name", "outside", "--json")
     assert trained.returncode == 0, trained.stderr

@@ -37,7 +37,7 @@ def samples_of(folder: Path) -> list[dict[str, Any]]:
     return [line for line in read_metrics(folder) if "samples" in line]
 
 
-@pytest.mark.parametrize("recipe", ["on_device.sft", "on_device.qat"])
+@pytest.mark.parametrize("recipe", ["on_device.sft", pytest.param("on_device.qat", marks=pytest.mark.slow)])
 def test_samples_answer_held_out_prompts_and_leave_the_weights_alone(
     recipe: str, base: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,6 +77,7 @@ def assembled(home: Path) -> list[str]:
     return ["--from-bundles", *bundles, "--runs", *runs, "--examples", "3"]
 
 
+@pytest.mark.slow
 def test_training_writes_a_bundle_with_card_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--out", str(tmp_path / "nano"), "--examples", "3"]) == 0
     bundle = open_bundle(tmp_path / "nano")

@@ -29,6 +29,7 @@ def write(path: Path, count: int) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_math_keeps_answers_that_equal_the_truth(tmp_path: Path) -> None:
     model = ScriptedModel(*["The answer is 2."] * 40)
     functions = functions_of(model)

@@ -61,6 +61,7 @@ def pretrained(tmp_path: Path, name: str = "on_device.pretrain", num_steps: int 
     return open_bundle(f"{name}-micro")
 
 
+@pytest.mark.slow
 def test_the_trunk_is_bit_identical_to_the_start_of_the_dense_run(tmp_path: Path) -> None:
     changes = {"trainer.checkpoint": f'{{"every_steps": {NUM_FIRST}, "every_seconds": null}}'}
     whole = prepare_run("on_device.pretrain", "micro", changes=tiny(NUM_STEPS) | changes)

@@ -81,6 +81,7 @@ def test_wrong_options_are_refused(changes: dict[str, str], error: type[Exceptio
         build_pipeline("web.recipe", changes)
 
 
+@pytest.mark.slow
 def test_quality_decontamination_and_votes_of_domains_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +108,7 @@ def test_quality_decontamination_and_votes_of_domains_from_the_command_line(
     assert result["documents_kept"] == 1
 
 
+@pytest.mark.slow
 def test_a_model_at_an_endpoint_extracts_and_its_agreement_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,6 +44,7 @@ def test_documents_hold_the_truth_of_the_drawings(drawn):
     assert documents[1].source == "openafm:tables"
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_and_a_resumed_run_give_equal_bytes(drawn, tmp_path):
     _, manifest = drawn
     assert draw_corpus(TABLES, tmp_path / "two", LocalConfig(num_workers=2)).digest == manifest.digest

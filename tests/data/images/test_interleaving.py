@@ -6,6 +6,8 @@ from pathlib import Path
 
 from test_image_packing import document_of, image_of
 
+import pytest
+
 from openafm.data.images.documents import ImageDocument, ImagePart, TextPart
 from openafm.data.images.interleaving import FEWEST, MOST, interleave_corpus
 from openafm.data.images.shards import finish_corpus, open_image_corpus, write_image_shard
@@ -50,6 +52,7 @@ def test_each_image_is_followed_by_its_texts(tmp_path: Path) -> None:
         assert list(document.parts) == expected
 
 
+@pytest.mark.slow
 def test_equal_input_gives_equal_bytes_and_another_seed_other_documents(tmp_path: Path) -> None:
     source = corpus(tmp_path / "source")
     digests = [interleave_corpus(source, tmp_path / f"{n}", seed=n // 2).digest for n in range(3)]

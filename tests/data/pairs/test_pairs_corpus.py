@@ -251,6 +251,7 @@ def _site(tmp_path: Path) -> list[Path]:
     return [write_warc(tmp_path / "a", *pages[:half]), write_warc(tmp_path / "b", *pages[half:])]
 
 
+@pytest.mark.slow
 def test_workers_names_and_order_change_no_byte(tmp_path: Path) -> None:
     texts = [paragraph(seed) for seed in range(4)]
     pages = [html_page(f"/{i}.html", text, f"/{i}.png|{text[:60]}|", text) for i, text in enumerate(texts)]

@@ -26,6 +26,7 @@ def pages_of(folder: Path) -> dict[str, Page]:
     return {"/" + page.url.partition("//")[2].partition("/")[2]: page for page in found}
 
 
+@pytest.mark.slow
 def test_pages_that_need_it_are_rendered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         check_installation(RenderConfig())

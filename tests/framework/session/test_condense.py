@@ -113,6 +113,7 @@ def test_a_summary_is_a_response(model: fm.SystemLanguageModel) -> None:
     assert count(model, short) <= model.context_size // 2
 
 
+@pytest.mark.slow
 def test_conversations_longer_than_the_context_are_read_in_parts(tmp_path: Path) -> None:
     model = fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "tiny", context_length=256).path)
     long = PromptEntry(turn=UserTurn(text="the cat and the dog, " * 60), options=fm.GenerationOptions())

@@ -106,7 +106,7 @@ def allowed_next(beginning: bytes, texts: list[bytes]) -> set[int]:
     return tokens | ({SPECIAL_TOKENS.turn_end} if b"" in rests else set())
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(LANGUAGES, st.integers(0, 2**32))
 def test_masks_allow_exactly_the_tokens_that_can_become_valid(language: Language, seed: int) -> None:
     texts = [text.encode() for text in language.texts]

@@ -240,6 +240,7 @@ def test_a_full_disk_is_the_same_typed_error_in_every_process(tmp_path: Path) ->
     assert int(done.stdout.rsplit("step: ", 1)[1]) > 0
 
 
+@pytest.mark.slow
 def test_a_repeatedly_killed_run_of_two_processes_ends_with_the_same_bytes(tmp_path: Path, corpus: Path) -> None:
     """Its processes divide tracks; one of them is killed, and the other one ends with an error."""
     config = tiny_run(

@@ -97,6 +97,7 @@ def undisturbed(place: Path) -> dict[str, object]:
     return finish(start(place, "undisturbed", torchrun=False), place, "undisturbed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torchrun", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["openafm", "torchrun"])
 def test_killed_ranks_are_restarted_and_the_run_ends_bit_identically(
     place: Path, undisturbed: dict[str, object], torchrun: bool

@@ -157,6 +157,7 @@ def run(world: int, shares: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group("parallel")
 @pytest.mark.parametrize(
     "shares", [pytest.param("3,3", marks=pytest.mark.slow), "5,1", pytest.param("6,0", marks=pytest.mark.slow)]

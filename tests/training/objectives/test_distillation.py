@@ -95,6 +95,7 @@ def bundle(path: Path) -> Bundle:
     return write_bundle(path, config=made.config, tokenizer=TOKENIZER, template=ChatTemplate(), tensors=tensors)
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_its_teacher_and_the_run_resumes_bit_identically(tmp_path: Path) -> None:
     target, data = bundle(tmp_path / "target"), write_corpus(tmp_path / "corpus", digest=TOKENIZER.digest)
     objective = DistillationConfig(teacher=str(target.path), identity=target.identity, hard_weight=0.0)

@@ -174,6 +174,7 @@ def test_a_student_with_experts_gets_routing_losses(tmp_path: Path) -> None:
     assert set(losses.expert_tokens) == {1}
 
 
+@pytest.mark.slow
 def test_a_student_learns_from_the_cache_and_the_run_resumes_bit_identically(tmp_path: Path) -> None:
     config = replace(run(tmp_path, num_steps=30, hard_weight=0.0), optimizer=AdamWConfig(learning_rate=2e-2))
     held_out = corpus(tmp_path / "held_out", seed=5)

@@ -147,6 +147,7 @@ def test_a_hang_before_the_folder_is_locked_is_a_hang(tmp_path: Path) -> None:
     assert found.lost["start"] < 0.02
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_accounts_for_its_wall_time(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus")
     evaluation = EvaluationConfig(data=write_corpus(tmp_path / "held_out", num_documents=30, seed=1), every_steps=20)
