@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from test_image_packing import document_of, image_of
-
 import pytest
+from test_image_packing import document_of, image_of
 
 from openafm.data.images.documents import ImageDocument, ImagePart, TextPart
 from openafm.data.images.interleaving import FEWEST, MOST, interleave_corpus
