@@ -1,0 +1,1 @@
+"""Private compute: encrypted requests to stateless nodes whose releases are signed and logged."""
