@@ -22,7 +22,7 @@ def padded_length(size: int) -> int:
 
 
 def event_pieces(events: bytes) -> list[bytes]:
-    """Return whole server-sent events in pieces of padded lengths. The padding is a comment, which readers of events skip."""
+    """Return whole server-sent events in pieces of padded lengths. The padding is a comment, which readers skip."""
     largest = LARGEST_CHUNK - _LENGTH_BYTES
     pieces = [events[start : start + largest] for start in range(0, len(events), largest)] or [b""]
     last = pieces[-1]
