@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from openafm.annotation.people import passwords
+
 _PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
 
 
@@ -36,3 +38,8 @@ def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         subprocess.run(start, check=True, **run)
         stack.callback(subprocess.run, [programs / "pg_ctl", "-D", data, "-m", "immediate", "stop"], **run)
         yield f"postgresql://openafm@/postgres?host={folder}"
+
+
+@pytest.fixture(autouse=True)
+def _cheap_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passwords, "COST", 2)

@@ -1,0 +1,1 @@
+"""Accounts, sessions, the audit log, and the export and deletion of a person's data."""

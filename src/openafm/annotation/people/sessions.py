@@ -1,0 +1,122 @@
+"""Sign-in and sessions. A session is a random token in a cookie; the database stores its hash."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from dataclasses import dataclass
+
+import sqlalchemy as sql
+
+from openafm.annotation.errors import AnnotationError
+from openafm.annotation.people import tables
+from openafm.annotation.people.accounts import Accounts, Person, find, token_digest
+from openafm.annotation.people.audit import record
+from openafm.annotation.people.passwords import is_password
+
+SESSION_SECONDS = 24 * 3600.0
+TRIES_PER_NAME, TRIES_PER_ADDRESS = 10, 50
+WINDOW_SECONDS = 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A signed-in person. Requests that change something repeat `csrf` in a header."""
+
+    person: Person
+    csrf: str
+
+    def is_csrf(self, text: str) -> bool:
+        return hmac.compare_digest(self.csrf.encode(), text.encode("utf-8", "replace"))
+
+
+class Sessions:
+    """Open, find and close sessions."""
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts, self._database, self._clock = accounts, accounts.database, accounts.clock
+        self._by_name, self._by_address = (FailedTries(n, accounts) for n in (TRIES_PER_NAME, TRIES_PER_ADDRESS))
+
+    def sign_in(self, name: str, password: str, address: str) -> str:
+        """Return the token of a new session.
+
+        Raises:
+            AnnotationError: name or password is wrong, or there were too many wrong ones.
+        """
+        for tries, key in ((self._by_name, name), (self._by_address, address)):
+            tries.check(key)
+        with self._database.reading() as connection:
+            row = connection.execute(sql.select(tables.people).where(tables.people.c.name == name)).one_or_none()
+        if not is_password(password, "" if row is None else row.password) or row is None:
+            for tries, key in ((self._by_name, name), (self._by_address, address)):
+                tries.add(key)
+            with self._database.writing() as connection:
+                person = row and find(connection, row.id)
+                record(connection, self._clock(), person, "sign_in_failed")
+            raise AnnotationError("name or password is wrong", status=401, code="sign_in")
+        self._by_name.clear(name)
+        return self.open(row.id)
+
+    def open(self, person_id: str) -> str:
+        """Return the token of a new session of a person whose identity is established."""
+        token, now = secrets.token_urlsafe(32), self._clock()
+        with self._database.writing() as connection:
+            connection.execute(tables.sessions.delete().where(tables.sessions.c.expires <= now))
+            row = {"person": person_id, "csrf": secrets.token_urlsafe(32), "expires": now + SESSION_SECONDS}
+            connection.execute(tables.sessions.insert().values(digest=token_digest(token), **row))
+            record(connection, now, find(connection, person_id), "sign_in")
+        return token
+
+    def find(self, token: str) -> Session | None:
+        """Return the session of a token; None if it is unknown, closed or expired."""
+        sessions = tables.sessions.c
+        with self._database.reading() as connection:
+            row = connection.execute(
+                sql.select(sessions.person, sessions.csrf).where(
+                    sessions.digest == token_digest(token), sessions.expires > self._clock()
+                )
+            ).one_or_none()
+            person = row and find(connection, row.person)
+        return Session(person=person, csrf=row.csrf) if row and person else None
+
+    def close(self, token: str) -> None:
+        """Close a session, if it is open."""
+        with self._database.writing() as connection:
+            connection.execute(tables.sessions.delete().where(tables.sessions.c.digest == token_digest(token)))
+
+
+class FailedTries:
+    """Count failed sign-ins by name or address. Thread-safe."""
+
+    def __init__(self, limit: int, accounts: Accounts) -> None:
+        self._limit, self._clock = limit, accounts.clock
+        self._times: dict[str, list[float]] = {}
+        self._lock = threading.Lock()
+
+    def check(self, key: str) -> None:
+        """Check that a key has fewer failures than the limit.
+
+        Raises:
+            AnnotationError: it has not; status 429.
+        """
+        with self._lock:
+            times = self._recent(key)
+            if len(times) >= self._limit:
+                wait = WINDOW_SECONDS - (self._clock() - times[0])
+                message = f"too many failed sign-ins; try again in {max(wait / 60, 1):.0f} min"
+                raise AnnotationError(message, status=429, code="rate_limit", retry_after=wait)
+
+    def add(self, key: str) -> None:
+        with self._lock:
+            self._times[key] = [*self._recent(key), self._clock()]
+            if len(self._times) > 10_000:  # a client can choose names without end
+                self._times = {each: times for each in list(self._times) if (times := self._recent(each))}
+
+    def clear(self, key: str) -> None:
+        with self._lock:
+            self._times.pop(key, None)
+
+    def _recent(self, key: str) -> list[float]:
+        since = self._clock() - WINDOW_SECONDS
+        return [time for time in self._times.get(key, []) if time > since]

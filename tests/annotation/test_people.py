@@ -1,0 +1,142 @@
+"""Accounts, sessions, the audit log, export and deletion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from openafm.annotation.database import Database
+from openafm.annotation.errors import AnnotationError
+from openafm.annotation.people.accounts import Accounts, Person, Role
+from openafm.annotation.people.audit import entries
+from openafm.annotation.people.privacy import delete_person, export_person
+from openafm.annotation.people.sessions import SESSION_SECONDS, TRIES_PER_NAME, WINDOW_SECONDS, Sessions
+from openafm.annotation.people.tables import PEOPLE
+
+PASSWORD = "correct horse"
+
+
+class SetClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1e9
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+def accounts(tmp_path: Path, clock: SetClock) -> Accounts:
+    return Accounts(Database(tmp_path / "people.sqlite3", [PEOPLE]), clock)
+
+
+def join(accounts: Accounts, name: str, role: Role = Role.ANNOTATOR, projects: tuple[str, ...] = ("wave1",)) -> Person:
+    return accounts.join(accounts.invite(role, projects), name, PASSWORD)
+
+
+def test_an_invite_is_used_once_and_expires(accounts: Accounts, clock: SetClock) -> None:
+    token = accounts.invite(Role.REVIEWER, ["wave1"], days=1)
+    person = accounts.join(token, "  Ana ", PASSWORD)
+    assert (person.name, person.role, person.projects) == ("Ana", Role.REVIEWER, ("wave1",))
+    assert person.may_open("wave1")
+    assert not person.may_open("wave2")
+    with pytest.raises(AnnotationError, match="used, expired or unknown"):
+        accounts.join(token, "Bo", PASSWORD)
+    late = accounts.invite(Role.ADMIN, days=1)
+    clock.now += 86401
+    with pytest.raises(AnnotationError, match="used, expired or unknown"):
+        accounts.join(late, "Bo", PASSWORD)
+
+
+def test_a_refused_join_keeps_the_invite(accounts: Accounts) -> None:
+    join(accounts, "Ana")
+    token = accounts.invite(Role.ANNOTATOR)
+    for name, password, reason in (
+        ("Ana", PASSWORD, "taken"),
+        ("Bo", "short", "5 characters"),
+        ("", PASSWORD, "printable"),
+        ("B\no", PASSWORD, "printable"),
+    ):
+        with pytest.raises(AnnotationError, match=reason):
+            accounts.join(token, name, password)
+    assert accounts.join(token, "Bo", PASSWORD).name == "Bo"
+
+
+def test_sessions_open_expire_and_close(accounts: Accounts, clock: SetClock) -> None:
+    ana, sessions = join(accounts, "Ana"), Sessions(accounts)
+    token = sessions.sign_in("Ana", PASSWORD, "10.0.0.1")
+    session = sessions.find(token)
+    assert session is not None
+    assert session.person == ana
+    assert session.is_csrf(session.csrf)
+    assert not session.is_csrf("other")
+    assert sessions.find("other") is None
+    clock.now += SESSION_SECONDS
+    assert sessions.find(token) is None
+    again = sessions.sign_in("Ana", PASSWORD, "10.0.0.1")
+    sessions.close(again)
+    assert sessions.find(again) is None
+
+
+def test_failed_sign_ins_are_limited(accounts: Accounts, clock: SetClock) -> None:
+    join(accounts, "Ana")
+    sessions = Sessions(accounts)
+    for _ in range(TRIES_PER_NAME):
+        with pytest.raises(AnnotationError, match="wrong"):
+            sessions.sign_in("Ana", "another password", "10.0.0.1")
+    with pytest.raises(AnnotationError, match="too many") as caught:
+        sessions.sign_in("Ana", PASSWORD, "10.0.0.2")
+    assert caught.value.status == 429
+    assert caught.value.retry_after == WINDOW_SECONDS
+    clock.now += WINDOW_SECONDS
+    assert sessions.sign_in("Ana", PASSWORD, "10.0.0.2")
+
+
+def test_names_without_an_account_cannot_sign_in(accounts: Accounts) -> None:
+    accounts.local_admin()
+    for name in ("local", "missing"):
+        for password in ("", PASSWORD):
+            with pytest.raises(AnnotationError, match="wrong"):
+                Sessions(accounts).sign_in(name, password, "10.0.0.1")
+    assert not accounts.has_admin()
+
+
+def test_the_last_admin_stays(accounts: Accounts) -> None:
+    ana = join(accounts, "Ana", Role.ADMIN)
+    with pytest.raises(AnnotationError, match="last admin"):
+        accounts.change(ana.id, Role.ANNOTATOR, [], by=ana)
+    with pytest.raises(AnnotationError, match="last admin"):
+        delete_person(accounts, ana.id, by=ana)
+    bo = join(accounts, "Bo", Role.ADMIN)
+    assert accounts.change(ana.id, Role.ANNOTATOR, ["wave2"], by=bo).projects == ("wave2",)
+
+
+def test_a_person_is_exported_and_deleted(accounts: Accounts) -> None:
+    ana, bo = join(accounts, "Ana", Role.ADMIN), join(accounts, "Bo")
+    token = Sessions(accounts).sign_in("Bo", PASSWORD, "10.0.0.1")
+    data = export_person(accounts, bo.id)
+    assert data["account"]["name"] == "Bo"
+    assert data["memberships"] == [{"person": bo.id, "project": "wave1"}]
+    assert [entry["action"] for entry in data["audit"]] == ["join", "sign_in"]
+    assert not {"digest", "csrf"} & set(data["sessions"][0])
+    delete_person(accounts, bo.id, by=ana)
+    assert Sessions(accounts).find(token) is None
+    assert accounts.people() == [ana]
+    log = entries(accounts.database)
+    assert (log[0]["action"], log[0]["person"]) == ("delete_person", ana.id)
+    assert not [entry for entry in log if entry["person"] == bo.id]
+    with pytest.raises(AnnotationError, match="no account"):
+        export_person(accounts, bo.id)
+
+
+def test_roles_include_lower_ones() -> None:
+    assert Role.ADMIN.includes(Role.REVIEWER)
+    assert Role.REVIEWER.includes(Role.REVIEWER)
+    assert not Role.ANNOTATOR.includes(Role.REVIEWER)

@@ -1,0 +1,68 @@
+"""A tool's application on a loopback port, in a thread of the test process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2 as httpx
+import uvicorn
+from starlette.types import ASGIApp
+
+from openafm.annotation.web import WebConfig
+from openafm.serving.server import bind, uvicorn_config
+
+
+@contextlib.contextmanager
+def running_app(app: ASGIApp, config: WebConfig | None = None) -> Iterator[str]:
+    """Run an application and yield its URL."""
+    settings = (config or WebConfig(port=0)).server()
+    with bind(settings) as bound:
+        server = uvicorn.Server(uvicorn_config(settings, app))
+        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not server.started and thread.is_alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert server.started
+        try:
+            yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+class Browser:
+    """What a page does: keep the cookie, send the CSRF token with changes."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, timeout=60, trust_env=False)
+        self.csrf = ""
+
+    def open(self) -> dict[str, Any]:
+        """Read the session and return it."""
+        session: dict[str, Any] = self.get("/session")
+        self.csrf = session["csrf"] or ""
+        return session
+
+    def get(self, path: str) -> Any:
+        return self.send("GET", path).json()
+
+    def post(self, path: str, body: Any = None) -> Any:
+        """Send a change that succeeds, and return the reply."""
+        reply = self.send("POST", path, json={} if body is None else body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    def send(self, method: str, path: str, **arguments: Any) -> httpx.Response:
+        headers = {"X-CSRF-Token": self.csrf, "Content-Type": "application/json"} | arguments.pop("headers", {})
+        return self._client.request(method, f"/api{path}", headers=headers, **arguments)
+
+    def join(self, token: str, name: str, password: str = "a long password") -> None:
+        """Create an account and read the session."""
+        self.post("/join", {"invite": token, "name": name, "password": password})
+        self.open()
