@@ -62,8 +62,8 @@ class WebConfig:
         """
         if not is_loopback(self.host) and not self.is_secure:
             raise ServerSetupError(
-                f"a server at {self.host} needs TLS: pass --tls-cert and --tls-key, or listen on a loopback address behind a "
-                "proxy and pass its --public-url https://..."
+                f"a server at {self.host} needs TLS: pass --tls-cert and --tls-key, or listen on a loopback address behind "
+                "a proxy and pass its --public-url https://..."
             )
         return ServerConfig(
             host=self.host, port=self.port, tls_certificate=self.tls_certificate, tls_key=self.tls_key, drain_seconds=5.0
