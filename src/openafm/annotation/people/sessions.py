@@ -52,7 +52,7 @@ class Sessions:
             for tries, key in ((self._by_name, name), (self._by_address, address)):
                 tries.add(key)
             with self._database.writing() as connection:
-                person = row and find(connection, row.id)
+                person = None if row is None else find(connection, row.id)
                 record(connection, self._clock(), person, "sign_in_failed")
             raise AnnotationError("name or password is wrong", status=401, code="sign_in")
         self._by_name.clear(name)
@@ -77,7 +77,7 @@ class Sessions:
                     sessions.digest == token_digest(token), sessions.expires > self._clock()
                 )
             ).one_or_none()
-            person = row and find(connection, row.person)
+            person = None if row is None else find(connection, row.person)
         return Session(person=person, csrf=row.csrf) if row and person else None
 
     def close(self, token: str) -> None:
