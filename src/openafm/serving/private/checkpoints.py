@@ -1,0 +1,84 @@
+"""Checkpoints of a log (c2sp.org/tlog-checkpoint): origin, size and root, signed by the log and by witnesses."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openafm.serving.private.errors import NodeRefusedError
+from openafm.serving.private.merkle import ProofError, check_consistency
+from openafm.serving.private.notes import Note, NoteError, VerifierKey
+
+_ROOT_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a log: its first `size` entries have this root."""
+
+    origin: str
+    size: int
+    root: bytes
+
+    @property
+    def text(self) -> str:
+        """The text that the log and its witnesses sign."""
+        return f"{self.origin}\n{self.size}\n{base64.b64encode(self.root).decode()}\n"
+
+    @classmethod
+    def parse(cls, text: str) -> Checkpoint:
+        """Return the checkpoint in the text of a note.
+
+        Raises:
+            NoteError: it is not a checkpoint.
+        """
+        lines = text.split("\n")
+        try:
+            origin, size, root = lines[0], lines[1], base64.b64decode(lines[2], validate=True)
+        except (IndexError, ValueError) as error:
+            raise NoteError("the note is not a checkpoint: origin, size and root, each on a line") from error
+        if len(lines) != 4 or not re.fullmatch("0|[1-9][0-9]{0,15}", size) or len(root) != _ROOT_BYTES:
+            raise NoteError("the note is not a checkpoint: origin, size and root, each on a line")
+        found = cls(origin, int(size), root)
+        if found.text != text:
+            raise NoteError("the checkpoint is not in canonical form")
+        return found
+
+
+def open_checkpoint(signed: str, log_key: VerifierKey, witnesses: Sequence[VerifierKey] = (), quorum: int = 0) -> Checkpoint:
+    """Return the checkpoint of a note, signed by the log and at least `quorum` of the witnesses.
+
+    Raises:
+        NodeRefusedError: `log` if it is damaged or not signed by the log, `witnesses` if too few signed it.
+    """
+    try:
+        note = Note.parse(signed)
+        checkpoint = Checkpoint.parse(note.text)
+        if checkpoint.origin != log_key.name or not note.is_signed_by(log_key):
+            raise NoteError(f"the checkpoint is not signed with the trusted key of {log_key.name}")
+        num_signed = sum(note.is_signed_by(witness) for witness in witnesses)
+    except NoteError as error:
+        raise NodeRefusedError("log", str(error)) from error
+    if num_signed < quorum:
+        raise NodeRefusedError(
+            "witnesses",
+            f"{num_signed} of the trusted witnesses signed the checkpoint, {quorum} are required; the log may show others"
+            " another history",
+        )
+    return checkpoint
+
+
+def check_follows(checkpoint: Checkpoint, former: Checkpoint | None, proof: Sequence[bytes]) -> None:
+    """Check that the log contains all entries of a checkpoint that was seen before.
+
+    Raises:
+        NodeRefusedError: `rolled-back`, it does not.
+    """
+    if former is None:
+        return
+    try:
+        check_consistency(former.size, former.root, checkpoint.size, checkpoint.root, proof)
+    except ProofError as error:
+        raise NodeRefusedError("rolled-back", f"the log {checkpoint.origin} changed its past: {error}") from error

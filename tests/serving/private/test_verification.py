@@ -1,0 +1,137 @@
+"""The check of a node by its client: what is refused with which reason, and mutations of all that is signed."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from statements_of_nodes import OPERATOR, release, statement
+
+from openafm.core.config import ConfigError
+from openafm.serving.private.errors import NodeRefusedError
+from openafm.serving.private.key_configs import NodeKey
+from openafm.serving.private.merkle import leaf_hash
+from openafm.serving.private.notes import WITNESS_KEY, VerifierKey, signature_line
+from openafm.serving.private.release_log import LogProofs, ReleaseLog
+from openafm.serving.private.statements import SOFTWARE_ONLY, sign_statement
+from openafm.serving.private.verification import Trust, check_node, decode_proofs, encode_proofs
+
+NODE = NodeKey(1)
+WITNESS = VerifierKey.of("example.com/witness", WITNESS_KEY, OPERATOR)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> ReleaseLog:
+    """A log of seven releases; number 5 raised the minimum to 3."""
+    log = ReleaseLog.create(tmp_path / "log", "example.com/releases")
+    for number in range(1, 8):
+        log.add(release(number, minimum=3 if number >= 5 else 0))
+    return ReleaseLog(log.folder)
+
+
+@pytest.fixture
+def trust(log: ReleaseLog) -> Trust:
+    return Trust(log="http://localhost:1", log_key=str(log.key))
+
+
+def signed(number: int = 6, **changes: Any) -> bytes:
+    stated = statement(NODE, release(number, minimum=3 if number >= 5 else 0))
+    return sign_statement(dataclasses.replace(stated, **changes), OPERATOR)
+
+
+def proofs_of(log: ReleaseLog, number: int = 6, since: int = 0) -> LogProofs:
+    return log.proofs(leaf_hash(release(number, minimum=3 if number >= 5 else 0).data), since)
+
+
+def refused(reason: str, check: Callable[[], object]) -> None:
+    with pytest.raises(NodeRefusedError) as raised:
+        check()
+    assert raised.value.reason == reason, raised.value
+
+
+def test_a_logged_node_is_accepted(log: ReleaseLog, trust: Trust) -> None:
+    stated, checkpoint = check_node(signed(), proofs_of(log), trust, None, [SOFTWARE_ONLY])
+    assert (stated.key, checkpoint) == (NODE.config, log.checkpoint)
+    assert decode_proofs(encode_proofs(proofs_of(log, since=3))) == proofs_of(log, since=3)
+
+
+def test_a_node_without_hardware_is_refused_unless_the_client_accepts_it(log: ReleaseLog, trust: Trust) -> None:
+    refused("software-only", lambda: check_node(signed(), proofs_of(log), trust))
+    hardware = signed(assurance="hardware")
+    refused("statement", lambda: check_node(hardware, proofs_of(log), trust, None, [SOFTWARE_ONLY, "hardware"]))
+
+
+@pytest.mark.parametrize(
+    ("start", "seconds", "is_valid"),
+    [
+        (0, 3600, True),
+        (-3600 - 299, 3600, True),
+        (-3600 - 302, 3600, False),
+        (299, 3600, True),
+        (302, 3600, False),
+        (-100, 24 * 3600, True),
+        (-100, 24 * 3600 + 1, False),
+    ],
+)
+def test_validity_and_skewed_clocks(log: ReleaseLog, trust: Trust, start: int, seconds: int, is_valid: bool) -> None:
+    now = 1_800_000_000
+    data = signed(not_before=now + start, not_after=now + start + seconds)
+    if is_valid:
+        check_node(data, proofs_of(log), trust, None, [SOFTWARE_ONLY], now)
+    else:
+        refused("expired", lambda: check_node(data, proofs_of(log), trust, None, [SOFTWARE_ONLY], now))
+
+
+def test_unlogged_downgraded_and_forked_releases(log: ReleaseLog, trust: Trust, tmp_path: Path) -> None:
+    refused("unlogged", lambda: check_node(signed(9), proofs_of(log, 9), trust, None, [SOFTWARE_ONLY]))
+    refused("unlogged", lambda: check_node(signed(7), proofs_of(log, 6), trust, None, [SOFTWARE_ONLY]))
+    refused("downgraded", lambda: check_node(signed(2), proofs_of(log, 2), trust, None, [SOFTWARE_ONLY]))
+    check_node(signed(3), proofs_of(log, 3), trust, None, [SOFTWARE_ONLY])
+    other = ReleaseLog.create(tmp_path / "other", "example.com/releases")
+    other.add(release(6, minimum=3))
+    forked = ReleaseLog(other.folder)
+    refused("log", lambda: check_node(signed(), proofs_of(forked), trust, None, [SOFTWARE_ONLY]))
+    own = dataclasses.replace(trust, log_key=str(forked.key))
+    refused("rolled-back", lambda: check_node(signed(), proofs_of(forked), own, log.checkpoint, [SOFTWARE_ONLY]))
+    old = dataclasses.replace(forked.checkpoint, root=bytes(32))
+    refused("rolled-back", lambda: check_node(signed(), proofs_of(forked), own, old, [SOFTWARE_ONLY]))
+
+
+def test_a_quorum_of_witnesses(log: ReleaseLog, trust: Trust) -> None:
+    watched = dataclasses.replace(trust, witnesses=(str(WITNESS), str(WITNESS)), quorum=1)
+    refused("witnesses", lambda: check_node(signed(), proofs_of(log), watched, None, [SOFTWARE_ONLY]))
+    log.cosign(signature_line(log.checkpoint.text, WITNESS, OPERATOR, int(time.time())), WITNESS)
+    check_node(signed(), proofs_of(ReleaseLog(log.folder)), watched, None, [SOFTWARE_ONLY])
+    with pytest.raises(ConfigError, match="number of witnesses"):  # one witness named twice is one
+        dataclasses.replace(watched, quorum=2)
+
+
+def changed_text(draw: random.Random, text: str) -> str:
+    """Return a text with one character changed, removed, doubled or moved."""
+    at = draw.randrange(len(text))
+    other = draw.choice([c for c in '0123456789abcdefXYZ+=/ \n"{}' if c != text[at]])
+    return draw.choice(
+        [text[:at] + other + text[at + 1 :], text[:at] + text[at + 1 :], text[: at + 1] + other + text[at + 1 :], text[:at]]
+    )
+
+
+def test_mutations_of_statements_proofs_and_checkpoints_are_refused(log: ReleaseLog, trust: Trust) -> None:
+    draw = random.Random(22)
+    data, former = signed(), log.checkpoint
+    log.add(release(8, minimum=3))
+    proofs = ReleaseLog(log.folder).proofs(leaf_hash(release(6, minimum=3).data), former.size)
+    check_node(data, decode_proofs(encode_proofs(proofs)), trust, former, [SOFTWARE_ONLY])
+    wire = encode_proofs(proofs).decode()
+    for number in range(700):
+        statement_text, proof_text = data.decode(), wire
+        if number % 2:
+            statement_text = changed_text(draw, statement_text)
+        else:
+            proof_text = changed_text(draw, proof_text)
+        with pytest.raises(NodeRefusedError):
+            check_node(statement_text.encode(), decode_proofs(proof_text.encode()), trust, former, [SOFTWARE_ONLY])
