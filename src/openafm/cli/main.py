@@ -32,6 +32,7 @@ from openafm.cli import (
     resign,
     respond,
     rl,
+    safety,
     serve,
     tokenizer,
     train,
@@ -85,6 +86,7 @@ app.add_typer(apple_sdk.app, name="apple-sdk")
 app.add_typer(import_.app, name="import")
 app.add_typer(export.app, name="export")
 app.add_typer(rl.app, name="rl")
+app.add_typer(safety.app, name="safety")
 app.command()(bundles.inspect)
 app.command()(bundles.use)
 app.command()(bundles.remove)
