@@ -28,7 +28,9 @@ def taxonomy(
     shown = [each for each in known.subcategories.values() if category in (None, each.category)]
     notes = [] if locale is None else known.notes_for(locale, {each.id for each in shown})
     if json:
-        print_json({"version": known.version, "subcategories": [asdict(s) for s in shown], "notes": [asdict(n) for n in notes]})
+        print_json(
+            {"version": known.version, "subcategories": [asdict(s) for s in shown], "notes": [asdict(n) for n in notes]}
+        )
         return
     print_table(
         ["subcategory", "action", "AILuminate", "Llama Guard", "definition"],

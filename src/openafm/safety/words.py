@@ -15,18 +15,18 @@ UNDER_18 = "<18"  # second spelling of numbers below 18
 SENTENCE_GAP = 100  # distance between the positions of adjacent sentences
 
 # Unicode's Default_Ignorable_Code_Point, and control characters other than whitespace.
-_INVISIBLE = re.compile(
+INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
     "\u202a-\u202e\u2060-\u206f\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-_DIACRITICS = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]")
-_LOOK_ALIKES = str.maketrans(
+DIACRITICS = re.compile("[\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f]")
+LOOK_ALIKES = str.maketrans(
     "авекмнорстухіѕјԁԛԝһӏαεικνορτυχɑɡɩօոսᴀʙᴄᴅᴇꜰɢʜɪᴊᴋʟᴍɴᴏᴘʀꜱᴛᴜᴠᴡʏᴢ’ʼ`",
     "abekmhopctyxisjdqwhlaeiknoptuxagionuabcdefghijklmnoprstuvwyz" + "'" * 3,
 )
-_LOOK_ALIKES |= {start + index: 97 + index for start in (0x1F150, 0x1F170, 0x1F1E6) for index in range(26)}  # boxed letters
-_STROKED = str.maketrans("øłđħŧıɨƀ", "oldhtiib")
+LOOK_ALIKES |= {start + index: 97 + index for start in (0x1F150, 0x1F170, 0x1F1E6) for index in range(26)}  # boxed letters
+STROKED = str.maketrans("øłđħŧıɨƀ", "oldhtiib")
 _SEPARATED = re.compile(r"(?<![^\W_])(?:[^\W\d_][\W_]{1,3}){2,}[^\W\d_](?![^\W_])")
 _WORD_CHARACTER = r"[\w@$€£]"
 _TOKEN = re.compile(rf"{_WORD_CHARACTER}+(?:'\w+)*|[.!?;。！？；]|\n\s*\n")
@@ -62,12 +62,12 @@ class Words:
 
 def normalize(text: str) -> str:
     """Return the text without disguises; separated letters are joined."""
-    text = _INVISIBLE.sub("", text)
+    text = INVISIBLE.sub("", text)
     if text.isascii():
         text = text.lower()
     else:
-        text = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
-        text = _DIACRITICS.sub("", unicodedata.normalize("NFC", text)).translate(_LOOK_ALIKES)
+        text = INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
+        text = DIACRITICS.sub("", unicodedata.normalize("NFC", text)).translate(LOOK_ALIKES)
         text = _UNSPACED_GAPS.sub("", text)
     return _SEPARATED.sub(_joined, text)
 
@@ -109,7 +109,7 @@ def _respelled(token: str) -> str:
         return UNDER_18 if int(token[:3]) < 18 else token
     token = token.removesuffix("'s")
     if not token.isascii():
-        token = _DIACRITICS.sub("", unicodedata.normalize("NFD", token)).translate(_STROKED)
+        token = DIACRITICS.sub("", unicodedata.normalize("NFD", token)).translate(STROKED)
         token = unicodedata.normalize("NFC", token)
     if not token.isalpha():
         token = re.sub(r"[\W_]", "", token.replace("11", "ll").translate(_SIGNS_AS_LETTERS))

@@ -1,1 +1,1 @@
-"""The safety taxonomy as data (report 9): 6 categories, 58 subcategories. The list is ours; the report states the numbers."""
+"""The safety taxonomy as data (report 9). The report states 6 categories with 58 subcategories; the list is ours."""
