@@ -101,7 +101,7 @@ def read_list(path: Path) -> OverrideList:
         if path.suffix == ".json":
             return parse_list(data)
         return plain_list(data.decode("utf-8"), name=path.stem, locale=path.stem)
-    except (OSError, UnicodeDecodeError, UsageError) as error:
+    except (OSError, UnicodeDecodeError, OpenAFMError) as error:
         raise OverrideListError(f"{path}: {error}") from error
 
 
