@@ -2,7 +2,7 @@
 
     python benchmarks/overrides_evasion.py [--corpora FOLDER] [--quick] [--json]
 
-Each term of the shipped lists is written in every disguise of DISGUISES and put into a sentence. Clean lines are the lines of
+Each term of the shipped lists is written in every disguise of DISGUISES and put into a sentence. Clean lines are lines of
 the corpora (`tldr/LANGUAGE.jsonl.gz`, `nltk/*.jsonl.gz`: objects with `text`) that do not contain a term in plain spelling.
 False hits are counted with the lists of the line's language. Without the corpora, `false_hits` is null.
 A full run reads all lines, at most 200,000 a language, and writes docs/benchmarks/overrides_evasion.json.

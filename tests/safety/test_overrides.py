@@ -29,7 +29,9 @@ def a_list(*terms: str, **values: object) -> OverrideList:
 
 
 # Invented words, so that the tests carry no slurs.
-HOUSE = Overrides([a_list("grobnik", "tass", "melk*", "dark order", "bite", "schö", "黑帮派", "나쁜말", allow=("dark order form",))])
+HOUSE = Overrides(
+    [a_list("grobnik", "tass", "melk*", "dark order", "bite", "schö", "黑帮派", "나쁜말", allow=("dark order form",))]
+)
 
 
 def found(text: str) -> list[str]:
