@@ -148,6 +148,6 @@ def test_compressed_bundles_and_existing_folders_are_refused(tmp_path: Path) -> 
 
 def test_the_command_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own_bundle(tmp_path / "bundle")
-    assert run(["export", "hf", str(tmp_path / "bundle"), str(tmp_path / "export"), "--json"]) == 0
+    assert run(["export", str(tmp_path / "bundle"), "--to", "hf", "--out", str(tmp_path / "export"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["family"] == "llama"
     assert (tmp_path / "export" / "chat_template.jinja").is_file()

@@ -151,7 +151,7 @@ tokenizer report ./missing nano texts
 tokenizer report nano nano missing
 apple-sdk install --from missing
 import hf missing
-export hf ./missing out
+export ./missing --to hf --out out
 """
 
 

@@ -23,7 +23,7 @@ from openafm.adapters.package import AdapterPackage, open_adapter, write_adapter
 from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError
 from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document_digest, sign
 from openafm.bundle.store import FILE_PATTERNS, find_bundle
-from openafm.bundle.tensor_file import MappedTensor, copy_tensors, read_tensors, write_tensors
+from openafm.bundle.tensor_file import MappedTensor, TensorSource, copy_tensors, read_tensors, write_tensors
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict, to_tagged_dict
 from openafm.core.errors import OpenAFMError
@@ -216,14 +216,14 @@ def write_bundle(
     config: DecoderConfig,
     tokenizer: Tokenizer,
     template: BaseChatTemplate,
-    tensors: Mapping[str, NDArray[Any]] | Sequence[MappedTensor],
+    tensors: Mapping[str, NDArray[Any]] | Sequence[TensorSource],
     numerics: Numerics = FULL_PRECISION,
     recovery: RecoveryAdapter | None = None,
     card: str = "",
 ) -> Bundle:
     """Write and sign a bundle at `path`, atomically. An existing bundle is replaced, any other folder is refused.
 
-    Mapped tensors, named as in the model, are copied one at a time from their files.
+    Tensor sources, named as in the model, are copied one at a time.
 
     Raises:
         OutOfSpaceError: the disk is full; `path` is unchanged.

@@ -57,6 +57,21 @@ class MappedTensor:
         return hashlib.sha256(self.data.data).hexdigest()
 
 
+class TensorSource(Protocol):
+    """A tensor to copy: a mapped one, or one whose bytes are computed when `data` is read."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> Path: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def data(self) -> NDArray[np.uint8]: ...
+
+
 def read_tensors(path: Path) -> dict[str, MappedTensor]:
     """Return the tensors of one safetensors file, mapped without a copy.
 
@@ -90,8 +105,8 @@ def write_tensors(folder: Path, tensors: Mapping[str, NDArray[Any]], max_shard_b
         save_file({name: np.asarray(tensors[name], order="C") for name in names}, file, {"format": "pt"})
 
 
-def copy_tensors(folder: Path, tensors: Iterable[MappedTensor], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
-    """Write mapped tensors as `write_tensors` does, one in memory at a time. float16 becomes float32, which is exact.
+def copy_tensors(folder: Path, tensors: Iterable[TensorSource], max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+    """Write tensors as `write_tensors` does, one in memory at a time. float16 becomes float32, which is exact.
 
     Raises:
         BundleError: a tensor has a dtype other than float32, bfloat16 and float16, or a value that is not finite.
@@ -121,12 +136,12 @@ class _Copy:
     _CHUNK_BYTES = 1 << 26
     _EXPONENTS: ClassVar = {"BF16": 0x7F80, "F16": 0x7C00, "F32": 0x7F800000}  # exponents of infinities and NaN
 
-    def __init__(self, tensor: MappedTensor) -> None:
+    def __init__(self, tensor: TensorSource) -> None:
         if tensor.dtype not in self._EXPONENTS:
             known = ", ".join(self._EXPONENTS)
             raise BundleError(f"{tensor.file}: tensor '{tensor.name}' is {tensor.dtype}; supported are {known}")
         self.tensor, self.dtype = tensor, "F32" if tensor.dtype == "F16" else tensor.dtype
-        self.nbytes = tensor.data.nbytes * (2 if tensor.dtype == "F16" else 1)
+        self.nbytes = math.prod(tensor.shape) * (2 if tensor.dtype == "BF16" else 4)
 
     def chunks(self) -> Iterable[NDArray[Any]]:
         exponent, data = self._EXPONENTS[self.tensor.dtype], self.tensor.data

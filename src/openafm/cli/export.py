@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from openafm.cli.output import JsonOption, print_json, print_text
-
-app = typer.Typer(help="Write bundles for other libraries.", no_args_is_help=True, rich_markup_mode=None)
-
-
-@app.callback()
-def _export() -> None:
-    """Make `hf` a subcommand even while it is the only one."""
+from openafm.core.errors import UsageError
 
 
-@app.command()
-def hf(
+class Format(StrEnum):
+    HF = "hf"
+    GGUF = "gguf"
+
+
+class MatrixType(StrEnum):
+    STORED = "stored"
+    F32 = "f32"
+    F16 = "f16"
+    BF16 = "bf16"
+    Q8_0 = "q8_0"
+    Q4_0 = "q4_0"
+
+
+def export(
     name: Annotated[str, typer.Argument(help="A bundle by name or path; not compressed.")],
-    path: Annotated[Path, typer.Argument(help="The folder to write; must not exist.")],
+    to: Annotated[Format, typer.Option(help="hf: a folder for transformers; gguf: a file for llama.cpp.")],
+    out: Annotated[Path, typer.Option(help="The folder or file to write; must not exist.")],
+    type: Annotated[MatrixType, typer.Option(help="Type of the matrices in a GGUF file.")] = MatrixType.STORED,
     json: JsonOption = False,
 ) -> None:
-    """Write a bundle of the Llama, Qwen2, Qwen3 or SmolLM3 shape as a Hugging Face folder with its chat template."""
+    """Write a bundle for another library, with its tokenizer and chat template. What is lost is printed as notes."""
     from openafm.bundle import open_bundle
-    from openafm.bundle.hugging_face import export_hugging_face
 
-    report = export_hugging_face(open_bundle(name), path)
+    if to is Format.GGUF:
+        from openafm.bundle.gguf import export_gguf
+
+        report = export_gguf(open_bundle(name), out, type=type.value)
+    else:
+        from openafm.bundle.hugging_face import export_hugging_face
+
+        if type is not MatrixType.STORED:
+            raise UsageError("--type belongs to --to gguf; a folder for transformers has the stored dtype")
+        report = export_hugging_face(open_bundle(name), out)
     if json:
         print_json({"path": str(report.path), "family": report.family, "notes": report.notes})
         return

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openafm.cli.bundles import check_name_is_free
 from openafm.cli.output import JsonOption, print_json, print_text
+
+if TYPE_CHECKING:
+    from openafm.bundle.hugging_face import ImportReport
 
 app = typer.Typer(help="Import open-weight models as bundles.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -19,21 +22,17 @@ class Compute(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-@app.callback()
-def _import() -> None:
-    """Keep `hf` a subcommand: typer merges a single command into its group."""
+NameOption = Annotated[str | None, typer.Option(help="Name of the bundle; default: that of the folder or file.")]
+ComputeOption = Annotated[Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace a bundle of this name, or hide the shipped model.")]
 
 
 @app.command()
 def hf(
     path: Annotated[Path, typer.Argument(exists=True, help="Folder with config.json, *.safetensors and tokenizer.json.")],
-    name: Annotated[str | None, typer.Option(help="Name of the bundle; default: the folder's name.")] = None,
-    compute: Annotated[
-        Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")
-    ] = Compute.FLOAT32,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace a bundle of this name, or hide the shipped model.")
-    ] = False,
+    name: NameOption = None,
+    compute: ComputeOption = Compute.FLOAT32,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Import a local Hugging Face checkpoint (Llama, Qwen2, Qwen3, SmolLM3) with its tokenizer and chat template."""
@@ -43,9 +42,30 @@ def hf(
     place = bundle_place(name or path.resolve().name)
     check_name_is_free(place.name, force)
     report = import_hugging_face(path, place, compute=compute.value)
-    tools = report.bundle.template.can_call_tools
+    _print_report(report, json)
+
+
+@app.command()
+def gguf(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A GGUF file of llama.cpp.")],
+    name: NameOption = None,
+    compute: ComputeOption = Compute.FLOAT32,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Import a GGUF file (Llama, Qwen2, Qwen3, SmolLM3) with its tokenizer and chat template."""
+    from openafm.bundle import bundle_place
+    from openafm.bundle.gguf import import_gguf
+
+    place = bundle_place(name or file.resolve().stem)
+    check_name_is_free(place.name, force)
+    _print_report(import_gguf(file, place, compute=compute.value), json)
+
+
+def _print_report(report: ImportReport, json: bool) -> None:
+    place = report.bundle.path
     if json:
-        print_json({"bundle": str(place), "notes": report.notes, "tools": tools})
+        print_json({"bundle": str(place), "notes": report.notes, "tools": report.bundle.template.can_call_tools})
         return
     for note in report.notes:
         print_text(f"note: {note}")

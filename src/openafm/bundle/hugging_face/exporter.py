@@ -10,9 +10,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from openafm.bundle.bundle import Bundle
 from openafm.bundle.errors import BundleError
@@ -188,23 +189,27 @@ def _checkpoint_tensors(bundle: Bundle) -> Iterator[MappedTensor]:
         renamed = checkpoint_name(name)
         if renamed is None:
             raise BundleError(f"{tensor.file}: the tensor '{name}' has no name in a checkpoint")
-        yield replace(tensor, name=renamed, data=_rows_on_halves(bundle.config, name, tensor))
+        order = ordered_rows(bundle.config, name, tensor.shape[0], "half")
+        data = tensor.data if order is None else tensor.data.reshape(tensor.shape[0], -1)[order].reshape(-1)
+        yield replace(tensor, name=renamed, data=data)
 
 
-def _rows_on_halves(config: DecoderConfig, name: str, tensor: MappedTensor) -> Any:
-    """The bytes of a tensor, with the rows of each head in the order even, odd where it has interleaved pairs."""
+def ordered_rows(
+    config: DecoderConfig, name: str, num_rows: int, layout: Literal["half", "interleaved"]
+) -> NDArray[np.intp] | None:
+    """Return the order of rows of a weight for rotary pairs in `layout`; None if the rows stay."""
     parts = name.split(".")
     is_rotated = ".query" in name or ".key." in name or ".key_norm" in name
     if parts[0] != "layers" or not is_rotated:
-        return tensor.data
+        return None
     attention = config.layers[int(parts[1])].attention
     if not isinstance(attention, AttentionConfig) or not isinstance(attention.position, RotaryConfig):
-        return tensor.data
-    if attention.position.layout == "half":
-        return tensor.data
-    rows = np.arange(tensor.shape[0]).reshape(-1, attention.head_dim)
-    order = np.concatenate([rows[:, ::2], rows[:, 1::2]], axis=1).reshape(-1)
-    return tensor.data.reshape(tensor.shape[0], -1)[order].reshape(-1)
+        return None
+    if attention.position.layout == layout:
+        return None
+    rows = np.arange(num_rows).reshape(-1, attention.head_dim)
+    pairs = rows.reshape(len(rows), -1, 2) if layout == "half" else rows.reshape(len(rows), 2, -1)
+    return pairs.swapaxes(1, 2).reshape(-1)
 
 
 def _write_index(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The Jinja source of a chat template that is data, for `export hf`. Conversations only: tools are not expressed."""
+"""The Jinja source of a chat template that is data, for exports. Conversations only: tools are not expressed."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def read_weights(folder: Path, config: DecoderConfig) -> list[MappedTensor]:
         HuggingFaceError: a file or weight is missing, a weight is unknown or has the wrong shape.
         BundleError: a file is damaged.
     """
-    expected = _shapes(config)
+    expected = decoder_shapes(config)
     found: dict[str, MappedTensor] = {}
     for file in _files(folder):
         for name, tensor in read_tensors(file).items():
@@ -88,7 +88,12 @@ def read_weights(folder: Path, config: DecoderConfig) -> list[MappedTensor]:
     return [found[name] for name in expected]
 
 
-def _shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+def decoder_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every weight of a decoder by name.
+
+    Raises:
+        HuggingFaceError: the decoder cannot be built.
+    """
     import torch
 
     try:

@@ -1,0 +1,156 @@
+"""Import a GGUF file as a bundle: config, weights, tokenizer and chat template, atomically."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from openafm.bundle.bundle import write_bundle
+from openafm.bundle.gguf.architecture import ROPE_FACTORS, decoder_name, read_architecture
+from openafm.bundle.gguf.errors import GGUFError
+from openafm.bundle.gguf.reader import GGUFFile, GGUFTensor, read_gguf
+from openafm.bundle.gguf.tokenizer import tokenizer_json
+from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
+from openafm.bundle.hugging_face.importer import ImportReport
+from openafm.bundle.hugging_face.jinja import JinjaTemplate
+from openafm.bundle.hugging_face.weights import decoder_shapes
+from openafm.compression.numerics import Numerics
+from openafm.models.config import DecoderConfig
+from openafm.tokenizer.errors import TokenizerError
+from openafm.tokenizer.imported import ImportedTokenizer
+
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+
+
+def import_gguf(
+    file: Path,
+    place: Path,
+    *,
+    compute: Literal["float32", "bfloat16"] = "float32",
+    today: datetime.date | None = None,
+) -> ImportReport:
+    """Convert a GGUF file to a bundle at `place`. Quantized weights become float32 with exactly the values of the file.
+
+    Args:
+        compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory of keys and values.
+        today: the date for chat templates that state one.
+
+    Raises:
+        GGUFError: the file is damaged, or needs an unsupported feature.
+        HuggingFaceError: the model or its chat template needs an unsupported feature.
+        BundleError: a weight is not finite, or `place` exists and is not a bundle.
+        OutOfSpaceError: the disk is full. After any error `place` is unchanged.
+    """
+    read = read_gguf(file)
+    factors = read.tensors.get(ROPE_FACTORS)
+    shapes = {name: tensor.shape for name, tensor in read.tensors.items()}
+    family, config = read_architecture(read.metadata, shapes, None if factors is None else factors.values())
+    tensors = _tensors(read, config)
+    text = tokenizer_json(read.metadata)
+    try:
+        tokenizer = ImportedTokenizer(text)
+    except TokenizerError as error:
+        raise GGUFError(f"the tokenizer of {file} cannot be used: {error}") from error
+    template = _chat_template(read.metadata, text, tokenizer, today or datetime.date.today())
+    matrices = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name != "embedding"}
+    embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
+    notes = (*template.notes, *_type_notes(read))
+    bundle = write_bundle(
+        place,
+        config=config,
+        tokenizer=tokenizer,
+        template=template.template,
+        tensors=tensors,
+        numerics=Numerics(
+            weights="bfloat16" if matrices == {"BF16"} else "float32",
+            embedding="bfloat16" if embedding == {"BF16"} else "float32",
+            activations=compute,
+            kv=compute,
+        ),
+        card=_card(place.name, family, notes),
+    )
+    return ImportReport(bundle=bundle, notes=notes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ConvertedTensor:
+    """A tensor of the file under its name in the decoder; `data` decodes it."""
+
+    name: str
+    file: Path
+    source: GGUFTensor
+
+    @property
+    def dtype(self) -> str:
+        return self.source.type.name if self.source.type.name in ("F16", "BF16") else "F32"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.source.shape
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        source = self.source
+        return source.blocks if source.type.block_values == 1 else source.values().reshape(-1).view(np.uint8)
+
+
+def _tensors(read: GGUFFile, config: DecoderConfig) -> list[_ConvertedTensor]:
+    expected, found = decoder_shapes(config), dict[str, _ConvertedTensor]()
+    for theirs, tensor in read.tensors.items():
+        if theirs == ROPE_FACTORS:
+            continue
+        ours = decoder_name(theirs)
+        if ours is None or ours not in expected:
+            raise GGUFError(f"{read.path}: the weight '{theirs}' does not exist in a decoder of openafm")
+        if tensor.shape != expected[ours]:
+            raise GGUFError(f"{read.path}: '{theirs}' has shape {tensor.shape}, its metadata imply {expected[ours]}")
+        found[ours] = _ConvertedTensor(name=ours, file=read.path, source=tensor)
+    if missing := expected.keys() - found.keys():
+        raise GGUFError(f"{read.path} lacks the weight '{min(missing)}' ({len(missing)} in all); restore the file")
+    return [found[name] for name in expected]
+
+
+def _chat_template(
+    metadata: Mapping[str, Any], text: str, tokenizer: ImportedTokenizer, today: datetime.date
+) -> ReadTemplate:
+    import tokenizers
+
+    source = metadata.get("tokenizer.chat_template")
+    if not isinstance(source, str):
+        raise GGUFError("the file has no chat template; import an instruction-tuned model, not a base model")
+    tokens = metadata["tokenizer.ggml.tokens"]
+    jinja = JinjaTemplate(source, _special_tokens(metadata, tokens), today)
+    return read_chat_template(jinja, tokenizer, tokenizers.Tokenizer.from_str(text), _stop_names(metadata, tokens, tokenizer))
+
+
+def _special_tokens(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:
+    ids = {f"{kind}_token": metadata.get(f"tokenizer.ggml.{kind}_token_id") for kind in ("bos", "eos", "unknown", "padding")}
+    names = {"unknown_token": "unk_token", "padding_token": "pad_token"}
+    return {names.get(key, key): tokens[id] for key, id in ids.items() if isinstance(id, int) and 0 <= id < len(tokens)}
+
+
+def _stop_names(metadata: Mapping[str, Any], tokens: Sequence[str], tokenizer: ImportedTokenizer) -> list[str]:
+    ids = (metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS)
+    names = (tokens[id] for id in ids if isinstance(id, int) and 0 <= id < len(tokens))
+    return [name for name in names if name in tokenizer.special_ids]
+
+
+def _type_notes(read: GGUFFile) -> list[str]:
+    values: Counter[str] = Counter()
+    for tensor in read.tensors.values():
+        values[tensor.type.name] += int(np.prod(tensor.shape))
+    quantized = [f"{name} {count / values.total():.0%}" for name, count in values.most_common() if name[0] == "Q"]
+    return [f"quantized weights ({', '.join(quantized)}) become float32 with the same values"] if quantized else []
+
+
+def _card(name: str, family: str, notes: Sequence[str]) -> str:
+    lines = [f"# {name}", "", f"Imported from a GGUF file of the {family} family."]
+    lines += ["The license of the model applies.", "", *(f"- {note}" for note in notes)]
+    return "\n".join(lines).rstrip() + "\n"

@@ -1,0 +1,50 @@
+"""Exported GGUF files run in llama.cpp itself, with the same logits. Needs a Python that has llama_cpp."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import gguf_models
+import numpy as np
+import pytest
+import torch
+from checkpoints import FAMILIES, VOCAB_ROWS
+
+from openafm.bundle.gguf import export_gguf
+from openafm.runtime.engines.torch_engine import TorchEngine
+
+PYTHON = os.environ.get("OPENAFM_LLAMA_PYTHON", "")
+PROGRAM = """
+import json, sys
+import llama_cpp
+file, tokens, text = json.loads(sys.argv[1])
+llama = llama_cpp.Llama(file, n_ctx=256, n_batch=256, logits_all=True, verbose=False, n_threads=1, flash_attn=False)
+llama.eval(tokens)
+print(json.dumps([llama.scores[: len(tokens)].tolist(), llama.tokenize(text.encode(), add_bos=False, special=True)]))
+"""
+
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="OPENAFM_LLAMA_PYTHON is not set to a Python interpreter that has llama-cpp-python"
+)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_llama_cpp_computes_the_same_logits_and_tokens(family: str, tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    bundle = gguf_models.bundle(tmp_path, family)
+    export_gguf(bundle, tmp_path / "model.gguf")
+    tokens = np.random.default_rng(0).integers(0, VOCAB_ROWS - 100, 64).tolist()
+    text = "What's 17 * 1234?\n\n  今日は 👍 don't"
+    sent = json.dumps([str(tmp_path / "model.gguf"), tokens, text])
+    done = subprocess.run([PYTHON, "-c", PROGRAM, sent], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs, theirs_tokens = json.loads(done.stdout.splitlines()[-1])
+    engine = TorchEngine.open(bundle)
+    with torch.no_grad():
+        ours = engine.step([(engine.new_sequence(), tokens)], logits="all")[0]
+    scale = np.abs(ours).max()
+    assert np.abs(ours - np.asarray(theirs)).max() < 5e-3 * scale  # llama.cpp has keys and values in float16
+    assert theirs_tokens == bundle.tokenizer.encode(text)
