@@ -78,7 +78,9 @@ def read_architecture(
         hint = nearest(str(family), FAMILIES)
         raise GGUFError(f"the file holds a model of architecture '{family}'; openafm imports {', '.join(FAMILIES)}{hint}")
     values = _values(family, _Keys(metadata, family), shapes)
-    values["rope_parameters"] |= _scaling(_Keys(metadata, family), rope_factors, values["head_dim"], values["rope_parameters"])
+    values["rope_parameters"] |= _scaling(
+        _Keys(metadata, family), rope_factors, values["head_dim"], values["rope_parameters"]
+    )
     config = decoder_config(values)
     return family, _interleaved(config) if family in INTERLEAVED_FAMILIES else config
 
@@ -148,9 +150,7 @@ def _values(family: str, keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> 
     }
 
 
-def _scaling(
-    keys: _Keys, factors: NDArray[np.float32] | None, head_dim: int, rope: Mapping[str, Any]
-) -> dict[str, Any]:
+def _scaling(keys: _Keys, factors: NDArray[np.float32] | None, head_dim: int, rope: Mapping[str, Any]) -> dict[str, Any]:
     kind = keys.text("rope.scaling.type", "none")
     if kind not in ("none", "linear"):
         raise GGUFError(f"rotary scaling '{kind}' is not supported; supported are none, linear and llama3")
@@ -201,7 +201,9 @@ def file_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("layer_types"):
         raise GGUFError("llama.cpp has no sliding windows in this family; export --to hf instead")
     if values["hidden_act"] != "silu" or (values["mlp_bias"] and family != "llama"):
-        raise GGUFError(f"llama.cpp has no activation {values['hidden_act']}, or no biases, in {family}; export --to hf instead")
+        raise GGUFError(
+            f"llama.cpp has no activation {values['hidden_act']}, or no biases, in {family}; export --to hf instead"
+        )
     rotated = values.get("no_rope_layers")
     if rotated is not None and rotated != [int((layer + 1) % 4 != 0) for layer in range(len(rotated))]:
         raise GGUFError("llama.cpp rotates all but every fourth layer of SmolLM3; export --to hf instead")

@@ -127,7 +127,9 @@ def _chat_template(
         raise GGUFError("the file has no chat template; import an instruction-tuned model, not a base model")
     tokens = metadata["tokenizer.ggml.tokens"]
     jinja = JinjaTemplate(source, _special_tokens(metadata, tokens), today)
-    return read_chat_template(jinja, tokenizer, tokenizers.Tokenizer.from_str(text), _stop_names(metadata, tokens, tokenizer))
+    return read_chat_template(
+        jinja, tokenizer, tokenizers.Tokenizer.from_str(text), _stop_names(metadata, tokens, tokenizer)
+    )
 
 
 def _special_tokens(metadata: Mapping[str, Any], tokens: Sequence[str]) -> dict[str, str]:

@@ -105,7 +105,9 @@ class _Parser:
         if version & 0xFFFF == 0:
             raise GGUFError(f"{self._path} is a big-endian GGUF file; convert it to little-endian")
         if version not in VERSIONS:
-            raise GGUFError(f"{self._path} is GGUF version {version}; supported are versions 2 and 3, convert the model again")
+            raise GGUFError(
+                f"{self._path} is GGUF version {version}; supported are versions 2 and 3, convert the model again"
+            )
 
     def _unique(self, count: int, read: Callable[[], tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -155,7 +157,9 @@ class _Parser:
         if found is None or found.decode is None:
             known = ", ".join(each.name for each in TENSOR_TYPES.values() if each.decode)
             stated = found.name if found else f"unknown type {kind}"
-            raise GGUFError(f"{self._path}: tensor '{name}' is {stated}; supported are {known}. Convert the model to one of them")
+            raise GGUFError(
+                f"{self._path}: tensor '{name}' is {stated}; supported are {known}. Convert the model to one of them"
+            )
         if min(shape) < 1 or shape[-1] % found.block_values:
             raise GGUFError(
                 f"{self._path}: tensor '{name}' has shape {shape}; rows of {found.name} have a multiple of "

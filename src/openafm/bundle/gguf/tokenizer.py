@@ -137,7 +137,9 @@ def file_tokenizer(tokenizer: Tokenizer, num_rows: int, eos: int) -> dict[str, A
 def _pre_name(form: Mapping[str, Any]) -> str:
     ignores, is_normalized = bool(form["model"].get("ignore_merges")), form.get("normalizer") is not None
     for name, pre in _PRE_TOKENIZERS.items():
-        if (ignores, is_normalized) == (name in _IGNORE_MERGES, name in _NFC) and _parts(form["pre_tokenizer"]) == _parts(pre):
+        if (ignores, is_normalized) == (name in _IGNORE_MERGES, name in _NFC) and _parts(form["pre_tokenizer"]) == _parts(
+            pre
+        ):
             return name
     known = ", ".join(_PRE_TOKENIZERS)
     raise GGUFError(

@@ -1,7 +1,7 @@
 """The types of tensors in GGUF files, and their values in float32.
 
-A row is a sequence of blocks. Simple types have blocks of 32 values with one fp16 scale; K types have blocks of 256 values with
-fp16 scales of 4 to 8-bit scales. Decoded values are those of the reference implementation, bit by bit.
+A row is a sequence of blocks. Simple types have blocks of 32 values with one fp16 scale; K types have blocks of 256 values
+with fp16 scales of 6 or 8-bit scales. Decoded values are those of the reference implementation, bit by bit.
 
 Shapes: B blocks.
 """
@@ -31,8 +31,13 @@ class TensorType:
     decode: Callable[[Bytes], Floats] | None = None
 
     def dequantize(self, blocks: Bytes) -> Floats:
-        """Return the values of consecutive blocks."""
-        assert self.decode is not None
+        """Return the values of consecutive blocks.
+
+        Raises:
+            NotImplementedError: the type is not supported; the reader refuses such files.
+        """
+        if self.decode is None:
+            raise NotImplementedError(f"tensors of type {self.name} are not supported")
         blocks_B = blocks.reshape(-1, self.block_bytes)
         values = np.empty((len(blocks_B), self.block_values), np.float32)
         for start in range(0, len(blocks_B), _CHUNK_BLOCKS):
@@ -112,9 +117,9 @@ TENSOR_TYPES = {
 } | {
     number: TensorType(name=name)
     for number, name in {
-        **{6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS"},
-        **{18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16"},
-        **{26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4"},
+        6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
+        18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
+        26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
     }.items()
 }
 """Every known type by its number in the file."""
