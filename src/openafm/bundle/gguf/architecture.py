@@ -75,7 +75,7 @@ def read_architecture(
     """
     family = metadata.get("general.architecture")
     if family not in FAMILIES:
-        hint = nearest(str(family), FAMILIES)
+        hint = nearest(str(family), list(FAMILIES))
         raise GGUFError(f"the file holds a model of architecture '{family}'; openafm imports {', '.join(FAMILIES)}{hint}")
     values = _values(family, _Keys(metadata, family), shapes)
     values["rope_parameters"] |= _scaling(
@@ -178,7 +178,8 @@ def llama3_factors(head_dim: int, rope: Mapping[str, Any]) -> NDArray[np.float32
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * np.pi)
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    factors: NDArray[np.float32] = (1 / ((1 - smooth) / factor + smooth)).astype(np.float32)
+    return factors
 
 
 def _interleaved(config: DecoderConfig) -> DecoderConfig:

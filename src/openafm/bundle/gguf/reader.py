@@ -82,7 +82,7 @@ class _Damage(Exception):  # noqa: N818 - internal, becomes a GGUFError
 
 class _Parser:
     def __init__(self, path: Path, data: NDArray[np.uint8]) -> None:
-        self._path, self._data, self._view = path, data, memoryview(data)
+        self._path, self._data, self._view = path, data, data.data
         self._position = 0
 
     def file(self) -> GGUFFile:

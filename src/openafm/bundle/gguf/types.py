@@ -83,8 +83,9 @@ def _q4_k(blocks_B: Bytes) -> Floats:
 
 def _q5_k(blocks_B: Bytes) -> Floats:
     low = _nibbles(blocks_B[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    high = blocks_B[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _scaled_with_minimum(blocks_B, low | high << 4)
+    high: Bytes = blocks_B[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+    codes: Bytes = low | high << 4
+    return _scaled_with_minimum(blocks_B, codes)
 
 
 def _scaled_with_minimum(blocks_B: Bytes, codes: Bytes) -> Floats:
@@ -93,7 +94,8 @@ def _scaled_with_minimum(blocks_B: Bytes, codes: Bytes) -> Floats:
     first, second, third = (blocks_B[:, start : start + 4] for start in (4, 8, 12))
     scales = np.concatenate([first & 63, third & 15 | (first >> 6) << 4], axis=1)
     minima = np.concatenate([second & 63, third >> 4 | (second >> 6) << 4], axis=1)
-    return (scale_B * scales)[..., None] * codes - (minimum_B * minima)[..., None]
+    values: Floats = (scale_B * scales)[..., None] * codes - (minimum_B * minima)[..., None]
+    return values
 
 
 def _q6_k(blocks_B: Bytes) -> Floats:
@@ -101,7 +103,8 @@ def _q6_k(blocks_B: Bytes) -> Floats:
     high = blocks_B[:, 128:192].reshape(-1, 2, 1, 32) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     codes = (low | high << 4).astype(np.int8) - np.int8(32)
     scales = _half(blocks_B[:, 208:].copy()) * blocks_B[:, 192:208].copy().view(np.int8)
-    return scales[..., None] * codes.reshape(-1, 16, 16)
+    values: Floats = scales[..., None] * codes.reshape(-1, 16, 16)
+    return values
 
 
 TENSOR_TYPES = {
@@ -117,9 +120,30 @@ TENSOR_TYPES = {
 } | {
     number: TensorType(name=name)
     for number, name in {
-        6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS",
-        18: "IQ3_XXS", 19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
-        26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
+        6: "Q5_0",
+        7: "Q5_1",
+        9: "Q8_1",
+        10: "Q2_K",
+        11: "Q3_K",
+        15: "Q8_K",
+        16: "IQ2_XXS",
+        17: "IQ2_XS",
+        18: "IQ3_XXS",
+        19: "IQ1_S",
+        20: "IQ4_NL",
+        21: "IQ3_S",
+        22: "IQ2_S",
+        23: "IQ4_XS",
+        24: "I8",
+        25: "I16",
+        26: "I32",
+        27: "I64",
+        28: "F64",
+        29: "IQ1_M",
+        34: "TQ1_0",
+        35: "TQ2_0",
+        39: "MXFP4",
+        40: "NVFP4",
     }.items()
 }
 """Every known type by its number in the file."""
