@@ -83,8 +83,8 @@ def _q4_k(blocks_B: Bytes) -> Floats:
 
 def _q5_k(blocks_B: Bytes) -> Floats:
     low = _nibbles(blocks_B[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    high: Bytes = blocks_B[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    codes: Bytes = low | high << 4
+    high: Bytes = (blocks_B[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1).astype(np.uint8)
+    codes: Bytes = (low | high << 4).astype(np.uint8)
     return _scaled_with_minimum(blocks_B, codes)
 
 
