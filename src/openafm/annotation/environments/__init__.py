@@ -1,0 +1,1 @@
+"""Environments of tool-use annotation: project folders, state with snapshots, tools in worker processes, samples."""

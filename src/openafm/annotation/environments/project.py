@@ -1,0 +1,223 @@
+"""A project: a folder that people write and read.
+
+project.toml            title, clock, seed, limits
+tools.py                the tools (`world.py`)
+state/*.sql, *.json     the initial database (`seed.py`)
+policy.md               the instructions of the model
+scenarios/*.jsonl       what users ask, with reference calls where the author knows them
+annotations.sqlite      written by `openafm annotate serve`
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from openafm.annotation.environments.seed import SeedError, seed_image
+from openafm.core.config import Config, ConfigError, from_dict
+from openafm.core.errors import OpenAFMError
+from openafm.tokenizer.conversation import ToolCall
+
+SAMPLES = {
+    "calendar": "calendar and contacts",
+    "shop": "a shop and its orders",
+    "travel": "travel booking",
+    "device": "device settings",
+}
+DATABASE = "annotations.sqlite"
+
+
+class ProjectError(OpenAFMError):
+    """A project folder cannot be used; the message has the file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectConfig(Config):
+    """The content of `project.toml`.
+
+    Attributes:
+        clock: the time of the first tool call.
+        seed: the seed of the random numbers of tools.
+        call_seconds: wall time of a tool call.
+        memory_mb: memory of a tool process.
+        output_characters: the longest output of a tool.
+        max_steps: steps with tool calls in one answer of the agent.
+    """
+
+    title: str
+    clock: str = "2025-09-15T09:00:00"
+    seed: int = 0
+    call_seconds: float = 5.0
+    memory_mb: int = 512
+    output_characters: int = 20_000
+    max_steps: int = 8
+
+    def __post_init__(self) -> None:
+        for name in ("call_seconds", "memory_mb", "output_characters", "max_steps"):
+            self.require(getattr(self, name) > 0, f"{name} must be above 0, got {getattr(self, name)}")
+        try:
+            datetime.datetime.fromisoformat(self.clock)
+        except ValueError:
+            self.require(False, f"clock must be a date and time such as 2025-09-15T09:00:00, got {self.clock!r}")
+
+    @property
+    def start(self) -> datetime.datetime:
+        return datetime.datetime.fromisoformat(self.clock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """A task of a user.
+
+    Attributes:
+        query: the user's first message.
+        goal: what the user wants to have at the end, for the annotator.
+        calls: tool calls that reach the goal; empty where the author gives none.
+        answer: a text that the last answer contains; empty for any.
+    """
+
+    id: str
+    query: str
+    language: str = "en"
+    goal: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    answer: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def from_dict(values: Any) -> Scenario:
+        """Read a line of a scenario file.
+
+        Raises:
+            ValueError: the line is not a scenario.
+        """
+        if not isinstance(values, dict):
+            raise ValueError(f"expected an object, got {values!r:.100}")
+        texts = {name: values.get(name, default) for name, default in _TEXTS.items()}
+        for name, text in texts.items():
+            if not isinstance(text, str):
+                raise ValueError(f"'{name}' must be a text, got {text!r:.100}")
+        if not texts["id"] or not texts["query"]:
+            raise ValueError("a scenario needs 'id' and 'query'")
+        calls = values.get("calls", [])
+        if not isinstance(calls, list) or not all(
+            isinstance(c, dict) and isinstance(c.get("name"), str) and isinstance(c.get("arguments"), dict) for c in calls
+        ):
+            raise ValueError("'calls' is a list of objects with 'name' and 'arguments'")
+        return Scenario(
+            **texts,
+            calls=tuple(ToolCall(name=call["name"], arguments=call["arguments"]) for call in calls),
+            extra={name: value for name, value in values.items() if name not in (*_TEXTS, "calls")},
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        calls = [{"name": call.name, "arguments": call.arguments} for call in self.calls]
+        return {name: getattr(self, name) for name in _TEXTS} | {"calls": calls} | dict(self.extra)
+
+
+_TEXTS = {"id": "", "query": "", "language": "en", "goal": "", "answer": ""}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """Hold a project's folder and what was read from it. Tools and state are read when they are used."""
+
+    path: Path
+    config: ProjectConfig
+    policy: str
+    scenarios: tuple[Scenario, ...]
+
+    @property
+    def tools_path(self) -> Path:
+        return self.path / "tools.py"
+
+    @cached_property
+    def tools_digest(self) -> str:
+        """Identify the tools, so that items of earlier ones are noticed."""
+        return hashlib.blake2b(self.tools_path.read_bytes(), digest_size=8).hexdigest()
+
+    @cached_property
+    def seed(self) -> bytes:
+        """The image of the initial database.
+
+        Raises:
+            ProjectError: a file of the state cannot be used.
+        """
+        try:
+            return seed_image(self.path / "state")
+        except SeedError as error:
+            raise ProjectError(str(error)) from error
+
+    def scenario(self, scenario_id: str) -> Scenario:
+        """Return a scenario.
+
+        Raises:
+            ProjectError: there is none of this name.
+        """
+        for each in self.scenarios:
+            if each.id == scenario_id:
+                return each
+        raise ProjectError(f"the project has no scenario {scenario_id!r:.100}; the files are in {self.path / 'scenarios'}")
+
+
+def read_project(path: Path) -> Project:
+    """Read a project's folder.
+
+    Raises:
+        ProjectError: a file is missing or cannot be used.
+    """
+    for name in ("project.toml", "tools.py"):
+        if not (path / name).is_file():
+            raise ProjectError(
+                f"{path} has no {name}; `openafm annotate init {path} --sample travel` writes a sample project"
+            )
+    try:
+        config = from_dict(ProjectConfig, tomllib.loads((path / "project.toml").read_text(encoding="utf-8")))
+    except (ConfigError, ValueError) as error:
+        raise ProjectError(f"{path / 'project.toml'}: {error}") from error
+    policy = path / "policy.md"
+    return Project(
+        path=path,
+        config=config,
+        policy=policy.read_text(encoding="utf-8").strip() if policy.is_file() else "",
+        scenarios=_scenarios(path / "scenarios"),
+    )
+
+
+def write_sample(name: str, path: Path) -> None:
+    """Write a sample project to a new folder.
+
+    Raises:
+        ProjectError: there is no such sample, or the folder has files.
+    """
+    if name not in SAMPLES:
+        raise ProjectError(f"there is no sample {name!r:.50}; the samples are {', '.join(SAMPLES)}")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ProjectError(f"{path} is not an empty folder; choose a new one")
+    with as_file(files("openafm.annotation.environments.samples").joinpath(name)) as source:
+        shutil.copytree(source, path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__", "__init__.py"))
+
+
+def _scenarios(folder: Path) -> tuple[Scenario, ...]:
+    found: dict[str, Scenario] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                scenario = Scenario.from_dict(json.loads(line))
+                if scenario.id in found:
+                    raise ValueError(f"the id {scenario.id!r:.100} occurs twice")
+            except ValueError as error:
+                raise ProjectError(f"{path}:{number}: {error}") from error
+            found[scenario.id] = scenario
+    return tuple(found.values())

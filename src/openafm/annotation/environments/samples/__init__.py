@@ -1,0 +1,1 @@
+"""Sample projects; `openafm annotate init` copies them."""

@@ -1,0 +1,1 @@
+"""Sample project: calendar and contacts."""

@@ -1,0 +1,1 @@
+"""Sample project: a shop and its orders."""
