@@ -1,7 +1,7 @@
 """Differences between two images of a SQLite database, page by page.
 
-Chosen by measurement (`benchmarks/annotation_revert.py`): for a 10 MB database an image per turn (`Connection.serialize`) takes
-10 MB a turn, the compressed changed pages take a few KB. Savepoints form one stack, so they can not keep branches, and Python's
+Chosen by measurement (`benchmarks/annotation_revert.py`): an image per turn (`Connection.serialize`) of a 10 MB database takes
+10 MB, its compressed changed pages take a few KB. Savepoints form one stack, so they can not keep branches, and Python's
 sqlite3 has no changesets.
 """
 
