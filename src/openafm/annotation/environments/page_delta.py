@@ -1,8 +1,8 @@
 """Differences between two images of a SQLite database, page by page.
 
-Chosen by measurement (`benchmarks/annotation_revert.py`): an image per turn (`Connection.serialize`) of a 10 MB database takes
-10 MB, its compressed changed pages take a few KB. Savepoints form one stack, so they can not keep branches, and Python's
-sqlite3 has no changesets.
+Chosen by measurement (`benchmarks/annotation_revert.py`): an image per turn (`Connection.serialize`) of a 10 MB database
+takes 10 MB, its compressed changed pages take a few KB. Savepoints form one stack, so they can not keep branches, and
+Python's sqlite3 has no changesets.
 """
 
 from __future__ import annotations
