@@ -1,90 +1,288 @@
-"""`openafm evaluate`: scores of a bundle on held-out data."""
+"""`openafm evaluate`: scores of a model on held-out data or on public tasks, and comparisons of runs.
+
+`openafm evaluate NAME ...` without a subcommand is `openafm evaluate run NAME ...`.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from openafm.cli.evaluate_held_out import evaluate_held_out
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.core.errors import OpenAFMError, UsageError
 
 if TYPE_CHECKING:
-    from openafm.bundle import Bundle
+    from openafm.evaluation.harness.answerer import Answerer
+    from openafm.evaluation.harness.results import TaskResult
+    from openafm.framework.backends.language_model import LanguageModel
+
+DEFAULT_COMMAND = "run"
 
 
+class DefaultCommandGroup(TyperGroup):
+    """Run `DEFAULT_COMMAND` if the first argument is not the name of a subcommand."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = [DEFAULT_COMMAND, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=DefaultCommandGroup,
+    help="Evaluate a model on held-out data or on tasks, and compare runs.",
+    no_args_is_help=False,
+    rich_markup_mode=None,
+)
+
+
+class GateError(OpenAFMError):
+    """A score is below its limit of --fail-below."""
+
+
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", "-m", help="Bundle name or path, or the name at --base-url; default: the current model."),
+]
+BaseUrlOption = Annotated[str | None, typer.Option(help="Address of an OpenAI-compatible endpoint: http://host/v1.")]
+KeyVariableOption = Annotated[str | None, typer.Option(help="Environment variable with the endpoint's key.")]
+
+
+@app.command(DEFAULT_COMMAND)
 def evaluate(
     bundle: Annotated[str | None, typer.Argument(help="Bundle by name or path; default: the current model.")] = None,
+    model: ModelOption = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks, separated by commas: mmlu,ifeval,...; 'list' prints all.")
+    ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Held-out text or chats, or an image corpus for a bundle of vision.clip; default: the evaluation file of"
-            " the data that the bundle was trained on."
+            help="Folder with the data of the tasks. Without --tasks: held-out text or chats, or an image corpus for a"
+            " bundle of vision.clip; default: the evaluation file of the data that the bundle was trained on."
         ),
     ] = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="Evaluate on the first documents only.")] = None,
-    answers: Annotated[bool, typer.Option("--answers/--no-answers", help="Generate and compare the answers too.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Folder for results, samples and the report of --tasks.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Items of each task and language.")] = None,
+    languages: Annotated[str | None, typer.Option(help="Languages to evaluate, separated by commas.")] = None,
+    fail_below: Annotated[
+        list[str] | None, typer.Option(metavar="TASK=SCORE", help="Exit with 1 if a score is lower. May be repeated.")
+    ] = None,
+    base_url: BaseUrlOption = None,
+    api_key_variable: KeyVariableOption = None,
+    adapter: Annotated[str | None, typer.Option(help="Adapter: the name of an installed one, or a path.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="Sampling temperature; 0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of sampling.")] = 0,
+    instructions: Annotated[str, typer.Option(help="Instructions before every prompt.")] = "",
+    threads: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 16,
+    cache: Annotated[
+        Path | None, typer.Option(help="File of cached outputs; default: evaluation/outputs.sqlite in $OPENAFM_HOME.")
+    ] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Without --tasks: the first documents only.")] = None,
+    answers: Annotated[
+        bool, typer.Option("--answers/--no-answers", help="Without --tasks: generate and compare the answers too.")
+    ] = True,
     plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Evaluate a bundle on held-out data: loss, exact answers and fields, by source and language.
+    """Evaluate a model on public tasks (--tasks), or a bundle on held-out data: loss, exact answers, fields.
 
-    Contrastive towers are evaluated on an image corpus: the share of images that pick their caption, and the reverse.
+    A run that was interrupted continues: give the same command again.
     """
-    from openafm.bundle import open_bundle, resolve_model
-    from openafm.core.errors import UsageError
-    from openafm.core.progress import progress
-    from openafm.data.documents import DocumentFiles
-    from openafm.data.images.shards import is_image_corpus
-    from openafm.evaluation.data_scores import data_scores
-    from openafm.recipes.own_data import data_of
+    if tasks is None:
+        given = [
+            name
+            for name, value in {"--out": out, "--limit": limit, "--fail-below": fail_below, "--base-url": base_url}.items()
+            if value is not None
+        ]
+        if given:
+            raise UsageError(f"{given[0]} needs --tasks; name tasks such as --tasks mmlu,ifeval")
+        evaluate_held_out(bundle if model is None else model, data, examples, answers=answers, json=json)
+        return
+    if tasks == "list":
+        _list_tasks(json)
+        return
+    from openafm.evaluation.harness.answerer import ModelAnswerer
+    from openafm.evaluation.harness.runner import RunOptions
+    from openafm.evaluation.tasks.catalog import find_task
 
-    opened = open_bundle(bundle or resolve_model())
-    opened.verify()
-    if data is None:
-        recorded = data_of(opened)
-        if recorded is None or recorded.eval is None:
-            raise UsageError(f"{opened.name} records no evaluation file; name held-out data with --data")
-        data = Path(recorded.eval)
-    if is_image_corpus(data):
-        _evaluate_images(opened, data, examples, json)
-        return
-    count = sum(1 for _ in DocumentFiles(data)) if examples is None else examples
-    with progress(f"evaluate {opened.name}", count) as bar:
-        scores = data_scores(opened, data, max_documents=examples, with_answers=answers, on_each=bar.update)
-    if json:
-        print_json({"bundle": str(opened.path), "signature": opened.signature, "data": str(data), **scores.to_dict()})
-        return
-    groups = [(name, found) for name, found in scores.sources.items()]
-    groups += [(f"language {name}", found) for name, found in scores.languages.items()] if len(scores.languages) > 1 else []
-    rows = [_row(name, found.to_dict()) for name, found in [*groups, ("all", scores.total)]]
-    print_table(("source", "documents", "tokens", "loss", "answers", "exact", "fields"), rows)
-    print(
-        "\nloss: nats per token; exact: answers equal to the data's; fields: share of equal fields of JSON answers and calls"
+    chosen = {name: find_task(name) for name in _names(tasks)}
+    gates = _gates(fail_below, list(chosen))
+    if data is None or out is None:
+        raise UsageError("--tasks needs --data, the folder with the tasks' data, and --out, a folder for results")
+    described = open_model(bundle if model is None else model, base_url, api_key_variable, adapter)
+    answerer = ModelAnswerer(
+        described,
+        temperature=temperature,
+        seed=seed,
+        instructions=instructions,
+        identity=_adapter_identity(adapter, described),
     )
-    if scores.total.num_skipped:
-        print(f"{scores.total.num_skipped} conversations exceed the context window and were skipped")
-
-
-def _evaluate_images(bundle: Bundle, data: Path, most: int | None, json: bool) -> None:
-    from openafm.data.images.shards import open_image_corpus
-    from openafm.evaluation.image_text import ImageTextEncoder, zero_shot
-
-    scores = zero_shot(ImageTextEncoder(bundle), open_image_corpus(data), most=most)
+    options = RunOptions(limit=limit, languages=tuple(_names(languages or "")), threads=threads)
+    results = _run(answerer, chosen, data, out, cache, options)
     if json:
-        print_json({"bundle": str(bundle.path), "signature": bundle.signature, "data": str(data), **scores.to_dict()})
+        print_json(
+            {"model": answerer.name, "out": str(out), "tasks": {name: each.to_dict() for name, each in results.items()}}
+        )
+    else:
+        _print_results(results, out)
+    missed = [f"{name} is {results[name].score.mean:.4f}, below {gate}" for name, gate in gates.items()
+              if results[name].score.mean < gate]  # fmt: skip
+    if missed:
+        raise GateError("; ".join(missed))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="Folder of a run (--out).")],
+    b: Annotated[Path, typer.Argument(help="Folder of another run of the same tasks.")],
+    html: Annotated[Path | None, typer.Option(help="Write the table and the items that differ to this HTML file.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare two runs on their common items: scores, differences with 95 % intervals, by language."""
+    from openafm.evaluation.harness.compare import compare_runs
+    from openafm.evaluation.harness.report import write_comparison
+    from openafm.evaluation.harness.results import open_run
+
+    comparison = compare_runs(open_run(a), open_run(b))
+    if html is not None:
+        write_comparison(comparison, html)
+    if json:
+        print_json(comparison.to_dict())
         return
-    shares = {"image to text": scores.image_to_text, "text to image": scores.text_to_image}
-    shares |= {f"image to text, {kind}": share for kind, share in scores.kinds.items()}
-    rows = [(name, f"{share:.1%}", f"{1 / scores.candidates:.1%}") for name, share in shares.items()]
-    if scores.classes is not None:
-        rows.append(("kind of chart", f"{scores.classes:.1%}", f"{1 / scores.num_classes:.1%}"))
-    print_table(("zero-shot", "right", "chance"), rows)
-    print_text(f"{scores.num_pairs:,} pairs, {scores.candidates} candidates of the same kind and language")
+    rows = [
+        (
+            row.task,
+            row.language,
+            row.a.count,
+            _percent(row.a.mean),
+            _percent(row.b.mean),
+            f"{100 * row.difference.mean:+.1f}",
+            f"[{100 * row.difference.low:+.1f}, {100 * row.difference.high:+.1f}]",
+            "yes" if row.difference.is_significant else "no",
+        )
+        for row in comparison.rows
+    ]
+    models = (f"a: {comparison.a.model}", f"b: {comparison.b.model}")
+    print_table(("task", "language", "items", *models, "b - a", "95 %", "differ"), rows)
+    print_text("\nb - a: points, with the interval of a paired bootstrap; differ: the interval excludes 0")
 
 
-def _row(name: str, values: dict[str, float | None]) -> tuple[object, ...]:
-    shares = tuple("-" if values[key] is None else f"{values[key]:.1%}" for key in ("exact", "fields"))
-    loss = "-" if values["loss"] is None else values["loss"]
-    return (name, values["documents"], values["tokens"], loss, values["answers"], *shares)
+def open_model(
+    name: str | None, base_url: str | None, api_key_variable: str | None, adapter: str | None = None
+) -> LanguageModel:
+    """Return a bundle on this machine, or a model at an endpoint.
+
+    Raises:
+        UsageError: the options contradict each other.
+    """
+    import os
+
+    if base_url is None:
+        from openafm.framework.backends.system_model import SystemLanguageModel
+
+        return SystemLanguageModel(bundle=name, adapter=adapter)
+    from openafm.framework.backends.openai_model import OpenAICompatibleModel
+
+    if name is None or adapter is not None:
+        raise UsageError("--base-url needs --model, the model's name at the endpoint, and takes no --adapter")
+    key = os.environ.get(api_key_variable) if api_key_variable else None
+    if api_key_variable and key is None:
+        raise UsageError(f"the environment variable {api_key_variable} is not set; it must hold the endpoint's key")
+    try:
+        return OpenAICompatibleModel(base_url, name, key)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _run(
+    answerer: Answerer, tasks: dict[str, Any], data: Path, out: Path, cache: Path | None, options: Any
+) -> dict[str, TaskResult]:
+    from openafm.core.files import data_home
+    from openafm.core.progress import progress
+    from openafm.evaluation.harness.cache import OutputCache
+    from openafm.evaluation.harness.report import write_report
+    from openafm.evaluation.harness.results import open_run
+    from openafm.evaluation.harness.runner import run_tasks
+
+    outputs = OutputCache(cache or data_home() / "evaluation" / "outputs.sqlite")
+    try:
+        with progress(f"evaluate {answerer.name}", len(tasks)) as bar:
+            numbers = {name: number for number, name in enumerate(tasks)}
+            results = run_tasks(
+                answerer,
+                tasks,
+                data,
+                out,
+                outputs,
+                options,
+                lambda name, done, total: bar.update(numbers[name] + done / total, f"{name} {done}/{total}"),
+            )
+    finally:
+        outputs.close()
+    write_report(open_run(out), out / "report.html")
+    return results
+
+
+def _print_results(results: dict[str, TaskResult], out: Path) -> None:
+    rows = []
+    for name, result in results.items():
+        parts = {"all": result.score} | (dict(result.languages) if len(result.languages) > 1 else {})
+        for language, score in parts.items():
+            low, high = score.interval
+            interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
+            rows.append((name, result.metric, language, score.count, _percent(score.mean), interval))
+    print_table(("task", "metric", "language", "values", "score", "95 %"), rows)
+    tokens = sum(sum(result.tokens.values()) for result in results.values())
+    print_text(f"\n{tokens:,} tokens; samples and report: {out / 'report.html'}")
+    for name, result in results.items():
+        notes = {"failed": result.num_failed, "cut at the token limit": result.num_cut, "from the cache": result.num_cached}
+        found = ", ".join(f"{count:,} {note}" for note, count in notes.items() if count)
+        if found:
+            print_text(f"{name}: of {result.count:,} outputs {found}")
+
+
+def _list_tasks(json: bool) -> None:
+    from openafm.evaluation.tasks.catalog import TASKS
+
+    lines = {name: (type(task()).__doc__ or "").strip().split("\n")[0] for name, task in TASKS.items()}
+    if json:
+        print_json(lines)
+    else:
+        print_table(("task", "rules"), list(lines.items()))
+
+
+def _gates(values: list[str] | None, tasks: list[str]) -> dict[str, float]:
+    gates = {}
+    for value in values or []:
+        name, equals, score = value.rpartition("=")
+        try:
+            gates[name] = float(score)
+        except ValueError:
+            equals = ""
+        if not equals or name not in tasks:
+            raise UsageError(f"--fail-below {value} is not TASK=SCORE with a task of --tasks ({', '.join(tasks)})")
+    return gates
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _adapter_identity(adapter: str | None, model: LanguageModel) -> str:
+    if adapter is None:
+        return ""
+    from openafm.framework.backends.adapter import resolve_adapter
+    from openafm.framework.backends.system_model import SystemLanguageModel
+
+    assert isinstance(model, SystemLanguageModel)
+    return resolve_adapter(adapter, model.described()).digest

@@ -99,7 +99,7 @@ app.command()(serve.serve)
 app.command()(play.play)
 app.add_typer(keys.app, name="keys")
 app.command()(bench.bench)
-app.command()(evaluate.evaluate)
+app.add_typer(evaluate.app, name="evaluate")
 
 REPORT_SECONDS = 5.0
 """How long other ranks wait, so that rank 0 prints a shared error before the launcher ends it."""

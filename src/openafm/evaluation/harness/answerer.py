@@ -1,0 +1,163 @@
+"""What answers prompts: any `LanguageModel`, or a function that returns recorded answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from openafm.core.errors import UsageError
+from openafm.evaluation.harness.task import Output, Prompt
+from openafm.framework.backends.language_model import AnswerRequest, FinishReason
+from openafm.framework.errors import (
+    DecodingFailureError,
+    ExceededContextWindowSizeError,
+    GenerationError,
+    GuardrailViolationError,
+    RefusalError,
+    UnsupportedGuideError,
+)
+from openafm.framework.options import GenerationOptions, SamplingMode
+from openafm.runtime.engines.base import ContextWindowError
+from openafm.tokenizer.conversation import Instructions, JsonSchema, ToolDefinition, UserTurn
+
+if TYPE_CHECKING:
+    from openafm.evaluation.harness.raw_text import RawText
+    from openafm.framework.backends.language_model import LanguageModel
+    from openafm.framework.backends.system_model import SystemLanguageModel
+
+ANSWERED_WITH_FAILURE = (
+    ContextWindowError,
+    DecodingFailureError,
+    ExceededContextWindowSizeError,
+    GuardrailViolationError,
+    RefusalError,
+    UnsupportedGuideError,
+)
+"""Errors that the model or the prompt causes: the item scores 0. All others end the run, which can be continued."""
+
+
+class Answerer(ABC):
+    """Base of what answers prompts. Called by several threads at once."""
+
+    name: str
+    signature: str
+    """Identifies model, adapter and sampling: a part of the key of cached outputs."""
+
+    @abstractmethod
+    def answer(self, prompt: Prompt, cancelled: Callable[[], bool]) -> Output:
+        """Return the output for a prompt.
+
+        Raises:
+            OpenAFMError: one of `ANSWERED_WITH_FAILURE` for this prompt alone; another if no prompt can be answered.
+        """
+
+
+class RecordedAnswerer(Answerer):
+    """Answer with a function: recorded outputs, or a scripted model in tests and cross-checks."""
+
+    def __init__(self, answers: Callable[[Prompt], Output], name: str = "recorded") -> None:
+        self._answers, self.name = answers, name
+        self.signature = f"recorded:{name}"
+
+    def answer(self, prompt: Prompt, cancelled: Callable[[], bool]) -> Output:
+        return self._answers(prompt)
+
+
+class ModelAnswerer(Answerer):
+    """Answer with a language model: greedy, or sampled with a temperature and a seed.
+
+    Chats work with every model. Completions and choices need a bundle on this machine: endpoints for chats apply a template
+    and return no likelihoods.
+
+    Args:
+        instructions: instructions before every chat, such as a system prompt of an endpoint; a prompt's own come after it.
+        identity: distinguishes adapters of one model in the signature.
+    """
+
+    def __init__(
+        self, model: LanguageModel, *, temperature: float = 0.0, seed: int = 0, instructions: str = "", identity: str = ""
+    ) -> None:
+        self.model, self._instructions = model, instructions
+        self.name = model.name
+        self._sampling = SamplingMode.greedy() if temperature == 0 else SamplingMode.random(seed=seed)
+        self._temperature = temperature or None
+        parts = [_model_identity(model), identity, instructions, temperature, seed if temperature else 0]
+        self.signature = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        self._raw: RawText | None = None
+
+    def answer(self, prompt: Prompt, cancelled: Callable[[], bool]) -> Output:
+        started = time.perf_counter()
+        output = self._chat(prompt, cancelled) if prompt.kind == "chat" else self._raw_text().answer(prompt, cancelled)
+        return Output.from_dict(output.to_dict() | {"seconds": round(time.perf_counter() - started, 4)})
+
+    def _chat(self, prompt: Prompt, cancelled: Callable[[], bool]) -> Output:
+        tools = tuple(
+            ToolDefinition(name=each["name"], description=each["description"], parameters=each["parameters"])
+            for each in prompt.tools
+        )
+        text = "\n".join(part for part in (self._instructions, prompt.instructions) if part)
+        schema: JsonSchema | None = None if prompt.schema is None else dict(prompt.schema)
+        turn = UserTurn(text=prompt.text, response_format=schema)
+        opening = (Instructions(text=text, tools=tools),)
+        self.model.check_context((*opening, turn))
+        request = AnswerRequest(
+            turns=(turn,),
+            schema=schema,
+            tools=tools,
+            must_call=False,
+            options=GenerationOptions(
+                sampling=self._sampling, temperature=self._temperature, maximum_response_tokens=prompt.max_tokens
+            ),
+            cancelled=cancelled,
+        )
+        events = self.model.executor(opening).answer(request)
+        while True:
+            try:
+                next(events)
+            except StopIteration as stop:
+                answer = stop.value
+                break
+        return Output(
+            text=answer.turn.text,
+            calls=tuple({"name": call.name, "arguments": dict(call.arguments)} for call in answer.turn.tool_calls),
+            prompt_tokens=answer.usage.prompt_tokens,
+            generated_tokens=answer.usage.generated_tokens,
+            finish="length" if answer.finish_reason is FinishReason.LENGTH else "stop",
+        )
+
+    def _raw_text(self) -> RawText:
+        if self._raw is None:
+            from openafm.evaluation.harness.raw_text import RawText
+
+            loaded = local_model(self.model)
+            if loaded is None:
+                raise UsageError(
+                    f"{self.name} is not a bundle on this machine, so it cannot continue raw text or compare likelihoods;"
+                    " choose a task without ':lm_eval', or import the weights"
+                )
+            self._raw = RawText(loaded.load())
+        return self._raw
+
+
+def local_model(model: LanguageModel) -> SystemLanguageModel | None:
+    """Return the model if it is a bundle on this machine."""
+    from openafm.framework.backends.system_model import SystemLanguageModel
+
+    return model if isinstance(model, SystemLanguageModel) else None
+
+
+def failure(error: GenerationError | ContextWindowError) -> Output:
+    """Return the output of a request that failed, with the text so far."""
+    return Output(text=str(getattr(error, "raw_content", "")), finish="error", error=f"{type(error).__name__}: {error}")
+
+
+def _model_identity(model: LanguageModel) -> Mapping[str, Any]:
+    local = local_model(model)
+    if local is not None:
+        return {"bundle": local.described().signature}
+    address = {name: getattr(model, name) for name in ("base_url",) if hasattr(model, name)}
+    return {"class": type(model).__qualname__, "name": model.name, **address}

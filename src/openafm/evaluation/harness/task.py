@@ -1,0 +1,135 @@
+"""Tasks: items with a prompt and a reference, and the rule that scores an output."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+from openafm.core.config import Config
+from openafm.core.errors import OpenAFMError
+
+Score: TypeAlias = float | tuple[float, ...]
+"""The value of a metric for one item. A metric with several values for an item is averaged over all values of all items."""
+
+
+class TaskDataError(OpenAFMError):
+    """The data of a task are missing or have other columns. The message says where the data come from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompt:
+    """What a model is given for one item.
+
+    Attributes:
+        kind: `chat` is one turn of a conversation. `completion` is text that the model continues, without a chat template.
+            `choice` is text and continuations whose log-likelihoods are compared.
+        prefix: the beginning of `text` that other items share, such as few-shot examples. It is computed once.
+        stop: texts that end a completion.
+        continuations: the texts that a `choice` compares.
+        tools: tools as JSON objects with `name`, `description` and `parameters`.
+        schema: the JSON Schema of a guided answer.
+    """
+
+    text: str
+    kind: Literal["chat", "completion", "choice"] = "chat"
+    instructions: str = ""
+    prefix: str = ""
+    stop: tuple[str, ...] = ()
+    max_tokens: int = 1024
+    continuations: tuple[str, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    schema: Mapping[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form without empty fields."""
+        return {name: value for name, value in asdict(self).items() if value not in ("", (), None)}
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of the prompt with its limits: a part of the key of cached outputs."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One question of a task. `group` is a part that is reported apart, such as a subject."""
+
+    id: str
+    prompt: Prompt
+    reference: Any = None
+    language: str = "en"
+    group: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What a model returned for a prompt.
+
+    Attributes:
+        calls: tool calls as objects with `name` and `arguments`.
+        log_likelihoods: of the prompt's continuations, in nats.
+        finish: `stop`, `length` for an output that the token limit ended, or `error`.
+        error: why there is no output; the item then scores 0.
+    """
+
+    text: str = ""
+    calls: tuple[Mapping[str, Any], ...] = ()
+    log_likelihoods: tuple[float, ...] = ()
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    seconds: float = 0.0
+    finish: str = "stop"
+    error: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Output:
+        """Return the output that `to_dict` wrote."""
+        lists = {"calls": tuple(values["calls"]), "log_likelihoods": tuple(values["log_likelihoods"])}
+        return Output(**{**values, **lists})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The scores of one output by metric, the answer that was read from it, and the expected one."""
+
+    scores: Mapping[str, Score]
+    extraction: str | None = None
+    expected: str = ""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(Config, ABC):
+    """Base of tasks. A task of your own is a subclass in one file, loaded with `--plugins` and named by its class name.
+
+    `METRIC` is the main metric: the one of tables and of `--fail-below`.
+    """
+
+    METRIC: ClassVar[str] = "accuracy"
+
+    @abstractmethod
+    def items(self, data: Path) -> Iterable[Item]:
+        """Return the items from the folder `data`.
+
+        Raises:
+            TaskDataError: a file is missing, or has other columns.
+        """
+
+    @abstractmethod
+    def judge(self, item: Item, output: Output) -> Verdict:
+        """Return the scores of an output. Called for outputs without error only; must not raise on any text."""
+
+    def failed(self, item: Item) -> Verdict:
+        """Return the scores of an item whose request failed: 0 for the main metric."""
+        return Verdict(scores={self.METRIC: 0.0})
+
+    def check(self) -> None:
+        """Raise an `OpenAFMError` if this machine cannot score the task. Called before any request."""

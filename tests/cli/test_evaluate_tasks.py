@@ -1,0 +1,92 @@
+"""`openafm evaluate --tasks`: a run from the command line, its gate, comparison, and wrong options."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_bundles import write_tiny_bundle
+
+from openafm.cli.main import run
+
+ROW = {"subject": "anatomy", "question": "Which?", "choices": ["w", "x", "y", "z"], "answer": "C"}
+PLUGIN = '''
+from dataclasses import dataclass
+from openafm.evaluation.harness.task import Item, Prompt, TaskConfig, Verdict
+
+@dataclass(frozen=True, kw_only=True)
+class LongAnswerConfig(TaskConfig):
+    """Any answer of three tokens."""
+
+    def items(self, data):
+        return [Item(id="a", prompt=Prompt(text="the cat", max_tokens=3))]
+
+    def judge(self, item, output):
+        return Verdict(scores={"accuracy": float(output.generated_tokens <= 3)})
+'''
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    return str(write_tiny_bundle(tmp_path / "tiny").path)
+
+
+def test_a_run_its_gate_and_a_comparison(bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "test.jsonl").write_text("".join(json.dumps({**ROW, "answer": answer}) + "\n" for answer in "ABCD"))
+    (tmp_path / "dev.jsonl").write_text(json.dumps(ROW))
+    (tmp_path / "own.py").write_text(PLUGIN)
+    command = ["evaluate", "--model", bundle, "--data", str(tmp_path), "--plugins", str(tmp_path / "own.py")]
+    command += ["--tasks", "mmlu:lm_eval,LongAnswer", "--out", str(tmp_path / "a"), "--json"]
+    assert run(command) == 0
+    printed = json.loads(capsys.readouterr().out)["tasks"]
+    assert printed["mmlu:lm_eval"]["count"] == 4
+    assert printed["mmlu:lm_eval"]["metrics"]["acc"]["mean"] == 0.25  # one letter for equal contexts
+    assert printed["LongAnswer"]["metrics"]["accuracy"]["mean"] == 1.0
+    assert "__DATA__" not in (tmp_path / "a" / "report.html").read_text()
+    assert run([*command[:-2], str(tmp_path / "b"), "--fail-below", "mmlu:lm_eval=0.5"]) == 1
+    captured = capsys.readouterr()
+    assert "mmlu:lm_eval is 0.2500, below 0.5" in captured.err
+    assert "4 from the cache" in captured.out
+    assert run(["evaluate", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--html", str(tmp_path / "c.html")]) == 0
+    assert "+0.0" in capsys.readouterr().out
+    assert (tmp_path / "c.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--tasks mmlu", "--tasks needs --data"),
+        ("--out x", "--out needs --tasks"),
+        ("--tasks mmlo --data . --out x", "did you mean 'mmlu'"),
+        ("--tasks mmlu --data . --out x --fail-below gsm8k=1", "is not TASK=SCORE with a task of --tasks"),
+        ("--tasks mmlu --data . --out x --fail-below mmlu=high", "is not TASK=SCORE"),
+        ("--tasks mmlu --data . --out x --base-url http://127.0.0.1:9/v1", "--base-url needs --model"),
+        ("--tasks mmlu --data . --out x --base-url ftp://a --model m", "must begin with http"),
+        ("--tasks mmlu --data . --out x --limit 0", "--limit"),
+        ("compare . missing", "holds no results.json"),
+    ],
+)
+def test_wrong_options(
+    options: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["evaluate", *options.split()]) != 0
+    assert message in capsys.readouterr().err
+
+
+def test_missing_data_are_named_before_any_request(bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data").mkdir()
+    command = ["evaluate", bundle, "--tasks", "bfcl", "--data", str(tmp_path / "data"), "--out", str(tmp_path / "a")]
+    assert run(command) == 1
+    error = capsys.readouterr().err
+    assert "github.com/ShishirPatil/gorilla" in error
+    assert "Apache-2.0" in error
+
+
+def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["evaluate", "--tasks", "list"]) == 0
+    assert "mmlu:lm_eval" in capsys.readouterr().out
+    assert run(["evaluate", "--help"]) == 0
+    assert "compare" in capsys.readouterr().out
