@@ -59,13 +59,13 @@ def wrong_call(function: Mapping[str, Any], call: Call, accepted: Mapping[str, S
 
 def _is_accepted(value: Any, schema: Mapping[str, Any], accepted: Sequence[Any]) -> bool:
     kind = schema["type"]
-    expected = _TYPES.get(kind, str)
+    expected: Any = _TYPES.get(kind, str)
     inner = _TYPES.get(schema["items"]["type"], str) if kind in ("array", "tuple") else None
     if kind == "float" and type(value) is int:
         value = float(value)
     given = next((type(each) for each in accepted if each != ""), None)
     if type(value) is expected:
-        if inner is not None and not any(_has_type(list(value), each, inner) for each in accepted):
+        if inner is not None and not any(_has_type(value, each, inner) for each in accepted):
             return False
         is_variable = given not in (None, expected)
     elif type(value) is given:

@@ -78,7 +78,7 @@ def _num_paragraphs(text: str, given: Arguments) -> bool:
     if any(not paragraph.strip() for paragraph in inner):
         return False
     ends = [paragraphs[0], *paragraphs[1:][-1:]]
-    return len(inner) + sum(bool(paragraph.strip()) for paragraph in ends) == given["num_paragraphs"]
+    return bool(len(inner) + sum(bool(paragraph.strip()) for paragraph in ends) == given["num_paragraphs"])
 
 
 def _num_words(text: str, given: Arguments) -> bool:
