@@ -1,0 +1,1 @@
+"""Annotated trajectories: trees as append-only logs, their storage, edits and exports."""

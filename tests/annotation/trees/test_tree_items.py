@@ -1,0 +1,274 @@
+"""Changes of an item: edits, branches, undo, conflicts, and a random test against a replay from nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from project_folders import write_counters
+from tree_items import answer, change, new_item, open_store, step
+
+from openafm.annotation.environments.pool import ToolPool
+from openafm.annotation.environments.project import Project
+from openafm.annotation.environments.replay import ProjectEnvironment
+from openafm.annotation.errors import AnnotationError
+from openafm.annotation.trees.item import Change, Item
+from openafm.annotation.trees.store import ConflictError, TreeStore
+from openafm.annotation.trees.tree import ErrorKind, fold
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return write_counters(tmp_path_factory.mktemp("projects") / "counters")
+
+
+@pytest.fixture(scope="module")
+def tools(project: Project) -> Iterator[tuple[TreeStore, ToolPool]]:
+    with open_store(project, project.path / "items.sqlite") as opened:
+        yield opened
+
+
+@pytest.fixture
+def item(project: Project, tools: tuple[TreeStore, ToolPool]) -> Item:
+    return new_item(project, *tools)
+
+
+def counters(item: Item, node: int | None = None) -> dict[str, int]:
+    rows = item.tables(item.tree.head if node is None else node)["counters"]
+    return {row["id"]: row["value"] for row in rows if row["id"] != "c0"}
+
+
+def fill(item: Item) -> list[int]:
+    """Add a query, three steps and an answer; return their ids."""
+    item.query("Count.", change())
+    for key, value in (("a", 1), ("b", 10), ("a", 100)):
+        item.step(step("add", key=key, value=value), change(), model="m")
+    item.answer("Done.", change(), model="m")
+    return [node.id for node in item.tree.path()]
+
+
+def test_revert_restores_the_state_of_any_node(item: Item) -> None:
+    nodes = fill(item)
+    assert counters(item) == {"a": 101, "b": 10}
+    for node, expected in (
+        (nodes[1], {"a": 1}),
+        (nodes[4], {"a": 101, "b": 10}),
+        (nodes[0], {}),
+        (nodes[2], {"a": 1, "b": 10}),
+    ):
+        item.revert(node, change(), reason="try again")
+        assert counters(item) == expected
+    item.step(step("add", key="b", value=5), change())
+    assert counters(item) == {"a": 1, "b": 15}
+    assert item.tree.reasons[nodes[3]].kind == "reverted"
+    assert len(item.tree.children(nodes[2])) == 2
+
+
+def test_an_edit_opens_a_branch_and_can_keep_the_rest(item: Item) -> None:
+    nodes = fill(item)
+    item.edit(nodes[1], step("add", key="a", value=7), change(), keeps_rest=True, reason="wrong value")
+    assert counters(item) == {"a": 107, "b": 10}
+    assert [node.kind for node in item.tree.path()] == ["query", "step", "step", "step", "answer"]
+    assert item.tree.reasons == {nodes[1]: item.tree.reasons[nodes[1]]}
+    assert (item.tree.reasons[nodes[1]].kind, item.tree.reasons[nodes[1]].text) == ("edited", "wrong value")
+    assert counters(item, nodes[4]) == {"a": 101, "b": 10}
+    item.edit(item.tree.path()[2].id, step("remove", key="a"), change())
+    assert (counters(item), len(item.tree.path())) == ({}, 3)
+
+
+def test_steps_are_inserted_and_deleted(item: Item) -> None:
+    nodes = fill(item)
+    item.delete(nodes[2], change(), reason="not needed")
+    assert (counters(item), len(item.tree.path())) == ({"a": 101}, 4)
+    item.insert(item.tree.path()[1].id, step("add", key="c", value=3), change())
+    assert counters(item) == {"a": 101, "c": 3}
+    assert item.tree.reasons[nodes[2]].kind == "deleted"
+    item.delete(item.tree.head, change())
+    assert item.tree.path()[-1].kind == "step"
+
+
+def test_undo_and_redo_change_nothing_but_the_view(item: Item) -> None:
+    nodes = fill(item)
+    item.flag(nodes[1], ErrorKind.WRONG_ARGUMENTS, True, change())
+    item.edit(nodes[1], step("add", key="a", value=7), change(), keeps_rest=True)
+    item.set_done(True, change())
+    edited = item.tree.path()
+    for _ in range(3):
+        item.undo(change())
+    assert ([n.id for n in item.tree.path()], item.tree.is_done, item.tree.flags.get(nodes[1]) or set()) == (
+        nodes,
+        False,
+        set(),
+    )
+    assert item.tree.reasons == {}
+    for _ in range(3):
+        item.redo(change())
+    assert ([n.id for n in item.tree.path()], item.tree.is_done) == ([n.id for n in edited], True)
+    assert item.tree.flags[nodes[1]] == {"wrong_arguments"}
+    with pytest.raises(AnnotationError, match="nothing to redo"):
+        item.redo(change())
+
+
+def test_wrong_changes_are_refused_and_store_nothing(item: Item) -> None:
+    nodes = fill(item)
+    sequence = item.tree.sequence
+    for wrong, message in (
+        (lambda: item.edit(nodes[1], step("add", key=3), change()), "do not fit at"),
+        (lambda: item.edit(nodes[1], step("fly"), change()), "there is no tool 'fly'"),
+        (lambda: item.edit(nodes[1], item.tree.node(nodes[1]).content, change()), "equals the old one"),
+        (lambda: item.edit(999, answer("x"), change()), "no step 999"),
+        (lambda: item.delete(nodes[0], change()), "at the beginning comes a query"),
+        (lambda: item.answer("x", change()), "after a answer comes a query"),
+        (lambda: item.query("", change()), "the query is empty"),
+        (lambda: item.query("x" * 20_001, change()), "20,000 are allowed"),
+        (lambda: item.comment(999, "x", change()), "no step 999"),
+        (lambda: item.comment(0, " ", change()), "comment is empty"),
+    ):
+        with pytest.raises(AnnotationError, match=message):
+            wrong()
+    item.revert(nodes[2], change())
+    with pytest.raises(AnnotationError, match="no answer at its end"):
+        item.set_done(True, change())
+    with pytest.raises(AnnotationError, match="not on the main stem"):
+        item.edit(nodes[3], step("read"), change(), keeps_rest=True)
+    assert item.tree.sequence == sequence + 1
+
+
+def test_a_change_is_made_once_and_conflicts_are_typed(
+    project: Project, tools: tuple[TreeStore, ToolPool], item: Item
+) -> None:
+    mine = change(item)
+    item.query("Count.", mine)
+    item.query("Count.", mine)
+    assert len(item.tree.nodes) == 1
+    other = Item(tools[0], item.id, tools[1])
+    stale = Change(key="stale", sequence=item.tree.sequence)
+    other.answer("Done.", change(other))
+    with pytest.raises(ConflictError):
+        item.answer("Mine.", stale)
+    assert [node.content.text for node in item.tree.path()] == ["Count.", "Done."]
+    assert fold(tools[0].events(item.id)).head == item.tree.head
+
+
+class RandomChanges(RuleBasedStateMachine):
+    """Random changes of an item. After each one, the state equals a replay of the main stem from nothing."""
+
+    project: Project
+    tools: tuple[TreeStore, ToolPool]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.item = new_item(self.project, *self.tools)
+        self.environment = ProjectEnvironment(self.project)
+        self.num_nodes = 0
+
+    @property
+    def may_step(self) -> bool:
+        path = self.item.tree.path()
+        return bool(path) and path[-1].kind != "answer"
+
+    def draw_step(self, kind: int, key: int) -> object:
+        return (
+            step("add", key=f"k{key}", value=key + 1),
+            step("remove", key=f"k{key}"),
+            step("draw"),
+            step("misbehave", how="raise"),
+        )[kind]
+
+    @precondition(lambda self: not self.may_step)
+    @rule()
+    def query(self) -> None:
+        self.item.query("Count.", change())
+
+    @precondition(lambda self: self.may_step)
+    @rule(kind=st.integers(0, 3), key=st.integers(0, 2))
+    def step(self, kind: int, key: int) -> None:
+        self.item.step(self.draw_step(kind, key), change())
+
+    @precondition(lambda self: self.may_step)
+    @rule()
+    def answer(self) -> None:
+        self.item.answer("Done.", change())
+
+    @rule(data=st.data())
+    def revert(self, data: st.DataObject) -> None:
+        self.item.revert(data.draw(st.sampled_from([0, *self.item.tree.nodes])), change())
+
+    @rule(data=st.data(), kind=st.integers(0, 2), key=st.integers(0, 2), keeps=st.booleans(), act=st.integers(0, 2))
+    def edit(self, data: st.DataObject, kind: int, key: int, keeps: bool, act: int) -> None:
+        steps = [node.id for node in self.item.tree.path() if node.kind == "step"]
+        if not steps:
+            return
+        node, content = data.draw(st.sampled_from(steps)), self.draw_step(kind, key)
+        if act == 0 and self.item.tree.node(node).content != content:
+            self.item.edit(node, content, change(), keeps_rest=keeps)
+        elif act == 1:
+            self.item.insert(node, content, change(), keeps_rest=keeps)
+        else:
+            self.item.delete(node, change(), keeps_rest=keeps)
+
+    @rule(redoes=st.booleans())
+    def undo(self, redoes: bool) -> None:
+        if redoes and self.item.tree.can_redo:
+            self.item.redo(change())
+        elif not redoes and self.item.tree.can_undo:
+            self.item.undo(change())
+
+    @invariant()
+    def equals_a_replay(self) -> None:
+        """Check the whole state every few changes, to save time."""
+        if self.item.tree.sequence % 5 == 0:
+            self.check()
+
+    def check(self) -> None:
+        path = self.item.tree.path()
+        assert len(self.item.tree.nodes) >= self.num_nodes  # nothing is lost
+        self.num_nodes = len(self.item.tree.nodes)
+        self.environment.reset()
+        texts = [self.environment.call(call) for node in path for call in node.content.calls]
+        assert texts == [result["text"] for node in path for result in node.results]
+        assert self.environment.state == self.item.tables(self.item.tree.head)
+
+    def teardown(self) -> None:
+        self.check()
+        assert fold(self.tools[0].events(self.item.id)).path() == self.item.tree.path()
+
+
+def test_random_changes_equal_a_replay(project: Project, tools: tuple[TreeStore, ToolPool]) -> None:
+    RandomChanges.project, RandomChanges.tools = project, tools
+    run_random(examples=12, steps=20)
+
+
+@pytest.mark.slow
+def test_ten_thousand_random_changes_equal_a_replay(project: Project, tools: tuple[TreeStore, ToolPool]) -> None:
+    RandomChanges.project, RandomChanges.tools = project, tools
+    run_random(examples=250, steps=40)
+
+
+def run_random(examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        RandomChanges,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            database=None,
+        ),
+    )
+
+
+def test_two_servers_may_use_one_database(project: Project, tmp_path: Path) -> None:
+    with open_store(project, tmp_path / "a.sqlite") as (store, pool):
+        first = new_item(project, store, pool)
+        with open_store(project, tmp_path / "a.sqlite", pool) as (other_store, _):
+            second = Item(other_store, first.id, pool)
+            first.query("Count.", change())
+            second.refresh()
+            second.step(step("add", key="z"), change(second))
+            assert first.refresh().head == second.tree.head
+            assert counters(first) == {"z": 1}
