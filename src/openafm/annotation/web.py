@@ -7,7 +7,7 @@ serve(app, config, bound)
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -71,7 +71,14 @@ class WebConfig:
 
 
 def build_app(
-    accounts: Accounts, *, pages: str, routers: Iterable[APIRouter], project: str, title: str, config: WebConfig
+    accounts: Accounts,
+    *,
+    pages: str,
+    routers: Iterable[APIRouter],
+    project: str,
+    title: str,
+    config: WebConfig,
+    state: Mapping[str, object] | None = None,
 ) -> ASGIApp:
     """Return the ASGI application of a tool.
 
@@ -79,9 +86,12 @@ def build_app(
         pages: the folder below `annotation/pages` whose index.html is the start page.
         routers: the tool's routes, below /api.
         project: id of the project, for access per project.
+        state: attributes of `request.app.state` for the routes.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.accounts = accounts
+    for name, value in (state or {}).items():
+        setattr(app.state, name, value)
     for router in (routes.router, _page_router(pages), *routers):
         app.include_router(router)
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):

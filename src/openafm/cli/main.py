@@ -24,6 +24,7 @@ from openafm.cli import (
     doctor,
     evaluate,
     export,
+    grade,
     import_,
     keys,
     plan,
@@ -87,6 +88,7 @@ app.add_typer(import_.app, name="import")
 app.command()(export.export)
 app.add_typer(rl.app, name="rl")
 app.add_typer(safety.app, name="safety")
+app.add_typer(grade.app, name="grade")
 app.command()(bundles.inspect)
 app.command()(bundles.use)
 app.command()(bundles.remove)
