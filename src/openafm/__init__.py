@@ -55,6 +55,11 @@ if TYPE_CHECKING:
     from openafm.framework.options import SamplingMode as SamplingMode
     from openafm.framework.options import SamplingModeType as SamplingModeType
     from openafm.framework.options import ToolCallingMode as ToolCallingMode
+    from openafm.framework.profiling.profile import ContentWarning as ContentWarning
+    from openafm.framework.profiling.profile import Profile as Profile
+    from openafm.framework.profiling.profile import profile as profile
+    from openafm.framework.profiling.spans import Span as Span
+    from openafm.framework.profiling.spans import Trace as Trace
     from openafm.framework.schema.content import ConvertibleFromGeneratedContent as ConvertibleFromGeneratedContent
     from openafm.framework.schema.content import ConvertibleToGeneratedContent as ConvertibleToGeneratedContent
     from openafm.framework.schema.content import GeneratedContent as GeneratedContent
@@ -133,6 +138,7 @@ _MODULES = {
     "Capability": "framework.backends.language_model",
     "CompatibleAdapterNotFoundError": "framework.backends.adapter",
     "ConcurrentRequestsError": "framework.errors",
+    "ContentWarning": "framework.profiling.profile",
     "ConvertibleFromGeneratedContent": "framework.schema.content",
     "ConvertibleToGeneratedContent": "framework.schema.content",
     "DecodingFailureError": "framework.errors",
@@ -173,6 +179,7 @@ _MODULES = {
     "LanguageModelExecutor": "framework.backends.language_model",
     "LanguageModelSession": "framework.session.session",
     "OpenAICompatibleModel": "framework.backends.openai_model",
+    "Profile": "framework.profiling.profile",
     "Prompt": "framework.transcripts.prompt",
     "PromptComponent": "framework.transcripts.prompt",
     "PromptEntry": "framework.transcripts.transcript",
@@ -189,6 +196,7 @@ _MODULES = {
     "SamplingModeType": "framework.options",
     "Sentiment": "framework.transcripts.feedback",
     "Snapshot": "framework.session.formats",
+    "Span": "framework.profiling.spans",
     "SystemLanguageModel": "framework.backends.system_model",
     "SystemLanguageModelGuardrails": "safety.guardrail",
     "SystemLanguageModelUnavailableReason": "framework.backends.language_model",
@@ -208,6 +216,7 @@ _MODULES = {
     "ToolOutputError": "framework.tools.runner",
     "ToolTimeoutError": "framework.tools.runner",
     "ToolTurn": "tokenizer.conversation",
+    "Trace": "framework.profiling.spans",
     "Transcript": "framework.transcripts.transcript",
     "TranscriptEntry": "framework.transcripts.transcript",
     "TranscriptError": "framework.transcripts.wire",
@@ -224,6 +233,7 @@ _MODULES = {
     "first_and_last": "framework.session.condense",
     "generable": "framework.schema.generable",
     "guide": "framework.schema.guides",
+    "profile": "framework.profiling.profile",
     "reference_week": "data.synthetic",
     "rolling_window": "framework.session.condense",
     "rolling_window_blocking": "framework.session.condense",

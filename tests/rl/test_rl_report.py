@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from openafm.rl.collapse import CollapseWatch
-from openafm.rl.events import EventLog, part_times, read_events, write_chrome_trace
+from openafm.core.chrome_trace import write_chrome_trace
+from openafm.rl.events import EventLog, part_times, read_events, slices
 from openafm.rl.report import NoPolicyRunError, _read_samples, read_report, terminal_report, write_html
 from openafm.rl.updater import Counters, CountersError
 
@@ -58,7 +59,7 @@ def test_events_are_exported_for_chrome(tmp_path: Path) -> None:
     write_run(tmp_path)
     events = read_events(tmp_path)
     assert {part.part for part in part_times(events)} == {"generator-1", "updater"}
-    write_chrome_trace(events, tmp_path / "trace.json")
+    write_chrome_trace(slices(events), tmp_path / "trace.json")
     rows = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert [row["dur"] for row in rows if row["name"] == "decode"] == [3_000_000]
 

@@ -29,6 +29,7 @@ from openafm.cli import (
     keys,
     plan,
     play,
+    profile,
     quickstart,
     resign,
     respond,
@@ -99,6 +100,7 @@ app.command()(chat.chat)
 app.command()(complete.complete)
 app.command()(serve.serve)
 app.command()(play.play)
+app.command(context_settings={"allow_interspersed_args": False})(profile.profile)
 app.add_typer(keys.app, name="keys")
 app.command()(bench.bench)
 app.add_typer(evaluate.app, name="evaluate")

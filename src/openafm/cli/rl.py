@@ -93,7 +93,8 @@ def report(
     json: JsonOption = False,
 ) -> None:
     """Show the curves of a run, its counters, the idle time of each part and its samples."""
-    from openafm.rl.events import read_events, write_chrome_trace
+    from openafm.core.chrome_trace import write_chrome_trace
+    from openafm.rl.events import read_events, slices
     from openafm.rl.report import read_report, terminal_report, write_html, write_picture
 
     found = read_report(run)
@@ -102,7 +103,7 @@ def report(
     else:
         print_text(terminal_report(found))
     if trace is not None:
-        write_chrome_trace(read_events(run), trace)
+        write_chrome_trace(slices(read_events(run)), trace)
     picture = write_picture(found, run)
     paths = [path for path in (picture, write_html(found, run) if html else None, trace) if path is not None]
     for path in paths:

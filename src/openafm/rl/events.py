@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from openafm.core.files import room_for, write_json
+from openafm.core.chrome_trace import Slice
+from openafm.core.files import room_for
 
 FOLDER = "events"
 WAITING = ("wait",)
@@ -99,23 +99,9 @@ def part_times(events: Sequence[Event]) -> list[PartTimes]:
     return times
 
 
-def write_chrome_trace(events: Sequence[Event], path: Path) -> None:
-    """Write the events for chrome://tracing and ui.perfetto.dev: one row for each part."""
-    first = min((event.start for event in events), default=0.0)
-    parts = {part: number for number, part in enumerate(sorted({event.part for event in events}))}
-    rows: list[dict[str, Any]] = [
-        {"name": "thread_name", "ph": "M", "pid": 0, "tid": number, "args": {"name": part}} for part, number in parts.items()
-    ]
-    rows += [
-        {
-            "name": event.name,
-            "ph": "X",
-            "pid": 0,
-            "tid": parts[event.part],
-            "ts": round(1e6 * (event.start - first)),
-            "dur": round(1e6 * (event.stop - event.start)),
-            "args": {"count": event.count},
-        }
+def slices(events: Sequence[Event]) -> list[Slice]:
+    """Return the events as slices of a Chrome trace: one row for each part."""
+    return [
+        Slice(row=event.part, name=event.name, start=event.start, stop=event.stop, arguments={"count": event.count})
         for event in events
     ]
-    write_json(path, {"traceEvents": rows, "displayTimeUnit": "ms"})

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from openafm.framework.backends.loaded_model import LoadedModel
+from openafm.framework.profiling.recorder import SpanRecorder, begin_request
+from openafm.framework.profiling.spans import SpanKind
 from openafm.runtime.decoding.generation import Generation, generate, prefill
 from openafm.runtime.decoding.logits import LogitBias, LogitsProcessor, OccurrencePenalty, ScoreRecorder, TokenScore
 from openafm.runtime.decoding.stop_texts import StopTexts
@@ -121,11 +123,16 @@ class Answer:
             AnswerCancelledError: `cancelled` returned True.
             OpenAFMError: the answer cannot be computed.
         """
+        with begin_request(None, "answer", model=self._model.bundle.name) as request:
+            with request.child(SpanKind.INFERENCE, self._model.bundle.name) as span:
+                yield from self._deltas(span)
+
+    def _deltas(self, span: SpanRecorder) -> Generator[Delta]:
         started, first = time.perf_counter(), 0.0
         sequence = self._begin()
         finish: Finish | None = None
         with contextlib.closing(self._generation(sequence)) as generation:
-            for event in generation:
+            for event in span.tokens(generation, since=started):
                 first = first or time.perf_counter()
                 self._tokens.append(event.token)
                 if not event.is_stop:
@@ -148,7 +155,7 @@ class Answer:
                 if self._monitor is not None and not isinstance(self._monitor.finish(), Allowed):
                     finish = "content_filter"
                 self._model.prefixes.keep(sequence, sequence.length, "conversation")
-        yield Ended(
+        ended = Ended(
             finish=finish,
             num_prompt=len(self._prompt.tokens),
             num_cached=self._num_cached,
@@ -157,6 +164,23 @@ class Answer:
             first_token_s=(first or time.perf_counter()) - started,
             seconds=time.perf_counter() - started,
         )
+        if span.is_recorded:
+            self._record(span, ended)
+        yield ended
+
+    def _record(self, span: SpanRecorder, ended: Ended) -> None:
+        """Record counts and texts for profiles."""
+        speed = (ended.num_generated - 1) / rest if (rest := ended.seconds - ended.first_token_s) > 0 else 0.0
+        span.set(
+            prompt_tokens=ended.num_prompt,
+            cached_tokens=ended.num_cached,
+            generated_tokens=ended.num_generated,
+            ttft_ms=1000 * ended.first_token_s,
+            tokens_per_second=speed,
+            finish_reason=ended.finish,
+        )
+        tokenizer = self._model.tokenizer
+        span.set_content(prompt=tokenizer.decode(self._prompt.tokens), answer=tokenizer.decode(self._tokens))
 
     def _begin(self) -> EngineSequence:
         """Return a sequence with the longest cached prefix of the prompt, or with the opening, which is computed once."""

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, cast
 
 from openafm.framework.errors import ExceededContextWindowSizeError
 from openafm.framework.options import GenerationOptions, ImageDetail
+from openafm.framework.profiling.recorder import NOT_RECORDED, SpanRecorder
 from openafm.framework.schema.schema import GenerationSchema
 from openafm.framework.tools.tool import Tool
 from openafm.framework.transcripts.prompt import PromptLike, prompt_content
@@ -127,6 +128,7 @@ class AnswerRequest:
         options: sampling and limits.
         images: the bytes of the images in `turns` and in the transcript before them, by digest.
         cancelled: returns True once the request is cancelled. Check it at every token and raise `GenerationCancelledError`.
+        span: records the answer for profiles; an executor may add its parts.
     """
 
     turns: tuple[Turn, ...]
@@ -137,6 +139,7 @@ class AnswerRequest:
     cancelled: Callable[[], bool]
     max_calls: int = 16
     images: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    span: SpanRecorder = field(default=NOT_RECORDED, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

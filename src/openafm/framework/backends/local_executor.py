@@ -28,6 +28,7 @@ from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.backends.truncation import truncation_error
 from openafm.framework.errors import GenerationCancelledError
 from openafm.framework.options import GenerationOptions, SamplingModeType
+from openafm.framework.profiling.spans import SpanKind
 from openafm.runtime.decoding.generation import Summary, generate, prefill
 from openafm.runtime.decoding.prefill import num_prefill_steps
 from openafm.runtime.decoding.sampling import GreedyConfig, RandomConfig, SamplingConfig
@@ -97,7 +98,8 @@ class LocalExecutor(LanguageModelExecutor):
         new = prompt_tokens(model.template.encode(model.tokenizer, request.turns))
         new += PromptTokens(model.template.generation_prompt(model.tokenizer))
         self._check_fits(num_old + len(new) + 1, request.turns)
-        grammar = model.grammar(request.schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
+        with request.span.child(SpanKind.GRAMMAR, "compile"):
+            grammar = model.grammar(request.schema, request.tools, must_call=request.must_call, max_calls=request.max_calls)
         started = time.perf_counter()
         num_opening = self._prefill_opening(request.cancelled)
         prompt = self._pending + new
@@ -121,7 +123,7 @@ class LocalExecutor(LanguageModelExecutor):
         )
         text = _AnswerText(model, may_call=bool(request.tools))
         with contextlib.closing(generation):
-            for event in generation:
+            for event in request.span.tokens(generation, since=started):
                 if piece := text.push(event.token):
                     yield TextPiece(piece)
         if generation.summary.finish == "cancelled":
@@ -132,6 +134,8 @@ class LocalExecutor(LanguageModelExecutor):
         finish_reason = FinishReason.LENGTH if generation.summary.finish == "length" else FinishReason.STOP
         for index, call in enumerate(turn.tool_calls):
             yield ToolCallPiece(index=index, name=call.name, arguments=compact_json(call.arguments))
+        if request.span.is_recorded:
+            request.span.set(kv_bytes=sum(model.engine.memory(self._sequence).values()), **_times(generation.summary))
         self._keep_common_prefix(text.tokens, turn)
         self._keep_conversation()
         usage = _usage(generation.summary, num_cached, num_opening, opening_s)
@@ -262,6 +266,11 @@ def _sampling(options: GenerationOptions) -> SamplingConfig:
     if mode is None:
         return RandomConfig(temperature=temperature)
     return RandomConfig(temperature=temperature, top_k=mode.top, top_p=mode.probability_threshold, seed=mode.seed)
+
+
+def _times(summary: Summary) -> dict[str, float]:
+    """Return the times of a generation that overlap with its steps."""
+    return {"grammar_ms": 1000 * summary.mask_s, "draft_ms": 1000 * summary.draft_s}
 
 
 def _usage(summary: Summary, num_cached: int, num_opening: int, opening_s: float) -> Usage:

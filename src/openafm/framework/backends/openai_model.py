@@ -179,7 +179,7 @@ class _OpenAIExecutor(LanguageModelExecutor):
         while True:
             reply = self._new_reply(request, schema, holds_text=holds_text)
             body = request_body(self._model.name, [*self._messages, *correction], request, schema, self._tools)
-            for chunk in self._chunks(body, request.cancelled):
+            for chunk in request.span.tokens(self._chunks(body, request.cancelled)):
                 yield from reply.push(chunk)
             usage += reply.usage()
             try:

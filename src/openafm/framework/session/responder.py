@@ -36,6 +36,8 @@ from openafm.framework.errors import (
     UnsupportedCapabilityError,
 )
 from openafm.framework.options import GenerationOptions, ToolCallingMode
+from openafm.framework.profiling.recorder import SpanRecorder, begin_request
+from openafm.framework.profiling.spans import SpanKind
 from openafm.framework.session.formats import IncompleteResponseError, Snapshot, TextFormat
 from openafm.framework.session.request import Response, SessionRequest
 from openafm.framework.tools.runner import ToolRunner
@@ -91,18 +93,24 @@ class Responder:
 
         A request that fails leaves the transcript and the executor unchanged.
         """
+        with begin_request(self, "respond", model=self.model.name) as span:
+            yield from self._respond(request, span)
+
+    def _respond(self, request: SessionRequest[Any, Any], span: SpanRecorder) -> Generator[Snapshot[Any], None, None]:
         self._check_capabilities(request)
         guardrail = self.model.guardrail(is_guided=request.format.schema is not None)
         text = prompt_text(request.prompt)
         with _framework_errors():
-            content, images = prompt_content(request.prompt, self._image_count(request))
-            schema = request.format.schema if request.include_schema_in_prompt else None
-            prompt = UserTurn(content=content, response_format=schema)
-            self.model.check_context((*self.transcript.turns, prompt))  # before the guardrail, which reads all of it
-            if guardrail is not None:
-                self._check_verdict(guardrail.check_input(text), "the prompt", text)
-            executor = self._current_executor()
-            state = _RequestState(request, executor, guardrail, text, prompt, images, self._deadline())
+            span.set_content(prompt=text)
+            with span.child(SpanKind.CHECK, "prompt"):
+                content, images = prompt_content(request.prompt, self._image_count(request))
+                schema = request.format.schema if request.include_schema_in_prompt else None
+                prompt = UserTurn(content=content, response_format=schema)
+                self.model.check_context((*self.transcript.turns, prompt))  # before the guardrail, which reads all of it
+                if guardrail is not None:
+                    self._check_verdict(guardrail.check_input(text), "the prompt", text)
+            executor = self._current_executor(span)
+            state = _RequestState(request, executor, guardrail, text, prompt, images, self._deadline(), span)
             with executor.undone_on_error():
                 yield from self._answers(state)
                 self.transcript._append(*state.entries, after=self._num_entries)
@@ -110,8 +118,10 @@ class Responder:
 
     def prewarm(self, prompt_prefix: str, cancelled: Callable[[], bool]) -> None:
         """Load the model and prefill the transcript and the beginning of the next prompt."""
-        with _framework_errors():
-            self._current_executor().prefill(prompt_prefix, cancelled)
+        with begin_request(self, "prewarm", model=self.model.name) as span, _framework_errors():
+            executor = self._current_executor(span)
+            with span.child(SpanKind.PREFILL, "prompt"):
+                executor.prefill(prompt_prefix, cancelled)
 
     def snapshot(self) -> bytes | memoryview | None:
         """Return the model's state for the transcript; None if it has none."""
@@ -124,7 +134,10 @@ class Responder:
         state.entries.append(PromptEntry(turn=state.prompt, options=request.options, schema=schema, images=state.images))
         turns: tuple[Turn, ...] = (state.prompt,)
         for num_rounds in itertools.count():
-            answer = yield from self._answer(state, turns, num_rounds)
+            with state.span.child(SpanKind.INFERENCE, self.model.name) as span:
+                answer = yield from self._answer(state, turns, num_rounds, span)
+                if span.is_recorded:
+                    _record_answer(span, request, turns, answer)
             state.usage += answer.usage
             if not answer.turn.tool_calls:
                 break
@@ -146,7 +159,7 @@ class Responder:
         )
 
     def _answer(
-        self, state: _RequestState, turns: tuple[Turn, ...], num_rounds: int
+        self, state: _RequestState, turns: tuple[Turn, ...], num_rounds: int, span: SpanRecorder
     ) -> Generator[Snapshot[Any], None, Answer]:
         request, mode = state.request, state.request.options.tool_calling_mode
         num_calls_left = self._limits.calls - state.num_calls
@@ -162,6 +175,7 @@ class Responder:
                 cancelled=state.is_over,
                 max_calls=min(_MAX_CALLS_PER_ANSWER, max(num_calls_left, 1)),
                 images={**self.transcript.images, **state.images, **state.tool_images},
+                span=span,
             )
         )
         _check_events(events, state.executor)
@@ -207,7 +221,9 @@ class Responder:
     def _call_tools(self, state: _RequestState, answer: Answer) -> tuple[Turn, ...]:
         calls = answer.turn.tool_calls
         try:
-            outputs = self._runner.run(calls, state.is_over, state.request.loop, self._image_count(state.request))
+            outputs = self._runner.run(
+                calls, state.is_over, state.request.loop, self._image_count(state.request), state.span
+            )
         except GenerationCancelledError:
             state.raise_if_late()
             raise
@@ -231,16 +247,17 @@ class Responder:
 
         return num_tokens
 
-    def _current_executor(self) -> LanguageModelExecutor:
+    def _current_executor(self, span: SpanRecorder) -> LanguageModelExecutor:
         """Return an executor that has received the whole transcript; a new one if another session appended to it."""
         if self._executor is None or self._num_entries != len(self.transcript):
             transcript_turns = self.transcript.turns
             turns = self._with_tools(transcript_turns)
-            if self._snapshot is None:
-                self._executor = self.model.executor(turns)
-            else:
-                self._executor = self.model.restored_executor(turns, self._snapshot)
-                self._snapshot = None  # free up to 100 MB
+            with span.child(SpanKind.LOAD, self.model.name):
+                if self._snapshot is None:
+                    self._executor = self.model.executor(turns)
+                else:
+                    self._executor = self.model.restored_executor(turns, self._snapshot)
+                    self._snapshot = None  # free up to 100 MB
             self._num_entries = len(transcript_turns)
         return self._executor
 
@@ -321,6 +338,26 @@ def _check_calls(answer: Answer, tools: Sequence[ToolDefinition], num_calls_left
             )
 
 
+def _record_answer(span: SpanRecorder, request: SessionRequest[Any, Any], turns: Sequence[Turn], answer: Answer) -> None:
+    """Record usage, settings and texts of an answer."""
+    sampling, options = request.options.sampling, request.options
+    settings = {
+        "temperature": options.temperature,
+        "max_tokens": options.maximum_response_tokens,
+        "top_k": None if sampling is None else sampling.top,
+        "top_p": None if sampling is None else sampling.probability_threshold,
+        "seed": None if sampling is None else sampling.seed,
+    }
+    span.set(
+        **answer.usage.to_dict(),
+        is_guided=request.format.schema is not None,
+        finish_reason="tool_calls" if answer.turn.tool_calls else answer.finish_reason.value,
+        **{name: value for name, value in settings.items() if value is not None},
+    )
+    text = tool_calls_text(answer.turn.tool_calls) if answer.turn.tool_calls else answer.turn.text
+    span.set_content(prompt="\n".join(turn.text for turn in turns), answer=text)
+
+
 class _RequestState:
     """Hold what one running request has added so far, and its deadline."""
 
@@ -333,7 +370,9 @@ class _RequestState:
         prompt: UserTurn,
         images: dict[str, bytes],
         deadline: float | None,
+        span: SpanRecorder,
     ) -> None:
+        self.span = span
         self.request, self.executor, self.guardrail, self.text = request, executor, guardrail, text
         self.prompt, self.images = prompt, images
         self.tool_images: dict[str, bytes] = {}

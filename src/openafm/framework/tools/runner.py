@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 from openafm.core.errors import OpenAFMError
 from openafm.framework.daemon import in_daemon_loop
 from openafm.framework.errors import GenerationCancelledError, ToolCallError
+from openafm.framework.profiling.recorder import NOT_RECORDED, SpanRecorder
+from openafm.framework.profiling.spans import SpanKind
 from openafm.framework.schema.content import GeneratedContent
 from openafm.framework.tools.tool import Tool, ToolLimits
 from openafm.framework.transcripts.prompt import has_attachments, prompt_content
@@ -53,6 +55,7 @@ class ToolRunner:
         cancelled: Callable[[], bool],
         loop: asyncio.AbstractEventLoop | None,
         num_image_tokens: _ImageCount,
+        span: SpanRecorder = NOT_RECORDED,
     ) -> _Outputs:
         """Return the outputs of the calls in order. Blocks, so the thread of `loop` must not call it.
 
@@ -61,12 +64,13 @@ class ToolRunner:
             cancelled: polled; returns whether the request is cancelled.
             loop: the event loop to run the calls in; None: a new one.
             num_image_tokens: returns the number of tokens of an image in an output; raises if the model sees no images.
+            span: records the calls for profiles.
 
         Raises:
             ToolCallError: a tool raised, timed out or returned an unusable output; the other calls are cancelled.
             GenerationCancelledError: the request was cancelled, and with it all calls.
         """
-        work = self._run(calls, cancelled, num_image_tokens)
+        work = self._run(calls, cancelled, num_image_tokens, span)
         try:
             if loop is None:
                 return in_daemon_loop(work, "openafm-tools").result()
@@ -76,9 +80,9 @@ class ToolRunner:
             raise GenerationCancelledError(f"tools cannot be called: {error!r}") from error
 
     async def _run(
-        self, calls: Sequence[ToolCall], cancelled: Callable[[], bool], num_image_tokens: _ImageCount
+        self, calls: Sequence[ToolCall], cancelled: Callable[[], bool], num_image_tokens: _ImageCount, span: SpanRecorder
     ) -> _Outputs:
-        tasks = [asyncio.ensure_future(self._output(call, num_image_tokens)) for call in calls]
+        tasks = [asyncio.ensure_future(self._recorded(call, num_image_tokens, span)) for call in calls]
         try:
             while not all(task.done() for task in tasks):
                 await asyncio.wait(tasks, timeout=_POLL_S, return_when=asyncio.FIRST_EXCEPTION)
@@ -100,6 +104,13 @@ class ToolRunner:
             ToolOutputError: the output is neither text nor JSON, or is too long.
         """
         return self._limited(_as_text(await self._called(call)))
+
+    async def _recorded(self, call: ToolCall, num_image_tokens: _ImageCount, parent: SpanRecorder) -> ToolOutput:
+        with parent.child(SpanKind.TOOL, call.name) as span:
+            output = await self._output(call, num_image_tokens)
+            if span.is_recorded:
+                span.set_content(arguments=compact_json(call.arguments), output=output.turn.text)
+            return output
 
     async def _output(self, call: ToolCall, num_image_tokens: _ImageCount) -> ToolOutput:
         output = await self._called(call)

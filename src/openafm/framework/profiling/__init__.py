@@ -1,0 +1,1 @@
+"""Profiles of sessions: recording, views and exports (report 7)."""
