@@ -56,7 +56,7 @@ def test_a_request_is_recorded_with_its_parts(model: fm.SystemLanguageModel) -> 
         assert all(span.start <= child.start <= child.stop <= span.stop for child in span.children)
     prefill, decode = inference.children[1:]
     assert prefill.stop == pytest.approx(decode.start, abs=1e-3)
-    assert prefill.seconds == pytest.approx(usage.ttft_ms / 1000, abs=5e-3)
+    assert prefill.seconds == pytest.approx(usage.ttft_ms / 1000, abs=0.05)
     assert profile.trace.totals()["generated_tokens"] == session.total_usage.generated_tokens
 
 

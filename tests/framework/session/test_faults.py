@@ -259,7 +259,7 @@ def test_an_interrupt_stops_running_tools(monkeypatch: pytest.MonkeyPatch) -> No
     class Interrupted:
         """Raise KeyboardInterrupt while the runner waits for the result."""
 
-        def run(self, made: Any, cancelled: Any, loop: Any, count: Any) -> Any:
+        def run(self, made: Any, cancelled: Any, *_: Any) -> Any:
             threading.Thread(target=run_aside, args=(made, cancelled)).start()
             assert started.wait(10)
             raise KeyboardInterrupt
