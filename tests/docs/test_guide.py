@@ -96,7 +96,7 @@ def test_every_name_on_a_page_exists(page: Path) -> None:
 def test_every_verb_and_option_on_a_page_exists(page: Path) -> None:
     command_line = typer.main.get_command(app)
     lines = re.findall(r"(?:^ *|`)openafm ([^\n`]+)", page.read_text(encoding="utf-8"), re.M)
-    for line in (part for line in lines for part in line.split(" -- ")):  # `openafm profile -- VERB ...`
+    for line in (part for each in lines for part in each.split(" -- ")):  # `openafm profile -- VERB ...`
         command = command_line
         for word in line.split():
             is_recipe = command.name == "rl" and "." in word  # `rl RECIPE` is `rl train RECIPE`

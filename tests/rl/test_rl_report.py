@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from openafm.rl.collapse import CollapseWatch
 from openafm.core.chrome_trace import write_chrome_trace
+from openafm.rl.collapse import CollapseWatch
 from openafm.rl.events import EventLog, part_times, read_events, slices
 from openafm.rl.report import NoPolicyRunError, _read_samples, read_report, terminal_report, write_html
 from openafm.rl.updater import Counters, CountersError

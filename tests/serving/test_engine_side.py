@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx2 as httpx
+import openai
 import pytest
 from endpoints import wait_until
 from servers import http, running_server
@@ -280,3 +281,13 @@ def test_a_client_that_does_not_read_loses_its_place(start_server: Callable[...,
         client.sendall(head.encode() + data)
         wait_until(lambda: num_running(url) == 1)
         wait_until(lambda: num_running(url) == 0)
+
+
+def test_a_profile_records_the_answers_of_a_server(client: openai.OpenAI) -> None:
+    with fm.profile() as profile:
+        client.chat.completions.create(model="nano", messages=[{"role": "user", "content": "Hello"}], max_tokens=5)
+    (session,) = profile.trace.sessions
+    (inference,) = session.children[0].children
+    assert session.name == "requests without a session"
+    assert inference.attributes["generated_tokens"] > 0
+    assert [part.kind for part in inference.children] == ["prefill", "decode"]

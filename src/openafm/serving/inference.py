@@ -123,9 +123,9 @@ class Answer:
             AnswerCancelledError: `cancelled` returned True.
             OpenAFMError: the answer cannot be computed.
         """
-        with begin_request(None, "answer", model=self._model.bundle.name) as request:
-            with request.child(SpanKind.INFERENCE, self._model.bundle.name) as span:
-                yield from self._deltas(span)
+        name = self._model.bundle.name
+        with begin_request(None, "answer", model=name) as request, request.child(SpanKind.INFERENCE, name) as span:
+            yield from self._deltas(span)
 
     def _deltas(self, span: SpanRecorder) -> Generator[Delta]:
         started, first = time.perf_counter(), 0.0

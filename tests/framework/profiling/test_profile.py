@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -164,7 +165,9 @@ def test_an_endpoint_is_recorded(no_leaks: None) -> None:
 
 
 def test_flags() -> None:
-    span = fm.Span(kind=SpanKind.INFERENCE, name="m", start=0, stop=6, attributes={"prompt_tokens": 2000, "generated_tokens": 60})
+    span = fm.Span(
+        kind=SpanKind.INFERENCE, name="m", start=0, stop=6, attributes={"prompt_tokens": 2000, "generated_tokens": 60}
+    )
     assert span.flags == (Flag.LONG, Flag.MANY_TOKENS)
     assert fm.Span(kind=SpanKind.SESSION, name="s", start=0, stop=60).flags == ()
 
@@ -179,7 +182,7 @@ def test_the_chrome_trace_has_disjoint_slices_in_each_row(tmp_path: Path) -> Non
     assert {event["name"] for event in slices} >= {"respond", "weather", "scripted"}
     for tid in {event["tid"] for event in slices}:
         row = sorted((event["ts"], event["ts"] + event["dur"]) for event in slices if event["tid"] == tid)
-        assert all(end <= start + 1 for (_, end), (start, _) in zip(row, row[1:], strict=False))
+        assert all(end <= start + 1 for (_, end), (start, _) in itertools.pairwise(row))
 
 
 def test_spans_reach_the_users_exporter_under_the_conventions() -> None:

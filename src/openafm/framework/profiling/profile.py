@@ -31,7 +31,9 @@ class Profile:
     def __init__(self, *, content: bool = False) -> None:
         if content:
             warnings.warn(
-                "this profile records prompts, answers and tool outputs; its files contain them", ContentWarning, stacklevel=3
+                "this profile records prompts, answers and tool outputs; its files contain them",
+                ContentWarning,
+                stacklevel=3,
             )
         self._recording = Recording(has_content=content)
 

@@ -6,6 +6,7 @@ state is tied to a thread or a task, and requests of many threads and event loop
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -187,7 +188,7 @@ class _OpenSpan(SpanRecorder):
 
 def _gaps(times: list[float]) -> dict[str, Any]:
     """Return the number of tokens after the first, and percentiles of the time between tokens in milliseconds."""
-    gaps = sorted(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+    gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
     if not gaps:
         return {"tokens": 0}
     quantiles = {name: gaps[min(int(len(gaps) * share), len(gaps) - 1)] for name, share in (("p50", 0.5), ("p99", 0.99))}
