@@ -13,7 +13,7 @@ from openafm.bundle.gguf.tokenizer import _PRE_TOKENIZERS
 from openafm.bundle.hugging_face import import_hugging_face
 
 PRE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "smaug-bpe"}
-SHAPE = {"num_hidden_layers": 4, "hidden_size": 64, "head_dim": 32}
+SHAPE = {"num_hidden_layers": 4, "hidden_size": 128, "head_dim": 32}
 
 
 def bundle(folder: Path, family: str, **changes: Any) -> Bundle:

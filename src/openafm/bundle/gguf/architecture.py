@@ -205,6 +205,8 @@ def file_metadata(values: Mapping[str, Any]) -> dict[str, Any]:
         raise GGUFError(
             f"llama.cpp has no activation {values['hidden_act']}, or no biases, in {family}; export --to hf instead"
         )
+    if family == "qwen2" and values["num_attention_heads"] * values["head_dim"] != values["hidden_size"]:
+        raise GGUFError("llama.cpp needs heads as wide as the model in qwen2; export --to hf instead")
     rotated = values.get("no_rope_layers")
     if rotated is not None and rotated != [int((layer + 1) % 4 != 0) for layer in range(len(rotated))]:
         raise GGUFError("llama.cpp rotates all but every fourth layer of SmolLM3; export --to hf instead")
