@@ -98,7 +98,10 @@ def test_answers_equal_those_of_transformers(both: tuple[OpenafmLM, HFLM]) -> No
     assert ours.generate_until(instances("generate_until", arguments)) == (
         theirs.generate_until(instances("generate_until", arguments))
     )
-    assert ours.generate_until(instances("generate_until", [(SHOTS, settings | {"until": [until]})]))[0] == free[: free.index(until)]
+    assert (
+        ours.generate_until(instances("generate_until", [(SHOTS, settings | {"until": [until]})]))[0]
+        == free[: free.index(until)]
+    )
 
 
 def test_chat_templates_equal_those_of_transformers(both: tuple[OpenafmLM, HFLM]) -> None:

@@ -1,4 +1,6 @@
-"""openafm behind lm-evaluation-harness: `python -m openafm.evaluation.lm_eval_model --model openafm --model_args bundle=NAME ...`.
+"""openafm behind lm-evaluation-harness.
+
+    python -m openafm.evaluation.lm_eval_model --model openafm --model_args bundle=NAME ...
 
 The results equal those of the harness's `hf` model on the same weights. Contexts that begin alike are computed once, and
 requests are computed in batches. lm-eval 0.4 reads no entry points of other packages, so this module registers the model and
