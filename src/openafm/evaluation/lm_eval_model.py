@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -81,7 +82,7 @@ class OpenafmLM(TemplateLM):  # type: ignore[misc]
         if not bundle:
             raise UsageError("--model_args has no bundle; pass bundle=NAME, a name of `openafm use` or a path")
         self._bundle = open_bundle(bundle)
-        self._engine = open_engine(self._bundle, None if adapter is None else open_adapter(adapter))
+        self._engine = open_engine(self._bundle, None if adapter is None else open_adapter(Path(adapter)))
         self._tokenizer, self._template = self._bundle.tokenizer, self._bundle.template
         self.batch_size = 8 if str(batch_size).startswith("auto") else int(batch_size)
         self.max_length = min(int(max_length or self._engine.context_length), self._engine.context_length)
