@@ -49,6 +49,20 @@ def test_an_engine_computes_the_logits_of_its_decoder(tmp_path: Path) -> None:
     assert opened.signature in engine.signature
 
 
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_one_token_of_each_of_several_sequences_equals_the_decoder(name: str) -> None:
+    """They attend in one call, padded to the longest; layers with a window see the end of it."""
+    engine = TorchEngine(decoder(name))
+    texts = [random_tokens(count, seed=count) for count in (1, 2, 40, 7, 40, 23)]
+    sequences = [engine.new_sequence() for _ in texts]
+    for sequence, tokens in zip(sequences, texts, strict=True):
+        if tokens[:-1]:
+            engine.step([(sequence, tokens[:-1])])
+    found = engine.step([(sequence, tokens[-1:]) for sequence, tokens in zip(sequences, texts, strict=True)])
+    for logits_V, tokens in zip(found, texts, strict=True):
+        assert_close(logits_V, full_logits(name, tokens)[-1])
+
+
 def test_bfloat16_activations(tmp_path: Path) -> None:
     opened = bundle(tmp_path / "b", Numerics(activations="bfloat16", kv="bfloat16"))
     engine = open_engine(opened)

@@ -1,7 +1,7 @@
 """KV caches of running sequences, and the attention context that reads and extends them.
 
 Shapes: H heads, K key/value heads, G = H / K query heads for each of them, C head dim, P capacity in positions, L keys,
-Q queries of a sequence, N tokens of all sequences in a step (as one row, B = 1 and S = N).
+Q queries of a sequence, D sequences, N tokens of all sequences in a step (as one row, B = 1 and S = N).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from openafm.models.attention_context import AttentionContext, LastPositions
 from openafm.models.config import DecoderConfig, SharedKeysValuesConfig
@@ -26,6 +27,8 @@ from openafm.runtime.engines.base import Cache
 _FIRST_CAPACITY = 64
 # Prefill chunks with at most this many keys attend in double precision, which takes two to three times as long.
 _FINE_KEYS = 1024
+# Sequences with at most this many keys attend together; for longer ones, padding costs more than a call for each.
+_TOGETHER_KEYS = 1024
 _LEAST_SLACK = 64  # tokens; the rollback after a verification takes at most half of it
 
 
@@ -177,8 +180,8 @@ def widest_window(config: DecoderConfig, layer: int) -> int | None:
 class CachedSequences(AttentionContext):
     """Tokens of several sequences in one row. Each attends to its own sequence only.
 
-    Linear layers run once over the row, attention once for each sequence. New keys and values are stored after a cache's
-    `length`, which the caller advances when the whole step has succeeded.
+    Linear layers run once over the row. Attention runs once for each sequence, or once for all if each has one token. New
+    keys and values are stored after a cache's `length`, which the caller advances when the whole step has succeeded.
     """
 
     def __init__(self, caches: Sequence[TorchCache], counts: Sequence[int], device: torch.device) -> None:
@@ -189,6 +192,7 @@ class CachedSequences(AttentionContext):
         starts_and_stops = [(cache.length, stop) for cache, stop in zip(caches, self._stops, strict=True)]
         positions = [position for start, stop in starts_and_stops for position in range(start, stop)]
         super().__init__(torch.tensor([positions], device=device))
+        self._visible: dict[int, Tensor] = {}
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
         k_KNC, v_KNC = k_BSKC[0].transpose(0, 1), v_BSKC[0].transpose(0, 1)
@@ -204,11 +208,36 @@ class CachedSequences(AttentionContext):
         window = mask.window
         if len(self._caches) == 1:
             return _attend(self._caches[0].layers[layer], q_BSHC, self._stops[0], window)
+        if max(self._counts) == 1 and self._num_keys(window) <= _TOGETHER_KEYS:
+            return self._attend_together(layer, q_BSHC, window)
         outputs = [
             _attend(cache.layers[layer], q_BQHC, stop, window)
             for cache, q_BQHC, stop in zip(self._caches, q_BSHC.split(self._counts, dim=1), self._stops, strict=True)
         ]
         return torch.cat(outputs, dim=1)
+
+    def _num_keys(self, window: int | None) -> int:
+        """Return the most keys that a sequence's last token sees."""
+        return max(self._stops) if window is None else min(window, max(self._stops))
+
+    def _attend_together(self, layer: int, q_BDHC: Tensor, window: int | None) -> Tensor:
+        """Return o_BDHC, the attention of one token of each sequence, over keys and values that are padded to one length."""
+        num_keys = self._num_keys(window)
+        held = [
+            cache.layers[layer].read(max(0, stop - num_keys), stop)
+            for cache, stop in zip(self._caches, self._stops, strict=True)
+        ]
+        k_DKLC, v_DKLC = (
+            pad_sequence([x_KLC.transpose(0, 1) for x_KLC in each], batch_first=True).transpose(1, 2).to(q_BDHC.dtype)
+            for each in zip(*held, strict=True)
+        )
+        q_DKGC = q_BDHC.view(*k_DKLC.shape[:2], -1, k_DKLC.shape[-1])
+        if num_keys not in self._visible:
+            counts_D = torch.tensor([min(stop, num_keys) for stop in self._stops], device=q_BDHC.device)
+            places_L = torch.arange(num_keys, device=q_BDHC.device)
+            self._visible[num_keys] = (places_L < counts_D[:, None])[:, None, None]
+        visible_D11L = self._visible[num_keys]
+        return F.scaled_dot_product_attention(q_DKGC, k_DKLC, v_DKLC, attn_mask=visible_D11L).reshape(q_BDHC.shape)
 
     def last(self) -> LastPositions:
         lasts_D = torch.tensor(self._counts, device=self.positions_BS.device).cumsum(0) - 1
@@ -225,6 +254,7 @@ class _LastOfEach(CachedSequences):
     def __init__(self, caches: Sequence[TorchCache], stops: list[int], positions_1D: Tensor) -> None:
         AttentionContext.__init__(self, positions_1D)
         self._caches, self._stops, self._counts = caches, stops, [1] * len(stops)
+        self._visible = {}
 
     def store(self, layer: int, k_BSKC: Tensor, v_BSKC: Tensor) -> None:
         raise AssertionError(f"layer {layer} stores keys and values, so it cannot be skipped")

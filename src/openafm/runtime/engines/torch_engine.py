@@ -105,7 +105,8 @@ class TorchEngine(Engine):
             context = CachedSequences(caches, counts, self._device)
             compute = self.decoder.last_hidden if is_last else self.decoder.hidden
             hidden_BSD = compute(tokens_BS, context, self._inserted(chunks))
-            logits_NV = self._head(hidden_BSD[0]).float().cpu().numpy()
+            head = self.decoder.head if max(counts) == 1 else self._head
+            logits_NV = head(hidden_BSD[0]).float().cpu().numpy()
         stops = np.cumsum([1] * len(counts) if is_last else counts)
         return [logits_NV[stop - num_wanted : stop] for stop, num_wanted in zip(stops, wanted, strict=True)]
 
