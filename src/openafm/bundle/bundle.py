@@ -27,7 +27,15 @@ from openafm.bundle.tensor_file import MappedTensor, TensorSource, copy_tensors,
 from openafm.compression.numerics import FULL_PRECISION, Numerics
 from openafm.core.config import ConfigError, UnknownKindError, from_dict, to_dict, to_tagged_dict
 from openafm.core.errors import OpenAFMError
-from openafm.core.files import NotAFileError, OversizeFilesError, atomic_folder, check_written, read_document, write_json
+from openafm.core.files import (
+    NotAFileError,
+    OversizeFilesError,
+    atomic_folder,
+    check_written,
+    read_document,
+    resumable_folder,
+    write_json,
+)
 from openafm.models.config import DecoderConfig
 from openafm.models.experts_config import ExpertsConfig as ExpertsConfig  # a kind of layer is known once it is imported
 from openafm.models.reward_config import RewardModelConfig as RewardModelConfig  # a kind of model, as the next ones
@@ -239,21 +247,12 @@ def write_bundle(
     if isinstance(tensors, Mapping):
         _check_finite(tensors)
     with atomic_folder(path) as folder:
-        header = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "model": to_tagged_dict(config, DecoderConfig),
-            "numerics": to_dict(numerics),
-        }
-        write_json(folder / "config.json", header)
-        tokenizer.save(folder / "tokenizer.json")
-        (folder / "chat_template.json").write_text(template.to_json(), encoding="utf-8")
+        _write_documents(folder, config, tokenizer, template, numerics)
         if isinstance(tensors, Mapping):
             write_tensors(folder, tensors)
         else:
             copy_tensors(folder, tensors)
-        signature = sign({name: read_json(folder / name) for name in DOCUMENTS}, read_all_tensors(folder).values())
-        write_json(folder / "signature.json", signature.to_dict())
+        signature = _sign(folder)
         if recovery is not None:
             write_adapter(
                 folder / RECOVERY_ADAPTER,
@@ -264,6 +263,56 @@ def write_bundle(
             )
         (folder / "card.md").write_text(card or f"# {path.name}\n", encoding="utf-8")
     return Bundle(path)
+
+
+def write_bundle_in_parts(
+    path: Path,
+    *,
+    key: str,
+    config: DecoderConfig,
+    tokenizer: Tokenizer,
+    template: BaseChatTemplate,
+    numerics: Numerics,
+    write_weights: Callable[[Path], None],
+    card: str = "",
+) -> Bundle:
+    """Write and sign a bundle at `path` whose weights are written file by file; a killed call continues with the same `key`.
+
+    Args:
+        write_weights: writes `model-00001.safetensors`, ... into the given folder, which may have some of them already.
+
+    Raises:
+        FolderInUseError: another process is writing this bundle.
+        OutOfSpaceError, BundleError, ForeignFilesError: as `write_bundle`; the parts are removed.
+    """
+    _check_place(path)
+    with resumable_folder(path, key, FILE_PATTERNS) as folder:
+        write_weights(folder)
+        _write_documents(folder, config, tokenizer, template, numerics)
+        _sign(folder)
+        (folder / "card.md").write_text(card or f"# {path.name}\n", encoding="utf-8")
+    return Bundle(path)
+
+
+def _write_documents(
+    folder: Path, config: DecoderConfig, tokenizer: Tokenizer, template: BaseChatTemplate, numerics: Numerics
+) -> None:
+    header = {
+        "format": FORMAT,
+        "version": FORMAT_VERSION,
+        "model": to_tagged_dict(config, DecoderConfig),
+        "numerics": to_dict(numerics),
+    }
+    write_json(folder / "config.json", header)
+    tokenizer.save(folder / "tokenizer.json")
+    (folder / "chat_template.json").write_text(template.to_json(), encoding="utf-8")
+
+
+def _sign(folder: Path) -> Signature:
+    """Write the signature of a folder's documents and tensors."""
+    signature = sign({name: read_json(folder / name) for name in DOCUMENTS}, read_all_tensors(folder).values())
+    write_json(folder / "signature.json", signature.to_dict())
+    return signature
 
 
 def _check_finite(tensors: Mapping[str, NDArray[Any]]) -> None:

@@ -9,10 +9,10 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import IO, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,20 +114,42 @@ def copy_tensors(folder: Path, tensors: Iterable[TensorSource], max_shard_bytes:
     copies = {tensor.name: _Copy(tensor) for tensor in tensors}
     shards = list(_shards(copies, max_shard_bytes))
     for index, names in enumerate(shards, start=1):
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        offset = 0
-        for name in names:
-            copy = copies[name]
-            offsets = [offset, offset := offset + copy.nbytes]
-            header[name] = {"dtype": copy.dtype, "shape": list(copy.tensor.shape), "data_offsets": offsets}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
         file = folder / ("model.safetensors" if len(shards) == 1 else f"model-{index:05}.safetensors")
         with file.open("wb") as stream:
-            stream.write(struct.pack("<Q", len(text)) + text)
+            _write_header(
+                stream, [(name, copies[name].dtype, copies[name].tensor.shape, copies[name].nbytes) for name in names]
+            )
             for name in names:
                 for chunk in copies[name].chunks():
                     stream.write(chunk.data)
+
+
+def write_file(stream: IO[bytes], tensors: Sequence[MappedTensor]) -> None:
+    """Write tensors of any dtype as one safetensors file, unchecked."""
+    _write_header(stream, [(tensor.name, tensor.dtype, tensor.shape, tensor.data.nbytes) for tensor in tensors])
+    for tensor in tensors:
+        stream.write(tensor.data.data)
+
+
+def in_memory(name: str, array: NDArray[Any], dtype: str | None = None) -> MappedTensor:
+    """Return an array as a tensor for `write_file`; `dtype` is needed for bfloat16 in uint16."""
+    names = {np.dtype(kind): each for each, kind in _NUMPY_DTYPES.items() if each != "BF16"}
+    data = np.ascontiguousarray(array)
+    return MappedTensor(
+        name=name, file=Path(), dtype=dtype or names[data.dtype], shape=array.shape, data=data.reshape(-1).view(np.uint8)
+    )
+
+
+def _write_header(stream: IO[bytes], entries: Iterable[tuple[str, str, tuple[int, ...], int]]) -> None:
+    """Write the header for (name, dtype, shape, number of bytes) of each tensor, in order."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, dtype, shape, num_bytes in entries:
+        offsets = [offset, offset := offset + num_bytes]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    stream.write(struct.pack("<Q", len(text)) + text)
 
 
 class _Copy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,9 +23,19 @@ class Compute(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
+class Weights(StrEnum):
+    INT4 = "int4"
+    INT8 = "int8"
+    BF16 = "bf16"
+
+
 NameOption = Annotated[str | None, typer.Option(help="Name of the bundle; default: that of the folder or file.")]
 ComputeOption = Annotated[Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a bundle of this name, or hide the shipped model.")]
+WeightsOption = Annotated[
+    Weights | None,
+    typer.Option(help="Convert the weights for the native engine, layer by layer; default: keep them, for torch."),
+]
 
 
 @app.command()
@@ -32,16 +43,28 @@ def hf(
     path: Annotated[Path, typer.Argument(exists=True, help="Folder with config.json, *.safetensors and tokenizer.json.")],
     name: NameOption = None,
     compute: ComputeOption = Compute.FLOAT32,
+    weights: WeightsOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Import a local Hugging Face checkpoint (Llama, Qwen2, Qwen3, SmolLM3) with its tokenizer and chat template."""
     from openafm.bundle import bundle_place
     from openafm.bundle.hugging_face import import_hugging_face
+    from openafm.core.errors import UsageError
+    from openafm.core.progress import progress
 
     place = bundle_place(name or path.resolve().name)
     check_name_is_free(place.name, force)
-    report = import_hugging_face(path, place, compute=compute.value)
+    if weights is not None and compute is not Compute.FLOAT32:
+        raise UsageError(f"--compute {compute.value} is for imports without --weights; leave it out")
+    with progress("import", 1) if weights is not None else nullcontext() as bar:
+        report = import_hugging_face(
+            path,
+            place,
+            compute=compute.value,
+            weights=None if weights is None else weights.value,
+            on_part=lambda done, total: bar.update(done / total, f"part {done} of {total}") if bar else None,
+        )
     _print_report(report, json)
 
 

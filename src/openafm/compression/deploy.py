@@ -1,7 +1,7 @@
 """Tensors of a bundle from a decoder after quantization-aware training, and the decoder of such a bundle.
 
-Tensors: `<weight>` U8 [R, C / 4] with `<weight>.scale` F32 [] or [R]; the embedding as in int4_embedding.py; an ASTC matrix
-as in astc/matrix.py; everything else in fp32. Names are those of the uncompressed decoder's state dict.
+Tensors: `<weight>` U8 [R, C / 4] with `<weight>.scale` F32 [] or [R]; groups of 4 and 8 bits as in grouped.py; an ASTC
+matrix as in astc/matrix.py; everything else in fp32 or bfloat16. Names are those of the uncompressed decoder's state dict.
 
 Shapes: R outputs, C inputs.
 """
@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 from torch.nn.utils import parametrize
 
 from openafm.compression.config import BalancedLevels, LevelSetConfig, UnbalancedLevels
-from openafm.compression.int4_embedding import Int4Embedding, quantize_embedding
+from openafm.compression.errors import CompressionError
+from openafm.compression.group_linear import GroupedProduct, GroupLinear
+from openafm.compression.grouped import FORMATS, GroupedMatrix, GroupFormat
+from openafm.compression.int4_embedding import quantize_embedding
 from openafm.compression.int8_rows import with_vision_in_float
 from openafm.compression.keys_values import keep_in
 from openafm.compression.low_bit import LowBitLinear, RoundedNorm, layer_linears, layer_matrices, replace_linears
@@ -27,6 +30,7 @@ from openafm.compression.post_training.groups import MinMaxRange
 from openafm.compression.qat import FakeQuantLinear
 from openafm.models.config import DecoderConfig
 from openafm.models.decoder import Decoder
+from openafm.models.layers import Linear
 
 Arrays = Mapping[str, NDArray[Any]]
 _LEVEL_SETS: dict[str, LevelSetConfig] = {"int2_balanced": BalancedLevels(), "int2_unbalanced": UnbalancedLevels()}
@@ -69,52 +73,88 @@ def build_decoder(config: DecoderConfig, numerics: Numerics, arrays: Arrays, dev
     decoder.compute_dtype = _DTYPES[numerics.activations]
     rounding = FixedRounding(numerics)
     rest = with_vision_in_float(arrays, numerics)
-    if numerics.weights in _LEVEL_SETS:
-        _put_low_bit(decoder, _LEVEL_SETS[numerics.weights], rounding, rest, device)
-    elif numerics.weights == "astc_6x6":
+    if numerics.weights == "astc_6x6":
         for name, weight in layer_matrices(decoder).items():
             rest[name] = _decoded(name, tuple(weight.shape), rest)
-    if numerics.embedding == "int4_group32":
-        rest["embedding"] = Int4Embedding.from_tensors("embedding", rest).dequantize()
-        rest = {name: array for name, array in rest.items() if name not in ("embedding.scale", "embedding.minimum")}
+    elif _has_integers(numerics):
+        _put_integers(decoder, numerics, rounding, rest, device)
+    if numerics.embedding in FORMATS:
+        for name in ("embedding", "output.weight"):
+            if name in rest:
+                matrix = _grouped(name, rest, FORMATS[numerics.embedding], (config.vocab_size, config.dim))
+                rest[name] = matrix.dequantize()
     # Arrays widened on reading are writable and not shared, so large models are not copied again.
     owned = {name: array if array.flags.writeable else np.array(array) for name, array in rest.items()}
     weights = {name: torch.from_numpy(array).to(device) for name, array in owned.items()}
-    missing = {name for name in decoder.state_dict() if not name.endswith((".levels", ".scale"))} - weights.keys()
+    missing = {
+        name for name in decoder.state_dict() if not name.endswith((".levels", ".scale", ".minimum"))
+    } - weights.keys()
     found = decoder.load_state_dict(weights, strict=False, assign=True)
     if missing or found.unexpected_keys:
         raise RuntimeError(f"missing {sorted(missing)}, unexpected {sorted(found.unexpected_keys)}")
-    if rounding.active:
+    if rounding.active and numerics.embedding != "bfloat16":
         decoder.norm = RoundedNorm(decoder.norm, rounding)
     keep_in(decoder, numerics.kv)
     return decoder
 
 
-def _put_low_bit(
+def _put_integers(
     decoder: Decoder,
-    level_set: LevelSetConfig,
+    numerics: Numerics,
     rounding: FixedRounding,
     arrays: dict[str, NDArray[Any]],
     device: torch.device | None,
 ) -> None:
-    """Replace the Linears of the layers by 2-bit ones and remove their arrays."""
+    """Replace the Linears of the layers whose format has integer codes, and remove their arrays."""
     built: dict[str, torch.nn.Module] = {}
     for name, linear in layer_linears(decoder).items():
-        try:
-            packed_RP, scale = arrays.pop(f"{name}.weight"), arrays.pop(f"{name}.weight.scale")
-        except KeyError as error:
-            raise RuntimeError(f"missing {error}") from error
-        packed_shape = (linear.out_dim, linear.in_dim // 4)
-        is_packed = packed_RP.dtype == np.uint8 and packed_RP.shape == packed_shape
-        if not is_packed or scale.dtype != np.float32 or scale.shape not in ((), (linear.out_dim,)):
-            raise RuntimeError(
-                f"{name} holds codes {packed_RP.dtype} {packed_RP.shape} and scales {scale.dtype} {scale.shape}, expected "
-                f"uint8 {packed_shape} and float32 () or ({linear.out_dim},)"
-            )
-        levels_RC = torch.from_numpy(unpack_codes(packed_RP)).to(device, torch.float32) + level_set.levels[0]
-        scale_R = torch.from_numpy(np.array(scale)).to(device)
-        built[name] = LowBitLinear(linear, levels_RC, scale_R, rounding)
+        format = numerics.weights_of(name)
+        if format in _LEVEL_SETS:
+            built[name] = _low_bit(name, linear, _LEVEL_SETS[format], rounding, arrays, device)
+        elif format in FORMATS:
+            matrix = _grouped(f"{name}.weight", arrays, FORMATS[format], (linear.out_dim, linear.in_dim))
+            built[name] = GroupLinear(linear, GroupedProduct(matrix, rounding, device))
     replace_linears(decoder, built)
+
+
+def _has_integers(numerics: Numerics) -> bool:
+    return any(
+        each in FORMATS or each in _LEVEL_SETS for each in (numerics.weights, *(e.weights for e in numerics.exceptions))
+    )
+
+
+def _low_bit(
+    name: str,
+    linear: Linear,
+    level_set: LevelSetConfig,
+    rounding: FixedRounding,
+    arrays: dict[str, NDArray[Any]],
+    device: torch.device | None,
+) -> LowBitLinear:
+    try:
+        packed_RP, scale = arrays.pop(f"{name}.weight"), arrays.pop(f"{name}.weight.scale")
+    except KeyError as error:
+        raise RuntimeError(f"missing {error}") from error
+    packed_shape = (linear.out_dim, linear.in_dim // 4)
+    is_packed = packed_RP.dtype == np.uint8 and packed_RP.shape == packed_shape
+    if not is_packed or scale.dtype != np.float32 or scale.shape not in ((), (linear.out_dim,)):
+        raise RuntimeError(
+            f"{name} holds codes {packed_RP.dtype} {packed_RP.shape} and scales {scale.dtype} {scale.shape}, expected "
+            f"uint8 {packed_shape} and float32 () or ({linear.out_dim},)"
+        )
+    levels_RC = torch.from_numpy(unpack_codes(packed_RP)).to(device, torch.float32) + level_set.levels[0]
+    return LowBitLinear(linear, levels_RC, torch.from_numpy(np.array(scale)).to(device), rounding)
+
+
+def _grouped(name: str, arrays: dict[str, NDArray[Any]], format: GroupFormat, shape: tuple[int, int]) -> GroupedMatrix:
+    """Return a matrix in groups and remove its arrays."""
+    try:
+        matrix = GroupedMatrix.from_tensors(name, arrays, format, shape)
+    except CompressionError as error:
+        raise RuntimeError(str(error)) from error
+    for suffix in format.shapes(*shape):
+        arrays.pop(name + suffix)
+    return matrix
 
 
 def _decoded(name: str, shape: tuple[int, ...], arrays: dict[str, NDArray[Any]]) -> NDArray[np.float32]:

@@ -24,9 +24,9 @@ from openafm.runtime.engines.base import Engine
 from openafm.runtime.engines.selection import kv_bytes_per_token, open_engine
 from openafm.runtime.native.build import NativeBuildError, built_library, cache_home, find_compiler
 from openafm.runtime.native.engine import NativeEngine, chosen_threads
+from openafm.runtime.native.layout import bytes_per_step, matrices
 from openafm.runtime.native.library import kernel_names, open_library
 from openafm.runtime.native.support import unsupported
-from openafm.runtime.native.weights import matrices, sections
 
 FEATURES = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "asimd", "asimddp", "i8mm")
 _STREAM_BYTES, _STREAM_SECONDS = 1 << 27, 0.5  # larger than most caches
@@ -158,7 +158,7 @@ def stream_bandwidth(num_threads: int) -> float:
 
 def bytes_per_token(bundle: Bundle) -> int:
     """Return the bytes of weights that the native engine reads in a decode step, a recovery adapter's included."""
-    total = sum(section.num_bytes for section in sections(bundle.config))
+    total = bytes_per_step(bundle)
     adapter = bundle.recovery_adapter
     return total if adapter is None else total + _adapter_bytes(bundle, adapter.config)
 

@@ -57,7 +57,7 @@ void compare(const char *kernels, const char *what, const std::vector<float> &ex
 void compare_with_portable(const char *kernels) {
     const Probe reference("portable"), probe(kernels);
     for (int num_rows : {1, 4, 7}) {
-        const int num_outputs = 200, num_inputs = 352, vocab_size = 90, dim = 96, head_dim = 64, num_keys = 150;
+        const int num_outputs = 200, num_inputs = 352, head_dim = 64, num_keys = 150;
         const std::vector<uint8_t> stored = bytes((size_t)num_outputs * num_inputs / 4);
         std::vector<uint8_t> panels((num_outputs + 63) / 64 * ((num_inputs + 15) / 16) * 256);
         oa_pack_panels(stored.data(), num_outputs, num_inputs, panels.data());
@@ -73,15 +73,29 @@ void compare_with_portable(const char *kernels) {
         }
         compare(kernels, "product", y[0], y[1], 0);  // integer sums are exact
 
-        const std::vector<uint8_t> codes = bytes((size_t)vocab_size * dim / 2);
-        const std::vector<uint16_t> halves((size_t)vocab_size * dim / 32, 0x2c00);  // 1 / 16
-        std::vector<uint8_t> tiles((vocab_size + 15) / 16 * (dim / 32) * 320);
-        oa_pack_tiles(codes.data(), halves.data(), halves.data(), vocab_size, dim, tiles.data());
-        for (int i = 0; i < 2; i++) {
-            y[i].resize((size_t)num_rows * vocab_size);
-            oa_head((i ? probe : reference).model, tiles.data(), vocab_size, dim, x.data(), num_rows, y[i].data());
+        // Groups of 32 inputs: 4 bits with and without minima, 8 bits of groups and of rows. Bit-exact in every kernel set.
+        for (int format = 0; format < 4; format++) {
+            const int bits = format < 2 ? 4 : 8, group = format < 3 ? 32 : 0;
+            std::vector<uint8_t> codes = bytes((size_t)num_outputs * num_inputs * bits / 8);
+            for (uint8_t &code : codes) code = bits == 8 && code == 128 ? 0 : code;  // codes are from -127 to 127
+            const std::vector<uint16_t> halves((size_t)num_outputs * num_inputs / 32, 0x2c00);  // 1 / 16
+            std::vector<uint8_t> tiles((num_outputs + 15) / 16 * 16 * (num_inputs * bits / 8 + num_inputs / 32 * 4));
+            oa_pack_groups(codes.data(), group ? halves.data() : nullptr, format ? nullptr : halves.data(), num_outputs, num_inputs,
+                           bits, group, tiles.data());
+            OaMatrix grouped = matrix;
+            grouped.kind = bits == 4 ? OA_INT4 : OA_INT8, grouped.group = group, grouped.has_minimum = format == 0;
+            grouped.codes = tiles.data(), grouped.scales = group ? nullptr : scales.data();
+            for (int i = 0; i < 2; i++) oa_product((i ? probe : reference).model, &grouped, x.data(), num_rows, y[i].data());
+            compare(kernels, "groups", y[0], y[1], 0);
         }
-        compare(kernels, "head", y[0], y[1], 1e-5f);
+
+        std::vector<uint16_t> numbers((size_t)num_outputs * num_inputs), tiles((num_outputs + 15) / 16 * 16 * num_inputs);
+        for (uint16_t &number : numbers) number = (uint16_t)(0x3c00 + generator() % 0x200);
+        oa_pack_bfloat16(numbers.data(), num_outputs, num_inputs, tiles.data());
+        OaMatrix full = matrix;
+        full.kind = OA_BFLOAT16, full.codes = (const uint8_t *)tiles.data(), full.scales = nullptr;
+        for (int i = 0; i < 2; i++) oa_product((i ? probe : reference).model, &full, x.data(), num_rows, y[i].data());
+        compare(kernels, "bfloat16", y[0], y[1], 1e-5f);
 
         const std::vector<float> q = normal((size_t)num_rows * head_dim, 1), k = normal((size_t)num_keys * head_dim, 1),
                                  v = normal((size_t)num_keys * head_dim, 1);

@@ -33,13 +33,14 @@ Floats between(Random &random, size_t count, float least, float most) {
 
 struct Shape {
     int vocab_size, dim, num_own, num_shared, num_heads, num_kv_heads, head_dim, hidden_dim, rank, lora_bits;
+    int kind, group, window;  // of matrices whose inputs divide by 32 and the groups; the others are in 2 bits
 };
 
 const Shape shapes[] = {
-    {83, 64, 2, 2, 4, 2, 16, 200, 3, 32},
-    {16, 32, 1, 0, 1, 1, 4, 4, 0, 0},      // all sizes minimal
-    {33, 96, 2, 3, 3, 1, 100, 68, 5, 16},  // nothing whole
-    {300, 160, 1, 2, 8, 2, 64, 452, 0, 0},
+    {83, 64, 2, 2, 4, 2, 16, 200, 3, 32, OA_INT4, 32, 0},
+    {16, 32, 1, 0, 1, 1, 4, 4, 0, 0, OA_INT2, 0, 1},      // all sizes minimal
+    {33, 96, 2, 3, 3, 1, 100, 68, 5, 16, OA_BFLOAT16, 0, 7},  // nothing whole
+    {300, 160, 1, 2, 8, 2, 64, 452, 0, 0, OA_INT8, 32, 70},
 };
 
 // Random weights, each array in a separate allocation of its exact size.
@@ -50,6 +51,7 @@ public:
         for (int i = 0; i < shape.num_own + shape.num_shared; i++) {
             OaLayer layer = {};
             layer.source = i < shape.num_own ? i : shape.num_own - 1;
+            layer.window = i % 2 ? 0 : shape.window, layer.rotary = i % 3 == 2 ? -1 : i % 2;
             layer.query = matrix(inner, shape.dim), layer.output = matrix(shape.dim, inner);
             if (layer.source == i) layer.key = matrix(kv, shape.dim), layer.value = matrix(kv, shape.dim);
             layer.gate = matrix(shape.hidden_dim, shape.dim), layer.up = matrix(shape.hidden_dim, shape.dim);
@@ -58,21 +60,15 @@ public:
             layer.query_norm = norm(shape.head_dim), layer.key_norm = norm(shape.head_dim);
             layers_.push_back(layer);
         }
-        const int num_tiles = (shape.vocab_size + 15) / 16, num_groups = shape.dim / 32;
-        uint8_t *embedding = bytes((size_t)num_tiles * num_groups * 320);
-        for (int group = 0; group < num_tiles * num_groups; group++)
-            for (int i = 256; i < 320; i += 2) {  // scales and minima in fp16, of -0.03 to 0.03
-                const uint16_t half = (uint16_t)(0x1c00 + up_to(random_, 0xbff) + (i >= 288) * 0x8000);
-                memcpy(embedding + group * 320 + i, &half, 2);
-            }
         config = {};
         config.vocab_size = shape.vocab_size, config.dim = shape.dim, config.num_layers = (int)layers_.size();
         config.num_heads = shape.num_heads, config.num_kv_heads = shape.num_kv_heads, config.head_dim = shape.head_dim;
-        config.hidden_dim = shape.hidden_dim, config.num_prefill_layers = shape.num_own;
+        config.hidden_dim = shape.hidden_dim, config.num_prefill_layers = shape.num_own, config.num_rotaries = 2;
         config.norm_eps = config.qk_norm_eps = 1e-5f;
         config.norm_before_position = seed % 2, config.interleaved = seed / 2 % 2, config.level_zero = 1.5f;
-        config.frequencies = floats(shape.head_dim / 2, 0, 1), config.final_norm = norm(shape.dim);
-        config.embedding = embedding, config.layers = layers_.data();
+        config.frequencies = floats(shape.head_dim, 0, 1), config.final_norm = norm(shape.dim);
+        config.embedding = grouped(shape.vocab_size, shape.dim, OA_INT4, 32, true), config.layers = layers_.data();
+        config.head = seed % 3 ? config.embedding : grouped(shape.vocab_size, shape.dim, OA_INT8, 0, false);
     }
 
     OaConfig config;
@@ -82,11 +78,17 @@ private:
         const size_t panels = (num_outputs + 63) / 64;
         OaMatrix made = {};
         made.num_outputs = num_outputs, made.num_inputs = num_inputs;
-        std::unique_ptr<uint8_t[]> stored(new uint8_t[(size_t)num_outputs * num_inputs / 4]);
-        for (int i = 0; i < num_outputs * num_inputs / 4; i++) stored[i] = (uint8_t)random_();
-        uint8_t *codes = bytes(panels * ((num_inputs + 15) / 16) * 256);
-        oa_pack_panels(stored.get(), num_outputs, num_inputs, codes);
-        made.codes = codes, made.scales = floats(panels * 64, 0.01f, 0.1f);
+        if (shape_.kind == OA_BFLOAT16) {
+            const std::vector<uint16_t> stored((size_t)num_outputs * num_inputs, (uint16_t)(0xbc00 + up_to(random_, 255)));
+            uint16_t *tiles = (uint16_t *)bytes((size_t)(num_outputs + 15) / 16 * 16 * num_inputs * 2);
+            oa_pack_bfloat16(stored.data(), num_outputs, num_inputs, tiles);
+            made.kind = OA_BFLOAT16, made.codes = (const uint8_t *)tiles;
+        } else if (shape_.kind != OA_INT2 && num_inputs % 32 == 0) {
+            made = grouped(num_outputs, num_inputs, shape_.kind, shape_.group, shape_.kind == OA_INT4 && num_outputs % 3 == 0);
+        } else {
+            pack_2_bits(made);
+        }
+        made.bias = num_outputs % 2 ? nullptr : floats(num_outputs, -0.1f, 0.1f);
         made.rank = shape_.rank, made.lora_bits = shape_.lora_bits, made.lora_scale = 0.5f;
         if (made.rank && made.lora_bits == 32) {
             made.lora_a = floats((size_t)made.rank * num_inputs, -0.1f, 0.1f);
@@ -94,6 +96,35 @@ private:
         } else if (made.rank) {
             made.lora_a = halves((size_t)made.rank * num_inputs), made.lora_b = halves(panels * 64 * made.rank);
         }
+        return made;
+    }
+
+    void pack_2_bits(OaMatrix &made) {
+        const int num_outputs = made.num_outputs, num_inputs = made.num_inputs;
+        const size_t panels = (num_outputs + 63) / 64;
+        std::unique_ptr<uint8_t[]> stored(new uint8_t[(size_t)num_outputs * num_inputs / 4]);
+        for (int i = 0; i < num_outputs * num_inputs / 4; i++) stored[i] = (uint8_t)random_();
+        uint8_t *codes = bytes(panels * ((num_inputs + 15) / 16) * 256);
+        oa_pack_panels(stored.get(), num_outputs, num_inputs, codes);
+        made.codes = codes, made.scales = floats(panels * 64, 0.01f, 0.1f);
+    }
+
+    // Groups of 4 or 8 bits, or rows of 8 bits, with scales and minima of -0.03 to 0.03.
+    OaMatrix grouped(int num_outputs, int num_inputs, int kind, int group, bool has_minimum) {
+        OaMatrix made = {};
+        made.kind = kind, made.group = group, made.has_minimum = has_minimum;
+        made.num_outputs = num_outputs, made.num_inputs = num_inputs;
+        const int bits = kind == OA_INT4 ? 4 : 8;
+        const size_t num_groups = group ? (size_t)num_inputs / group : 0, rows = (num_outputs + 15) / 16 * 16;
+        std::vector<uint8_t> stored((size_t)num_outputs * num_inputs * bits / 8);
+        for (uint8_t &code : stored) code = (uint8_t)random_(), code = bits == 8 && code == 128 ? 0 : code;
+        std::vector<uint16_t> numbers(num_outputs * num_groups);
+        for (uint16_t &number : numbers) number = (uint16_t)(0x1c00 + up_to(random_, 0xbff));
+        uint8_t *tiles = bytes(rows * (num_inputs * bits / 8 + num_groups * (has_minimum ? 4 : 2)));
+        oa_pack_groups(stored.data(), group ? numbers.data() : nullptr, has_minimum ? numbers.data() : nullptr, num_outputs, num_inputs,
+                       bits, group, tiles);
+        made.codes = tiles;
+        if (!group) made.scales = floats((num_outputs + 63) / 64 * 64, 0.001f, 0.01f);
         return made;
     }
 

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from openafm.runtime.native.build import NativeBuildError, find_compiler
+from openafm.runtime.native.layout import MatrixLayout
+from openafm.runtime.native.layout import packed_codes as layout_of_codes
 from openafm.runtime.native.library import MatrixStruct, ModelStruct, kernel_names, native_library
 
 Float = NDArray[np.float32]
 Double = NDArray[np.float64]
-PANEL_ROWS, STEP_INPUTS, TILE_ROWS, GROUP, TILE_GROUP_BYTES, PAGE = 64, 16, 16, 32, 320, 64
+PANEL_ROWS, STEP_INPUTS = 64, 16
 SMALLEST = np.float32(1.17549435e-38)
 MANY_ROWS = (1, 2, 3, 5, 7, 11, 12, 13, 24, 30, 40, 130)
 
@@ -81,16 +83,36 @@ class Kernels:
         self.library.oa_product(self._model, ctypes.byref(matrix), x_NI.ctypes.data, len(x_NI), y_NR.ctypes.data)
         return y_NR
 
-    def head(self, codes_VD: NDArray[np.uint8], scales_VG: NDArray[np.float16], minima_VG: Any, x_ND: Float) -> Float:
-        vocab_size, dim = codes_VD.shape
-        stored = np.ascontiguousarray(codes_VD[:, ::2] | codes_VD[:, 1::2] << 4)
-        tiles = np.full(-(-vocab_size // TILE_ROWS) * (dim // GROUP) * TILE_GROUP_BYTES, 255, np.uint8)
-        self.library.oa_pack_tiles(
-            stored.ctypes.data, scales_VG.ctypes.data, minima_VG.ctypes.data, vocab_size, dim, tiles.ctypes.data
+    def matrix(
+        self, weights: str, tensors: dict[str, NDArray[Any]], shape: tuple[int, int]
+    ) -> tuple[MatrixStruct, list[Any]]:
+        """Return a packed matrix of the bundle tensors "", ".scale", ".minimum", and the arrays that it points to."""
+        layout = MatrixLayout(name="m", num_outputs=shape[0], num_inputs=shape[1], weights=weights)
+        scales = np.zeros(layout.num_panels * PANEL_ROWS, np.float32)
+        if layout.has_row_scales:
+            scales[: shape[0]] = tensors[".scale"]
+        packed = layout_of_codes(layout, {f"m.weight{suffix}": array for suffix, array in tensors.items()}, self.library)
+        struct = MatrixStruct(
+            codes=packed.ctypes.data,
+            scales=scales.ctypes.data if layout.has_row_scales else None,
+            kind=layout.kind,
+            group=layout.group,
+            has_minimum=layout.has_minimum,
+            num_outputs=shape[0],
+            num_inputs=shape[1],
         )
-        x_ND, y_NV = np.ascontiguousarray(x_ND), np.full((len(x_ND), vocab_size), np.nan, np.float32)
-        self.library.oa_head(self._model, tiles.ctypes.data, vocab_size, dim, x_ND.ctypes.data, len(x_ND), y_NV.ctypes.data)
-        return y_NV
+        return struct, [packed, scales]
+
+    def multiply(self, matrix: MatrixStruct, x_NI: Float) -> Float:
+        x_NI, y_NR = np.ascontiguousarray(x_NI), np.full((len(x_NI), matrix.num_outputs), np.nan, np.float32)
+        self.library.oa_product(self._model, ctypes.byref(matrix), x_NI.ctypes.data, len(x_NI), y_NR.ctypes.data)
+        return y_NR
+
+    def rows(self, matrix: MatrixStruct) -> Float:
+        y_RI = np.full((matrix.num_outputs, matrix.num_inputs), np.nan, np.float32)
+        for row in range(matrix.num_outputs):
+            self.library.oa_row(ctypes.byref(matrix), row, y_RI[row].ctypes.data)
+        return y_RI
 
     def round(self, x_I: Float) -> tuple[NDArray[np.int8], np.float32, int]:
         integers_I = np.full(-(-len(x_I) // 64) * 64, 99, np.int8)
@@ -174,10 +196,10 @@ def test_products_are_exact_integer_products(
 @pytest.mark.parametrize("num_rows", [1, 2, 13])
 def test_the_largest_sums_do_not_overflow(name: str, zero: float, num_rows: int) -> None:
     for code, sign in ((3, 1), (3, -1), (0, 1), (0, -1)):
-        codes_RI = np.full((70, 8192), code, np.uint8)
-        x_NI = np.full((num_rows, 8192), sign * 5.0, np.float32)
-        y_NR = Kernels(name, zero).product(codes_RI, np.ones(70, np.float32), x_NI)
-        _close(y_NR, _product(codes_RI, np.ones(70, np.float32), zero, x_NI), 1e-6 * 8192 * 5)
+        codes_RI = np.full((5, 44_032), code, np.uint8)
+        x_NI = np.full((num_rows, 44_032), sign * 5.0, np.float32)
+        y_NR = Kernels(name, zero).product(codes_RI, np.ones(5, np.float32), x_NI)
+        _close(y_NR, _product(codes_RI, np.ones(5, np.float32), zero, x_NI), 1e-6 * 44_032 * 5)
 
 
 @every_kernel
@@ -221,31 +243,6 @@ def test_an_adapter_adds_to_a_product(name: str, precision: Any, rank: int) -> N
     expected_NR = _product(codes_RI, scales_R, 1.5, x_NI) + 0.5 * (x_NI.astype(np.float64) @ a_KI.T) @ b_RK.T
     bound_NR = 1e-6 * (1 + np.abs(x_NI).astype(np.float64) @ np.abs(a_KI).T @ np.abs(b_RK).T)
     _close(Kernels(name).product(codes_RI, scales_R, x_NI, adapter), expected_NR, bound_NR)
-
-
-@needs_compiler
-@settings(max_examples=40, deadline=None)
-@given(kernel_of_any, st.integers(1, 70), st.integers(1, 9), st.integers(1, 11), st.integers(-20, 20), st.integers(0, 2**31))
-def test_logits_match_the_tied_embedding(
-    name: str, vocab_size: int, num_groups: int, num_rows: int, exponent: int, seed: int
-) -> None:
-    draw = np.random.default_rng(seed)
-    dim = num_groups * GROUP
-    codes_VD = draw.integers(0, 16, (vocab_size, dim), dtype=np.uint8)
-    scales_VG = draw.uniform(0, 0.1, (vocab_size, num_groups)).astype(np.float16)
-    scales_VG[0] = 6e-8  # the least that fp16 holds
-    minima_VG = draw.uniform(-1, 1, (vocab_size, num_groups)).astype(np.float16)
-    x_ND = (draw.standard_normal((num_rows, dim)) * 10.0**exponent).astype(np.float32)
-    x_ND[-1, :GROUP] = np.abs(x_ND[-1]).max()
-    codes_VD[-1] = 15
-    weights_VD = codes_VD * np.repeat(scales_VG, GROUP, -1).astype(float) + np.repeat(minima_VG, GROUP, -1).astype(float)
-    integers_ND, scale_N1 = _rounded(x_ND)
-    bound_NV = 1e-6 * np.abs(integers_ND) @ (np.abs(weights_VD) + 1).T * scale_N1
-    kernels = Kernels(name)
-    y_NV = kernels.head(codes_VD, scales_VG, minima_VG, x_ND)
-    _close(y_NV, integers_ND @ weights_VD.T * scale_N1, bound_NV)
-    for n in range(num_rows):
-        _same_bits(kernels.head(codes_VD, scales_VG, minima_VG, x_ND[n : n + 1])[0], y_NV[n])
 
 
 @needs_compiler

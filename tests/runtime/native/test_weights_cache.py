@@ -86,7 +86,7 @@ def test_large_weights_are_written_and_checked_once(cache: Path, monkeypatch: py
     def forbidden(*_: object) -> None:
         raise AssertionError("read or written again")
 
-    monkeypatch.setattr(weights, "_repacked", forbidden)
+    monkeypatch.setattr(weights, "repacked", forbidden)
     monkeypatch.setattr(weights, "ALWAYS_CHECKED_BYTES", 0)
     monkeypatch.setattr(weights.zlib, "crc32", forbidden)
     assert content(opened(bundle)) == first
@@ -170,7 +170,7 @@ def test_a_moved_file_is_checked_and_used(cache: Path, monkeypatch: pytest.Monke
     copy = file.with_suffix(".copy")
     copy.write_bytes(first)
     os.replace(copy, file)
-    monkeypatch.setattr(weights, "_repacked", lambda *_: pytest.fail("written again"))
+    monkeypatch.setattr(weights, "repacked", lambda *_: pytest.fail("written again"))
     assert content(opened(bundle)) == first
     assert weights._is_checked(file)
 
@@ -189,7 +189,7 @@ def test_a_complete_file_in_a_read_only_cache_is_mapped(cache: Path, monkeypatch
     monkeypatch.setattr(build, "folder_lock", cannot_be_written)
     monkeypatch.setattr(weights, "atomic_file", cannot_be_written)
     with monkeypatch.context() as patched:
-        patched.setattr(weights, "_repacked", lambda *_: pytest.fail("repacked again"))
+        patched.setattr(weights, "repacked", lambda *_: pytest.fail("repacked again"))
         assert content(opened(bundle)) == whole
         weights._note_beside(file).unlink()  # as for a file that was copied there
         assert content(opened(bundle)) == whole
@@ -240,7 +240,7 @@ def test_a_huge_claimed_size_allocates_no_memory(
     (path / "config.json").write_text(json.dumps(config))
     sign_again(path)
     for _ in range(2):
-        with pytest.raises(BundleError, match=r"embedding is uint8 .*, expected uint8"):
+        with pytest.raises(BundleError, match=r"embedding is U8 .*, expected U8"):
             opened(Bundle(path))
         monkeypatch.setattr(build, "folder_lock", cannot_be_written)
 

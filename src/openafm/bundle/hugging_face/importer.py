@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from openafm.bundle.bundle import Bundle, write_bundle
+from openafm.bundle.bundle import Bundle, write_bundle, write_bundle_in_parts
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
+from openafm.bundle.hugging_face.compressed import Weights, native_numerics, write_parts
 from openafm.bundle.hugging_face.config import decoder_config
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
@@ -36,12 +39,16 @@ def import_hugging_face(
     place: Path,
     *,
     compute: Literal["float32", "bfloat16"] = "float32",
+    weights: Weights | None = None,
     today: datetime.date | None = None,
+    on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportReport:
     """Convert the checkpoint in `folder` to a bundle at `place`. Weights keep their dtype (float16 becomes float32).
 
     Args:
-        compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory.
+        compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory. Without `weights` only.
+        weights: the format of the weights for the native engine; None keeps their dtype. An import that is killed continues
+            when it is called again with the same arguments.
         today: the date for chat templates that state one.
 
     Raises:
@@ -57,16 +64,37 @@ def import_hugging_face(
         counts = f"{tokenizer.vocab_size} tokens, the model has {config.vocab_size}"
         raise HuggingFaceError(f"{folder / 'tokenizer.json'} has {counts}; restore the folder")
     read = _chat_template(folder, values, tokenizer, today or datetime.date.today())
-    bundle = write_bundle(
-        place,
-        config=config,
-        tokenizer=tokenizer,
-        template=read.template,
-        tensors=tensors,
-        numerics=_numerics(tensors, compute),
-        card=_card(place.name, values, read.notes),
-    )
+    card = _card(place.name, values, read.notes)
+    if weights is None:
+        bundle = write_bundle(
+            place,
+            config=config,
+            tokenizer=tokenizer,
+            template=read.template,
+            tensors=tensors,
+            numerics=_numerics(tensors, compute),
+            card=card,
+        )
+    else:
+        numerics = native_numerics(config, weights)
+        bundle = write_bundle_in_parts(
+            place,
+            key=_import_key(folder, tensors, numerics, read),
+            config=config,
+            tokenizer=tokenizer,
+            template=read.template,
+            numerics=numerics,
+            write_weights=lambda parts: write_parts(parts, tensors, numerics, on_part=on_part),
+            card=card,
+        )
     return ImportReport(bundle=bundle, notes=read.notes)
+
+
+def _import_key(folder: Path, tensors: Sequence[MappedTensor], numerics: Numerics, read: ReadTemplate) -> str:
+    """Return a digest of what decides the weights' bytes, by which a killed import continues."""
+    files = {tensor.file for tensor in tensors}
+    states = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    return hashlib.sha256(repr((str(folder.resolve()), states, numerics, read.template.to_json())).encode()).hexdigest()
 
 
 def _tokenizer(folder: Path) -> ImportedTokenizer:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from openafm.adapters.package import AdapterMismatchError, AdapterPackage
 from openafm.models.config import DecoderConfig
-from openafm.runtime.native.weights import matrices
+from openafm.runtime.native.layout import matrices
 
 
 def check_shapes(weights: Mapping[str, NDArray[Any]], adapter: AdapterPackage, config: DecoderConfig) -> None:

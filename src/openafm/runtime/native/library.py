@@ -10,7 +10,7 @@ from typing import Any
 
 from openafm.runtime.native.build import NativeBuildError, built_library
 
-VERSION = 6
+VERSION = 7
 
 
 class MatrixStruct(Structure):
@@ -19,8 +19,12 @@ class MatrixStruct(Structure):
     _fields_ = [
         ("codes", c_void_p),
         ("scales", c_void_p),
+        ("bias", c_void_p),
         ("lora_a", c_void_p),
         ("lora_b", c_void_p),
+        ("kind", c_int32),
+        ("group", c_int32),
+        ("has_minimum", c_int32),
         ("num_outputs", c_int32),
         ("num_inputs", c_int32),
         ("rank", c_int32),
@@ -36,6 +40,8 @@ class LayerStruct(Structure):
         *((name, MatrixStruct) for name in ("query", "key", "value", "output", "gate", "up", "down")),
         *((name, c_void_p) for name in ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")),
         ("source", c_int32),
+        ("rotary", c_int32),
+        ("window", c_int32),
     ]
 
 
@@ -47,7 +53,7 @@ class ModelStruct(Structure):
             (name, c_int32)
             for name in (
                 *("vocab_size", "dim", "num_layers", "num_heads", "num_kv_heads", "head_dim", "hidden_dim"),
-                "num_prefill_layers",
+                *("num_prefill_layers", "num_rotaries"),
             )
         ),
         ("norm_eps", c_float),
@@ -57,7 +63,8 @@ class ModelStruct(Structure):
         ("level_zero", c_float),
         ("frequencies", c_void_p),
         ("final_norm", c_void_p),
-        ("embedding", c_void_p),
+        ("embedding", MatrixStruct),
+        ("head", MatrixStruct),
         ("layers", POINTER(LayerStruct)),
     ]
 
@@ -78,9 +85,10 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_cache_pages": (c_int64, (c_void_p, c_void_p)),
     "oa_step": (c_int32, (c_void_p, *_STEP)),
     "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
-    "oa_pack_tiles": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_void_p)),
+    "oa_pack_groups": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p)),
+    "oa_pack_bfloat16": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_product": (None, (c_void_p, POINTER(MatrixStruct), c_void_p, c_int32, c_void_p)),
-    "oa_head": (None, (c_void_p, c_void_p, c_int32, c_int32, c_void_p, c_int32, c_void_p)),
+    "oa_row": (None, (POINTER(MatrixStruct), c_int32, c_void_p)),
     "oa_round": (None, (c_void_p, c_void_p, c_int32, c_void_p, POINTER(c_float), POINTER(c_int32))),
     "oa_norm": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_float, c_void_p)),
     "oa_swiglu": (None, (c_void_p, c_void_p, c_void_p, c_int32)),

@@ -2,52 +2,98 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from openafm.bundle import Bundle
+from openafm.compression.grouped import FORMATS
+from openafm.compression.numerics import Numerics
 from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
+    LinearRotaryConfig,
+    Llama3RotaryConfig,
     RotaryConfig,
-    SharedKeysValuesConfig,
-    TiedHeadConfig,
 )
+from openafm.models.masks import CausalMask
 from openafm.models.vision.multimodal_config import MultimodalConfig
+from openafm.runtime.native.layout import matrices
 from openafm.runtime.native.vision import SCOPES
 
-LARGEST_INPUT = 8192  # up to this many inputs, integer sums are exact in fp32
 LEVEL_ZEROS = {"int2_balanced": 1.5, "int2_unbalanced": 2.0}
+LARGEST_HEAD_DIM = 1024
+_UNIT = 32  # inputs of a matrix are rounded and summed in groups of this size
+
+
+def largest_input(weights: str) -> int:
+    """Return the number of inputs up to which both engines sum products exactly.
+
+    2-bit levels times activations are at most 381 / 2, and torch sums their multiples of a half in fp32, up to 2^23. Rows of
+    8 bits are summed in 32 bits. Sums of groups are always exact.
+    """
+    if weights in LEVEL_ZEROS:
+        return 2**24 // 381 // _UNIT * _UNIT
+    if weights == "int8_per_row":
+        return (2**31 - 1) // (128 * 127) // _UNIT * _UNIT
+    return 2**31 - 1
 
 
 def unsupported(bundle: Bundle) -> str | None:
     """Return why the native runtime cannot run this bundle; None if it can."""
-    numerics = bundle.numerics
-    if numerics.weights not in LEVEL_ZEROS or numerics.activations != "int8_per_token":
+    return _unsupported_numerics(bundle.numerics) or _unsupported_shape(bundle.config, bundle.numerics)
+
+
+def _unsupported_numerics(numerics: Numerics) -> str | None:
+    used = {numerics.weights, *(each.weights for each in numerics.exceptions)}
+    if numerics.kv != "int8_per_token_head":
+        return f"its keys and values are {numerics.kv}, not 8-bit; import or compress the model again to a native format"
+    if not used <= {*LEVEL_ZEROS, *FORMATS, "bfloat16"}:
+        return f"its weights are {', '.join(sorted(used))}"
+    if len(used & LEVEL_ZEROS.keys()) > 1:
+        return "it has two sets of 2-bit levels"
+    if numerics.embedding not in {*FORMATS, "bfloat16"}:
+        return f"its embedding is {numerics.embedding}"
+    if numerics.activations != ("float32" if _is_bfloat16(numerics) else "int8_per_token"):
         return f"its weights are {numerics.weights} with {numerics.activations} activations"
-    if numerics.embedding != "int4_group32" or numerics.kv != "int8_per_token_head":
-        return f"its embedding is {numerics.embedding}, its keys and values {numerics.kv}"
-    return _unsupported_shape(bundle.config)
+    return None
 
 
-def _unsupported_shape(config: DecoderConfig) -> str | None:
+def _is_bfloat16(numerics: Numerics) -> bool:
+    return {numerics.weights, numerics.embedding, *(each.weights for each in numerics.exceptions)} == {"bfloat16"}
+
+
+def _unsupported_shape(config: DecoderConfig, numerics: Numerics) -> str | None:
     if isinstance(config, MultimodalConfig) and any(type(layer.scope) not in SCOPES for layer in config.vision.layers):
         return "its vision encoder has an unknown attention scope"
-    attention, feed_forward = config.layers[0].attention, config.layers[0].feed_forward
-    if config.tracks is not None or not isinstance(config.head, TiedHeadConfig):
-        return "it has parallel tracks or an untied head"
-    if not isinstance(attention, AttentionConfig) or type(attention.position) is not RotaryConfig or attention.head_dim % 4:
-        return "its position embedding is not plain RoPE"
-    if not isinstance(feed_forward, DenseFeedForwardConfig) or feed_forward.activation != "silu" or feed_forward.bias:
-        return "its feed-forward is not dense with SiLU"
-    if attention.window is not None or attention.input_bias or attention.output_bias:
-        return "its attention has a window or biases"
-    for layer in config.layers:
-        keys_values = layer.attention.keys_values
-        own = attention.keys_values if isinstance(keys_values, SharedKeysValuesConfig) else keys_values
-        if layer.feed_forward != feed_forward or replace(layer.attention, keys_values=own) != attention:
-            return "its layers are not all alike"
-    widths = (config.dim, feed_forward.hidden_dim, attention.num_heads * attention.head_dim)
-    if any(width % 32 or width > LARGEST_INPUT for width in widths) or attention.head_dim > 1024:
-        return f"its widths {widths} are not multiples of 32 up to {LARGEST_INPUT}"
+    if config.tracks is not None:
+        return "it has parallel tracks"
+    heads, norms = set(), set()
+    for index, layer in enumerate(config.layers):
+        attention, feed_forward = layer.attention, layer.feed_forward
+        if not isinstance(feed_forward, DenseFeedForwardConfig):
+            return f"its feed-forward is a {type(feed_forward).__name__}"
+        if feed_forward.activation != "silu":
+            return f"the activation of its feed-forward is {feed_forward.activation}, not silu"
+        if type(attention) is not AttentionConfig or not isinstance(attention.mask, CausalMask):
+            return f"its attention is a {type(attention).__name__}"
+        if type(attention.position) not in {RotaryConfig, LinearRotaryConfig, Llama3RotaryConfig, type(None)}:
+            return f"its position embedding is a {type(attention.position).__name__}"
+        heads.add((attention.num_heads, config.kv_heads(index), attention.head_dim))
+        norms.add(attention.qk_norm)
+    if len(heads) > 1 or len(norms) > 1:
+        return "its layers differ in the shape of their heads or in the norms of queries and keys"
+    ((_, _, head_dim),) = heads
+    if head_dim % 4 or head_dim > LARGEST_HEAD_DIM:
+        return f"its head dim {head_dim} is not a multiple of 4 up to {LARGEST_HEAD_DIM}"
+    if len({position.layout for position in rotaries(config)}) > 1:
+        return "its layers rotate pairs of channels in different layouts"
+    for name, (_, num_inputs) in matrices(config).items():
+        largest = largest_input(numerics.weights_of(name))
+        unit = FORMATS[kind].group or _UNIT if (kind := numerics.weights_of(name)) in FORMATS else _UNIT
+        if num_inputs % unit or num_inputs > largest:
+            return f"{name} has {num_inputs} inputs, not a multiple of {unit} up to {largest:,}"
     return None
+
+
+def rotaries(config: DecoderConfig) -> tuple[RotaryConfig, ...]:
+    """Return the different rotary embeddings of the layers, in order of first use."""
+    positions = (layer.attention.position for layer in config.layers if isinstance(layer.attention, AttentionConfig))
+    return tuple(dict.fromkeys(position for position in positions if isinstance(position, RotaryConfig)))

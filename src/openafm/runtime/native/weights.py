@@ -4,8 +4,6 @@ The file is written once from a verified bundle and is named by the bundle's sig
 CRC-32 of the data. Checking 900 MB takes as long as the rest of a start, so large files are checked when they are new or
 changed (size, time or inode differ from the note beside the file) and once a week; files up to 64 MiB always. A file that
 fails a check is written again. Imports no tensor library.
-
-Shapes: R outputs, C inputs, V vocabulary, D model dim.
 """
 
 from __future__ import annotations
@@ -19,42 +17,26 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.bundle import Bundle, BundleError
+from openafm.bundle import Bundle
 from openafm.core.files import OutOfSpaceError, atomic_file
-from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, OwnKeysValuesConfig
 from openafm.runtime.engines.verified_files import verify_once
 from openafm.runtime.native.build import cache_home, check_private, private_folder, waiting_lock
+from openafm.runtime.native.layout import repacked, sections, stored_tensors
 
 FORMAT = "openafm.native_weights"
 ALIGNMENT = 64
-PANEL_ROWS, STEP_INPUTS, TILE_ROWS, GROUP = 64, 16, 16, 32
-TILE_GROUP_BYTES = 4 * 64 + 2 * 32
 MOST_FILES, MOST_BYTES = 16, 4 << 30  # limits of the cache; the least recently used files are deleted
 ALWAYS_CHECKED_BYTES, RECHECK_S = 64 << 20, 7 * 86_400
 HUGE_PAGE = 2 << 20
 _LENGTH_BYTES, _CHECKSUM_BYTES = 8, 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class WeightsSection:
-    """A section of the file: name, dtype and number of items."""
-
-    name: str
-    dtype: str
-    num_items: int
-
-    @property
-    def num_bytes(self) -> int:
-        return self.num_items * np.dtype(self.dtype).itemsize
 
 
 class NativeWeights:
@@ -66,53 +48,6 @@ class NativeWeights:
     def address(self, name: str) -> int:
         """Return the address of a section in memory, valid while this object lives."""
         return int(self._data.ctypes.data) + self._offsets[name]
-
-
-def matrices(config: DecoderConfig) -> dict[str, tuple[int, int]]:
-    """Return the numbers of outputs and inputs of every 2-bit matrix by its name in a bundle."""
-    shapes: dict[str, tuple[int, int]] = {}
-    for index, layer in enumerate(config.layers):
-        attention, feed_forward = layer.attention, layer.feed_forward
-        assert isinstance(feed_forward, DenseFeedForwardConfig)
-        inner = attention.num_heads * attention.head_dim
-        shapes[f"layers.{index}.attention.query"] = (inner, config.dim)
-        if isinstance(attention.keys_values, OwnKeysValuesConfig):
-            kv_dim = attention.keys_values.num_heads * attention.head_dim
-            shapes[f"layers.{index}.attention.keys_values.key"] = (kv_dim, config.dim)
-            shapes[f"layers.{index}.attention.keys_values.value"] = (kv_dim, config.dim)
-        shapes[f"layers.{index}.attention.output"] = (config.dim, inner)
-        for name in ("gate", "up"):
-            shapes[f"layers.{index}.feed_forward.{name}"] = (feed_forward.hidden_dim, config.dim)
-        shapes[f"layers.{index}.feed_forward.down"] = (config.dim, feed_forward.hidden_dim)
-    return shapes
-
-
-def norms(config: DecoderConfig) -> Iterator[tuple[str, int]]:
-    """Yield name and length of every norm's weight."""
-    for index, layer in enumerate(config.layers):
-        attention = layer.attention
-        yield f"layers.{index}.attention_norm.weight", config.dim
-        yield f"layers.{index}.feed_forward_norm.weight", config.dim
-        if isinstance(attention, AttentionConfig) and attention.qk_norm is not None:
-            yield f"layers.{index}.attention.query_norm.weight", attention.head_dim
-            if isinstance(attention.keys_values, OwnKeysValuesConfig):
-                yield f"layers.{index}.attention.keys_values.key_norm.weight", attention.head_dim
-    yield "norm.weight", config.dim
-
-
-def sections(config: DecoderConfig) -> list[WeightsSection]:
-    """Return the sections in file order: small ones first, then the matrices in the order of a decode step."""
-    scales, codes = [], []
-    for name, (num_outputs, num_inputs) in matrices(config).items():
-        num_panels, num_steps = -(-num_outputs // PANEL_ROWS), -(-num_inputs // STEP_INPUTS)
-        scales.append(WeightsSection(name=f"{name}.scale", dtype="float32", num_items=num_panels * PANEL_ROWS))
-        codes.append(
-            WeightsSection(name=name, dtype="uint8", num_items=num_panels * num_steps * PANEL_ROWS * STEP_INPUTS // 4)
-        )
-    small = [*scales, *(WeightsSection(name=name, dtype="float32", num_items=length) for name, length in norms(config))]
-    num_tiles = -(-config.vocab_size // TILE_ROWS)
-    tile_bytes = config.dim // GROUP * TILE_GROUP_BYTES
-    return [*small, *codes, WeightsSection(name="embedding", dtype="uint8", num_items=num_tiles * tile_bytes)]
 
 
 def open_weights(bundle: Bundle, library: ctypes.CDLL) -> NativeWeights:
@@ -177,7 +112,7 @@ class _Header:
 
 def _header(bundle: Bundle) -> _Header:
     offsets: dict[str, int] = {}
-    listed = sections(bundle.config)
+    listed = sections(bundle)
     names = [[section.name, section.dtype, section.num_items] for section in listed]
     described = json.dumps({"format": FORMAT, "signature": bundle.signature, "sections": names}).encode()
     text = len(described).to_bytes(_LENGTH_BYTES, "little") + described
@@ -261,7 +196,7 @@ def _write(path: Path, header: _Header, bundle: Bundle, library: ctypes.CDLL) ->
     with atomic_file(path, permissions=0o600) as file:
         waiting = bytearray(header.text.ljust(header.body, b"\0"))
         checksum = 0
-        for packed in _repacked(bundle.config, _stored(bundle), library):
+        for packed in repacked(bundle, stored_tensors(bundle), library):
             for part in (packed.data, bytes(_aligned(len(packed)) - len(packed))):
                 checksum = zlib.crc32(part, checksum)
                 waiting += part
@@ -303,65 +238,9 @@ def _in_memory(header: _Header, bundle: Bundle, library: ctypes.CDLL) -> NativeW
     Raises:
         BundleError: the weights cannot be read, do not fit the config or differ from the signed ones.
     """
-    stored = _stored(bundle)  # checked before memory of the claimed size is allocated
+    stored = stored_tensors(bundle)  # checked before memory of the claimed size is allocated
     room = np.zeros(header.num_bytes + ALIGNMENT, np.uint8)
     data = room[-room.ctypes.data % ALIGNMENT :][: header.num_bytes]
-    for offset, packed in zip(header.offsets.values(), _repacked(bundle.config, stored, library), strict=True):
+    for offset, packed in zip(header.offsets.values(), repacked(bundle, stored, library), strict=True):
         data[offset : offset + len(packed)] = packed
     return NativeWeights(data, header.offsets)
-
-
-def _repacked(
-    config: DecoderConfig, stored: Mapping[str, NDArray[Any]], library: ctypes.CDLL
-) -> Iterator[NDArray[np.uint8]]:
-    """Yield the bytes of all sections in file order."""
-    places = {section.name: section for section in sections(config)}
-    for name, (num_outputs, _) in matrices(config).items():
-        scales_R = np.zeros(places[f"{name}.scale"].num_items, np.float32)
-        scales_R[:num_outputs] = stored[f"{name}.weight.scale"]
-        yield scales_R.view(np.uint8)
-    for name, _ in norms(config):
-        yield stored[name].view(np.uint8)
-    for name, (num_outputs, num_inputs) in matrices(config).items():
-        panels = np.zeros(places[name].num_bytes, np.uint8)
-        library.oa_pack_panels(stored[f"{name}.weight"].ctypes.data, num_outputs, num_inputs, panels.ctypes.data)
-        yield panels
-    tiles = np.zeros(places["embedding"].num_bytes, np.uint8)
-    codes_VD, scale_VG, minimum_VG = (stored[name] for name in ("embedding", "embedding.scale", "embedding.minimum"))
-    library.oa_pack_tiles(
-        codes_VD.ctypes.data, scale_VG.ctypes.data, minimum_VG.ctypes.data, config.vocab_size, config.dim, tiles.ctypes.data
-    )
-    yield tiles
-
-
-def _stored(bundle: Bundle) -> dict[str, NDArray[Any]]:
-    """Return the tensors to repack by name, after checking their shapes against the config.
-
-    Raises:
-        BundleError: a tensor cannot be read or does not fit.
-    """
-    tensors, config = bundle.tensors(), bundle.config
-    rows, num_groups = config.vocab_size, config.dim // GROUP
-    expected: dict[str, tuple[type, list[tuple[int, ...]]]] = {
-        "embedding": (np.uint8, [(rows, config.dim // 2)]),
-        "embedding.scale": (np.float16, [(rows, num_groups)]),
-        "embedding.minimum": (np.float16, [(rows, num_groups)]),
-    }
-    for name, (num_outputs, num_inputs) in matrices(config).items():
-        expected[f"{name}.weight"] = np.uint8, [(num_outputs, num_inputs // 4)]
-        expected[f"{name}.weight.scale"] = np.float32, [(), (num_outputs,)]
-    for name, length in norms(config):
-        expected[name] = np.float32, [(length,)]
-    return {name: _tensor(bundle, tensors, name, dtype, shapes) for name, (dtype, shapes) in expected.items()}
-
-
-def _tensor(
-    bundle: Bundle, tensors: Mapping[str, NDArray[Any]], name: str, dtype: type, shapes: list[tuple[int, ...]]
-) -> NDArray[Any]:
-    tensor = tensors.get(name)
-    if tensor is None or tensor.dtype != dtype or tensor.shape not in shapes:
-        found = "missing" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
-        raise BundleError(
-            f"{bundle.path}: the weights do not fit config.json: {name} is {found}, expected {np.dtype(dtype)} {shapes[0]}"
-        )
-    return np.ascontiguousarray(tensor)

@@ -9,37 +9,44 @@
 #define OA_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Increases with every incompatible change of a struct, a function or the layout of weights.
-#define OA_VERSION 6
+#define OA_VERSION 7
 
 extern "C" {
 
-// A 2-bit matrix in panels of 64 rows (kernels.h), with one scale for each row; rows and scales are padded to whole panels.
+// Formats of a matrix (kernels.h): 2-bit codes, groups of 4 or 8 bits, or bfloat16.
+enum { OA_INT2 = 0, OA_INT4 = 1, OA_INT8 = 2, OA_BFLOAT16 = 3 };
+
+// A matrix. `scales` has one fp32 scale for each row, padded to whole panels; null if the scales are those of groups, among
+// the codes. `group` is the number of inputs with a common scale, 0 for a scale for each row. `bias` [R] may be null.
 // An adapter, if any, has numbers of `lora_bits` (16 or 32): a [rank, I], and b in panels [R / 64][rank][64], padded with
 // zeros. `rank` is 0 without an adapter.
 typedef struct {
     const uint8_t *codes;
-    const float *scales;
+    const float *scales, *bias;
     const void *lora_a, *lora_b;
-    int32_t num_outputs, num_inputs, rank, lora_bits;
+    int32_t kind, group, has_minimum, num_outputs, num_inputs, rank, lora_bits;
     float lora_scale;
 } OaMatrix;
 
-// One layer. `source` is the layer whose keys and values it reads: its own index if it stores some.
+// One layer. `source` is the layer whose keys and values it reads: its own index if it stores some. `rotary` is the index of
+// its frequencies, -1 for none. A position attends to the last `window` keys, its own included; 0: to all.
 typedef struct {
     OaMatrix query, key, value, output, gate, up, down;
     const float *attention_norm, *feed_forward_norm, *query_norm, *key_norm;
-    int32_t source;
+    int32_t source, rotary, window;
 } OaLayer;
 
 typedef struct {
-    int32_t vocab_size, dim, num_layers, num_heads, num_kv_heads, head_dim, hidden_dim, num_prefill_layers;
+    int32_t vocab_size, dim, num_layers, num_heads, num_kv_heads, head_dim;
+    int32_t hidden_dim;       // the largest of all layers
+    int32_t num_prefill_layers, num_rotaries;
     float norm_eps, qk_norm_eps;
     int32_t norm_before_position;
     int32_t interleaved;      // RoPE pairs are (0, 1), ...; otherwise (0, C / 2), ...
-    float level_zero;         // a code's level is code - level_zero
-    const float *frequencies; // radians per position of each pair, [C / 2]
+    float level_zero;         // the level of a 2-bit code is code - level_zero
+    const float *frequencies; // radians per position of each pair, [num_rotaries, C / 2]
     const float *final_norm;
-    const uint8_t *embedding; // 4 bits, in tiles of 16 rows (kernels.h)
+    OaMatrix embedding, head; // the same codes if the head is tied
     const OaLayer *layers;
 } OaConfig;
 
@@ -77,16 +84,19 @@ OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const 
                           const int32_t *counts, const int32_t *wanted, const int32_t *tokens, int32_t num_inserted,
                           const int32_t *inserted_rows, const float *inserted, float *logits);
 
-// Converts a stored 2-bit matrix (four codes a byte) to panels, and a stored 4-bit embedding to tiles; see kernels.h.
+// Converts stored matrices to the layouts of kernels.h: 2-bit codes (four a byte) to panels; codes of 4 bits (two a byte, low
+// bits first) or 8 bits (signed) with scales and minima of groups [R, I / group] to tiles; bfloat16 to tiles. `scales` is null
+// for a scale for each row, `minima` if there are none.
 OA_EXPORT void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_t num_inputs, uint8_t *panels);
-OA_EXPORT void oa_pack_tiles(const uint8_t *stored, const uint16_t *scales, const uint16_t *minima, int32_t vocab_size,
-                             int32_t dim, uint8_t *tiles);
+OA_EXPORT void oa_pack_groups(const uint8_t *stored, const uint16_t *scales, const uint16_t *minima, int32_t num_outputs,
+                              int32_t num_inputs, int32_t bits, int32_t group, uint8_t *tiles);
+OA_EXPORT void oa_pack_bfloat16(const uint16_t *stored, int32_t num_outputs, int32_t num_inputs, uint16_t *tiles);
 
 // Single kernels, for tests and measurements, with the kernels and threads of a model (probe.cpp).
-// Products y [N, R] of x [N, I], and logits y [N, V] of x [N, D]; x is rounded to 8 bits first.
+// Products y [N, R] of x [N, I]; x is rounded to 8 bits first, except for bfloat16.
 OA_EXPORT void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t num_rows, float *y);
-OA_EXPORT void oa_head(OaModel *model, const uint8_t *tiles, int32_t vocab_size, int32_t dim, const float *x, int32_t num_rows,
-                       float *y);
+// Row `row` [I] of a matrix other than 2-bit ones, as the embedding is read.
+OA_EXPORT void oa_row(const OaMatrix *matrix, int32_t row, float *y);
 // Rounds x [n] to 8 bits, padded to a multiple of 64, and returns the scale and the sum of the integers.
 OA_EXPORT void oa_round(OaModel *model, const float *x, int32_t n, int8_t *integers, float *scale, int32_t *sum);
 OA_EXPORT void oa_norm(OaModel *model, const float *x, const float *weight, int32_t n, float eps, float *y);

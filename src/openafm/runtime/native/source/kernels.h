@@ -2,8 +2,14 @@
 //
 // 2-bit weights are stored in panels of 64 rows: for every 16 inputs, four vectors of 64 bytes for 16 rows each. Lane r of
 // a vector holds the 16 codes of row r in four bytes; bits 2p and 2p + 1 of byte b are the code of input 4p + b.
-// The 4-bit embedding is stored in tiles of 16 rows: for every 32 inputs four vectors of 64 bytes, whose lane r holds 8 codes
-// of row r (low half of byte b: input b, high half: input 4 + b), then 16 scales and 16 minima in fp16.
+//
+// Groups of 4 or 8 bits are stored in tiles of 16 rows. For every 32 inputs there is a block of 4 or 8 vectors of 64 bytes. With
+// 4 bits, lane r of vector v holds 8 codes of row r: the low half of byte b is the code of input 8v + b, the high half that of
+// input 8v + 4 + b. With 8 bits, lane r of vector v holds the signed codes of inputs 4v to 4v + 3. The blocks of a group are
+// followed by 16 scales and, if there are any, 16 minima in fp16. Scales of rows are stored elsewhere.
+// A weight is code * scale + minimum; without minima (code - 8) * scale with 4 bits and code * scale with 8.
+//
+// bfloat16 is stored in tiles of 16 rows: for each input the 16 numbers of the rows.
 #pragma once
 #include <stdint.h>
 
@@ -14,7 +20,7 @@ enum {
     TILE_ROWS = 16,
     GROUP = 32,
     FEW_ROWS = 8,
-    TILE_GROUP_BYTES = 4 * 64 + 2 * 32,
+    INT4_MIDDLE = 8,  // the code of zero without minima
     PAGE = 64,
     LARGEST_HEAD_DIM = 1024
 };
@@ -43,8 +49,11 @@ struct Kernels {
     bool (*is_supported)();
     // y[n, r] of panels [first, last) for all rows n: y = (sum of code * x - zero * sum of x) * (scale of x * scale of row).
     void (*low_bit)(const OaMatrix &matrix, float zero, const Rounded &x, int first, int last, float *y, int64_t y_stride);
-    // Logits of tiles [first, last) for all rows.
-    void (*head)(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab_size, float *y, int64_t y_stride);
+    // y[n, r] of tiles [first, last) of 4 or 8 bits. Sums of a group are integers; groups are added in order, each with one
+    // fused multiply-add for the scale and one for the minimum, and the scale of x is multiplied last.
+    void (*grouped)(const OaMatrix &matrix, const Rounded &x, int first, int last, float *y, int64_t y_stride);
+    // y[n, r] of tiles [first, last) of bfloat16, for unrounded rows x [N, I].
+    void (*full)(const OaMatrix &matrix, const float *x, int num_rows, int first, int last, float *y, int64_t y_stride);
     // Rounds one row to 8 bits; pads it with zeros to a multiple of 64.
     void (*round)(const float *x, int n, int8_t *integers, float *scale, int32_t *sum, int32_t *group_sums);
     void (*rms_norm)(const float *x, const float *weight, int n, float eps, float *y);
@@ -62,6 +71,28 @@ struct Kernels {
     // Adds an adapter's output for one panel, from its sums low [N, rank], to y [N, R].
     void (*adapter_out)(const OaMatrix &matrix, const double *low, int num_rows, int panel, float *y);
 };
+
+// Sizes of the groups of a matrix; one group of all inputs if the scales are those of rows.
+struct Groups {
+    int inputs, count, blocks, block_bytes, bytes;  // inputs and blocks of a group, bytes with its scales
+
+    explicit Groups(const OaMatrix &matrix)
+        : inputs(matrix.group ? matrix.group : matrix.num_inputs),
+          count(matrix.num_inputs / inputs),
+          blocks(inputs / GROUP),
+          block_bytes(matrix.kind == OA_INT4 ? 4 * 64 : 8 * 64),
+          bytes(blocks * block_bytes + (matrix.group ? 2 * TILE_ROWS * (matrix.has_minimum ? 2 : 1) : 0)) {}
+
+    const uint8_t *tile(const OaMatrix &matrix, int number) const { return matrix.codes + (int64_t)number * count * bytes; }
+};
+
+// Sum of the integers of a row over the inputs of a group.
+static inline int32_t sum_of_group(const Rounded &x, int64_t row, const Groups &groups, int group) {
+    const int32_t *sums = x.group_sums + row * (x.stride / GROUP) + (int64_t)group * groups.blocks;
+    int32_t total = 0;
+    for (int block = 0; block < groups.blocks; block++) total += sums[block];
+    return total;
+}
 
 static inline int prepared_bytes(int head_dim) { return (4 * head_dim + 64 + 63) / 64 * 64; }
 

@@ -4,6 +4,6 @@
 
 static bool always() { return true; }
 
-const Kernels neon_kernels = {"neon", always,        low_bit,     head,       round_row,  rms_norm,
-                              swiglu, prepare_query, attend_page, adapter_in, adapter_out};
+const Kernels neon_kernels = {"neon", always,        low_bit, grouped, full, round_row, rms_norm,
+    swiglu, prepare_query, attend_page, adapter_in, adapter_out};
 #endif

@@ -10,6 +10,6 @@ static bool is_supported() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
 static bool is_supported() { return true; }
 #endif
 
-const Kernels neon_dot_kernels = {"neon-dot", is_supported,  low_bit,     head,       round_row,  rms_norm,
-                                  swiglu,     prepare_query, attend_page, adapter_in, adapter_out};
+const Kernels neon_dot_kernels = {"neon-dot", is_supported,  low_bit, grouped, full, round_row, rms_norm,
+    swiglu, prepare_query, attend_page, adapter_in, adapter_out};
 #endif

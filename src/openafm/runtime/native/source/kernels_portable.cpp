@@ -27,30 +27,44 @@ void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, in
     }
 }
 
-void head(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab_size, float *y, int64_t y_stride) {
-    const int num_groups = x.num_inputs / GROUP;
+// total + a * b, rounded once. The product is exact in double precision.
+inline float fused(float a, float b, float total) { return (float)((double)a * (double)b + (double)total); }
+
+template <int BITS>
+int32_t sum_of_codes(const uint8_t *codes, int row, const int8_t *a, int num_inputs) {
+    int32_t sum = 0;
+    for (int i = 0; i < num_inputs; i++) {
+        if (BITS == 4)
+            sum += (codes[i / 8 * 64 + row * 4 + i % 4] >> (i % 8 / 4 * 4) & 15) * a[i];
+        else
+            sum += (int8_t)codes[i / 4 * 64 + row * 4 + i % 4] * a[i];
+    }
+    return sum;
+}
+
+void grouped(const OaMatrix &matrix, const Rounded &x, int first, int last, float *y, int64_t y_stride) {
+    const Groups groups(matrix);
+    const auto sum_of = matrix.kind == OA_INT4 ? sum_of_codes<4> : sum_of_codes<8>;
+    const int middle = matrix.kind == OA_INT4 && !matrix.has_minimum ? INT4_MIDDLE : 0;
     for (int tile = first; tile < last; tile++)
-        for (int n = 0; n < x.num_rows; n++)
-            for (int row = 0; row < TILE_ROWS && tile * TILE_ROWS + row < vocab_size; row++) {
+        for (int64_t n = 0; n < x.num_rows; n++)
+            for (int row = 0; row < TILE_ROWS && tile * TILE_ROWS + row < matrix.num_outputs; row++) {
+                const int r = tile * TILE_ROWS + row;
                 float total = 0;
-                for (int g = 0; g < num_groups; g++) {
-                    const uint8_t *codes = tiles + ((int64_t)tile * num_groups + g) * TILE_GROUP_BYTES;
-                    const uint16_t *halves = (const uint16_t *)(codes + 256);
-                    const int8_t *a = x.integers + n * x.stride + g * GROUP;
-                    int32_t sum = 0;
-                    for (int v = 0; v < 4; v++)
-                        for (int b = 0; b < 4; b++) {
-                            int packed = codes[v * 64 + row * 4 + b];
-                            sum += (packed & 15) * a[v * 8 + b] + (packed >> 4) * a[v * 8 + 4 + b];
-                        }
-                    total += half_to_float(halves[row]) * (float)sum +
-                             half_to_float(halves[16 + row]) * (float)x.group_sums[n * (x.stride / GROUP) + g];
+                int32_t sum = 0;
+                for (int g = 0; g < groups.count; g++) {
+                    const uint8_t *codes = groups.tile(matrix, tile) + (int64_t)g * groups.bytes;
+                    const uint16_t *halves = (const uint16_t *)(codes + groups.blocks * groups.block_bytes) + row;
+                    const int32_t group_sum = sum_of_group(x, n, groups, g);
+                    sum = sum_of(codes, row, x.integers + n * x.stride + g * groups.inputs, groups.inputs) - middle * group_sum;
+                    if (matrix.group) total = fused(half_to_float(halves[0]), (float)sum, total);
+                    if (matrix.has_minimum) total = fused(half_to_float(halves[TILE_ROWS]), (float)group_sum, total);
                 }
-                y[n * y_stride + tile * TILE_ROWS + row] = total * x.scales[n];
+                y[n * y_stride + r] = matrix.group ? total * x.scales[n] : (float)sum * (x.scales[n] * matrix.scales[r]);
             }
 }
 
 }  // namespace
 
-const Kernels portable_kernels = {"portable", always,        low_bit,     head,       round_row,  rms_norm,
+const Kernels portable_kernels = {"portable", always, low_bit,       grouped,     full,       round_row,  rms_norm,
                                   swiglu,     prepare_query, attend_page, adapter_in, adapter_out};

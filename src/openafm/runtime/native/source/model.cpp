@@ -50,6 +50,7 @@ void RoundedRows::round(const Kernels &kernels, Pool &pool, const float *x, int6
 
 void AttentionRoom::reserve(int num_queries, int head_dim) {
     head_dim_ = head_dim;
+    page_.resize((size_t)PAGE * (2 * head_dim + 4) / sizeof(Line) + 1);
     queries_.resize((size_t)num_queries * prepared_bytes(head_dim) / sizeof(Line));
     states_.resize((size_t)num_queries * (head_dim + 2));
 }
@@ -62,6 +63,20 @@ void AttentionRoom::begin(int i) {
 void AttentionRoom::end(int i, float *y) {
     const double *sum = state(i) + 1, *out = sum + 1;
     for (int c = 0; c < head_dim_; c++) y[c] = (float)(out[c] / *sum);
+}
+
+// Keys and values of a quad are three or fewer bytes apart. The other keys of the page stay what they were: they are not read.
+KeysValuesPage AttentionRoom::part_of_quad(const KeysValuesPage &page, int first, int count) {
+    uint8_t *keys = (uint8_t *)page_.data(), *values = keys + (size_t)PAGE * head_dim_;
+    uint16_t *scales = (uint16_t *)(values + (size_t)PAGE * head_dim_);
+    memset(page_.data(), 0, page_.size() * sizeof(Line));
+    for (int i = 0; i < count; i++) {
+        for (int c = 0; c < head_dim_; c += 4) memcpy(keys + (size_t)c * PAGE + i * 4, page.keys + (size_t)c * PAGE + (first + i) * 4, 4);
+        const int8_t *from = page.values + (size_t)(first / 4) * head_dim_ * 4 + (first + i) % 4;
+        for (int c = 0; c < head_dim_; c++) values[c * 4 + i] = (uint8_t)from[c * 4];
+        scales[i] = page.key_scales[first + i], scales[PAGE + i] = page.value_scales[first + i];
+    }
+    return {keys, (const int8_t *)values, scales, scales + PAGE, nullptr};
 }
 
 OaModel::OaModel(const OaConfig &model_config, int num_threads, const Kernels &chosen)
@@ -86,7 +101,7 @@ void OaModel::reserve(int num_rows) {
     values.resize(rows * config.num_kv_heads * config.head_dim);
     gate.resize(rows * config.hidden_dim);
     up.resize(rows * config.hidden_dim);
-    turns.resize(rows * config.head_dim);
+    turns.resize(rows * config.head_dim * config.num_rotaries);
     states.resize(rows * config.dim);  // last, because its size is compared above
 }
 
@@ -108,17 +123,26 @@ void OaModel::multiply(const std::vector<Product> &products, const float *x, int
         for (const Product &product : products) {
             const OaMatrix &matrix = *product.matrix;
             const int end = begin + panels_of(matrix), from = first > begin ? first : begin, to = last < end ? last : end;
-            if (from < to) multiply_panels(product, from - begin, to - begin, low_rank.data() + sums, num_rows);
+            if (from < to) multiply_panels(product, x, from - begin, to - begin, low_rank.data() + sums, num_rows);
             begin = end;
             sums += (size_t)num_rows * matrix.rank;
         }
     });
 }
 
-// Computes panels of a product and adds the output of its adapter, whose sums are low [N, rank].
-void OaModel::multiply_panels(const Product &product, int first, int last, const double *low, int num_rows) {
+// Computes panels of a product, adds the bias and the output of its adapter, whose sums are low [N, rank].
+void OaModel::multiply_panels(const Product &product, const float *x, int first, int last, const double *low, int num_rows) {
     const OaMatrix &matrix = *product.matrix;
-    kernels.low_bit(matrix, config.level_zero, rounded.view(), first, last, product.y, matrix.num_outputs);
+    const int r = first * PANEL_ROWS, stop = last * PANEL_ROWS < matrix.num_outputs ? last * PANEL_ROWS : matrix.num_outputs;
+    const int first_tile = r / TILE_ROWS, last_tile = (stop + TILE_ROWS - 1) / TILE_ROWS;
+    if (matrix.kind == OA_INT2)
+        kernels.low_bit(matrix, config.level_zero, rounded.view(), first, last, product.y, matrix.num_outputs);
+    else if (matrix.kind == OA_BFLOAT16)
+        kernels.full(matrix, x, num_rows, first_tile, last_tile, product.y, matrix.num_outputs);
+    else
+        kernels.grouped(matrix, rounded.view(), first_tile, last_tile, product.y, matrix.num_outputs);
+    for (int64_t n = 0; matrix.bias && n < num_rows; n++)
+        for (int i = r; i < stop; i++) product.y[n * matrix.num_outputs + i] += matrix.bias[i];
     for (int panel = first; matrix.rank && panel < last; panel++) kernels.adapter_out(matrix, low, num_rows, panel, product.y);
 }
 
@@ -132,8 +156,8 @@ void OaModel::open_gates(const OaLayer &layer, int num_rows) {
     pool.parallel(panels_of(layer.gate), [&](int first, int last) {
         const int together = num_rows <= FEW_ROWS ? last - first : 1;
         for (int panel = first; panel < last; panel += together) {
-            multiply_panels(gates, panel, panel + together, low_gates, num_rows);
-            multiply_panels(ups, panel, panel + together, low_ups, num_rows);
+            multiply_panels(gates, normed.data(), panel, panel + together, low_gates, num_rows);
+            multiply_panels(ups, normed.data(), panel, panel + together, low_ups, num_rows);
             const int r = panel * PANEL_ROWS, stop = r + together * PANEL_ROWS, count = (stop < hidden_dim ? stop : hidden_dim) - r;
             for (int64_t n = 0; n < num_rows; n++) kernels.swiglu(&gate[n * hidden_dim + r], &up[n * hidden_dim + r], count);
         }

@@ -46,6 +46,8 @@ class AttentionRoom {
 public:
     void reserve(int num_queries, int head_dim);
     uint8_t *query(int i) { return (uint8_t *)queries_.data() + (size_t)i * prepared_bytes(head_dim_); }
+    // A page with up to three keys of `page` from `first` on, of which its first quad has more.
+    KeysValuesPage part_of_quad(const KeysValuesPage &page, int first, int count);
     double *state(int i) { return states_.data() + (size_t)i * (head_dim_ + 2); }
     // Initializes the state, and writes the output after the last key.
     void begin(int i);
@@ -57,7 +59,7 @@ private:
     };
 
     int head_dim_ = 0;
-    std::vector<Line> queries_;
+    std::vector<Line> queries_, page_;
     std::vector<double> states_;
 };
 
@@ -89,6 +91,10 @@ struct OaModel {
     void feed_forward(const OaLayer &layer, int num_rows);
     // Computes cosines and sines of the rows' positions into `turns`.
     void find_turns(const std::vector<Row> &rows);
+    // Returns the cosines and sines of row n of a step with `num_rows` rows for a layer; null without a rotary embedding.
+    const float *turns_of(const OaLayer &layer, int64_t n, int64_t num_rows) const {
+        return layer.rotary < 0 ? nullptr : &turns[(layer.rotary * num_rows + n) * config.head_dim];
+    }
     // Keeps only the rows with the ascending indices `wanted`.
     void keep(const std::vector<int> &wanted, std::vector<Row> &rows);
 
@@ -100,7 +106,7 @@ struct OaModel {
     int num_own_layers = 0;
 
     // Buffers for N rows: hidden states and their norm [N, D], queries and attention outputs [N, H, C], keys and values
-    // [N, K, C], gate and up projections [N, F], cosines and sines [N, C].
+    // [N, K, C], gate and up projections [N, F], cosines and sines [num_rotaries, N, C].
     std::vector<float> states, normed, queries, attended, keys, values, gate, up, turns;
     std::vector<double> low_rank;
     std::vector<AttentionRoom> rooms;  // one for each thread
@@ -109,6 +115,7 @@ struct OaModel {
 private:
     void turn(float *x, const float *turns, const float *norm) const;
     void attend(int layer, const std::vector<Row> &rows, const AttentionPiece &piece);
-    void multiply_panels(const Product &product, int first, int last, const double *low, int num_rows);
+    void attend_some(AttentionRoom &room, int query, int count, const KeysValuesPage &page, int64_t first, int64_t last);
+    void multiply_panels(const Product &product, const float *x, int first, int last, const double *low, int num_rows);
     void add_up_adapters(const std::vector<Product> &products, const float *x, int num_rows);
 };

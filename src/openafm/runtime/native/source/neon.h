@@ -74,36 +74,57 @@ void low_bit(const OaMatrix &matrix, float zero, const Rounded &x, int first, in
     }
 }
 
-// One row of activations times a tile of the embedding: integer sums within a group, then scaled.
-void head_tile(const uint8_t *tile, const Rounded &x, int row, int rows, float *y) {
-    float32x4_t totals[4];
-    for (int v = 0; v < 4; v++) totals[v] = vdupq_n_f32(0);
-    for (int g = 0; g < x.num_inputs / GROUP; g++, tile += TILE_GROUP_BYTES) {
-        const int8_t *a = x.integers + row * x.stride + g * GROUP;
-        const float group_sum = (float)x.group_sums[row * (x.stride / GROUP) + g];
-        for (int v = 0; v < 4; v++) {
-            int32x4_t sums = vdupq_n_s32(0);
-            for (int quads = 0; quads < 4; quads++) {
-                const uint8x16_t packed = vld1q_u8(tile + quads * 64 + v * 16);
-                const int8x16_t low = vreinterpretq_s8_u8(vandq_u8(packed, vdupq_n_u8(15)));
-                sums = add_products(sums, low, broadcast(a + quads * 8));
-                sums = add_products(sums, vreinterpretq_s8_u8(vshrq_n_u8(packed, 4)), broadcast(a + quads * 8 + 4));
-            }
-            const uint16_t *halves = (const uint16_t *)(tile + 256) + v * 4;
-            const float32x4_t scales = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
-            const float32x4_t minima = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves + TILE_ROWS)));
-            totals[v] = vfmaq_f32(totals[v], scales, vcvtq_f32_s32(sums));
-            totals[v] = vfmaq_n_f32(totals[v], minima, group_sum);
+// Products of a block of 32 inputs and four rows.
+template <int BITS>
+inline int32x4_t add_block(int32x4_t sums, const uint8_t *codes, const int8_t *a) {
+    for (int v = 0; v < BITS; v++) {
+        const uint8x16_t packed = vld1q_u8(codes + v * 64);
+        if (BITS == 4) {
+            const int8x16_t low = vreinterpretq_s8_u8(vandq_u8(packed, vdupq_n_u8(15)));
+            sums = add_products(sums, low, broadcast(a + v * 8));
+            sums = add_products(sums, vreinterpretq_s8_u8(vshrq_n_u8(packed, 4)), broadcast(a + v * 8 + 4));
+        } else {
+            sums = add_products(sums, vreinterpretq_s8_u8(packed), broadcast(a + v * 4));
         }
     }
-    for (int v = 0; v < 4; v++) store_some(vmulq_n_f32(totals[v], x.scales[row]), rows - v * 4, y + v * 4);
+    return sums;
 }
 
-void head(const uint8_t *tiles, const Rounded &x, int first, int last, int vocab_size, float *y, int64_t stride) {
-    const int64_t tile_bytes = (int64_t)(x.num_inputs / GROUP) * TILE_GROUP_BYTES;
+// One row of activations times a tile: integer sums within a group, then scaled.
+template <int BITS>
+void grouped_tile(const OaMatrix &matrix, const Groups &groups, int tile, const Rounded &x, int64_t n, float *y) {
+    const int r = tile * TILE_ROWS, middle = BITS == 4 && !matrix.has_minimum ? INT4_MIDDLE : 0;
+    const uint8_t *codes = groups.tile(matrix, tile);
+    float32x4_t totals[4];
+    for (int v = 0; v < 4; v++) totals[v] = vdupq_n_f32(0);
+    for (int g = 0; g < groups.count; g++, codes += groups.bytes) {
+        const int32_t group_sum = sum_of_group(x, n, groups, g);
+        const uint16_t *halves = (const uint16_t *)(codes + groups.blocks * groups.block_bytes);
+        for (int v = 0; v < 4; v++, halves += 4) {
+            int32x4_t sums = vdupq_n_s32(-middle * group_sum);
+            for (int block = 0; block < groups.blocks; block++)
+                sums = add_block<BITS>(sums, codes + block * groups.block_bytes + v * 16,
+                                       x.integers + n * x.stride + g * groups.inputs + block * GROUP);
+            const float32x4_t exact = vcvtq_f32_s32(sums);
+            if (!matrix.group) {
+                totals[v] = vmulq_f32(exact, vmulq_n_f32(vld1q_f32(matrix.scales + r + v * 4), x.scales[n]));
+                continue;
+            }
+            totals[v] = vfmaq_f32(totals[v], vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves))), exact);
+            if (!matrix.has_minimum) continue;
+            const float32x4_t minima = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves + TILE_ROWS)));
+            totals[v] = vfmaq_n_f32(totals[v], minima, (float)group_sum);
+        }
+    }
+    for (int v = 0; v < 4; v++)
+        store_some(matrix.group ? vmulq_n_f32(totals[v], x.scales[n]) : totals[v], matrix.num_outputs - r - v * 4, y + r + v * 4);
+}
+
+void grouped(const OaMatrix &matrix, const Rounded &x, int first, int last, float *y, int64_t stride) {
+    const Groups groups(matrix);
     for (int tile = first; tile < last; tile++)
-        for (int row = 0; row < x.num_rows; row++)
-            head_tile(tiles + tile * tile_bytes, x, row, vocab_size - tile * TILE_ROWS, y + row * stride + tile * TILE_ROWS);
+        for (int64_t n = 0; n < x.num_rows; n++)
+            (matrix.kind == OA_INT4 ? grouped_tile<4> : grouped_tile<8>)(matrix, groups, tile, x, n, y + n * stride);
 }
 
 }  // namespace

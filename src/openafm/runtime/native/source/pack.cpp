@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "numbers.h"
 
 namespace {
 
@@ -31,21 +32,57 @@ void oa_pack_panels(const uint8_t *stored, int32_t num_outputs, int32_t num_inpu
     }
 }
 
-void oa_pack_tiles(const uint8_t *stored, const uint16_t *scales, const uint16_t *minima, int32_t vocab_size, int32_t dim,
-                   uint8_t *tiles) {
-    const int num_groups = dim / GROUP;
-    const int64_t num_tiles = (vocab_size + TILE_ROWS - 1) / TILE_ROWS;
-    memset(tiles, 0, num_tiles * num_groups * TILE_GROUP_BYTES);
-    for (int64_t row = 0; row < vocab_size; row++)
-        for (int g = 0; g < num_groups; g++) {
-            uint8_t *group = tiles + (row / TILE_ROWS * num_groups + g) * TILE_GROUP_BYTES;
+void oa_pack_groups(const uint8_t *stored, const uint16_t *scales, const uint16_t *minima, int32_t num_outputs,
+                    int32_t num_inputs, int32_t bits, int32_t group, uint8_t *tiles) {
+    OaMatrix matrix = {};
+    matrix.kind = bits == 4 ? OA_INT4 : OA_INT8, matrix.group = scales ? group : 0, matrix.has_minimum = minima != nullptr;
+    matrix.num_outputs = num_outputs, matrix.num_inputs = num_inputs;
+    const Groups groups(matrix);
+    const int64_t num_tiles = (num_outputs + TILE_ROWS - 1) / TILE_ROWS, stride = (int64_t)num_inputs * bits / 8;
+    memset(tiles, 0, num_tiles * groups.count * groups.bytes);
+    for (int64_t row = 0; row < num_outputs; row++)
+        for (int g = 0; g < groups.count; g++) {
+            uint8_t *at = tiles + (row / TILE_ROWS * groups.count + g) * groups.bytes;
             const int lane = (int)(row % TILE_ROWS);
-            const uint8_t *codes = stored + row * dim / 2 + g * (GROUP / 2);
-            for (int i = 0; i < GROUP; i++) {
-                const int code = codes[i / 2] >> (i % 2 * 4) & 15;
-                group[i / 8 * 64 + lane * 4 + i % 4] |= (uint8_t)(code << (i % 8 / 4 * 4));
-            }
-            memcpy(group + 256 + 2 * lane, scales + row * num_groups + g, 2);
-            memcpy(group + 288 + 2 * lane, minima + row * num_groups + g, 2);
+            const uint8_t *codes = stored + row * stride + (int64_t)g * groups.inputs * bits / 8;
+            for (int i = 0; i < groups.inputs; i++)
+                if (bits == 4)
+                    at[i / 8 * 64 + lane * 4 + i % 4] |= (uint8_t)((codes[i / 2] >> (i % 2 * 4) & 15) << (i % 8 / 4 * 4));
+                else
+                    at[i / 4 * 64 + lane * 4 + i % 4] = codes[i];
+            uint8_t *halves = at + groups.blocks * groups.block_bytes + 2 * lane;
+            if (scales) memcpy(halves, scales + row * groups.count + g, 2);
+            if (minima) memcpy(halves + 2 * TILE_ROWS, minima + row * groups.count + g, 2);
         }
+}
+
+void oa_pack_bfloat16(const uint16_t *stored, int32_t num_outputs, int32_t num_inputs, uint16_t *tiles) {
+    memset(tiles, 0, (num_outputs + TILE_ROWS - 1) / TILE_ROWS * (int64_t)num_inputs * TILE_ROWS * sizeof *tiles);
+    for (int64_t row = 0; row < num_outputs; row++) {
+        uint16_t *at = tiles + row / TILE_ROWS * num_inputs * TILE_ROWS + row % TILE_ROWS;
+        for (int i = 0; i < num_inputs; i++) at[(int64_t)i * TILE_ROWS] = stored[row * num_inputs + i];
+    }
+}
+
+void oa_row(const OaMatrix *matrix, int32_t row, float *y) {
+    const int lane = row % TILE_ROWS, tile = row / TILE_ROWS;
+    if (matrix->kind == OA_BFLOAT16) {
+        const uint16_t *at = (const uint16_t *)matrix->codes + (int64_t)tile * matrix->num_inputs * TILE_ROWS + lane;
+        for (int i = 0; i < matrix->num_inputs; i++) y[i] = reinterpreted<float>((uint32_t)at[(int64_t)i * TILE_ROWS] << 16);
+        return;
+    }
+    const Groups groups(*matrix);
+    const uint8_t *at = groups.tile(*matrix, tile);
+    for (int g = 0; g < groups.count; g++, at += groups.bytes) {
+        const uint16_t *halves = (const uint16_t *)(at + groups.blocks * groups.block_bytes) + lane;
+        const float scale = matrix->group ? half_to_float(halves[0]) : matrix->scales[row];
+        const float minimum = matrix->has_minimum ? half_to_float(halves[TILE_ROWS]) : 0;
+        const int middle = matrix->has_minimum ? 0 : INT4_MIDDLE;
+        for (int i = 0; i < groups.inputs; i++, y++) {
+            if (matrix->kind == OA_INT4)
+                *y = minimum + (float)((at[i / 8 * 64 + lane * 4 + i % 4] >> (i % 8 / 4 * 4) & 15) - middle) * scale;
+            else
+                *y = minimum + (float)(int8_t)at[i / 4 * 64 + lane * 4 + i % 4] * scale;
+        }
+    }
 }

@@ -8,13 +8,6 @@ void oa_product(OaModel *model, const OaMatrix *matrix, const float *x, int32_t 
     model->multiply({{matrix, y}}, x, num_rows);
 }
 
-void oa_head(OaModel *model, const uint8_t *tiles, int32_t vocab_size, int32_t dim, const float *x, int32_t num_rows, float *y) {
-    model->rounded.round(model->kernels, model->pool, x, dim, num_rows, dim);
-    model->pool.parallel((vocab_size + TILE_ROWS - 1) / TILE_ROWS, [&](int first, int last) {
-        model->kernels.head(tiles, model->rounded.view(), first, last, vocab_size, y, vocab_size);
-    });
-}
-
 void oa_round(OaModel *model, const float *x, int32_t n, int8_t *integers, float *scale, int32_t *sum) {
     std::vector<int32_t> group_sums(((size_t)n + 63) / GROUP);
     model->kernels.round(x, n, integers, scale, sum, group_sums.data());

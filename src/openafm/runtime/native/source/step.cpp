@@ -23,41 +23,25 @@ std::vector<AttentionPiece> attention_pieces(const std::vector<Row> &rows, int n
 }  // namespace
 
 void OaModel::embed(const int32_t *tokens, int num_rows) {
-    const int num_groups = config.dim / GROUP;
-    for (int n = 0; n < num_rows; n++) {
-        const int lane = tokens[n] % TILE_ROWS;
-        const uint8_t *tile = config.embedding + (int64_t)(tokens[n] / TILE_ROWS) * num_groups * TILE_GROUP_BYTES;
-        for (int g = 0; g < num_groups; g++, tile += TILE_GROUP_BYTES) {
-            uint16_t halves[2];
-            memcpy(halves, tile + 256 + 2 * lane, 2);
-            memcpy(halves + 1, tile + 288 + 2 * lane, 2);
-            const float scale = half_to_float(halves[0]), minimum = half_to_float(halves[1]);
-            float *x = &states[(int64_t)n * config.dim + g * GROUP];
-            for (int v = 0; v < 4; v++)
-                for (int b = 0; b < 4; b++) {
-                    const uint8_t packed = tile[v * 64 + lane * 4 + b];
-                    x[v * 8 + b] = minimum + (float)(packed & 15) * scale;
-                    x[v * 8 + 4 + b] = minimum + (float)(packed >> 4) * scale;
-                }
-        }
-    }
+    for (int64_t n = 0; n < num_rows; n++) oa_row(&config.embedding, tokens[n], &states[n * config.dim]);
 }
 
 void OaModel::find_turns(const std::vector<Row> &rows) {
     float *turn = turns.data();
-    for (const Row &row : rows)
-        for (int f = 0; f < config.head_dim / 2; f++) {
-            const float angle = (float)row.position * config.frequencies[f];
-            *turn++ = cosf(angle);
-            *turn++ = sinf(angle);
-        }
+    for (int rotary = 0; rotary < config.num_rotaries; rotary++)
+        for (const Row &row : rows)
+            for (int f = 0; f < config.head_dim / 2; f++) {
+                const float angle = (float)row.position * config.frequencies[rotary * (config.head_dim / 2) + f];
+                *turn++ = cosf(angle);
+                *turn++ = sinf(angle);
+            }
 }
 
-// Applies RoPE and the norm to one head, in the config's order.
+// Applies RoPE, if any, and the norm to one head, in the config's order.
 void OaModel::turn(float *x, const float *cosines_sines, const float *norm) const {
     const int half = config.head_dim / 2;
     if (norm && config.norm_before_position) kernels.rms_norm(x, norm, config.head_dim, config.qk_norm_eps, x);
-    for (int f = 0; f < half; f++) {
+    for (int f = 0; cosines_sines && f < half; f++) {
         float &a = x[config.interleaved ? 2 * f : f], &b = x[config.interleaved ? 2 * f + 1 : f + half];
         const float cosine = cosines_sines[2 * f], sine = cosines_sines[2 * f + 1], turned = a * cosine - b * sine;
         b = a * sine + b * cosine;
@@ -73,7 +57,7 @@ void OaModel::store_keys_values(int layer, const std::vector<Row> &rows) {
         for (int64_t n = first; n < last; n++)
             for (int head = 0; head < config.num_kv_heads; head++) {
                 const int64_t at = (n * config.num_kv_heads + head) * dim;
-                turn(&keys[at], &turns[n * dim], l.key_norm);
+                turn(&keys[at], turns_of(l, n, num_rows), l.key_norm);
                 rows[n].cache->store(rows[n].position, own_layers[layer], head, &keys[at], &values[at]);
             }
     });
@@ -97,31 +81,51 @@ void OaModel::read(int layer, const std::vector<Row> &rows) {
     add_to_states(num_rows);
 }
 
+// Attention of queries to the keys [first, last) of a page. Keys that share a quad with earlier ones are copied, because
+// kernels read whole quads; the others are read where they are.
+void OaModel::attend_some(AttentionRoom &room, int query, int count, const KeysValuesPage &page, int64_t first, int64_t last) {
+    if (first >= last) return;
+    if (first == 0) return kernels.attend(room.query(query), count, config.head_dim, page, (int)last, room.state(query));
+    if (const int64_t rest = (4 - first % 4) % 4) {
+        const int some = (int)(rest < last - first ? rest : last - first);
+        kernels.attend(room.query(query), count, config.head_dim, room.part_of_quad(page, (int)first, some), some, room.state(query));
+        first += rest;
+    }
+    if (first >= last) return;
+    uint16_t scales[2][PAGE] = {};  // kernels read those of a whole page
+    memcpy(scales[0], page.key_scales + first, (size_t)(last - first) * sizeof(uint16_t));
+    memcpy(scales[1], page.value_scales + first, (size_t)(last - first) * sizeof(uint16_t));
+    const KeysValuesPage shifted = {page.keys + first * 4, page.values + first * config.head_dim, scales[0], scales[1], page.next};
+    kernels.attend(room.query(query), count, config.head_dim, shifted, (int)(last - first), room.state(query));
+}
+
 void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPiece &piece) {
     AttentionRoom &room = rooms[Pool::this_thread()];
     const int dim = config.head_dim, queries_each = config.num_heads / config.num_kv_heads;
     const int num_queries = piece.num_rows * queries_each;
+    const OaLayer &l = layers[layer];
     const auto row_of = [&](int query) { return piece.first_row + query / queries_each; };
     const auto place_of = [&](int query) {
         return ((int64_t)row_of(query) * config.num_heads + piece.head * queries_each + query % queries_each) * dim;
     };
     for (int query = 0; query < num_queries; query++) {
         float *x = &queries[place_of(query)];
-        turn(x, &turns[(int64_t)row_of(query) * dim], layers[layer].query_norm);
+        turn(x, turns_of(l, row_of(query), (int64_t)rows.size()), l.query_norm);
         kernels.prepare(x, dim, rows[row_of(query)].position + 1, room.query(query));
         room.begin(query);
     }
     const Row &begin = rows[piece.first_row], &end = rows[piece.first_row + piece.num_rows - 1];
-    for (int64_t page = 0; page * PAGE <= end.position; page++) {
+    const auto first_key_of = [&](const Row &row) { return l.window && row.position >= l.window ? row.position + 1 - l.window : 0; };
+    for (int64_t page = first_key_of(begin) / PAGE; page * PAGE <= end.position; page++) {
         const KeysValuesPage kv = begin.cache->at(page, own_layers[layer], piece.head);
-        if (begin.position + 1 >= (page + 1) * PAGE) {
+        if (begin.position + 1 >= (page + 1) * PAGE && first_key_of(end) <= page * PAGE) {
             kernels.attend(room.query(0), num_queries, dim, kv, PAGE, room.state(0));
             continue;
         }
         for (int query = 0; query < num_queries; query += queries_each) {
-            const int64_t visible = rows[row_of(query)].position + 1 - page * PAGE;
-            if (visible <= 0) continue;
-            kernels.attend(room.query(query), queries_each, dim, kv, visible < PAGE ? (int)visible : PAGE, room.state(query));
+            const Row &row = rows[row_of(query)];
+            const int64_t first = first_key_of(row) - page * PAGE, last = row.position + 1 - page * PAGE;
+            attend_some(room, query, queries_each, kv, first < 0 ? 0 : first, last < PAGE ? last : (int64_t)PAGE);
         }
     }
     for (int query = 0; query < num_queries; query++) room.end(query, &attended[place_of(query)]);
@@ -130,7 +134,8 @@ void OaModel::attend(int layer, const std::vector<Row> &rows, const AttentionPie
 void OaModel::feed_forward(const OaLayer &layer, int num_rows) {
     normalize(layer.feed_forward_norm, num_rows);
     open_gates(layer, num_rows);
-    rounded.round(kernels, pool, gate.data(), config.hidden_dim, num_rows, config.hidden_dim);
+    const int hidden_dim = layer.down.num_inputs;
+    rounded.round(kernels, pool, gate.data(), hidden_dim, num_rows, hidden_dim);
     multiply({{&layer.down, normed.data()}}, gate.data(), num_rows);
     add_to_states(num_rows);
 }
@@ -140,8 +145,11 @@ void OaModel::keep(const std::vector<int> &wanted, std::vector<Row> &rows) {
         const size_t from = wanted[i];
         rows[i] = rows[from];
         memmove(&states[i * config.dim], &states[from * config.dim], config.dim * sizeof(float));
-        memmove(&turns[i * config.head_dim], &turns[from * config.head_dim], config.head_dim * sizeof(float));
     }
+    float *to = turns.data();
+    for (int rotary = 0; rotary < config.num_rotaries; rotary++)
+        for (size_t i = 0; i < wanted.size(); i++, to += config.head_dim)
+            memmove(to, &turns[(rotary * rows.size() + wanted[i]) * config.head_dim], config.head_dim * sizeof(float));
     rows.resize(wanted.size());
 }
 
@@ -185,10 +193,7 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
         m.feed_forward(l, (int)rows.size());
     }
     m.normalize(config.final_norm, (int)rows.size());
-    const int num_tiles = (config.vocab_size + TILE_ROWS - 1) / TILE_ROWS;
-    m.pool.parallel(num_tiles, [&](int first, int last) {
-        m.kernels.head(config.embedding, m.rounded.view(), first, last, config.vocab_size, logits, config.vocab_size);
-    });
+    m.multiply({{&config.head, logits}}, m.normed.data(), (int)rows.size());
     return 0;
 } catch (const std::bad_alloc &) {
     return 1;
