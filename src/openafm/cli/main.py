@@ -29,6 +29,7 @@ from openafm.cli import (
     keys,
     plan,
     play,
+    private,
     profile,
     quickstart,
     resign,
@@ -102,6 +103,7 @@ app.command()(serve.serve)
 app.command()(play.play)
 app.command(context_settings={"allow_interspersed_args": False})(profile.profile)
 app.add_typer(keys.app, name="keys")
+app.add_typer(private.app, name="private")
 app.command()(bench.bench)
 app.add_typer(evaluate.app, name="evaluate")
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_text
 from openafm.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from openafm.serving.config import ServerConfig
 
 HostOption = Annotated[
     str, typer.Option(help="Address to listen on; other addresses than loopback ones need keys: `openafm keys create`.")
@@ -40,6 +43,10 @@ def serve(
     ] = 30,
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the certificate chain.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the private key.")] = None,
+    private: Annotated[
+        Path | None,
+        typer.Option(help="Folder of `openafm private release`: answer encrypted requests only, with the settings there."),
+    ] = None,
     plugins: PluginsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -66,6 +73,8 @@ def serve(
         tls_certificate=str(tls_cert or ""),
         tls_key=str(tls_key or ""),
     )
+    if private is not None:
+        config = _private_config(private, config)
     check_setup(config)
     with bind(config) as bound:
         scheme = "https" if tls_cert else "http"
@@ -75,6 +84,15 @@ def serve(
             print_json({"url": url, "needs_keys": config.needs_keys})
         else:
             keys = "a key is needed" if config.needs_keys else "no key is needed"
-            print_text(f"{url}      playground\n{url}/v1   OpenAI's API; {keys}\n\nCtrl-C stops the server")
+            routes = "private node" if config.private else f"playground\n{url}/v1   OpenAI's API"
+            print_text(f"{url}      {routes}; {keys}\n\nCtrl-C stops the server")
         sys.stdout.flush()  # a parent process may wait for these lines on a pipe
         run(config, bound)
+
+
+def _private_config(folder: Path, place: ServerConfig) -> ServerConfig:
+    """Return the settings of a private node, which the command line cannot change."""
+    from openafm.serving.private.node_folder import check_place, read_config
+
+    check_place(place)
+    return read_config(folder, place)

@@ -58,7 +58,7 @@ class AccessControl:
         try:
             scope["state"]["client"] = await self._admitted(scope, receive)
             body = await self._body(scope, receive)
-            _check_characters(body)
+            check_characters(body)
             await _run_until_disconnect(self._app, scope, body, receive, reply)
         except Exception as error:
             if not isinstance(error, ApiError):
@@ -170,8 +170,9 @@ class _Reply:
 
 async def _run_until_disconnect(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, reply: _Reply) -> None:
     """Run the application with a body that has been read; cancel it when the client disconnects."""
-    scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
-    scope["headers"].append((b"content-type", b"application/json"))  # every body is JSON, whatever `curl -d` declares
+    if not any(name == b"content-type" and value.startswith(b"message/") for name, value in scope["headers"]):
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+        scope["headers"].append((b"content-type", b"application/json"))  # every body is JSON, whatever `curl -d` declares
     disconnected = asyncio.ensure_future(_disconnect(receive))
     bodies = [body]
 
@@ -227,7 +228,7 @@ def _key_text(headers: Mapping[bytes, str]) -> str:
     return headers.get(b"x-api-key", "")
 
 
-def _check_characters(body: bytes) -> None:
+def check_characters(body: bytes) -> None:
     """Raise if JSON escapes hold half of a surrogate pair, which no reply could repeat in UTF-8."""
     if b"\\ud" not in body.lower():
         return

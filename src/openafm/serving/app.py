@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
@@ -43,20 +44,25 @@ def build_app(config: ServerConfig) -> ASGIApp:
     Raises:
         OpenAFMError: a model is missing or damaged, or the file of keys is damaged.
     """
+    if config.private:
+        from openafm.serving.private.node import build_node
+        from openafm.serving.private.node_folder import open_keys
+
+        return build_node(config, open_keys(Path(config.private), config))
     return AccessControl(app := build_routes(config), config, KeyRing(keys_file()), app.state.service.metrics)
 
 
-def build_routes(config: ServerConfig) -> FastAPI:
+def build_routes(config: ServerConfig, routers: Sequence[APIRouter] = ROUTERS) -> FastAPI:
     """Return the routes without access control."""
     metrics = Metrics()
     service = AnswerService(config, ModelCatalog(config.models, config.idle_seconds), metrics)
     app = FastAPI(title="openafm", docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.service = service
     app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
-    for router in ROUTERS:
+    for router in routers:
         app.include_router(router)
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, _reply)
+        app.add_exception_handler(kind, reply_to_error)
     return app
 
 
@@ -85,7 +91,7 @@ async def _release_idle(service: AnswerService) -> None:
         service.models.release_idle()
 
 
-async def _reply(request: Request, error: Exception) -> JSONResponse:
+async def reply_to_error(request: Request, error: Exception) -> JSONResponse:
     """Return the reply for an expected error."""
     failed = _translated(error)
     return JSONResponse(failed.body(request.url.path), failed.status, failed.headers)

@@ -38,6 +38,7 @@ class ServerConfig(Config):
         kv_bytes: memory for keys and values of running answers; 0: a quarter of the physical memory.
         idle_seconds: a model without requests for this long is released; 0: never.
         max_connections: open connections; further ones are answered with 503.
+        private: folder of a private node, which answers encrypted requests only; empty: an ordinary server.
         max_stored_responses, max_stored_bytes: limits of the conversations that /v1/responses stores; the oldest is dropped.
     """
 
@@ -61,6 +62,7 @@ class ServerConfig(Config):
     kv_bytes: int = 0
     idle_seconds: float = 1800.0
     max_connections: int = 512
+    private: str = ""
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 << 20
 

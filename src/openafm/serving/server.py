@@ -50,6 +50,9 @@ def check_setup(config: ServerConfig) -> None:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
+    if config.private:
+        with needed("a private node", "pyhpke and cryptography", "serve"):
+            import pyhpke  # noqa: F401
     from openafm.serving.keys import KeyRing, keys_file
     from openafm.serving.models import ModelCatalog
 
@@ -78,6 +81,10 @@ def serve(config: ServerConfig, bound: socket.socket) -> None:
     if config.workers == 1:
         from openafm.serving.app import build_app
 
+        if config.private:
+            from openafm.serving.private.node import forbid_traces_of_requests
+
+            forbid_traces_of_requests()
         uvicorn.Server(uvicorn_config(config, build_app(config))).run(sockets=[bound])
         return
     os.environ[_CONFIG] = json.dumps(to_dict(config))

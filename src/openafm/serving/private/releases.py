@@ -35,7 +35,15 @@ _LIBRARIES = (
     "cryptography",
     "pyhpke",
 )
-_PLACE = ("host", "port", "models", "tls_certificate", "tls_key")  # of a server, not what it does with requests
+_PLACE = (
+    "host",
+    "port",
+    "requires_key",
+    "models",
+    "private",
+    "tls_certificate",
+    "tls_key",
+)  # of a server, not what it does with requests
 
 
 @dataclass(frozen=True, kw_only=True)
