@@ -80,7 +80,7 @@ def test_gsm8k_by_both_rules(tmp_path: Path) -> None:
     task = GSM8KCompletionConfig(num_shots=2)
     first, second, *_ = task.items(tmp_path)
     assert first.prompt.text.count("Question: ") == 3
-    assert first.prompt.text.split("\n\n")[:2] != second.prompt.text.split("\n\n")[:2]  # examples are drawn anew
+    assert first.prompt.text.split("\n\n")[:2] != second.prompt.text.split("\n\n")[:2]  # examples are drawn again
     assert task.judge(first, Output(text=" Steps.\n#### 1,000")).scores == {
         "exact_match,strict-match": 1.0,
         "exact_match,flexible-extract": 1.0,

@@ -104,7 +104,7 @@ class MGSMCompletionConfig(TaskConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GSM8KCompletionConfig(TaskConfig):
-    """GSM8K by the rules of lm-evaluation-harness's `gsm8k`: examples drawn anew for each question, with its seed."""
+    """GSM8K by the rules of lm-evaluation-harness's `gsm8k`: examples drawn again for each question, with its seed."""
 
     METRIC = "exact_match,flexible-extract"
 
