@@ -96,7 +96,7 @@ def change_address(world: World, order: str, street: str) -> dict[str, str]:
 
     Args:
         order: number of the order, as in O-501
-        street: the new street with the house number
+        street: the new street with its number
     """
     _check_status(_order(world, order), "processing")
     world.run("UPDATE orders SET street = ? WHERE id = ?", street, order)
