@@ -19,6 +19,10 @@ from openafm.runtime.decoding.sampling import GreedyConfig
 from openafm.runtime.engines import base
 from openafm.tokenizer.detokenizer import Detokenizer
 
+_STARTS = ("<|bos|>", "<|begin_of_text|>", "<s>", "<bos>")
+_ENDS = ("<|eos|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>")
+"""Tokens that begin and end a text, in models of openafm and of other families. Some families have no first token."""
+
 
 class RawText:
     """Continue texts with a loaded model and score continuations. Texts are encoded as lm-evaluation-harness encodes them.
@@ -28,6 +32,10 @@ class RawText:
 
     def __init__(self, model: LoadedModel) -> None:
         self._model = model
+        special = model.tokenizer.special_ids
+        self._start = [special[name] for name in _STARTS if name in special][:1]
+        ends = {special[name] for name in _ENDS if name in special}
+        self._ends = ends | set(model.template.stop_tokens(model.tokenizer))
 
     def answer(self, prompt: Prompt, cancelled: Callable[[], bool]) -> Output:
         """Return the output for a prompt of kind `completion` or `choice`."""
@@ -38,13 +46,12 @@ class RawText:
         room = max(1, engine.context_length - prompt.max_tokens)
         tokens = self._encoded(prompt.text)[-room:]
         sequence = self._begun(tokens[:-1], self._encoded(prompt.prefix) if prompt.prefix else [], cancelled)
-        eos = tokenizer.special.eos
         generation = generate(
             engine,
             sequence,
             tokens[sequence.length :],
             sampling=GreedyConfig(),
-            stop_tokens={eos},
+            stop_tokens=self._ends,
             max_tokens=prompt.max_tokens,
             cancelled=cancelled,
         )
@@ -52,7 +59,7 @@ class RawText:
         longest = max(map(len, prompt.stop), default=0)
         for event in generation:
             count += 1
-            if event.token == eos:
+            if event.token in self._ends:
                 break
             piece = detokenizer.push(event.token)
             text += piece
@@ -102,6 +109,8 @@ class RawText:
     def _pair(self, context: str, num_context: int, continuation: str) -> tuple[tuple[int, ...], list[int]]:
         """Return the tokens of a context, cut at the left to fit the window, and those of its continuation."""
         whole = self._encoded(context + continuation)
+        if not num_context:  # an empty context of a model without a first token
+            whole, num_context = [min(self._ends), *whole], 1
         num_context = min(num_context, len(whole) - 1)
         rest = whole[num_context:][-(self._model.engine.context_length - 1) :]
         room = self._model.engine.context_length - len(rest)
@@ -127,4 +136,4 @@ class RawText:
         return np.asarray(logits - np.log(np.exp(logits).sum(axis=1, keepdims=True)))
 
     def _encoded(self, text: str) -> list[int]:
-        return [self._model.tokenizer.special.bos, *self._model.tokenizer.encode(text)]
+        return [*self._start, *self._model.tokenizer.encode(text)]

@@ -22,7 +22,7 @@ MAX_SAMPLES = 1_000
 
 def write_report(run: Run, path: Path) -> None:
     """Write the page of one run."""
-    rows = [_row(name, "all", result.metric, result.count, [result.score]) for name, result in run.tasks.items()]
+    rows = [_row(name, "all", result.metric, result.score.count, [result.score]) for name, result in run.tasks.items()]
     for name, result in run.tasks.items():
         parts = {**(result.languages if len(result.languages) > 1 else {}), **result.groups}
         rows += [_row(name, part, result.metric, score.count, [score]) for part, score in parts.items()]

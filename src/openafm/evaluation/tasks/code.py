@@ -75,7 +75,7 @@ class MBPPConfig(TaskConfig):
         _check_sandbox()
 
     def items(self, data: Path) -> Iterator[Item]:
-        for row in _mbpp(data):
+        for row in read_mbpp(data):
             if row.id in _EVALUATED:
                 text = (
                     f"You are an expert Python programmer, and here is your task:\n{row.text}\nYour code should pass these"
@@ -103,13 +103,17 @@ class MBPPCompletionConfig(TaskConfig):
         _check_sandbox()
 
     def items(self, data: Path) -> Iterator[Item]:
-        rows = list(_mbpp(data))
+        rows = list(read_mbpp(data))
         known = {row.id: row for row in rows}
-        prefix = "".join(f"{_asked(known[id])}{known[id].code}\n[DONE]\n\n" for id in _SHOTS if id in known)
+        prefix = "".join(f"{mbpp_prompt(known[id])}{known[id].code}\n[DONE]\n\n" for id in _SHOTS if id in known)
         for row in rows:
             if row.id in _EVALUATED:
                 prompt = Prompt(
-                    kind="completion", text=prefix + _asked(row), prefix=prefix, stop=("[DONE]",), max_tokens=self.max_tokens
+                    kind="completion",
+                    text=prefix + mbpp_prompt(row),
+                    prefix=prefix,
+                    stop=("[DONE]",),
+                    max_tokens=self.max_tokens,
                 )
                 yield Item(id=str(row.id), prompt=prompt, reference={"tests": row.all_tests})
 
@@ -139,7 +143,7 @@ def function_body(text: str) -> str:
     return code[code.find(":\n    ") + 2 :]
 
 
-def _mbpp(data: Path) -> Iterator[MBPPRow]:
+def read_mbpp(data: Path) -> Iterator[MBPPRow]:
     columns = {"task_id": int, "text": str, "code": str, "test_list": list, "test_setup_code": str}
     path = found(MBPP, data, "mbpp/mbpp.jsonl", "mbpp.jsonl")
     for row in json_lines(path, columns):
@@ -154,7 +158,7 @@ def _mbpp(data: Path) -> Iterator[MBPPRow]:
         )
 
 
-def _asked(row: MBPPRow) -> str:
+def mbpp_prompt(row: MBPPRow) -> str:
     tests = "\n".join(row.tests[:3])
     return (
         f"You are an expert Python programmer, and here is your task: {row.text} Your code should pass these tests:\n\n"
