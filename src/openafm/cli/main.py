@@ -13,6 +13,7 @@ import typer
 
 from openafm.cli import (
     adapter,
+    annotate,
     apple_sdk,
     bench,
     bundles,
@@ -89,6 +90,7 @@ app.add_typer(apple_sdk.app, name="apple-sdk")
 app.add_typer(import_.app, name="import")
 app.command()(export.export)
 app.add_typer(rl.app, name="rl")
+app.add_typer(annotate.app, name="annotate")
 app.add_typer(safety.app, name="safety")
 app.add_typer(grade.app, name="grade")
 app.command()(bundles.inspect)

@@ -1,0 +1,1 @@
+"""The server of tool-use annotation."""
