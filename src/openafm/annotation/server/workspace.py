@@ -97,7 +97,7 @@ class Workspace:
     def view(self, item: Item, page: str, person: Person) -> dict[str, Any]:
         """Return what the page shows of an item."""
         tree = item.tree
-        names = {each.id: each.name for each in self.accounts.people()}
+        names: dict[str | None, str] = {each.id: each.name for each in self.accounts.people()}
         is_current = tree.opening["tools_digest"] == self.project.tools_digest
         return {
             "id": item.id,
