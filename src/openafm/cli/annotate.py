@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_text
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 from openafm.core.libraries import needed
 
 if TYPE_CHECKING:
+    from openafm.annotation.environments.pool import ToolPool
     from openafm.annotation.environments.project import Project
+    from openafm.annotation.trees.store import TreeStore
     from openafm.framework.backends.language_model import LanguageModel
 
 app = typer.Typer(help="Annotate tool use: correct the steps of a live agent.", no_args_is_help=True)
@@ -126,6 +129,88 @@ def serve(
             run(application, config, bound)
     finally:
         workspace.close()
+
+
+@app.command()
+def export(
+    project: ProjectOption,
+    to: Annotated[Target, typer.Option(help="sft: main stems; preferences: abandoned branches; tree: everything.")],
+    out: Annotated[Path | None, typer.Option(help="JSONL file; default: PROJECT/exports/TARGET.jsonl.")] = None,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Export items as JSONL. Main stems are replayed: in a fresh environment every call must give its result.
+
+    `openafm data pack` and `openafm train` read the files for sft and preferences.
+    """
+    path = out or project / "exports" / f"{to.value}.jsonl"
+    with _opened(project, database) as (read, store, pool):
+        from openafm.annotation.trees.export import export as write
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        report = write(store, read, pool, to.value, path)
+    if json:
+        print_json({"file": str(path)} | report.to_dict())
+    else:
+        skipped = "".join(f"\nleft out {each['item']}: {each['reason']}" for each in report.skipped)
+        print_text(f"{path}: {report.lines} lines{skipped}")
+
+
+@app.command(name="import")
+def import_(
+    trees: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSONL file of `export --to tree`.")],
+    project: ProjectOption,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Import exported trees. Every call of every branch runs again and must give its result."""
+    import json as json_library
+
+    with _opened(project, database) as (read, store, pool):
+        from openafm.annotation.trees.document import ForeignTreeError, import_tree
+
+        items = []
+        for number, line in enumerate(trees.read_text(encoding="utf-8").splitlines(), start=1):
+            try:
+                items.append(import_tree(json_library.loads(line), store, read, pool))
+            except ValueError as error:
+                raise ForeignTreeError(f"{trees}:{number}: not JSON: {error}") from error
+            except ForeignTreeError as error:
+                raise ForeignTreeError(f"{trees}:{number}: {error}") from error
+    print_json({"items": items}) if json else print_text(f"{len(items)} items imported")
+
+
+@app.command()
+def statistics(project: ProjectOption, database: DatabaseOption = "", json: JsonOption = False) -> None:
+    """Print statistics: corrections, kinds of errors, time per item and per annotator."""
+    with _opened(project, database) as (_, store, _):
+        from openafm.annotation.trees.statistics import statistics as compute
+
+        found = compute({item["id"]: store.events(item["id"]) for item in store.items()})
+    if json:
+        print_json(found)
+    else:
+        rows = [(name, value) for name, value in found.items() if name not in ("people", "by_item")]
+        print_table(("", ""), rows)
+
+
+@contextmanager
+def _opened(project: Path, database: str) -> Iterator[tuple[Project, TreeStore, ToolPool]]:
+    """Open a project and its database without a server."""
+    with _libraries():
+        from openafm.annotation.database import Database
+        from openafm.annotation.environments.pool import ToolPool
+        from openafm.annotation.environments.project import DATABASE, read_project
+        from openafm.annotation.trees.store import TreeStore
+        from openafm.annotation.trees.tables import TREES
+
+    read = read_project(project)
+    opened, pool = Database(database or project / DATABASE, [TREES]), ToolPool(read, size=1)
+    try:
+        yield read, TreeStore(opened), pool
+    finally:
+        pool.close()
+        opened.close()
 
 
 def _libraries() -> AbstractContextManager[None]:

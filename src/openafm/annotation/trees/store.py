@@ -87,9 +87,21 @@ class TreeStore:
             row = {"id": item, "scenario": scenario.id, "title": scenario.query[:120], "language": scenario.language}
             connection.execute(tables.items.insert().values(is_done=False, created=self.clock(), **row))
             self._insert(connection, item, 0, "opened", [NewEvent(kind=EventKind.OPENED, payload=opening)], person)
-            if not connection.scalar(sql.select(tables.states.c.key).where(tables.states.c.key == opening["state"])):
-                connection.execute(tables.states.insert().values(key=opening["state"], parent=None, data=project.seed))
+            self._insert_seed(connection, project.seed)
         return item
+
+    def add(self, item: str, events: Sequence[Event], states: Sequence[NewState], seed: bytes, *, is_done: bool) -> bool:
+        """Store an item with its whole log, from an import. Return False if it exists already."""
+        scenario = Scenario.from_dict(events[0].payload["scenario"])
+        with self.database.writing() as connection:
+            if connection.scalar(sql.select(tables.items.c.id).where(tables.items.c.id == item)):
+                return False
+            row = {"id": item, "scenario": scenario.id, "title": scenario.query[:120], "language": scenario.language}
+            connection.execute(tables.items.insert().values(is_done=is_done, created=self.clock(), **row))
+            self._insert_seed(connection, seed)
+            self._insert_states(connection, states)
+            connection.execute(tables.events.insert(), [_row(item, event) for event in events])
+        return True
 
     def items(self) -> list[dict[str, Any]]:
         """Return the items, oldest first."""
@@ -138,11 +150,7 @@ class TreeStore:
         """
         with self.database.writing() as connection:
             self._check_last(connection, item, first - 1)
-            keys = [state.key for state in states]
-            known = set(connection.scalars(sql.select(tables.states.c.key).where(tables.states.c.key.in_(keys))))
-            rows = {s.key: {"key": s.key, "parent": s.parent, "data": s.delta} for s in states if s.key not in known}
-            if rows:
-                connection.execute(tables.states.insert(), list(rows.values()))
+            self._insert_states(connection, states)
             return self._insert(connection, item, first, group, events, person)
 
     def image(self, key: str) -> bytes:
@@ -189,6 +197,18 @@ class TreeStore:
             raise DamagedStateError(f"the state {key} is not stored; revert to an earlier step")
         return list(rows)
 
+    def _insert_seed(self, connection: sql.Connection, seed: bytes) -> None:
+        key = state_key(seed)
+        if not connection.scalar(sql.select(tables.states.c.key).where(tables.states.c.key == key)):
+            connection.execute(tables.states.insert().values(key=key, parent=None, data=seed))
+
+    def _insert_states(self, connection: sql.Connection, states: Sequence[NewState]) -> None:
+        keys = [state.key for state in states]
+        known = set(connection.scalars(sql.select(tables.states.c.key).where(tables.states.c.key.in_(keys))))
+        rows = {s.key: {"key": s.key, "parent": s.parent, "data": s.delta} for s in states if s.key not in known}
+        if rows:
+            connection.execute(tables.states.insert(), list(rows.values()))
+
     def _check_last(self, connection: sql.Connection, item: str, last: int) -> None:
         column = tables.events.c
         statement = sql.select(sql.func.max(column.sequence)).where(column.item == item)
@@ -209,17 +229,17 @@ class TreeStore:
             Event(sequence=first + number, group=group, kind=each.kind, payload=each.payload, person=person, time=now)
             for number, each in enumerate(events)
         ]
-        rows = [
-            {
-                "item": item,
-                "sequence": event.sequence,
-                "change": group,
-                "kind": event.kind.value,
-                "payload": dict(event.payload),
-                "person": person,
-                "time": now,
-            }
-            for event in made
-        ]
-        connection.execute(tables.events.insert(), rows)
+        connection.execute(tables.events.insert(), [_row(item, event) for event in made])
         return made
+
+
+def _row(item: str, event: Event) -> dict[str, Any]:
+    return {
+        "item": item,
+        "sequence": event.sequence,
+        "change": event.group,
+        "kind": event.kind.value,
+        "payload": dict(event.payload),
+        "person": event.person,
+        "time": event.time,
+    }

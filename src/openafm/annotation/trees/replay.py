@@ -1,0 +1,66 @@
+"""Replay the nodes of a tree from the initial state: exports and imports check that the tools really give the results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from openafm.annotation.environments.page_delta import apply_deltas
+from openafm.annotation.environments.pool import ToolPool
+from openafm.annotation.environments.process import state_key
+from openafm.annotation.trees.nodes import Node
+from openafm.annotation.trees.store import NewState
+
+
+class Replay:
+    """Run the calls of nodes, each in the state after its parent.
+
+    Args:
+        pool: runs the calls.
+        seed: the image of the initial state.
+    """
+
+    def __init__(self, pool: ToolPool, seed: bytes) -> None:
+        self._pool, self._seed = pool, seed
+        self.states: dict[str, NewState] = {}
+        """The states after calls, by key."""
+        self.keys = {0: state_key(seed)}
+        """The key of the state after each node."""
+
+    def run(self, node: Node, num_calls: int) -> str | None:
+        """Run the calls of a node, after that of its parent; return how the results differ, None if they are equal.
+
+        Args:
+            num_calls: the calls before the node in its trajectory.
+        """
+        state, problem = self.keys[node.parent], None
+        results = self._pool.run(node.content.calls, state, self._image, num_calls)
+        recorded = node.results
+        if len(recorded) != len(node.content.calls):
+            return f"step {node.id} has {len(node.content.calls)} calls and {len(recorded)} results"
+        for call, before, (result, after) in zip(node.content.calls, recorded, results, strict=True):
+            if result.delta:
+                self.states[after] = NewState(key=after, parent=state, delta=result.delta)
+            state = after
+            if problem is None and (result.text, result.problem.value) != (before.get("text"), before.get("problem")):
+                recorded_text = str(before.get("text"))
+                problem = f"step {node.id}, {call.name}: the tool returns {result.text:.200}, not {recorded_text:.200}"
+        self.keys[node.id] = state
+        return problem
+
+    def _image(self, key: str) -> bytes:
+        deltas = []
+        while key in self.states:
+            deltas.append(self.states[key].delta)
+            key = self.states[key].parent
+        return apply_deltas(self._seed, deltas[::-1])
+
+
+def replay_path(pool: ToolPool, seed: bytes, path: Iterable[Node]) -> str | None:
+    """Replay a trajectory; return the first difference, None if every result is equal."""
+    replay, num_calls = Replay(pool, seed), 0
+    for node in path:
+        problem = replay.run(node, num_calls)
+        if problem is not None:
+            return problem
+        num_calls += len(node.content.calls)
+    return None
