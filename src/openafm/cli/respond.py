@@ -92,8 +92,8 @@ def respond(
         print_json(answer)
     elif not answer.strip():
         raise OpenAFMError(
-            f"{described.name} gave an empty answer. It is made for extraction, labels and tool calls: pass a --schema,"
-            " or use a larger model with --model"
+            f"{described.name} gave an empty answer. Small models need a task such as extraction or labels: pass a"
+            " --schema, or use a larger model with --model"
         )
     else:
         print(escaped(answer))
