@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed (docs/data.md)")
@@ -22,29 +23,28 @@ def browser() -> Iterator[Browser]:
         yield playwright.chromium.launch(executable_path=CHROMIUM)
 
 
-@pytest.fixture
-def requests() -> list[Request]:
-    return []
-
-
-@pytest.fixture
-def page(browser: Browser, url: str, requests: list[Request]) -> Iterator[Page]:
-    """A page that has loaded. Errors of scripts and requests to other origins fail the test."""
-    address = url.replace("127.0.0.1", "localhost")
+@contextlib.contextmanager
+def opened_page(browser: Browser, address: str) -> Iterator[Page]:
+    """Open the playground. Errors of scripts and requests to other origins fail the test."""
     context = browser.new_context(color_scheme="light", viewport={"width": 1200, "height": 800})
     page = context.new_page()
     page.set_default_timeout(15_000)
-    errors: list[Any] = []
+    errors, requests = list[Any](), list[str]()
     page.on("pageerror", lambda error: errors.append(error))
-    page.on("request", lambda request: requests.append(request))
+    page.on("request", lambda request: requests.append(request.url))
     page.goto(address)
     page.wait_for_selector("#settings select[name=model] option", state="attached")
     yield page
     context.close()
     assert errors == []
-    assert {request.url.split("/", 3)[2] for request in requests if not request.url.startswith("data:")} == {
-        address.removeprefix("http://")
-    }
+    remote = [url for url in requests if not url.startswith(("data:", "blob:"))]
+    assert {url.split("/", 3)[2] for url in remote} == {address.removeprefix("http://")}
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Iterator[Page]:
+    with opened_page(browser, url.replace("127.0.0.1", "localhost")) as page:
+        yield page
 
 
 def ask(page: Page, prompt: str) -> None:
@@ -184,5 +184,9 @@ def test_controls_have_names_and_the_first_paint_is_fast(page: Page) -> None:
             !(control.labels?.length || control.textContent.trim() || control.getAttribute('aria-label'))).length"""
     )
     assert unnamed == 0
-    paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null")
-    assert paint is None or paint < 5000  # 200 ms on a quiet machine
+    paints = []
+    for _ in range(5):  # the fastest of five: the machine may be busy
+        page.reload()
+        page.wait_for_selector("#settings select[name=model] option", state="attached")
+        paints.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"))
+    assert min(paints) < 200

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from openafm.core.errors import OpenAFMError
 from openafm.serving import pages
 from openafm.serving.access import AccessControl
-from openafm.serving.apis import anthropic, chat, completions, ollama, responses, utilities
+from openafm.serving.apis import anthropic, chat, completions, ollama, playground, responses, utilities
 from openafm.serving.apis.response_store import ResponseStore
 from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError, api_error, bad_request
@@ -25,6 +25,7 @@ from openafm.serving.keys import KeyRing, keys_file
 from openafm.serving.metrics import Metrics
 from openafm.serving.models import ModelCatalog
 from openafm.serving.service import AnswerService
+from openafm.serving.user_code import load_user_code
 
 ROUTERS = (
     chat.router,
@@ -33,6 +34,7 @@ ROUTERS = (
     ollama.router,
     anthropic.router,
     utilities.router,
+    playground.router,
     pages.router,
 )
 _IDLE_CHECK_SECONDS = 10.0
@@ -59,6 +61,7 @@ def build_routes(config: ServerConfig, routers: Sequence[APIRouter] = ROUTERS) -
     app = FastAPI(title="openafm", docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.service = service
     app.state.responses = ResponseStore(config.max_stored_responses, config.max_stored_bytes)
+    app.state.user_code = load_user_code(config.tool_files, config.type_files)
     for router in routers:
         app.include_router(router)
     for kind in (Exception, OpenAFMError, RequestValidationError, HTTPException):

@@ -39,6 +39,8 @@ class ServerConfig(Config):
         idle_seconds: a model without requests for this long is released; 0: never.
         max_connections: open connections; further ones are answered with 503.
         private: folder of a private node, which answers encrypted requests only; empty: an ordinary server.
+        tool_files, type_files: Python files or modules with tools and generable classes for the playground; loopback
+            addresses only, because every client could run the tools.
         max_stored_responses, max_stored_bytes: limits of the conversations that /v1/responses stores; the oldest is dropped.
     """
 
@@ -65,11 +67,14 @@ class ServerConfig(Config):
     private: str = ""
     max_stored_responses: int = 1000
     max_stored_bytes: int = 64 << 20
+    tool_files: tuple[str, ...] = ()
+    type_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.require(0 <= self.port < 65536, f"port must lie in 0..65535, got {self.port}")
         self.require(self.workers > 0, f"workers must be positive, got {self.workers}")
         self.require(self.max_running > 0, f"max_running must be positive, got {self.max_running}")
+        self.require(not self.tool_files or is_loopback(self.host), f"tools need a loopback address, got host {self.host}")
         self.require(self.kv_bytes >= 0, f"kv_bytes must not be negative, got {self.kv_bytes}")
         self.require(
             bool(self.tls_certificate) == bool(self.tls_key), "tls_certificate and tls_key belong together; set both"

@@ -58,9 +58,10 @@ def feedback_attachment(
     sentiment: Sentiment | None = None,
     issues: Iterable[FeedbackIssue] = (),
     desired_output: DesiredOutput | None = None,
+    comment: str | None = None,
 ) -> bytes:
-    """Return feedback as UTF-8 JSON: the transcript in Apple's format, `sentiment`, `issues`, and `desiredOutput`, a
-    transcript entry with the response that the user wanted.
+    """Return feedback as UTF-8 JSON: the transcript in Apple's format, `sentiment`, `issues`, `desiredOutput`, a transcript
+    entry with the response that the user wanted, and `comment`, text on the whole response.
 
     Raises:
         ValueError: the sentiment or a category is unknown.
@@ -71,6 +72,8 @@ def feedback_attachment(
     feedback["issues"] = [issue.to_dict() for issue in issues]
     if desired_output is not None:
         feedback["desiredOutput"] = _desired_entry(desired_output).to_dict()
+    if comment:
+        feedback["comment"] = comment
     return compact_json(feedback | {"transcript": transcript.as_dict()}).encode()
 
 

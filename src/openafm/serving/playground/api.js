@@ -24,6 +24,28 @@ export async function countTokens(body, signal) {
   return { count, limit: max_model_len };
 }
 
+/** Return the user's Python tools and the schemas of Python types of this server. */
+export async function userCode() {
+  const [tools, schemas] = await Promise.all(["playground/tools", "playground/schemas"].map((path) => fetch(path)));
+  if (!tools.ok) throw await failure(tools);
+  if (!schemas.ok) throw await failure(schemas);
+  return { tools: await tools.json(), schemas: await schemas.json() };
+}
+
+/** Run a Python tool and return its output. */
+export async function callTool(name, text) {
+  const reply = await post("playground/tools/call", { name, arguments: JSON.parse(text) });
+  if (!reply.ok) throw await failure(reply);
+  return (await reply.json()).output;
+}
+
+/** Return the bytes of a feedback file. */
+export async function feedbackFile(body) {
+  const reply = await post("playground/feedback", body);
+  if (!reply.ok) throw await failure(reply);
+  return reply.arrayBuffer();
+}
+
 /** Yield the chunks of a streamed chat completion. */
 export async function* streamChat(body, signal) {
   const reply = await post("v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, signal);

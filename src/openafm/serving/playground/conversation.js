@@ -3,9 +3,23 @@
 let numTurns = 0;
 
 export class Conversation {
-  constructor() {
-    this.turns = []; // {id, parent, prompt, answers, chosen}; parent is an id or null
+  constructor(id = crypto.randomUUID()) {
+    this.id = id; // of the saved conversation
+    this.turns = []; // {id, parent, prompt, images, answers, chosen}; parent is an id or null
     this.last = null; // id of the turn that the next prompt follows
+  }
+
+  /** Return a conversation that `history.js` has saved. */
+  static restored({ id, turns, last }) {
+    const made = new Conversation(id);
+    Object.assign(made, { turns, last });
+    numTurns = Math.max(numTurns, ...turns.map((turn) => turn.id));
+    return made;
+  }
+
+  /** Return the turns that follow one; null: the first ones. */
+  children(parent) {
+    return this.turns.filter((turn) => turn.parent === parent);
   }
 
   find(id) {
@@ -13,8 +27,8 @@ export class Conversation {
   }
 
   /** Add a turn after the last one. */
-  add(prompt, answers) {
-    const turn = { id: (numTurns += 1), parent: this.last, prompt, answers, chosen: 0 };
+  add(prompt, images, answers) {
+    const turn = { id: (numTurns += 1), parent: this.last, prompt, images, answers, chosen: 0 };
     this.turns.push(turn);
     this.last = turn.id;
     return turn;
@@ -47,7 +61,14 @@ export class Conversation {
 
 /** Return the messages of turns in OpenAI's form. */
 export function messagesOf(turns) {
-  return turns.flatMap((turn) => [{ role: "user", content: turn.prompt }, ...answerMessages(turn.answers[turn.chosen])]);
+  return turns.flatMap((turn) => [promptMessage(turn.prompt, turn.images), ...answerMessages(turn.answers[turn.chosen])]);
+}
+
+/** Return the message of a prompt; `images` are data URLs. */
+export function promptMessage(text, images) {
+  if (images.length === 0) return { role: "user", content: text };
+  const parts = images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return { role: "user", content: [...parts, { type: "text", text }] };
 }
 
 /** Return the messages of an answer: text, calls, and the outputs of calls. */

@@ -1,9 +1,12 @@
 // The playground: settings of variants, the conversation, and its requests.
 
-import { countTokens, models, streamChat } from "./api.js";
-import { Conversation, answerMessages, messagesOf } from "./conversation.js";
+import { callTool, countTokens, models, streamChat, userCode } from "./api.js";
+import { Conversation, answerMessages, messagesOf, promptMessage } from "./conversation.js";
+import { giveFeedback } from "./feedback.js";
+import * as history from "./history.js";
+import { PendingImages, acceptImages } from "./images.js";
 import { pythonSource } from "./python.js";
-import { element, turnElement } from "./view.js";
+import { element, treeElement, turnElement } from "./view.js";
 
 const MAX_VARIANTS = 4;
 const MAX_ROUNDS = 5; // of tool calls in one answer
@@ -35,6 +38,8 @@ let conversation = new Conversation();
 let variants = [];
 let edited = 0; // index of the variant in the form
 let running = null; // AbortController of the answers
+let pythonTools = []; // of `openafm play --tools`
+const pending = new PendingImages(byId("images"), () => updateTokens());
 
 // Settings
 
@@ -88,7 +93,8 @@ function readStructure() {
     const tools = parsed("tools") ?? [];
     if (!Array.isArray(tools)) throw new Error("tools: use a JSON list");
     byId("settings-error").textContent = "";
-    return { schema: parsed("schema"), tools: tools.map((tool) => ({ output: "", ...tool })) };
+    const canned = tools.map((tool) => ({ output: "", ...tool })).filter((tool) => !pythonTools.some((other) => other.name === tool.name));
+    return { schema: parsed("schema"), tools: [...pythonTools, ...canned] };
   } catch (error) {
     byId("settings-error").textContent = error.message;
     throw error;
@@ -102,7 +108,7 @@ function requestBody(variant, messages, { schema, tools }) {
   if (variant.temperature > 0) Object.assign(body, { seed: variant.seed, top_p: variant.top_p });
   if (schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", strict: true, schema } };
   if (tools.length > 0) {
-    body.tools = tools.map(({ output, ...definition }) => ({ type: "function", function: definition }));
+    body.tools = tools.map(({ output, isPython, ...definition }) => ({ type: "function", function: definition }));
   }
   return body;
 }
@@ -117,11 +123,11 @@ function newAnswer(variant, index, structure) {
 async function send(event) {
   event?.preventDefault();
   const text = prompt.value.trim();
-  if (!text || running) return;
+  if ((!text && pending.images.length === 0) || running) return;
   variants[edited] = readForm();
   const structure = readStructure();
   const answers = variants.map((variant, index) => newAnswer(variant, index, structure));
-  const turn = conversation.add(text, answers);
+  const turn = conversation.add(text, pending.take(), answers);
   prompt.value = "";
   render();
   await generate(turn, answers);
@@ -134,6 +140,7 @@ async function generate(turn, answers) {
   running = null;
   updateButtons();
   byId("notice").textContent = "The answer is complete.";
+  saveConversation();
   updateTokens();
 }
 
@@ -142,9 +149,10 @@ async function answerTurn(turn, answer, signal) {
   const before = messagesOf(conversation.path(turn.parent));
   try {
     for (let round = 0; round < MAX_ROUNDS; round += 1) {
-      const messages = [...before, { role: "user", content: turn.prompt }, ...answerMessages(answer)];
+      const messages = [...before, promptMessage(turn.prompt, turn.images), ...answerMessages(answer)];
       const calls = await streamStep(turn, answer, requestBody(answer.variant, messages, answer.structure), signal);
-      answer.waitsForOutputs = calls.length > 0 && !settings.elements.answers_calls.checked;
+      const asks = !settings.elements.answers_calls.checked || calls.some((call) => call.isPython);
+      answer.waitsForOutputs = calls.length > 0 && asks;
       if (calls.length === 0 || answer.waitsForOutputs) break;
     }
   } catch (error) {
@@ -156,7 +164,7 @@ async function answerTurn(turn, answer, signal) {
 
 /** Stream one answer of the model into a new step, and return its calls. */
 async function streamStep(turn, answer, body, signal) {
-  const step = { text: "", calls: [] };
+  const step = { text: "", calls: [], firstMs: 0, seconds: 0, tokens: 0 };
   answer.steps.push(step);
   const started = performance.now();
   let first = null;
@@ -166,13 +174,17 @@ async function streamStep(turn, answer, body, signal) {
     step.text += delta.content ?? "";
     for (const call of delta.tool_calls ?? []) {
       const tool = answer.structure.tools.find((each) => each.name === call.function.name);
-      step.calls.push({ id: call.id, name: call.function.name, arguments: call.function.arguments, output: tool?.output ?? "" });
+      const { name, arguments: given } = call.function;
+      step.calls.push({ id: call.id, name, arguments: given, output: tool?.output ?? "", isPython: tool?.isPython ?? false, isRunning: false });
     }
-    if (chunk.usage) answer.usage = chunk.usage;
+    if (chunk.usage) {
+      answer.usage = chunk.usage;
+      step.tokens = chunk.usage.completion_tokens;
+    }
     renderSoon(turn);
   }
-  answer.firstMs = (first ?? performance.now()) - started;
-  answer.seconds = (performance.now() - started) / 1000;
+  answer.firstMs = step.firstMs = (first ?? performance.now()) - started;
+  answer.seconds = step.seconds = (performance.now() - started) / 1000;
   return step.calls;
 }
 
@@ -193,6 +205,31 @@ const actions = {
     turn.chosen = index;
     render();
   },
+  /** Run a Python tool, which the user has confirmed, and show its output for the model to read. */
+  async runTool(call) {
+    call.isRunning = true;
+    render();
+    try {
+      call.output = await callTool(call.name, call.arguments);
+    } catch (error) {
+      call.output = `error: ${error.message}`;
+    }
+    call.isRunning = false;
+    render();
+  },
+  async rate(turn, index, sentiment) {
+    const answer = turn.answers[index];
+    const messages = [...messagesOf(conversation.path(turn.parent)), promptMessage(turn.prompt, turn.images), ...answerMessages(answer)];
+    try {
+      if (!(await giveFeedback(sentiment, requestBody(answer.variant, messages, answer.structure)))) return;
+      answer.sentiment = sentiment;
+      byId("notice").textContent = "The feedback is saved as a file.";
+      saveConversation();
+      renderTurn(turn);
+    } catch (error) {
+      byId("settings-error").textContent = error.message;
+    }
+  },
   returnOutputs(turn, index) {
     turn.answers[index].waitsForOutputs = false;
     if (!running) generate(turn, [turn.answers[index]]);
@@ -203,7 +240,55 @@ function render() {
   const turns = conversation.path();
   byId("conversation").replaceChildren(...turns.map((turn) => turnElement(turn, conversation.siblings(turn), actions)));
   byId("conversation").scrollTop = byId("conversation").scrollHeight;
+  renderPast();
   updateTokens();
+}
+
+function saveConversation() {
+  if (conversation.turns.length === 0) return;
+  const { id, turns, last } = conversation;
+  history.save({ id, title: turns[0].prompt.slice(0, 80) || "(image)", time: Date.now(), turns, last, settings: readForm() });
+  renderPast();
+}
+
+/** Show the tree of this conversation and the list of past ones. */
+function renderPast() {
+  const panel = byId("past");
+  if (panel.hidden) return;
+  const tree = conversation.turns.length > 0 ? [element("h2", {}, "This conversation"), treeElement(conversation, actions)] : [];
+  const items = history.saved().map((each) => {
+    const current = each.id === conversation.id ? { "aria-current": "true" } : {};
+    const open = element("button", { type: "button", ...current, title: new Date(each.time).toLocaleString(), onclick: () => openPast(each) }, each.title);
+    const label = `Delete ${each.title}`;
+    return element("li", { className: "row" }, open, element("button", { type: "button", "aria-label": label, onclick: () => deletePast(each) }, "×"));
+  });
+  const all = { type: "button", disabled: items.length === 0, onclick: deleteAll };
+  panel.replaceChildren(...tree, element("h2", {}, "Past conversations"), element("ul", {}, ...items), element("button", all, "Delete all"));
+}
+
+function openPast(saved) {
+  running?.abort();
+  conversation = Conversation.restored(saved);
+  variants = [{ ...readForm(), ...saved.settings }];
+  editVariant(0);
+  render();
+}
+
+function deletePast(saved) {
+  history.remove(saved.id);
+  renderPast();
+}
+
+function deleteAll() {
+  if (!confirm("Delete all past conversations of this browser?")) return;
+  history.removeAll();
+  renderPast();
+}
+
+function togglePast() {
+  byId("past").hidden = !byId("past").hidden;
+  byId("history").setAttribute("aria-expanded", String(!byId("past").hidden));
+  renderPast();
 }
 
 function renderTurn(turn) {
@@ -237,7 +322,8 @@ function updateTokens() {
   setTimeout(async () => {
     if (own.signal.aborted || variants.length === 0) return;
     const next = prompt.value ? [{ role: "user", content: prompt.value }] : [];
-    const messages = [...messagesOf(conversation.path()), ...next];
+    const before = conversation.path().map((turn) => ({ ...turn, images: [] })); // counted by the answer
+    const messages = [...messagesOf(before), ...next];
     if (messages.length === 0) messages.push({ role: "user", content: "" });
     try {
       const { count, limit } = await countTokens(requestBody(readForm(), messages, readStructure()), own.signal);
@@ -274,11 +360,22 @@ function startNew() {
 }
 
 const toggleTheme = () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-const shortcuts = { n: startNew, p: copyAsPython, d: toggleTheme };
+const shortcuts = { h: togglePast, n: startNew, p: copyAsPython, d: toggleTheme };
 
 function insertExample(name, example) {
   settings.elements[name].value = JSON.stringify(example, null, 2);
   updateTokens();
+}
+
+/** Read the user's Python tools and types. */
+async function loadUserCode() {
+  const { tools, schemas } = await userCode();
+  pythonTools = tools.map((tool) => ({ ...tool, output: "", isPython: true }));
+  const names = Object.keys(schemas);
+  byId("types").hidden = names.length === 0;
+  const select = settings.elements.type;
+  select.replaceChildren(...["", ...names].map((name) => element("option", { value: name }, name || "choose a type")));
+  select.addEventListener("change", () => select.value && insertExample("schema", schemas[select.value]));
 }
 
 async function start() {
@@ -288,6 +385,8 @@ async function start() {
   byId("new").addEventListener("click", startNew);
   byId("copy").addEventListener("click", copyAsPython);
   byId("theme").addEventListener("click", toggleTheme);
+  byId("history").addEventListener("click", togglePast);
+  acceptImages(pending, byId("composer"), (message) => (byId("settings-error").textContent = message));
   byId("example-schema").addEventListener("click", () => insertExample("schema", EXAMPLE_SCHEMA));
   byId("example-tools").addEventListener("click", () => insertExample("tools", EXAMPLE_TOOLS));
   settings.addEventListener("submit", (event) => event.preventDefault());
@@ -305,7 +404,7 @@ async function start() {
     }
   });
   try {
-    const served = await models();
+    const [served] = await Promise.all([models(), loadUserCode()]);
     settings.elements.model.replaceChildren(...served.map((model) => element("option", { value: model.id }, model.id)));
   } catch (error) {
     byId("settings-error").textContent = error.message;

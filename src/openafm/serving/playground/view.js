@@ -40,7 +40,8 @@ function textElement(text, isTyped) {
   return element("div", { className: "text" }, text);
 }
 
-function callElement(call, isWaiting) {
+/** Return the element of a call. A call of a Python tool waits for its confirmation. */
+function callElement(call, isWaiting, actions) {
   const output = element("textarea", {
     rows: 1,
     value: call.output,
@@ -48,7 +49,33 @@ function callElement(call, isWaiting) {
     "aria-label": `Output of ${call.name}`,
     oninput: (event) => (call.output = event.target.value),
   });
-  return element("div", { className: "call" }, element("code", {}, `${call.name}(${call.arguments})`), output);
+  const made = element("div", { className: "call" }, element("code", {}, `${call.name}(${call.arguments})`));
+  if (call.isPython && isWaiting) {
+    const run = { type: "button", onclick: () => actions.runTool(call), disabled: call.isRunning, "aria-label": `Run ${call.name} in Python` };
+    made.append(element("button", run, call.isRunning ? "Running…" : "Run in Python"));
+  }
+  made.append(output);
+  return made;
+}
+
+/** Return the time of an answer as a bar: for each step, the time to the first token and the generation. */
+function laneElement(answer) {
+  const steps = answer.steps.filter((step) => step.seconds > 0);
+  const total = steps.reduce((sum, step) => sum + step.seconds, 0);
+  const figures = steps.map((step) => {
+    const rest = step.seconds - step.firstMs / 1000;
+    const speed = step.tokens > 1 && rest > 0 ? `, ${((step.tokens - 1) / rest).toFixed(0)} tokens/s` : "";
+    return `first token after ${step.firstMs.toFixed(0)} ms${speed}`;
+  });
+  const bars = steps.flatMap((step) => {
+    const first = step.firstMs / 1000;
+    return [["prefill", first], ["decode", step.seconds - first]].map(([kind, seconds]) => {
+      const bar = element("span", { className: kind, title: `${kind} ${(1000 * seconds).toFixed(0)} ms` });
+      bar.style.width = `${(100 * seconds) / total}%`;
+      return bar;
+    });
+  });
+  return element("div", { className: "lane", role: "img", "aria-label": `Profile: ${figures.join("; ")}` }, ...bars);
 }
 
 function usageText(answer) {
@@ -65,9 +92,16 @@ export function answerElement(answer, index, turn, actions) {
   const isOne = turn.answers.length === 1;
   const steps = answer.steps.flatMap((step) => [
     ...(step.text ? [textElement(step.text, answer.isTyped)] : []),
-    ...step.calls.map((call) => callElement(call, answer.waitsForOutputs && step === answer.steps.at(-1))),
+    ...step.calls.map((call) => callElement(call, answer.waitsForOutputs && step === answer.steps.at(-1), actions)),
   ]);
   const footer = element("footer", {}, element("span", {}, usageText(answer)));
+  if (!answer.isRunning && answer.steps.length > 0) {
+    for (const [sentiment, text, label] of [["positive", "👍", "Good answer"], ["negative", "👎", "Bad answer"]]) {
+      const rate = { type: "button", "aria-label": label, title: `${label}: save feedback as a file`, onclick: () => actions.rate(turn, index, sentiment) };
+      rate["aria-pressed"] = String(answer.sentiment === sentiment);
+      footer.append(element("button", rate, text));
+    }
+  }
   if (answer.waitsForOutputs) {
     footer.append(element("button", { type: "button", onclick: () => actions.returnOutputs(turn, index) }, "Return outputs"));
   }
@@ -82,6 +116,7 @@ export function answerElement(answer, index, turn, actions) {
     ...(isOne ? [] : [element("strong", {}, `${answer.name} · ${answer.model}`)]),
     ...steps,
     ...error,
+    ...(answer.isRunning || !answer.usage ? [] : [laneElement(answer)]),
     footer,
   );
 }
@@ -89,7 +124,8 @@ export function answerElement(answer, index, turn, actions) {
 /** Return the element of a turn: its prompt, its forks and its answers. */
 export function turnElement(turn, siblings, actions) {
   const place = siblings.indexOf(turn);
-  const prompt = element("div", { className: "prompt" }, element("p", {}, turn.prompt));
+  const images = turn.images.map((url, number) => element("img", { src: url, alt: `Image ${number + 1} of the prompt` }));
+  const prompt = element("div", { className: "prompt" }, ...images, element("p", {}, turn.prompt));
   if (siblings.length > 1) {
     const show = (other) => () => actions.show(siblings[other]);
     prompt.append(
@@ -106,4 +142,15 @@ export function turnElement(turn, siblings, actions) {
   prompt.append(element("button", fork, "Fork"));
   const answers = turn.answers.map((answer, index) => answerElement(answer, index, turn, actions));
   return element("div", { className: "turn", id: `turn-${turn.id}` }, prompt, element("div", { className: "answers" }, ...answers));
+}
+
+/** Return the tree of a conversation as nested lists of buttons. */
+export function treeElement(conversation, actions, parent = null) {
+  const shown = new Set(conversation.path().map((turn) => turn.id));
+  const items = conversation.children(parent).map((turn) => {
+    const current = shown.has(turn.id) ? { "aria-current": "true" } : {};
+    const button = element("button", { type: "button", ...current, onclick: () => actions.show(turn) }, turn.prompt.slice(0, 60) || "(image)");
+    return element("li", {}, button, ...(conversation.children(turn.id).length ? [treeElement(conversation, actions, turn.id)] : []));
+  });
+  return element("ul", {}, ...items);
 }
