@@ -14,13 +14,13 @@ from openafm.core.errors import OpenAFMError
 from openafm.framework.options import GenerationOptions
 from openafm.framework.transcripts.feedback import FeedbackCategory, FeedbackIssue, Sentiment, feedback_attachment
 from openafm.framework.transcripts.transcript import (
+    Entry,
     InstructionsEntry,
     PromptEntry,
     ResponseEntry,
     ToolCallsEntry,
     ToolOutputEntry,
     Transcript,
-    TranscriptEntry,
 )
 from openafm.serving.apis.messages import Message, Tool, prompt_of, tools_of
 from openafm.serving.apis.wire import Wire
@@ -109,9 +109,9 @@ def feedback(body: FeedbackRequest) -> Response:
     return Response(data, media_type="application/json")
 
 
-def transcript_entries(turns: Sequence[Turn], schema: JsonSchema | None, model: str) -> list[TranscriptEntry]:
+def transcript_entries(turns: Sequence[Turn], schema: JsonSchema | None, model: str) -> list[Entry]:
     """Return the entries of a transcript with these turns. `schema` is the one of all answers."""
-    entries: list[TranscriptEntry] = []
+    entries: list[Entry] = []
     call_ids: list[str] = []
     for turn in turns:
         match turn:
