@@ -66,6 +66,7 @@ def test_a_run_its_gate_and_a_comparison(bundle: str, tmp_path: Path, capsys: py
         ("--tasks mmlu --data . --out x --base-url ftp://a --model m", "must begin with http"),
         ("--tasks mmlu --data . --out x --limit 0", "--limit"),
         ("compare . missing", "holds no results.json"),
+        ("judge . .", "--judge names the model"),
     ],
 )
 def test_wrong_options(
@@ -90,3 +91,24 @@ def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "mmlu:lm_eval" in capsys.readouterr().out
     assert run(["evaluate", "--help"]) == 0
     assert "compare" in capsys.readouterr().out
+
+
+def test_answers_are_judged(bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"id": str(number), "prompt": "the cat", "language": "de"} for number in range(2)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    for name in "ab":
+        command = ["evaluate", bundle, "--tasks", "prompts", "--data", str(tmp_path), "--out", str(tmp_path / name)]
+        assert run([*command, "--limit", "1"]) == 0
+    (tmp_path / "grades.jsonl").write_text('{"id": "0", "preference": "tie"}')
+    capsys.readouterr()
+    command = ["evaluate", "judge", str(tmp_path / "a"), str(tmp_path / "b"), "--judge", bundle, "--task", "prompts"]
+    assert run([*command, "--out", str(tmp_path / "judgments.jsonl"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rates"]["all"] is None  # a random model gives no verdict
+    (judgment,) = map(json.loads, (tmp_path / "judgments.jsonl").read_text().splitlines())
+    assert judgment["verdicts"] == [None, None]
+    assert run([*command, "--grades", str(tmp_path / "grades.jsonl")]) == 1
+    assert "no graded prompt was judged" in capsys.readouterr().err
+    assert run(command) == 0
+    assert "use a stronger judge" in capsys.readouterr().out
+    assert run(["evaluate", "judge", str(tmp_path / "a"), str(tmp_path / "b"), "--judge", bundle]) == 1
+    assert "has no task 'arena_hard', it has prompts" in capsys.readouterr().err

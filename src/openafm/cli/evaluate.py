@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from openafm.cli.evaluate_compare import compare, judge
 from openafm.cli.evaluate_held_out import evaluate_held_out
+from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, ModelOption, open_model
 from openafm.cli.options import PluginsOption
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import OpenAFMError, UsageError
@@ -41,16 +43,12 @@ app = typer.Typer(
 )
 
 
+app.command()(compare)
+app.command()(judge)
+
+
 class GateError(OpenAFMError):
     """A score is below its limit of --fail-below."""
-
-
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", "-m", help="Bundle name or path, or the name at --base-url; default: the current model."),
-]
-BaseUrlOption = Annotated[str | None, typer.Option(help="Address of an OpenAI-compatible endpoint: http://host/v1.")]
-KeyVariableOption = Annotated[str | None, typer.Option(help="Environment variable with the endpoint's key.")]
 
 
 @app.command(DEFAULT_COMMAND)
@@ -135,69 +133,6 @@ def evaluate(
               if results[name].score.mean < gate]  # fmt: skip
     if missed:
         raise GateError("; ".join(missed))
-
-
-@app.command()
-def compare(
-    a: Annotated[Path, typer.Argument(help="Folder of a run (--out).")],
-    b: Annotated[Path, typer.Argument(help="Folder of another run of the same tasks.")],
-    html: Annotated[Path | None, typer.Option(help="Write the table and the items that differ to this HTML file.")] = None,
-    json: JsonOption = False,
-) -> None:
-    """Compare two runs on their common items: scores, differences with 95 % intervals, by language."""
-    from openafm.evaluation.harness.compare import compare_runs
-    from openafm.evaluation.harness.report import write_comparison
-    from openafm.evaluation.harness.results import open_run
-
-    comparison = compare_runs(open_run(a), open_run(b))
-    if html is not None:
-        write_comparison(comparison, html)
-    if json:
-        print_json(comparison.to_dict())
-        return
-    rows = [
-        (
-            row.task,
-            row.language,
-            row.a.count,
-            _percent(row.a.mean),
-            _percent(row.b.mean),
-            f"{100 * row.difference.mean:+.1f}",
-            f"[{100 * row.difference.low:+.1f}, {100 * row.difference.high:+.1f}]",
-            "yes" if row.difference.is_significant else "no",
-        )
-        for row in comparison.rows
-    ]
-    models = (f"a: {comparison.a.model}", f"b: {comparison.b.model}")
-    print_table(("task", "language", "items", *models, "b - a", "95 %", "differ"), rows)
-    print_text("\nb - a: points, with the interval of a paired bootstrap; differ: the interval excludes 0")
-
-
-def open_model(
-    name: str | None, base_url: str | None, api_key_variable: str | None, adapter: str | None = None
-) -> LanguageModel:
-    """Return a bundle on this machine, or a model at an endpoint.
-
-    Raises:
-        UsageError: the options contradict each other.
-    """
-    import os
-
-    if base_url is None:
-        from openafm.framework.backends.system_model import SystemLanguageModel
-
-        return SystemLanguageModel(bundle=name, adapter=adapter)
-    from openafm.framework.backends.openai_model import OpenAICompatibleModel
-
-    if name is None or adapter is not None:
-        raise UsageError("--base-url needs --model, the model's name at the endpoint, and takes no --adapter")
-    key = os.environ.get(api_key_variable) if api_key_variable else None
-    if api_key_variable and key is None:
-        raise UsageError(f"the environment variable {api_key_variable} is not set; it must hold the endpoint's key")
-    try:
-        return OpenAICompatibleModel(base_url, name, key)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _run(

@@ -221,6 +221,13 @@ def test_a_prompt_that_is_too_long_fails_alone(tmp_path: Path, cache: OutputCach
     assert not samples["short"].error
 
 
+def test_a_model_that_never_stops_is_cut(tmp_path: Path) -> None:
+    answerer = ModelAnswerer(fm.SystemLanguageModel(bundle=write_tiny_bundle(tmp_path / "tiny").path))
+    output = answerer.answer(Prompt(text="the cat", max_tokens=4096), lambda: False)
+    assert output.finish == "length"
+    assert output.text
+
+
 def test_interrupting_ends_requests(tmp_path: Path, cache: OutputCache) -> None:
     started = time.monotonic()
 

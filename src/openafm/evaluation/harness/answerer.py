@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from openafm.core.errors import UsageError
 from openafm.evaluation.harness.task import Output, Prompt
-from openafm.framework.backends.language_model import AnswerRequest, FinishReason
+from openafm.framework.backends.language_model import AnswerRequest, FinishReason, TextPiece
 from openafm.framework.errors import (
     DecodingFailureError,
     ExceededContextWindowSizeError,
@@ -114,13 +114,18 @@ class ModelAnswerer(Answerer):
             ),
             cancelled=cancelled,
         )
-        events = self.model.executor(opening).answer(request)
-        while True:
-            try:
-                next(events)
-            except StopIteration as stop:
-                answer = stop.value
-                break
+        events, pieces = self.model.executor(opening).answer(request), []
+        try:
+            while True:
+                event = next(events)
+                if isinstance(event, TextPiece):
+                    pieces.append(event.text)
+        except StopIteration as stop:
+            answer = stop.value
+        except (ContextWindowError, ExceededContextWindowSizeError):
+            if not pieces:
+                raise
+            return Output(text="".join(pieces), finish="length")  # the window ended an answer that does not stop
         return Output(
             text=answer.turn.text,
             calls=tuple({"name": call.name, "arguments": dict(call.arguments)} for call in answer.turn.tool_calls),

@@ -1,0 +1,1 @@
+"""Judged evaluation: two models' answers to the same prompts, compared by a judge model (report 8)."""
