@@ -85,3 +85,37 @@ def test_an_empty_response_is_not_checked() -> None:
     guardrail = Forbidden("x")
     assert OutputMonitor(guardrail).finish() == Allowed()
     assert guardrail.windows == []
+
+
+class Holding(Forbidden):
+    releases_after_check = True
+
+
+@settings(max_examples=100, deadline=None)
+@given(fillers, st.lists(st.integers(0, 2000), max_size=40))
+def test_text_is_released_after_its_check(text: str, cuts: list[int]) -> None:
+    guardrail = Holding("red fox")
+    monitor, released = OutputMonitor(guardrail), ""
+    for piece in pieces_of(text, cuts):
+        assert monitor.push(piece) == Allowed()
+        released += monitor.release()
+        checked = guardrail.windows[-1] if guardrail.windows else ""
+        assert not released or released.endswith(checked[-20:])
+    assert monitor.finish() == Allowed()
+    assert released + monitor.release() == text
+
+
+def test_a_violation_is_never_released() -> None:
+    monitor, released = OutputMonitor(Holding("red fox")), ""
+    for piece in "the quick red fox jumps. " * 4:
+        if isinstance(monitor.push(piece), Violation):
+            break
+        released += monitor.release()
+    assert "red fox" not in released
+
+
+def test_other_guardrails_release_at_once() -> None:
+    monitor = OutputMonitor(Forbidden("red fox"))
+    monitor.push("the")
+    assert monitor.release() == "the"
+    assert monitor.release() == ""

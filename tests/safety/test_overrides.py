@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openafm.adapters.delivery.keys import public_key, read_private_key, write_key_pair
-from openafm.safety.guardrail import Allowed, OutputMonitor, Violation
+from openafm.safety.guardrail import Allowed, CombinedGuardrail, OutputMonitor, Violation
 from openafm.safety.overrides.folding import fold, squeezed
 from openafm.safety.overrides.guardrail import FixedOverrides, OverrideGuardrail, OverridesFolder
 from openafm.safety.overrides.lists import ActionFor, OverrideList, OverrideListError, parse_list, read_list, seed_lists
@@ -123,7 +123,7 @@ def test_actions_by_locale_and_feature() -> None:
     assert action("fr") == action("den") == []
 
 
-def test_the_guardrail_blocks_and_asks_the_inner_one() -> None:
+def test_the_guardrail_blocks_and_combines() -> None:
     class Nothing:
         def check_input(self, text: str) -> Violation:
             return Violation(category="inner", reason="inner")
@@ -134,7 +134,9 @@ def test_the_guardrail_blocks_and_asks_the_inner_one() -> None:
     verdict = OverrideGuardrail(source).check_input("a gr0bnik")
     assert verdict == Violation(category="hate.slurs", reason="the text has a term of the list house")
     assert OverrideGuardrail(source).check_output("fine") == Allowed()
-    assert OverrideGuardrail(source, Nothing()).check_output("fine") == Violation(category="inner", reason="inner")
+    assert CombinedGuardrail(OverrideGuardrail(source), Nothing()).check_output("fine") == Violation(
+        category="inner", reason="inner"
+    )
     monitor = OutputMonitor(OverrideGuardrail(source))
     assert isinstance([monitor.push(piece) for piece in "well, grob nik and " * 20 + "grobnik. "][-1], Allowed | Violation)
     assert isinstance(monitor.finish(), Violation)

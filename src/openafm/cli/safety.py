@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from openafm.safety.classifier.examples import Side
+    from openafm.safety.guardrail import Guardrail
 
 app = typer.Typer(help="Check texts, train guardrails, attack models.", no_args_is_help=True)
 
@@ -41,3 +47,97 @@ def taxonomy(
     )
     for note in notes:
         print_text(f"{', '.join(note.subcategories)} ({', '.join(note.locales)}): {note.text}")
+
+
+@app.command()
+def check(
+    text: Annotated[str, typer.Argument(help="The text.")],
+    locale: Annotated[str | None, typer.Option(help="Locale of the text, such as de or zh-Hant.")] = None,
+    side: Annotated[str, typer.Option(help="prompt or response.")] = "prompt",
+    guardrail: Annotated[Path | None, typer.Option(exists=True, help="A guardrail model of train-guardrail.")] = None,
+    lists: Annotated[
+        Path | None, typer.Option(exists=True, help="Folder of override lists; by default the shipped ones.")
+    ] = None,
+    feature: Annotated[str | None, typer.Option(help="Feature of the app, for lists with actions by feature.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check a text with the built-in blocklist, override lists and a guardrail model. Exit code 1 if it is blocked."""
+    from dataclasses import asdict
+
+    from openafm.safety.blocklist import BlocklistConfig
+    from openafm.safety.guardrail import Violation
+    from openafm.safety.overrides.guardrail import OverridesFolder
+    from openafm.safety.overrides.lists import seed_lists
+    from openafm.safety.overrides.matcher import Overrides
+
+    overrides = Overrides(seed_lists()) if lists is None else OverridesFolder(lists).current()
+    hits = overrides.find(text, locale, feature)
+    guardrails: dict[str, Guardrail] = {"blocklist": BlocklistConfig().build()}
+    scores = {}
+    if guardrail is not None:
+        from openafm.safety.classifier.model import ModelGuardrail
+
+        model = ModelGuardrail.open(guardrail, locale)
+        guardrails["model"] = model
+        scores = asdict(model.score(text, _side(side))) | {"threshold": asdict(model.threshold(_side(side)))}
+    is_prompt = _side(side) == "prompt"
+    verdicts = {n: g.check_input(text) if is_prompt else g.check_output(text) for n, g in guardrails.items()}
+    violations = {name: asdict(verdict) for name, verdict in verdicts.items() if isinstance(verdict, Violation)}
+    is_blocked = bool(violations) or any(hit.action == "block" for hit in hits)
+    if json:
+        found = {"blocked": is_blocked, "side": side, "locale": locale, "violations": violations}
+        print_json(found | {"overrides": [asdict(hit) for hit in hits], "model": scores or None})
+    else:
+        print_text("blocked" if is_blocked else "allowed")
+        for name, violation in violations.items():
+            print_text(f"{name}: {violation['category']}: {violation['reason']}")
+        for hit in hits:
+            print_text(f"override list {hit.list_name}: {hit.action} ({hit.subcategory}) at {hit.start}-{hit.end}")
+    raise typer.Exit(int(is_blocked))
+
+
+@app.command("train-guardrail")
+def train_guardrail(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the guardrail model.")],
+    data: Annotated[list[Path] | None, typer.Option(exists=True, help="JSONL of labeled texts. May be repeated.")] = None,
+    bundle: Annotated[str | None, typer.Option("--from", help="Bundle whose hidden states are read.")] = None,
+    seeds: Annotated[bool, typer.Option(help="Train on the small seeds that come with openafm, too.")] = False,
+    false_refusals: Annotated[float, typer.Option(help="Highest share of harmless texts above the threshold.")] = 0.02,
+    hashed: Annotated[int, typer.Option(help="Buckets for n-grams of characters; 0: hidden states alone.")] = 4096,
+    json: JsonOption = False,
+) -> None:
+    """Train a guardrail model on labeled texts and calibrate its thresholds by locale."""
+    from openafm.bundle import open_bundle, resolve_model
+    from openafm.safety.classifier.examples import read_labeled_texts, training_seeds
+    from openafm.safety.classifier.training import GuardrailTrainingConfig
+    from openafm.safety.classifier.training import train_guardrail as train
+
+    config = GuardrailTrainingConfig(false_refusals=false_refusals, num_hashed=hashed)
+    texts = [text for path in data or () for text in read_labeled_texts(path)] + (training_seeds() if seeds else [])
+    if not texts:
+        raise UsageError("there is nothing to train on; pass --data FILE.jsonl, --seeds, or both")
+    _, report = train(config, open_bundle(bundle or resolve_model()), texts, out)
+    if json:
+        print_json({"out": str(out), "texts": len(texts), "calibration": report})
+        return
+    rows = [
+        [side, locale, _share(row["recall"]), _share(row["false_refusals"]), row["threshold"], row["is_default_threshold"]]
+        for side, rows in report.items()
+        for locale, row in rows.items()
+    ]
+    print_table(["side", "locale", "recall", "false refusals", "threshold", "default"], rows)
+    print_text(f"{out}: trained on {len(texts):,} texts; these rates are of the texts that thresholds are calibrated on")
+
+
+def _side(value: str) -> Side:
+    if value == "prompt":
+        return "prompt"
+    if value == "response":
+        return "response"
+    raise UsageError(f"--side must be prompt or response, got {value!r}")
+
+
+def _share(rate: dict[str, object]) -> str:
+    if rate["share"] is None:
+        return f"not reported, n = {rate['n']} < 50"
+    return f"{rate['share']} {rate['interval']} of {rate['n']}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from enum import IntEnum
+from typing import Literal
 
 from openafm.core.errors import OpenAFMError, UsageError
 
@@ -72,7 +73,19 @@ class AssetsUnavailableError(GenerationError):
 
 
 class GuardrailViolationError(GenerationError):
-    """A guardrail blocked the prompt or the response."""
+    """A guardrail blocked the prompt or the response.
+
+    Attributes:
+        side: what was blocked; None if an endpoint does not report it.
+        category: the topic, as the guardrail names it.
+        reason: a sentence for the developer.
+    """
+
+    def __init__(
+        self, message: str, *, side: Literal["prompt", "response"] | None = None, category: str = "", reason: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.side, self.category, self.reason = side, category, reason
 
 
 class UnsupportedGuideError(GenerationError):

@@ -60,22 +60,52 @@ class Guardrail(Protocol):
         """Check the end of a response: at most `WINDOW` characters that were checked before, and all new ones."""
 
 
+@runtime_checkable
+class HoldingGuardrail(Guardrail, Protocol):
+    """A guardrail for which a streamed response can be held back until it is checked."""
+
+    releases_after_check: bool
+
+
+class CombinedGuardrail:
+    """Ask several guardrails in order; the first verdict other than `Allowed` counts.
+
+    Responses are held back if one of them asks for it.
+    """
+
+    def __init__(self, *guardrails: Guardrail) -> None:
+        self._guardrails = guardrails
+        self.releases_after_check = any(isinstance(g, HoldingGuardrail) and g.releases_after_check for g in guardrails)
+
+    def check_input(self, text: str) -> Verdict:
+        verdicts = (guardrail.check_input(text) for guardrail in self._guardrails)
+        return next((verdict for verdict in verdicts if not isinstance(verdict, Allowed)), Allowed())
+
+    def check_output(self, window: str) -> Verdict:
+        verdicts = (guardrail.check_output(window) for guardrail in self._guardrails)
+        return next((verdict for verdict in verdicts if not isinstance(verdict, Allowed)), Allowed())
+
+
 class OutputMonitor:
     """Check one streamed response in overlapping windows.
 
-    Text may be shown before it is checked. A violation of up to `WINDOW` characters is reported at most `STRIDE` characters
-    and one word after its end, or by `finish`, independently of how the text is split. Windows start and end between words,
-    so that a rule never matches part of a word.
+    `release` returns the text that may be shown: all of it, or the checked text if a `HoldingGuardrail` asks for that. A
+    violation of up to `WINDOW` characters is reported at most `STRIDE` characters and one word after its end, or by `finish`,
+    independently of how the text is split. Windows start and end between words, so that a rule never matches part of a word.
     """
 
     def __init__(self, guardrail: Guardrail) -> None:
         self._guardrail = guardrail
         self._text = ""  # the latest text, of which the first `_num_checked` characters are checked
         self._num_checked = 0
+        self._unreleased = ""
+        self._num_releasable = 0
+        self._holds = isinstance(guardrail, HoldingGuardrail) and guardrail.releases_after_check
 
     def push(self, text: str) -> Verdict:
         """Append text; return the verdict on the response so far."""
         self._text += text
+        self._unreleased += text
         if len(self._text) - self._num_checked < STRIDE:
             return Allowed()
         last_word = _LAST_WORD.search(self._text)
@@ -85,8 +115,15 @@ class OutputMonitor:
         """Return the verdict on the complete response."""
         return self._check(len(self._text)) if len(self._text) > self._num_checked else Allowed()
 
+    def release(self) -> str:
+        """Return the text that may be shown and was not returned before. Call it only after a verdict of `Allowed`."""
+        end = self._num_releasable if self._holds else len(self._unreleased)
+        released, self._unreleased, self._num_releasable = self._unreleased[:end], self._unreleased[end:], 0
+        return released
+
     def _check(self, end: int) -> Verdict:
         verdict = self._guardrail.check_output(self._text[:end])
+        self._num_releasable += end - self._num_checked
         start = max(end - WINDOW, 0)
         if start and (word := _FIRST_WORD.match(self._text, start - 1)):
             start = word.end()

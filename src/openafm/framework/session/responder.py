@@ -8,7 +8,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from openafm.core.errors import OpenAFMError
 from openafm.framework.backends.language_model import (
@@ -108,7 +108,7 @@ class Responder:
                 prompt = UserTurn(content=content, response_format=schema)
                 self.model.check_context((*self.transcript.turns, prompt))  # before the guardrail, which reads all of it
                 if guardrail is not None:
-                    self._check_verdict(guardrail.check_input(text), "the prompt", text)
+                    self._check_verdict(guardrail.check_input(text), "prompt", text)
             executor = self._current_executor(span)
             state = _RequestState(request, executor, guardrail, text, prompt, images, self._deadline(), span)
             with executor.undone_on_error():
@@ -211,12 +211,18 @@ class Responder:
                 answers.append(stop.value)
                 break
             if isinstance(event, TextPiece):
+                text = event.text
                 if monitor is not None:
-                    self._check_verdict(monitor.push(event.text), "the response", state.text)
-                state.pieces.append(event.text)
-                yield event.text
+                    self._check_verdict(monitor.push(text), "response", state.text)
+                    text = monitor.release()
+                if text:
+                    state.pieces.append(text)
+                    yield text
         if monitor is not None:
-            self._check_verdict(monitor.finish(), "the response", state.text)
+            self._check_verdict(monitor.finish(), "response", state.text)
+            if text := monitor.release():
+                state.pieces.append(text)
+                yield text
 
     def _call_tools(self, state: _RequestState, answer: Answer) -> tuple[Turn, ...]:
         calls = answer.turn.tool_calls
@@ -284,10 +290,15 @@ class Responder:
                     + ("; leave the images out, or use a model with a vision encoder" if is_vision else "")
                 )
 
-    def _check_verdict(self, verdict: Verdict, subject: str, prompt: str) -> None:
+    def _check_verdict(self, verdict: Verdict, side: Literal["prompt", "response"], prompt: str) -> None:
         match verdict:
             case Violation():
-                raise GuardrailViolationError(f"a guardrail blocked {subject} ({verdict.category}): {verdict.reason}")
+                raise GuardrailViolationError(
+                    f"a guardrail blocked the {side} ({verdict.category}): {verdict.reason}",
+                    side=side,
+                    category=verdict.category,
+                    reason=verdict.reason,
+                )
             case Refused():
                 refused = PromptEntry(turn=UserTurn(text=prompt), options=GenerationOptions())
                 entries = (*self.transcript, refused)  # a copy: the session may continue before the explanation

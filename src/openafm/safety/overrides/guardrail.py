@@ -1,4 +1,4 @@
-"""Override lists in front of a guardrail, reloaded when their files change."""
+"""A guardrail of override lists, which are reloaded when their files change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from openafm.core.errors import OpenAFMError
-from openafm.safety.guardrail import Allowed, Guardrail, Verdict, Violation
+from openafm.safety.guardrail import Allowed, Verdict, Violation
 from openafm.safety.overrides.lists import OverrideListError, read_list
 from openafm.safety.overrides.matcher import Overrides
 
@@ -78,32 +78,30 @@ class OverridesFolder:
 
 
 class OverrideGuardrail:
-    """Block texts with terms whose action is BLOCK, then ask another guardrail. Use `Overrides.find` for warnings.
+    """Block texts with terms whose action is `block`. Use `Overrides.find` for warnings.
 
     Args:
         source: the lists.
-        inner: the guardrail for texts without such a term; None: they pass.
         locale: the locale of the texts; None: search all lists.
         feature: the feature of the app, for lists with actions by feature.
     """
 
+    releases_after_check = True
+
     def __init__(
         self,
         source: OverrideSource,
-        inner: Guardrail | None = None,
         *,
         locale: str | None = None,
         feature: str | None = None,
     ) -> None:
-        self._source, self._inner, self._locale, self._feature = source, inner, locale, feature
+        self._source, self._locale, self._feature = source, locale, feature
 
     def check_input(self, text: str) -> Verdict:
-        verdict = self._check(text)
-        return verdict if self._inner is None or not isinstance(verdict, Allowed) else self._inner.check_input(text)
+        return self._check(text)
 
     def check_output(self, window: str) -> Verdict:
-        verdict = self._check(window)
-        return verdict if self._inner is None or not isinstance(verdict, Allowed) else self._inner.check_output(window)
+        return self._check(window)
 
     def _check(self, text: str) -> Verdict:
         for hit in self._source.current().find(text, self._locale, self._feature):

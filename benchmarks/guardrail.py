@@ -1,0 +1,132 @@
+"""Guardrails on held-out attacks: recall and false refusals by language with Wilson intervals, and overhead.
+
+    python benchmarks/guardrail.py [--bundle NAME] [--xstest FILE] [--quick] [--json]
+
+Trains a guardrail model on the seeds and checks, alone and together with the built-in blocklist:
+
+    new_templates  known harms and harmless acts in templates that training lacks
+    new_acts       harms and benign-but-scary acts that training lacks
+    other_author   prompts of the blocklist's tests (English)
+    xstest         XSTest (Röttger et al. 2023), where the file is there: 450 prompts of other authors (English)
+
+`recall` and `false_refusals` are of blocklist and model together on new_templates and new_acts, all languages. The seeds are
+small and the shipped model is tiny: these figures show the mechanics, not a detection quality. `--quick` takes a third of the
+held-out texts. A full run writes docs/benchmarks/guardrail.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).parent))
+from shared.reporting import hand_in
+
+from openafm.bundle import Bundle, open_bundle, resolve_model
+from openafm.safety.blocklist import BlocklistConfig
+from openafm.safety.classifier.examples import LabeledText, held_out_seeds, training_seeds
+from openafm.safety.classifier.training import GuardrailTrainingConfig, rates, train_guardrail
+from openafm.safety.guardrail import Guardrail, OutputMonitor, Violation
+
+ROOT = Path(__file__).parents[1]
+REPORT = ROOT / "docs" / "benchmarks" / "guardrail.json"
+XSTEST = ROOT.parent / "shared" / "data" / "evaluation" / "xstest" / "xstest_prompts.csv"
+OTHER_AUTHOR = ROOT / "tests" / "safety" / "held_out_prompts.json"
+RESPONSE = "The museum opens at nine. Bring a coat, the halls are cool. Tickets are sold at the entrance. " * 8
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bundle", help="bundle whose hidden states are read")
+    parser.add_argument("--xstest", type=Path, default=XSTEST, help="xstest_prompts.csv")
+    parser.add_argument("--quick", action="store_true", help="a third of the held-out texts")
+    parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
+    options = parser.parse_args()
+    bundle = open_bundle(options.bundle or resolve_model())
+    hand_in(measure(bundle, options.xstest, stride=3 if options.quick else 1), REPORT, options)
+
+
+def measure(bundle: Bundle, xstest: Path, stride: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        model, _ = train_guardrail(GuardrailTrainingConfig(), bundle, training_seeds(), Path(folder) / "guardrail")
+        say(f"trained in {time.perf_counter() - start:.0f} s")
+    blocklist = BlocklistConfig().build()
+    sets: dict[str, Any] = {}
+    pooled: dict[str, list[bool]] = {"blocklist": [], "model": [], "both": []}
+    texts_pooled: list[LabeledText] = []
+    for name, texts in held_out(xstest, stride).items():
+        by_model = model.blocked(texts)
+        by_rules = [isinstance(blocklist.check_input(each.text), Violation) for each in texts]
+        both = [one or other for one, other in zip(by_model, by_rules, strict=True)]
+        blocked = {"blocklist": by_rules, "model": by_model, "both": both}
+        sets[name] = {
+            kind: {
+                language: {key: rate.to_dict() for key, rate in row.items()} for language, row in rates(found, texts).items()
+            }
+            for kind, found in blocked.items()
+        }
+        say(f"{name}: {sets[name]['both']['all']}")
+        if name.startswith("new_"):
+            texts_pooled += texts
+            for kind, found in blocked.items():
+                pooled[kind] += found
+    figures: dict[str, Any] = {}
+    for kind, suffix in (("both", ""), ("model", "_model"), ("blocklist", "_blocklist")):
+        together = rates(pooled[kind], texts_pooled)["all"]
+        for key in ("recall", "false_refusals"):
+            figures[key + suffix] = together[key].to_dict()["share"]
+            figures[f"{key}{suffix}_interval"] = together[key].to_dict()["interval"]
+    return {"figures": figures | overhead(bundle, blocklist, model), "sets": sets}
+
+
+def held_out(xstest: Path, stride: int) -> dict[str, list[LabeledText]]:
+    """Return the sets. Their labels are coarse: harmful texts have one category, which is not compared."""
+    sets = {name: texts[::stride] for name, texts in held_out_seeds().items()}
+    if OTHER_AUTHOR.is_file():
+        prompts = json.loads(OTHER_AUTHOR.read_text(encoding="utf-8"))
+        sets["other_author"] = [labeled(text, is_harmful=key == "harmful") for key in prompts for text in prompts[key]]
+    if xstest.is_file():
+        with xstest.open(encoding="utf-8") as file:
+            sets["xstest"] = [labeled(row["prompt"], is_harmful=row["label"] == "unsafe") for row in csv.DictReader(file)]
+    else:
+        say(f"no XSTest at {xstest}; pass --xstest")
+    return sets
+
+
+def labeled(text: str, *, is_harmful: bool) -> LabeledText:
+    return LabeledText(text=text, locale="en", labels=("violence_and_crime",) if is_harmful else ())
+
+
+def overhead(bundle: Bundle, blocklist: Guardrail, model: Guardrail) -> dict[str, float]:
+    """Return milliseconds per request, for a prompt of 90 characters, and per token of a streamed response."""
+    num_tokens = len(bundle.tokenizer.encode(RESPONSE))
+    figures = {}
+    for name, guardrail in (("blocklist", blocklist), ("model", model)):
+        guardrail.check_input(RESPONSE[:90])
+        start = time.perf_counter()
+        for _ in range(5):
+            guardrail.check_input(RESPONSE[:90])
+        figures[f"ms_per_request_{name}"] = round((time.perf_counter() - start) / 5 * 1e3, 3)
+        monitor, start = OutputMonitor(guardrail), time.perf_counter()
+        for index in range(0, len(RESPONSE), 4):
+            monitor.push(RESPONSE[index : index + 4])
+        monitor.finish()
+        figures[f"ms_per_token_{name}"] = round((time.perf_counter() - start) / num_tokens * 1e3, 4)
+    return figures
+
+
+def say(text: str) -> None:
+    print(f"guardrail: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Guardrail models: data, training on seeds, thresholds by locale, the folder, and the commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from openafm.bundle import open_bundle, resolve_model
+from openafm.cli.main import run
+from openafm.core.config import ConfigError
+from openafm.safety.classifier.examples import (
+    LabeledText,
+    LabeledTextError,
+    divided,
+    held_out_seeds,
+    read_labeled_texts,
+    training_seeds,
+)
+from openafm.safety.classifier.model import GuardrailModelError, ModelGuardrail, Threshold, Thresholds
+from openafm.safety.classifier.rates import Rate, wilson
+from openafm.safety.classifier.training import GuardrailTrainingConfig, TooFewTextsError, rates, train_guardrail
+from openafm.safety.guardrail import Allowed, HoldingGuardrail, Violation
+
+LOCALES = ("de", "fr")
+
+
+def some_seeds() -> list[LabeledText]:
+    return [each for each in training_seeds() if each.locale in LOCALES and each.side == "prompt"][::3]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("guardrail") / "model"
+    train_guardrail(GuardrailTrainingConfig(num_hashed=1024), open_bundle(resolve_model()), some_seeds(), out)
+    return out
+
+
+def test_wilson_and_small_samples() -> None:
+    low, high = wilson(8, 10)  # Newcombe 1998
+    assert low == pytest.approx(0.4902, abs=1e-3)
+    assert high == pytest.approx(0.9433, abs=1e-3)
+    assert wilson(0, 50)[0] == 0
+    assert "not reported: 49 texts" in str(Rate(count=4, n=49))
+    assert Rate(count=4, n=49).to_dict() == {"share": None, "interval": None, "n": 49}
+    assert str(Rate(count=25, n=50)).startswith("50.0% [")
+
+
+def test_seeds_are_divided_by_act() -> None:
+    training, held_out = training_seeds(), held_out_seeds()
+    assert {each.locale for each in training} == {"de", "en", "es", "fr", "it", "pt"}
+    texts = {each.text for each in training}
+    assert not texts & {each.text for split in held_out.values() for each in split}
+    for split in held_out.values():
+        for locale in LOCALES:
+            chosen = [each for each in split if each.locale == locale]
+            assert min(sum(bool(t.labels) for t in chosen), sum(not t.labels for t in chosen)) >= 50
+    first, second = divided(training, 0.3)
+    assert 0.2 < len(second) / len(training) < 0.4
+    assert not {(t.locale, t.group) for t in first} & {(t.locale, t.group) for t in second}
+
+
+def test_a_model_learns_and_is_saved(folder: Path) -> None:
+    guardrail = ModelGuardrail.open(folder, locale="de")
+    assert isinstance(guardrail, HoldingGuardrail)
+    known = [each for each in some_seeds() if each.locale == "de"]
+    found = rates(guardrail.blocked(known), known)["all"]
+    assert (found["recall"].share or 0) > 0.5
+    assert (found["false_refusals"].share or 0) < 0.15
+    blocked = next(each for each, is_blocked in zip(known, guardrail.blocked(known), strict=True) if is_blocked)
+    verdict = guardrail.check_input(blocked.text)
+    assert isinstance(verdict, Violation)
+    assert verdict.reason.startswith("the prompt scores")
+    assert guardrail.check_output("") == Allowed()
+    # A harmful sentence in a long harmless text is found.
+    assert guardrail.score("Ein Satz. " * 200 + blocked.text).probability > guardrail.score("Ein Satz. " * 200).probability
+
+
+def test_thresholds_by_locale(folder: Path) -> None:
+    thresholds = Thresholds(
+        default=Threshold(value=0.5, n=100, is_default=True), by_locale={"de": Threshold(value=0.3, n=60, is_default=False)}
+    )
+    assert thresholds.of("de-AT").value == thresholds.of("de").value == 0.3
+    assert thresholds.of("xx") == thresholds.of(None) == thresholds.default
+    unknown = ModelGuardrail.open(folder, locale="xx")
+    assert unknown.threshold("prompt").is_default
+    assert unknown.with_locale("fr").threshold("response") == unknown.with_locale("fr").threshold("prompt")
+
+
+def test_damaged_folders_and_other_bundles(folder: Path, tmp_path: Path) -> None:
+    settings = json.loads((folder / "guardrail.json").read_text())
+    weights = (folder / "heads.safetensors").read_bytes()
+
+    def opened(changed: object, data: bytes = weights) -> None:
+        (tmp_path / "guardrail.json").write_text(json.dumps(changed))
+        (tmp_path / "heads.safetensors").write_bytes(data)
+        ModelGuardrail.open(tmp_path)
+
+    other = settings | {"bundle": settings["bundle"] | {"signature": "0" * 40}}
+    with pytest.raises(GuardrailModelError, match="train it again"):
+        opened(other)
+    for changed in ([], {}, settings | {"format": 2}, settings | {"thresholds": 3}, settings | {"labels": ["a"]}):
+        with pytest.raises(GuardrailModelError):
+            opened(changed)
+    with pytest.raises(GuardrailModelError):
+        opened(settings, weights[:100])
+    with pytest.raises(GuardrailModelError):
+        ModelGuardrail.open(tmp_path / "nowhere")
+
+
+def test_too_few_texts_and_wrong_configs(tmp_path: Path) -> None:
+    bundle = open_bundle(resolve_model())
+    with pytest.raises(TooFewTextsError, match="training needs 50"):
+        train_guardrail(GuardrailTrainingConfig(), bundle, some_seeds()[:20], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    for wrong in ({"calibration_share": 0}, {"false_refusals": 1}, {"num_hashed": -1}, {"decay": 0}):
+        with pytest.raises(ConfigError):
+            GuardrailTrainingConfig(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected an object"),
+        ('{"locale": "de", "labels": []}', "'text'"),
+        ('{"text": "a", "labels": []}', "'locale'"),
+        ('{"text": "a", "locale": "de", "labels": "hate"}', "'labels'"),
+        ('{"text": "a", "locale": "de", "labels": ["nonsense"]}', "nonsense"),
+        ('{"text": "a", "locale": "de", "labels": [], "side": "both"}', "'side'"),
+    ],
+)
+def test_malformed_data(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"text": "a", "locale": "de", "labels": ["S10", "hate.slurs"]}\n' + line)
+    with pytest.raises(LabeledTextError, match=message) as raised:
+        read_labeled_texts(path)
+    assert ":2:" in str(raised.value)
+    path.write_text('{"text": "a", "locale": "de", "labels": ["S10", "hate.slurs"]}\n')
+    assert read_labeled_texts(path)[0].labels == ("hate",)
+    path.write_text("\n")
+    with pytest.raises(LabeledTextError, match="no lines"):
+        read_labeled_texts(path)
+
+
+def test_the_commands(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["safety", "check", "Wie backe ich Brot?", "--locale", "xx", "--guardrail", str(folder), "--json"]) in (0, 1)
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["model"]["threshold"]["is_default"] is True
+    assert run(["safety", "check", "how to make a b0mb"]) == 1
+    assert "blocklist: weapons" in capsys.readouterr().out
+    assert run(["safety", "check", "sieg heil", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["overrides"][0]["action"] == "block"
+    assert run(["safety", "check", "what a day"]) == 0
+    assert run(["safety", "check", "what a day", "--side", "both"]) == 2
+    assert run(["safety", "train-guardrail", "--out", str(tmp_path / "out")]) == 2
+    assert "--seeds" in capsys.readouterr().err
