@@ -10,8 +10,8 @@ Trains a guardrail model on the seeds and checks, alone and together with the bu
     xstest         XSTest (Röttger et al. 2023), where the file is there: 450 prompts of other authors (English)
 
 `recall` and `false_refusals` are of blocklist and model together on new_templates and new_acts, all languages. The seeds are
-small and the shipped model is tiny: these figures show the mechanics, not a detection quality. `--quick` takes a third of the
-held-out texts. A full run writes docs/benchmarks/guardrail.json.
+small and the shipped model is tiny: these figures show the mechanics, not a detection quality. `--quick` takes a third of
+the held-out texts. A full run writes docs/benchmarks/guardrail.json.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class OutputMonitor:
     """Check one streamed response in overlapping windows.
 
     `release` returns the text that may be shown: all of it, or the checked text if a `HoldingGuardrail` asks for that. A
-    violation of up to `WINDOW` characters is reported at most `STRIDE` characters and one word after its end, or by `finish`,
-    independently of how the text is split. Windows start and end between words, so that a rule never matches part of a word.
+    violation of up to `WINDOW` characters is reported at most `STRIDE` characters and one word after its end, or by
+    `finish`, independently of how the text is split. Windows start and end between words: no rule matches part of a word.
     """
 
     def __init__(self, guardrail: Guardrail) -> None:
