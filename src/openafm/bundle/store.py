@@ -1,4 +1,4 @@
-"""The bundles of this machine, and the default model."""
+"""The bundles of this machine, their aliases, their last use, and the default model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def shipped_bundle() -> Path | None:
 
 
 def find_bundle(name_or_path: str | Path) -> Path:
-    """Return the folder of a bundle, given by path or by name: one of this user's bundles, else the shipped one.
+    """Return the folder of a bundle, given by path, name or alias: one of this user's bundles, else the shipped one.
 
     Raises:
         BundleNotFoundError: there is no such bundle; the message has the nearest name.
@@ -67,11 +67,13 @@ def find_bundle(name_or_path: str | Path) -> Path:
         shipped = shipped_bundle()
         if shipped is not None and shipped.name == path.name:
             return shipped
+        if (aliased := aliases().get(path.name)) is not None:
+            return find_bundle(aliased)
     if (path / "config.json").is_file():
         return path
     if path.is_dir():
         raise BundleError(f"{path} is not a bundle: it has no config.json")
-    known = [folder.name for folder in (*list_bundles(), shipped_bundle()) if folder is not None]
+    known = [*(folder.name for folder in (*list_bundles(), shipped_bundle()) if folder is not None), *aliases()]
     hint = nearest(str(name_or_path), known) if known else "; there are none yet, `openafm quickstart` trains one"
     raise BundleNotFoundError(f"no bundle '{name_or_path}' on this machine{hint}")
 
@@ -115,7 +117,72 @@ def remove_bundle(name: str) -> Path:
         place.unlink()
     else:
         shutil.rmtree(place)
+    kept = {alias: target for alias, target in aliases().items() if target != name}
+    if len(kept) < len(aliases()):
+        write_json(_aliases_file(), kept)
+    _use_file(name).unlink(missing_ok=True)
     return place
+
+
+def aliases() -> dict[str, str]:
+    """Return the names of bundles by alias.
+
+    Raises:
+        BundleError: the file of aliases is damaged.
+    """
+    file = _aliases_file()
+    if not file.is_file():
+        return {}
+    try:
+        return {str(alias): str(name) for alias, name in json.loads(file.read_text(encoding="utf-8")).items()}
+    except (ValueError, AttributeError) as error:
+        raise BundleError(f"{file} is damaged ({error}); remove it to start without aliases") from error
+
+
+def set_alias(alias: str, name: str | None) -> None:
+    """Let `alias` stand for the bundle `name` in every command; None removes the alias.
+
+    Raises:
+        UsageError: the alias is not a plain name, is the name of a bundle, or does not exist.
+        BundleNotFoundError: there is no such bundle.
+    """
+    place, known = bundle_place(alias), aliases()
+    if name is None:
+        if alias not in known:
+            raise UsageError(f"there is no alias '{alias}'{nearest(alias, list(known))}")
+        del known[alias]
+    else:
+        shipped = shipped_bundle()
+        if (place / "config.json").is_file() or (shipped is not None and shipped.name == alias):
+            raise UsageError(f"'{alias}' is the name of a bundle; choose another alias")
+        found = find_bundle(name)
+        if found.parent not in (bundles_home(), SHIPPED_HOME):
+            raise UsageError(f"{found} is not in {bundles_home()}; aliases name bundles by name")
+        known[alias] = found.name
+    write_json(_aliases_file(), known)
+
+
+def record_use(path: Path) -> None:
+    """Store that a bundle of this machine is used now. A folder that cannot be written is no error: serving goes on."""
+    if path.parent not in (bundles_home(), SHIPPED_HOME):
+        return
+    with contextlib.suppress(OSError):
+        _use_file(path.name).parent.mkdir(parents=True, exist_ok=True)
+        _use_file(path.name).touch()
+
+
+def last_use(name: str) -> float | None:
+    """Return when an engine was last opened for a bundle, in seconds since 1970; None if never."""
+    file = _use_file(name)
+    return file.stat().st_mtime if file.is_file() else None
+
+
+def _aliases_file() -> Path:
+    return data_home() / "aliases.json"
+
+
+def _use_file(name: str) -> Path:
+    return data_home() / "last-use" / name
 
 
 def resolve_model() -> Path:

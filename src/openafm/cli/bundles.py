@@ -1,4 +1,4 @@
-"""`openafm inspect`, `openafm use` and `openafm remove`."""
+"""`openafm show`, `openafm use` and `openafm rm`."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from openafm.cli import (
     grade,
     import_,
     keys,
+    library,
     plan,
     play,
     private,
@@ -93,9 +94,15 @@ app.add_typer(rl.app, name="rl")
 app.add_typer(annotate.app, name="annotate")
 app.add_typer(safety.app, name="safety")
 app.add_typer(grade.app, name="grade")
-app.command()(bundles.inspect)
+app.command("list")(library.list_)
+app.command("show")(bundles.inspect)
+app.command("inspect", hidden=True)(bundles.inspect)  # the former name of `show`
 app.command()(bundles.use)
-app.command()(bundles.remove)
+app.command()(library.alias)
+app.command("rm")(bundles.remove)
+app.command("remove", hidden=True)(bundles.remove)  # the former name of `rm`
+app.command()(library.pull)
+app.command()(library.share)
 app.command()(resign.resign)
 app.command()(doctor.doctor)
 app.command()(respond.respond)

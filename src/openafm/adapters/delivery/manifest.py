@@ -18,7 +18,6 @@ from openafm.core.config import Config, ConfigError, from_dict, to_dict
 from openafm.core.files import matches
 
 FORMAT, FORMAT_VERSION = "openafm.adapters", 1
-MAX_MANIFEST_BYTES = 4 << 20
 _FILE = r"(draft/(recovery\.fmadapter/)?)?[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 
 
@@ -101,7 +100,11 @@ class OpenedManifest:
 
 def sign_manifest(manifest: AdapterManifest, private_key: str) -> bytes:
     """Return the signed manifest as JSON."""
-    text = json.dumps(to_dict(manifest), ensure_ascii=False, separators=(",", ":"))
+    return sign_text(json.dumps(to_dict(manifest), ensure_ascii=False, separators=(",", ":")), private_key)
+
+
+def sign_text(text: str, private_key: str) -> bytes:
+    """Return JSON with a text, its signature and the public key."""
     signed = {"manifest": text, "key": public_key(private_key), "signature": sign(text.encode(), private_key)}
     return json.dumps(signed, ensure_ascii=False).encode()
 
@@ -113,6 +116,21 @@ def open_manifest(data: bytes, trusted_key: str | None) -> OpenedManifest:
         UntrustedDeliveryError: the manifest is not signed with the trusted key, or its content is invalid.
         IncompleteDraftError: it lists an incomplete draft model.
     """
+    text, key = open_text(data, trusted_key)
+    try:
+        return OpenedManifest(manifest=from_dict(AdapterManifest, json.loads(text)), key=key)
+    except IncompleteDraftError:
+        raise
+    except (ValueError, ConfigError, AdapterNameError, RecursionError) as error:
+        raise UntrustedDeliveryError(f"the signed manifest is invalid: {error}") from error
+
+
+def open_text(data: bytes, trusted_key: str | None) -> tuple[str, str]:
+    """Return a text signed by `sign_text`, and the key that verified it.
+
+    Raises:
+        UntrustedDeliveryError: it is not signed with the trusted key.
+    """
     try:
         signed = json.loads(data)
         text, key, signature = (signed[part] for part in ("manifest", "key", "signature"))
@@ -121,9 +139,4 @@ def open_manifest(data: bytes, trusted_key: str | None) -> OpenedManifest:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UntrustedDeliveryError(f"not a signed manifest ({error}); check the URL of the server") from error
     check_signature(text.encode("utf-8", "surrogatepass"), signature, trusted_key or key)
-    try:
-        return OpenedManifest(manifest=from_dict(AdapterManifest, json.loads(text)), key=trusted_key or key)
-    except IncompleteDraftError:
-        raise
-    except (ValueError, ConfigError, AdapterNameError, RecursionError) as error:
-        raise UntrustedDeliveryError(f"the signed manifest is invalid: {error}") from error
+    return text, trusted_key or key

@@ -50,12 +50,18 @@ class ServedFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Catalog:
-    """What a server offers: the signed manifest, and files by the path of their URL."""
+class Served:
+    """What a server sends: the signed manifest, and files by the path of their URL."""
 
-    manifest: AdapterManifest
     signed: bytes
     files: Mapping[str, ServedFile]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Catalog(Served):
+    """The adapters that a server offers."""
+
+    manifest: AdapterManifest
 
 
 def build_catalog(folder: Path, private_key: str) -> Catalog:
@@ -80,7 +86,7 @@ def build_catalog(folder: Path, private_key: str) -> Catalog:
     return Catalog(manifest=manifest, signed=sign_manifest(manifest, private_key), files=files)
 
 
-def make_server(catalog: Catalog, host: str, port: int) -> ThreadingHTTPServer:
+def make_server(catalog: Served, host: str, port: int) -> ThreadingHTTPServer:
     """Return a bound server; port 0 selects a free one. Call `serve_forever`, and `server_close` at the end.
 
     It serves `MAX_CONNECTIONS` connections at a time and answers further ones with 503.
@@ -161,7 +167,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60.0  # seconds without progress before a connection is closed
     protocol_version = "HTTP/1.1"
     server_version, sys_version = "openafm", ""
-    served: Catalog
+    served: Served
 
     def handle_one_request(self) -> None:
         deadline = threading.Timer(REQUEST_S, self._disconnect)  # for clients that send one byte at a time

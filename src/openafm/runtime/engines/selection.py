@@ -9,6 +9,7 @@ from typing import Literal
 
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
+from openafm.bundle.store import record_use
 from openafm.core.errors import UsageError
 from openafm.core.terminal import escaped
 from openafm.models.accounting import kv_bytes
@@ -44,6 +45,7 @@ def open_engine(bundle: Bundle, adapter: AdapterPackage | None = None) -> Engine
     choice = os.environ.get(CHOICE, "")
     if choice not in ("", "native", "torch"):
         raise EngineChoiceError(f"{CHOICE} is '{choice}'; set it to native or torch, or unset it")
+    record_use(bundle.path)
     if choice != "torch":
         reason = unsupported(bundle)
         if reason is None:
