@@ -118,6 +118,17 @@ def test_penalties_prevent_repetition(client: openai.OpenAI) -> None:
     assert unique[1] >= unique[0]
 
 
+def test_sampling_parameters_of_other_servers(client: openai.OpenAI) -> None:
+    greedy = ask(client).choices[0].message.content
+    # Only the likeliest token has the largest probability, so these answers are greedy at any temperature.
+    for extra in ({"min_p": 1.0}, {"typical_p": 1.0, "top_k": 1}):
+        assert ask(client, temperature=1.5, extra_body=extra).choices[0].message.content == greedy
+    assert ask(client, extra_body={"repetition_penalty": 5.0}).choices[0].message.content != greedy
+    for extra in ({"min_p": 1.5}, {"typical_p": 0}, {"repetition_penalty": -1}):
+        with pytest.raises(openai.BadRequestError, match=next(iter(extra))):
+            ask(client, temperature=1.0, extra_body=extra)
+
+
 def test_log_probabilities_are_those_of_the_model(client: openai.OpenAI) -> None:
     reply = ask(client, logprobs=True, top_logprobs=5)
     items = reply.choices[0].logprobs.content

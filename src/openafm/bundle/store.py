@@ -163,7 +163,7 @@ def set_alias(alias: str, name: str | None) -> None:
 
 
 def record_use(path: Path) -> None:
-    """Store that a bundle of this machine is used now. A folder that cannot be written is ignored: a use without a record changes no answer."""
+    """Store that a bundle of this machine is used now. A read-only data folder is ignored: the record changes no answer."""
     if path.parent not in (bundles_home(), SHIPPED_HOME):
         return
     with contextlib.suppress(OSError):

@@ -19,6 +19,17 @@ def complete(
     adapter: AdapterOption = None,
     temperature: TemperatureOption = None,
     seed: SeedOption = None,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Draw from this many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, typer.Option(min=0, max=1, help="Draw from the likeliest tokens of this share.")] = None,
+    min_p: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Draw from tokens with this share of the largest probability.")
+    ] = None,
+    typical_p: Annotated[
+        float | None, typer.Option(min=0.001, max=1, help="Draw from the most typical tokens of this share.")
+    ] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option(min=0.1, max=10, help="Above 1: tokens of the text so far are less likely.")
+    ] = 1.0,
     max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Token limit of the continuation.")] = 128,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text. May be repeated.")] = None,
     plugins: PluginsOption = None,
@@ -33,11 +44,14 @@ def complete(
         raise UsageError(f"--temperature must not be negative, got {temperature}")
     if "" in (stop or ()):
         raise UsageError("--stop must not be empty; pass the text to stop before, as in --stop END")
-    greedy = temperature == 0 or (temperature is None and seed is None)
-    sampling = GreedyConfig() if greedy else RandomConfig(temperature=temperature or 1.0, seed=seed)
+    chosen = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p, "seed": seed}
+    greedy = temperature == 0 or (temperature is None and set(chosen.values()) == {None})
+    sampling = GreedyConfig() if greedy else RandomConfig(temperature=temperature or 1.0, **chosen)
     scorer = SystemLanguageModel(bundle=model, adapter=adapter).load().scorer
     shown = ""
-    for so_far in scorer.continuations(prompt, max_tokens=max_tokens, sampling=sampling):
+    for so_far in scorer.continuations(
+        prompt, max_tokens=max_tokens, sampling=sampling, repetition_penalty=repetition_penalty
+    ):
         ends = [so_far.index(end) for end in stop or () if end in so_far]
         part = so_far[: min(ends)] if ends else so_far
         if not json:

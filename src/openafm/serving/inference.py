@@ -15,7 +15,14 @@ from openafm.framework.backends.loaded_model import LoadedModel
 from openafm.framework.profiling.recorder import SpanRecorder, begin_request
 from openafm.framework.profiling.spans import SpanKind
 from openafm.runtime.decoding.generation import Generation, generate, prefill
-from openafm.runtime.decoding.logits import LogitBias, LogitsProcessor, OccurrencePenalty, ScoreRecorder, TokenScore
+from openafm.runtime.decoding.logits import (
+    LogitBias,
+    LogitsProcessor,
+    OccurrencePenalty,
+    RepetitionPenalty,
+    ScoreRecorder,
+    TokenScore,
+)
 from openafm.runtime.decoding.stop_texts import StopTexts
 from openafm.runtime.engines.base import Sequence as EngineSequence
 from openafm.safety.guardrail import Allowed, Guardrail, OutputMonitor
@@ -223,13 +230,15 @@ class Answer:
             drafter=model.drafter,
             cancelled=self._cancelled,
             closes=closes,
-            processors=self._processors(),
+            processors=self._processors(prompt.tokens),
         )
 
-    def _processors(self) -> list[LogitsProcessor]:
+    def _processors(self, prompt: list[int]) -> list[LogitsProcessor]:
         decoding, processors = self._decoding, list[LogitsProcessor]()
         if self._scores is not None:
             processors.append(self._scores)
+        if decoding.repetition_penalty != 1:
+            processors.append(RepetitionPenalty(decoding.repetition_penalty, prompt))
         if decoding.frequency_penalty or decoding.presence_penalty:
             processors.append(OccurrencePenalty(frequency=decoding.frequency_penalty, presence=decoding.presence_penalty))
         if decoding.bias:

@@ -40,6 +40,7 @@ class Decoding:
         max_tokens: token limit; None: up to the context window.
         stop: texts before which the answer ends.
         bias: added to logits, by token.
+        repetition_penalty: divides the logits of tokens that prompt or answer already have; 1 changes nothing.
         num_top: alternatives of each token with log probabilities; None computes no log probabilities.
     """
 
@@ -49,6 +50,7 @@ class Decoding:
     bias: Mapping[int, float] = field(default_factory=dict)
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     num_top: int | None = None
 
     def choice(self, index: int) -> Decoding:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openafm.runtime.decoding.logits import LogitBias, OccurrencePenalty, ScoreRecorder
+from openafm.runtime.decoding.logits import LogitBias, OccurrencePenalty, RepetitionPenalty, ScoreRecorder
 from openafm.runtime.decoding.stop_texts import StopTexts
 
 
@@ -21,6 +21,16 @@ def test_a_penalty_counts_occurrences() -> None:
     logits_V = np.zeros(4, np.float32)
     OccurrencePenalty(frequency=0.5, presence=1.0).process(logits_V, [2, 0, 2])
     assert logits_V.tolist() == [-1.5, 0, -2.0, 0]
+
+
+def test_a_repetition_penalty_equals_that_of_transformers() -> None:
+    logits = pytest.importorskip("transformers.generation.logits_process")
+    torch = pytest.importorskip("torch")
+    logits_V = np.random.default_rng(0).standard_normal(40).astype(np.float32)
+    prompt, answer = [3, 3, 9], [5, 9, 39]
+    expected = logits.RepetitionPenaltyLogitsProcessor(1.3)(torch.tensor([[*prompt, *answer]]), torch.tensor(logits_V)[None])
+    RepetitionPenalty(1.3, prompt).process(logits_V, answer)
+    assert logits_V == pytest.approx(expected[0].numpy())
 
 
 def test_scores_are_those_of_the_tokenizers_vocabulary() -> None:

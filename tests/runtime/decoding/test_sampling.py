@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -238,3 +239,42 @@ def splitmix(seed: int | None, position: int, count: int) -> NDArray[np.float64]
     key, stream = map(int, np.random.SeedSequence(seed, spawn_key=(0,)).generate_state(2, np.uint64))
     start = mix((key + position * step) % 2**64) ^ stream
     return np.array([(mix((start + token * step) % 2**64) >> 11) / 2**53 for token in range(count)])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_p": 0.1},
+        {"typical_p": 0.7},
+        {"top_k": 20, "top_p": 0.8},
+        {"top_k": 50, "top_p": 0.9, "min_p": 0.05, "typical_p": 0.9, "temperature": 0.7},
+        {"min_p": 1.0},
+        {"typical_p": 1e-3},
+    ],
+)
+def test_distributions_equal_those_of_transformers(settings: dict[str, Any]) -> None:
+    logits = pytest.importorskip("transformers.generation.logits_process")
+    torch = pytest.importorskip("torch")
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        logits_V = random.standard_normal(300).astype(np.float32) * 3
+        theirs = torch.from_numpy(logits_V)[None].double() / settings.get("temperature", 1.0)
+        for name, warper in (
+            ("top_k", logits.TopKLogitsWarper),
+            ("top_p", logits.TopPLogitsWarper),
+            ("min_p", logits.MinPLogitsWarper),
+            ("typical_p", logits.TypicalLogitsWarper),
+        ):
+            if name in settings:
+                theirs = warper(settings[name])(None, theirs)
+        expected = theirs.softmax(-1)[0].numpy()
+        sampler = RandomConfig(seed=1, **settings).build()
+        ours = np.exp([sampler.log_probability(logits_V, token) for token in range(300)])
+        assert ours == pytest.approx(expected, abs=1e-9)
+        assert expected[sampler.sample(logits_V, 0)] > 0
+
+
+@pytest.mark.parametrize("settings", [{"min_p": 1.5}, {"min_p": -0.1}, {"typical_p": 0.0}, {"typical_p": 1.1}])
+def test_shares_outside_their_range_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="must"):
+        RandomConfig(**settings)

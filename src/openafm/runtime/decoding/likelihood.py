@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.runtime.decoding.generation import generate
+from openafm.runtime.decoding.logits import RepetitionPenalty
 from openafm.runtime.decoding.sampling import GreedyConfig, SamplingConfig
 from openafm.runtime.engines.base import ContextWindowError
 
@@ -75,17 +76,21 @@ class Scorer:
                 return text[: min(ends)]
         return text
 
-    def continuations(self, context: str, *, max_tokens: int, sampling: SamplingConfig | None = None) -> Iterator[str]:
+    def continuations(
+        self, context: str, *, max_tokens: int, sampling: SamplingConfig | None = None, repetition_penalty: float = 1.0
+    ) -> Iterator[str]:
         """Yield the continuation of `context` after each token. A context that is too long loses its first tokens."""
         special = self.tokenizer.special
         room = max(1, self.engine.context_length - max_tokens)
+        prompt = self._encoded(context)[-room:]
         generation = generate(
             self.engine,
             self.engine.new_sequence(),
-            self._encoded(context)[-room:],
+            prompt,
             sampling=sampling or GreedyConfig(),
             stop_tokens={special.eos},
             max_tokens=max_tokens,
+            processors=[] if repetition_penalty == 1 else [RepetitionPenalty(repetition_penalty, prompt)],
         )
         tokens: list[int] = []
         for event in generation:

@@ -44,6 +44,22 @@ class OccurrencePenalty(LogitsProcessor):
             logits_V[tokens] -= (self._frequency * counts + self._presence).astype(np.float32)
 
 
+class RepetitionPenalty(LogitsProcessor):
+    """Divide positive logits of tokens that prompt or answer already have by `penalty`, multiply negative ones
+    (arXiv 1909.05858).
+
+    Unlike `OccurrencePenalty` it depends on the scale of the logits, and counts neither occurrences nor distance.
+    """
+
+    def __init__(self, penalty: float, prompt: Sequence[int] = ()) -> None:
+        self._penalty, self._prompt = np.float32(penalty), np.unique(np.asarray(prompt, np.intp))
+
+    def process(self, logits_V: NDArray[np.float32], answer: Sequence[int]) -> None:
+        tokens = np.union1d(self._prompt, np.asarray(answer, np.intp)).astype(np.intp)
+        seen = logits_V[tokens]
+        logits_V[tokens] = np.where(seen > 0, seen / self._penalty, seen * self._penalty)
+
+
 @dataclass(frozen=True, slots=True)
 class TokenScore:
     """A token and its natural log probability."""

@@ -79,19 +79,26 @@ class RandomConfig(SamplingConfig):
     """Choose a token at random.
 
     The steps, in order: divide the logits by `temperature`; keep the `top_k` most likely tokens (among equals the lowest
-    ids); renormalize; keep the smallest set of the most likely tokens whose probabilities reach `top_p`, at least one;
-    renormalize and draw. Without a seed every answer draws a new one.
+    ids); renormalize; keep the smallest set of the most likely tokens whose probabilities reach `top_p`, at least one; keep the
+    tokens with at least `min_p` of the largest probability; renormalize; keep the smallest set of the most typical tokens,
+    whose information is nearest to the entropy, whose probabilities reach `typical_p` (arXiv 2202.00666); renormalize and
+    draw. Without a seed every answer draws a new one.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = None
 
     def __post_init__(self) -> None:
         self.require(0 < self.temperature < float("inf"), f"temperature must be positive, got {self.temperature}")
         self.require(self.top_k is None or self.top_k > 0, f"top_k must be positive, got {self.top_k}")
         self.require(self.top_p is None or 0 <= self.top_p <= 1, f"top_p must lie in 0..1, got {self.top_p}")
+        self.require(self.min_p is None or 0 <= self.min_p <= 1, f"min_p must lie in 0..1, got {self.min_p}")
+        in_range = self.typical_p is None or 0 < self.typical_p <= 1
+        self.require(in_range, f"typical_p must be above 0 and at most 1, got {self.typical_p}")
 
     def build(self) -> Sampler:
         return _Random(self)
@@ -149,6 +156,12 @@ class _Random(Sampler):
         if config.top_p is not None:
             kept_K = _nucleus(weights_C, config.top_p)
             candidates_C, weights_C = candidates_C[kept_K], weights_C[kept_K]
+        if config.min_p is not None:
+            is_kept_C = weights_C >= config.min_p  # the largest weight is 1
+            candidates_C, weights_C = candidates_C[is_kept_C], weights_C[is_kept_C]
+        if config.typical_p is not None:
+            kept_K = _typical(weights_C, config.typical_p)
+            candidates_C, weights_C = candidates_C[kept_K], weights_C[kept_K]
         return candidates_C, weights_C
 
     def _uniform(self, position: int, tokens_C: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -196,6 +209,15 @@ def _nucleus(weights_C: NDArray[np.float64], share: float) -> NDArray[np.intp]:
     is_needed_K = sorted_K.cumsum() - sorted_K < share * total
     is_needed_K[0] = True
     return np.sort(places_K[order_K[is_needed_K]])
+
+
+def _typical(weights_C: NDArray[np.float64], share: float) -> NDArray[np.intp]:
+    """Return the places of the weights nearest to the entropy that together reach `share` of the total; ascending."""
+    shares_C = weights_C / weights_C.sum()
+    surprise_C = -np.log(np.maximum(shares_C, np.finfo(np.float64).tiny))
+    order_C = np.argsort(np.abs(surprise_C - (shares_C * surprise_C).sum()), kind="stable")
+    num_kept = int((shares_C[order_C].cumsum() < share).sum()) + 1
+    return np.sort(order_C[:num_kept])
 
 
 def _lower_bound_of_top(values_V: NDArray[np.float32], count: int) -> float:

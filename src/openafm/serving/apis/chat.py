@@ -46,6 +46,8 @@ class SamplingFields(Wire):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = None
     n: int | None = None
     stop: str | list[str] | None = None
@@ -53,6 +55,7 @@ class SamplingFields(Wire):
     logit_bias: dict[str, float] | None = None
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0, le=10)
 
     @property
     def includes_usage(self) -> bool:
@@ -64,7 +67,7 @@ class SamplingFields(Wire):
         Raises:
             ApiError: a value is out of range.
         """
-        chosen = sampling(self.temperature, self.top_p, self.top_k, self.seed)
+        chosen = sampling(self.temperature, self.top_p, self.top_k, self.seed, self.min_p, self.typical_p)
         if (self.n or 1) > 1 and not isinstance(chosen, RandomConfig):
             raise bad_request("n above 1 needs a temperature above 0: greedy answers are equal", param="n")
         return Decoding(
@@ -74,6 +77,7 @@ class SamplingFields(Wire):
             bias=_bias(self.logit_bias or {}),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty or 1.0,
             num_top=num_top,
         )
 

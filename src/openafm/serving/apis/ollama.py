@@ -41,21 +41,25 @@ class Options(Wire):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
     seed: int | None = None
     num_predict: int | None = None
     stop: str | list[str] | None = None
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repeat_penalty: float | None = Field(default=None, gt=0, le=10)
 
     def decoding(self) -> Decoding:
         """Return the decoding of these options. -1 and -2 tokens mean up to the context window."""
         limit = self.num_predict if self.num_predict and self.num_predict > 0 else None
         return Decoding(
-            sampling=sampling(self.temperature, self.top_p, self.top_k, self.seed),
+            sampling=sampling(self.temperature, self.top_p, self.top_k, self.seed, self.min_p, self.typical_p),
             max_tokens=limit,
             stop=stop_texts(self.stop, "options.stop"),
             frequency_penalty=self.frequency_penalty or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=self.repeat_penalty or 1.0,
         )
 
 

@@ -49,20 +49,33 @@ def compact(value: Any) -> str:
 
 
 def sampling(
-    temperature: float | None, top_p: float | None = None, top_k: int | None = None, seed: int | None = None
+    temperature: float | None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    seed: int | None = None,
+    min_p: float | None = None,
+    typical_p: float | None = None,
 ) -> SamplingConfig:
     """Return the sampling of a request. Without any parameter it is greedy, as in the command line and in sessions."""
     if top_k is not None and top_k <= 0:  # 0 and -1 disable it in other servers
         top_k = None
-    is_default = temperature is None and top_p is None and top_k is None and seed is None
-    if temperature == 0 or is_default:
+    if temperature == 0 or {temperature, top_p, top_k, seed, min_p, typical_p} == {None}:
         return GreedyConfig()
     if temperature is not None and not 0 < temperature <= 2:
         raise bad_request(f"temperature is {temperature}; use 0 to 2", param="temperature")
     if top_p is not None and not 0 < top_p <= 1:
         raise bad_request(f"top_p is {top_p}; use more than 0 and at most 1", param="top_p")
+    if min_p is not None and not 0 <= min_p <= 1:
+        raise bad_request(f"min_p is {min_p}; use 0 to 1", param="min_p")
+    if typical_p is not None and not 0 < typical_p <= 1:
+        raise bad_request(f"typical_p is {typical_p}; use more than 0 and at most 1", param="typical_p")
     return RandomConfig(
-        temperature=1.0 if temperature is None else temperature, top_p=None if top_p == 1 else top_p, top_k=top_k, seed=seed
+        temperature=1.0 if temperature is None else temperature,
+        top_p=None if top_p == 1 else top_p,
+        top_k=top_k,
+        min_p=min_p or None,
+        typical_p=None if typical_p == 1 else typical_p,
+        seed=seed,
     )
 
 
