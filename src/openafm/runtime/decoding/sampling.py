@@ -79,10 +79,10 @@ class RandomConfig(SamplingConfig):
     """Choose a token at random.
 
     The steps, in order: divide the logits by `temperature`; keep the `top_k` most likely tokens (among equals the lowest
-    ids); renormalize; keep the smallest set of the most likely tokens whose probabilities reach `top_p`, at least one; keep the
-    tokens with at least `min_p` of the largest probability; renormalize; keep the smallest set of the most typical tokens,
-    whose information is nearest to the entropy, whose probabilities reach `typical_p` (arXiv 2202.00666); renormalize and
-    draw. Without a seed every answer draws a new one.
+    ids); renormalize; keep the smallest set of the most likely tokens whose probabilities reach `top_p`, at least one; keep
+    the tokens with at least `min_p` of the largest probability; renormalize; keep the smallest set of the most typical
+    tokens, whose information is nearest to the entropy, whose probabilities reach `typical_p` (arXiv 2202.00666);
+    renormalize and draw. Without a seed every answer draws a new one.
     """
 
     temperature: float = 1.0
