@@ -59,7 +59,7 @@ class ExceededContextWindowSizeError(GenerationError):
         super().__init__(
             message
             or f"the conversation needs {token_count} tokens, but the context window of this model has {context_size};"
-            " start a new session from a shorter transcript (fm.summarized, fm.rolling_window), or lower maximum_response_tokens"
+            " start a session from a shorter transcript (fm.summarized, fm.rolling_window), or lower maximum_response_tokens"
         )
         self.token_count, self.context_size, self.raw_content = token_count, context_size, raw_content
 
