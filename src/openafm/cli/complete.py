@@ -44,9 +44,14 @@ def complete(
         raise UsageError(f"--temperature must not be negative, got {temperature}")
     if "" in (stop or ()):
         raise UsageError("--stop must not be empty; pass the text to stop before, as in --stop END")
-    chosen = {"top_k": top_k, "top_p": top_p, "min_p": min_p, "typical_p": typical_p, "seed": seed}
-    greedy = temperature == 0 or (temperature is None and set(chosen.values()) == {None})
-    sampling = GreedyConfig() if greedy else RandomConfig(temperature=temperature or 1.0, **chosen)
+    is_default = {temperature, top_k, top_p, min_p, typical_p, seed} == {None}
+    sampling = (
+        GreedyConfig()
+        if temperature == 0 or is_default
+        else RandomConfig(
+            temperature=temperature or 1.0, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, seed=seed
+        )
+    )
     scorer = SystemLanguageModel(bundle=model, adapter=adapter).load().scorer
     shown = ""
     for so_far in scorer.continuations(
