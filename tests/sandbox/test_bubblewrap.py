@@ -85,3 +85,19 @@ def test_without_bubblewrap_nothing_runs(monkeypatch):
 def test_wrong_limits_are_errors():
     with pytest.raises(ConfigError, match="limits must be positive, got 0"):
         SandboxLimits(cpu_seconds=0)
+
+
+@works
+@pytest.mark.parametrize(
+    "code",
+    [
+        'for n in range(40): open(f"{n}", "wb").write(bytes(1 << 19))',
+        'import os\nfor n in range(40): os.mkdir(f"{n}")',
+    ],
+)
+def test_the_scratch_folder_has_a_total_limit(code: str) -> None:
+    limits = SandboxLimits(
+        wall_seconds=20, cpu_seconds=5, memory_mb=512, file_mb=1, total_mb=4, total_files=30, processes=12
+    )
+    result = run_python(f"{code}\nimport time; time.sleep(15); print('not killed')", limits=limits)
+    assert (result.exit_code, result.timed_out, "not killed" in result.output) == (-9, False, False)

@@ -169,6 +169,19 @@ def test_rate_limits_of_a_key(locked: str, home: Path) -> None:
         client.chat.completions.create(model="nano", **CHAT)  # type: ignore[call-overload]
 
 
+def test_tokenizing_counts_as_a_request(locked: str, home: Path) -> None:
+    text, _ = keys.create_key("counts tokens", requests_per_minute=2)
+    statuses = [
+        http.post(f"{locked}{path}", headers=bearer(text), json=body).status_code
+        for path, body in (
+            ("/tokenize", {"prompt": "a"}),
+            ("/v1/detokenize", {"tokens": [600]}),
+            ("/tokenize", {"prompt": "a"}),
+        )
+    ]
+    assert statuses == [200, 200, 429]
+
+
 def test_other_origins_and_rebound_names_are_refused(url: str) -> None:
     for origin in ("http://[", "null", "https://example.com"):
         crossed = http.post(f"{url}/v1/chat/completions", json=CHAT, headers={"Origin": origin})

@@ -44,6 +44,25 @@ def test_an_answer_has_openais_form(client: openai.OpenAI) -> None:
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
 
 
+ENDLESS = [
+    {"$ref": "#"},
+    {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+    {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+    {"not": {"$ref": "#"}},
+]
+
+
+@pytest.mark.parametrize("schema", ENDLESS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_schema_without_finite_values_is_an_error_of_the_client(
+    client: openai.OpenAI, schema: dict[str, Any], stream: bool
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "endless", "schema": schema}}
+    with pytest.raises(openai.BadRequestError, match="without end") as raised:
+        list(ask(client, response_format=form, stream=stream))
+    assert raised.value.code == "invalid_json_schema"
+
+
 def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
     whole = ask(client)
     chunks: list[ChatCompletionChunk] = list(ask(client, stream=True, stream_options={"include_usage": True}))

@@ -262,8 +262,10 @@ def test_a_busy_port_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(error.splitlines()) == 1
 
 
-def test_a_client_that_does_not_read_loses_its_place(start_server: Callable[..., str]) -> None:
-    url = start_server(max_running=8, header_seconds=1.0)
+@pytest.mark.parametrize("header_seconds", [1.0, 60.0])
+def test_a_client_that_does_not_read_loses_its_place(start_server: Callable[..., str], header_seconds: float) -> None:
+    """With 60 seconds its connection is still open when its answers are computed and their places are free."""
+    url = start_server(max_running=8, header_seconds=header_seconds)
     body = {
         **endless(url),
         "max_tokens": 400,
@@ -281,6 +283,7 @@ def test_a_client_that_does_not_read_loses_its_place(start_server: Callable[...,
         client.sendall(head.encode() + data)
         wait_until(lambda: num_running(url) == 1)
         wait_until(lambda: num_running(url) == 0)
+        assert http.post(f"{url}/v1/chat/completions", json={**SHORT, "n": 8, "temperature": 1}).status_code == 200
 
 
 def test_a_profile_records_the_answers_of_a_server(client: openai.OpenAI) -> None:

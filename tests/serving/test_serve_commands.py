@@ -31,6 +31,9 @@ def test_keys_are_created_listed_and_revoked(
     assert run(["keys", "list"]) == 0
     listed = capsys.readouterr().out
     assert "ana" in listed
+    assert run(["keys", "list", "--json"]) == 0
+    (described,) = json.loads(capsys.readouterr().out)
+    assert (described["name"], "digest" in described) == ("ana", False)
     assert created["key"] not in listed
     assert run(["keys", "revoke", "anna"]) == 2
     assert run(["keys", "revoke", "ana"]) == 0

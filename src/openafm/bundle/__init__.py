@@ -6,6 +6,7 @@ from openafm.bundle.errors import (
     BundleNotFoundError,
     BundleTamperedError,
     BundleVersionError,
+    NotGenerativeError,
 )
 from openafm.bundle.store import bundle_place, choose_model, find_bundle, list_bundles, resolve_model, shipped_bundle
 from openafm.compression.numerics import FULL_PRECISION, Numerics
@@ -17,6 +18,7 @@ __all__ = [
     "BundleNotFoundError",
     "BundleTamperedError",
     "BundleVersionError",
+    "NotGenerativeError",
     "Numerics",
     "RecoveryAdapter",
     "bundle_place",

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from openafm.adapters.config import LoRAConfig
 from openafm.adapters.package import AdapterPackage, open_adapter, write_adapter
-from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError
+from openafm.bundle.errors import BundleError, BundleTamperedError, BundleVersionError, NotGenerativeError
 from openafm.bundle.signature import FORMAT, FORMAT_VERSION, Signature, document_digest, sign
 from openafm.bundle.store import FILE_PATTERNS, find_bundle
 from openafm.bundle.tensor_file import MappedTensor, TensorSource, copy_tensors, read_tensors, write_tensors
@@ -92,6 +92,17 @@ class Bundle:
     @property
     def name(self) -> str:
         return self.path.name
+
+    def check_generates(self) -> None:
+        """Check that the model generates text.
+
+        Raises:
+            NotGenerativeError: it encodes only, as the towers of `vision.clip`.
+        """
+        if not self.config.generates_text:
+            raise NotGenerativeError(
+                f"{self.name} has contrastive towers, which encode images and texts and cannot answer; use another model"
+            )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

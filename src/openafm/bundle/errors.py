@@ -13,6 +13,10 @@ class BundleNotFoundError(UsageError):
     """No bundle has this name or path, or this machine has none at all."""
 
 
+class NotGenerativeError(UsageError):
+    """The bundle's model encodes texts and images and generates none."""
+
+
 class BundleTamperedError(BundleError):
     """A file of the bundle differs from the signed one."""
 

@@ -45,7 +45,7 @@ def list_(json: JsonOption = False) -> None:
 
     keys = read_keys(keys_file())
     if json:
-        print_json([{**vars(key), "digest": None} for key in keys])
+        print_json([{name: value for name, value in vars(key).items() if name != "digest"} for key in keys])
         return
     rows = [
         (key.id, key.name, " ".join(key.scopes), _day(key.created), "never" if key.expires is None else _day(key.expires))

@@ -9,7 +9,7 @@ module exports the built-in kinds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from openafm.core.config import Config
 from openafm.models.attention_config import (
@@ -109,6 +109,9 @@ class DecoderConfig(Config):
 
     With `tracks`, every layer exists once per track; embedding, final norm and head exist once.
     """
+
+    generates_text: ClassVar[bool] = True
+    """False for models that encode texts only."""
 
     vocab_size: int
     dim: int

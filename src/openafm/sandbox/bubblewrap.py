@@ -9,6 +9,7 @@ rights after the mounts are made; other users get a user namespace.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +42,8 @@ _ENVIRONMENT = {
     "MPLCONFIGDIR": _SCRATCH,
 }
 _PROBE_SECONDS = 10
+_CHECK_SECONDS = 0.05
+_REMOVALS = 100
 
 
 class SandboxMissingError(OpenAFMError):
@@ -52,16 +56,23 @@ class SandboxFailedError(OpenAFMError):
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits(Config):
-    """Limits of one run. `file_mb` is the size of each file that it writes, its output included."""
+    """Limits of one run.
+
+    `file_mb` is the size of each file that it writes, its output included. `total_mb` and `total_files` are those of the
+    scratch folder; the run is killed when it exceeds them, which is checked every 50 ms.
+    """
 
     wall_seconds: float = 30.0
     cpu_seconds: int = 20
     memory_mb: int = 2048
     file_mb: int = 16
+    total_mb: int = 128
+    total_files: int = 10_000
     processes: int = 32
 
     def __post_init__(self) -> None:
-        smallest = min(self.wall_seconds, self.cpu_seconds, self.memory_mb, self.file_mb, self.processes)
+        sizes = (self.memory_mb, self.file_mb, self.total_mb, self.total_files)
+        smallest = min(self.wall_seconds, self.cpu_seconds, self.processes, *sizes)
         self.require(smallest > 0, f"limits must be positive, got {smallest}")
 
 
@@ -87,16 +98,16 @@ def run_python(
     if reason:
         raise SandboxMissingError(reason)
     chosen = limits or SandboxLimits()
-    with tempfile.TemporaryDirectory(prefix="openafm-sandbox-") as folder:
-        scratch = _new_scratch(Path(folder))
+    with _work_folder() as folder:
+        scratch = _new_scratch(folder)
         for name, data in {**(files or {}), _MAIN: code.encode()}.items():
             (scratch / name).write_bytes(data)
         if os.geteuid() == 0:
             for path in scratch.iterdir():
                 os.chown(path, _UID, _UID)
-        output = Path(folder) / "output"
+        output = folder / "output"
         with output.open("wb") as stream:
-            exit_code, timed_out = _run(_command(scratch, chosen, ["-I", _MAIN]), stream.fileno(), chosen.wall_seconds)
+            exit_code, timed_out = _run(_command(scratch, chosen, ["-I", _MAIN]), stream.fileno(), scratch, chosen)
         collected = {name: _collected(scratch / name, chosen) for name in collect}
         return SandboxResult(
             exit_code=exit_code,
@@ -116,8 +127,8 @@ def sandbox_reason() -> str:
             f"running code of a model needs the commands {', '.join(missing)}, which are not installed; "
             "install them with: apt install bubblewrap util-linux"
         )
-    with tempfile.TemporaryDirectory(prefix="openafm-sandbox-") as folder:
-        command = _command(_new_scratch(Path(folder)), SandboxLimits(), ["-I", "-S", "-c", "import os; print(os.getuid())"])
+    with _work_folder() as folder:
+        command = _command(_new_scratch(folder), SandboxLimits(), ["-I", "-S", "-c", "import os; print(os.getuid())"])
         try:
             probe = subprocess.run(
                 command, capture_output=True, text=True, timeout=_PROBE_SECONDS, check=False, stdin=subprocess.DEVNULL
@@ -130,6 +141,20 @@ def sandbox_reason() -> str:
     return ""
 
 
+@contextlib.contextmanager
+def _work_folder() -> Iterator[Path]:
+    """Yield a new folder and remove it. Processes of a killed run may write for a moment after the kill."""
+    folder = Path(tempfile.mkdtemp(prefix="openafm-sandbox-"))
+    try:
+        yield folder
+    finally:
+        for _ in range(_REMOVALS):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder)
+                break
+            time.sleep(_CHECK_SECONDS)
+
+
 def _new_scratch(folder: Path) -> Path:
     """Return a new folder that belongs to the user of the sandbox."""
     scratch = folder / "scratch"
@@ -140,14 +165,34 @@ def _new_scratch(folder: Path) -> Path:
     return scratch
 
 
-def _run(command: Sequence[str], output: int, seconds: float) -> tuple[int, bool]:
-    """Run a command; return its exit code, and whether it was ended because of the time."""
+def _run(command: Sequence[str], output: int, scratch: Path, limits: SandboxLimits) -> tuple[int, bool]:
+    """Run a command; return its exit code, and whether it was ended because of the time.
+
+    A run that exceeds the limits of the scratch folder is killed.
+    """
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env={})
-    try:
-        return process.wait(seconds), False
-    except subprocess.TimeoutExpired:
-        process.kill()  # the namespace of its processes ends with it
-        return process.wait(), True
+    deadline = time.monotonic() + limits.wall_seconds
+    while True:
+        try:
+            return process.wait(min(_CHECK_SECONDS, max(deadline - time.monotonic(), 0))), False
+        except subprocess.TimeoutExpired:
+            is_late = time.monotonic() >= deadline
+            if is_late or _exceeds(scratch, limits):
+                process.kill()  # the namespace of its processes ends with it
+                return process.wait(), is_late
+
+
+def _exceeds(scratch: Path, limits: SandboxLimits) -> bool:
+    """Return True if the scratch folder has too many files or bytes. Only what takes up space on the disk counts."""
+    num_files = num_bytes = 0
+    for folder, folders, files in os.walk(scratch):
+        num_files += len(folders) + len(files)
+        for name in files:
+            with contextlib.suppress(OSError):  # it was removed
+                num_bytes += os.lstat(os.path.join(folder, name)).st_blocks * 512  # noqa: PTH118
+        if num_files > limits.total_files or num_bytes > limits.total_mb << 20:
+            return True
+    return False
 
 
 def _command(scratch: Path, limits: SandboxLimits, arguments: Sequence[str]) -> list[str]:

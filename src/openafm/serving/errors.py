@@ -110,7 +110,13 @@ def api_error(error: BaseException) -> ApiError:
             return ApiError(400, str(error), code="unsupported_parameter", param="messages")
         case PromptError() | ConversationError() | ChatTemplateError() | EncodingError() | SchemaTextError():
             return bad_request(str(error), param="messages")
-        case DecodingFailureError() | GrammarError():
+        case GrammarError():
+            return bad_request(
+                "the grammar of the schema grew too large while decoding; use fewer alternatives and references",
+                param="response_format",
+                code="invalid_json_schema",
+            )
+        case DecodingFailureError():
             return ApiError(500, "the answer could not be decoded; retry, or change the schema", code="decoding_failure")
         case AssetsUnavailableError() | OutOfMemoryError() | MemoryError():
             return ApiError(

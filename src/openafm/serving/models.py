@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from openafm.adapters.store import installed_adapters
 from openafm.bundle import Bundle, list_bundles, open_bundle, resolve_model, shipped_bundle
@@ -46,10 +45,13 @@ class ModelCatalog:
 
     Raises:
         BundleNotFoundError, BundleError: a bundle is missing or damaged.
+        NotGenerativeError: a named bundle generates no text. Unnamed ones are left out.
     """
 
     def __init__(self, names: Sequence[str], idle_seconds: float = 0.0) -> None:
-        found = [open_bundle(name) for name in names or _all_bundles()]
+        found = [open_bundle(name) for name in names] or _all_bundles()
+        for bundle in found:
+            bundle.check_generates()
         self._bundles = {bundle.name: bundle for bundle in found}
         self.default = found[0].name
         self._idle_seconds = idle_seconds
@@ -141,8 +143,9 @@ class ModelCatalog:
             loaded_model.release(loaded)
 
 
-def _all_bundles() -> list[Path]:
-    """Return the bundles of this machine, the default first."""
+def _all_bundles() -> list[Bundle]:
+    """Return the bundles of this machine that generate text, the default first."""
     default = resolve_model()
     others = [folder for folder in (*list_bundles(), shipped_bundle()) if folder is not None]
-    return [default, *(folder for folder in others if folder.resolve() != default.resolve())]
+    folders = [default, *(folder for folder in others if folder.resolve() != default.resolve())]
+    return [bundle for bundle in map(open_bundle, folders) if bundle.config.generates_text]

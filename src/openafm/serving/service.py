@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -137,21 +137,23 @@ class AnswerService:
             prompt = await asyncio.to_thread(encode, loaded, task.source, self._guardrail)
             num_tokens = _num_tokens(loaded, prompt, task.decoding)
             num_bytes = num_tokens * model.kv_bytes_per_token * task.num_choices
-            async with self.admission.admitted(num_bytes, task.num_choices, task.client.priority):
+            async with contextlib.AsyncExitStack() as place:
+                await place.enter_async_context(self.admission.admitted(num_bytes, task.num_choices, task.client.priority))
+                place.enter_context(self.metrics.running())
                 deadline = time.monotonic() + self.config.request_seconds
                 running = RunningTask(model, prompt, deadline, task.num_choices)
-                with self.metrics.running():
-                    self._running.add(running)
-                    futures = [
-                        asyncio.get_running_loop().run_in_executor(self._threads, self._answer, loaded, task, running, index)
-                        for index in range(task.num_choices)
-                    ]
-                    try:
-                        yield running
-                    finally:
-                        running.cancel()
-                        self._running.discard(running)
-                        await asyncio.shield(asyncio.gather(*futures))  # memory is free again
+                self._running.add(running)
+                futures = [
+                    asyncio.get_running_loop().run_in_executor(self._threads, self._answer, loaded, task, running, index)
+                    for index in range(task.num_choices)
+                ]
+                computed = asyncio.ensure_future(_leave(place, futures))
+                try:
+                    yield running
+                finally:
+                    running.cancel()
+                    self._running.discard(running)
+                    await asyncio.shield(computed)
 
     @contextlib.asynccontextmanager
     async def loaded(self, name: str | None) -> AsyncIterator[tuple[ServedModel, LoadedModel]]:
@@ -187,6 +189,12 @@ class AnswerService:
         except Exception as error:  # delivered to the request
             task.client.charge(answer.num_computed)  # answers that fail or are cancelled count too
             running.put(index, error)
+
+
+async def _leave(place: contextlib.AsyncExitStack, futures: Sequence[asyncio.Future[None]]) -> None:
+    """Free memory and places once the answers are computed. Their texts may wait longer for a client that reads slowly."""
+    await asyncio.gather(*futures)
+    await place.aclose()
 
 
 def _num_tokens(loaded: LoadedModel, prompt: EncodedInput, decoding: Decoding) -> int:

@@ -109,6 +109,7 @@ class SystemLanguageModel(LanguageModel):
         """
         try:
             bundle = self._bundle
+            bundle.check_generates()
             _ = bundle.tokenizer, bundle.template
             verify_once(bundle)
             if self._adapter is not None:
@@ -224,9 +225,10 @@ class SystemLanguageModel(LanguageModel):
         """Return the opened bundle without loading its weights.
 
         Raises:
-            AssetsUnavailableError: the bundle is not installed, or cannot be read.
+            AssetsUnavailableError: the bundle is not installed, cannot be read, or generates no text.
         """
         with _unavailable():
+            self._bundle.check_generates()
             return self._bundle
 
     def load(self) -> LoadedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from openafm.models.config import DecoderConfig
 from openafm.models.vision.config import AdapterConfig, VisionConfig
@@ -83,6 +83,8 @@ class ClipConfig(DecoderConfig):
     The last token of a text and the mean of an image's registers, or of its patches without registers, are projected to
     `shared_dim`.
     """
+
+    generates_text: ClassVar[bool] = False
 
     vision: VisionConfig
     shared_dim: int = 256

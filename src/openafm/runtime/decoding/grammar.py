@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from openafm.core.errors import OpenAFMError, UsageError
 from openafm.runtime.decoding.closing import Closer
+from openafm.runtime.decoding.schema_finiteness import check_finite
 from openafm.runtime.decoding.schema_lowering import UnsupportedSchemaError
 from openafm.runtime.decoding.schema_rewrite import enforceable_schema, needs_unicode_escapes
 from openafm.tokenizer.bpe import Tokenizer
@@ -338,7 +339,9 @@ def _with_options(schema: JsonSchema, item_separator: str = ",", key_separator: 
     }
     if not needs_unicode_escapes(schema):
         options["json_allowed_escapes"] = _ESCAPES
-    return enforceable_schema(schema) | {"x-guidance": options | {"lenient": False}}
+    enforceable = enforceable_schema(schema)
+    check_finite(enforceable)
+    return enforceable | {"x-guidance": options | {"lenient": False}}
 
 
 def _first_line(message: str) -> str:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from openafm.serving.apis.messages import Message, ResponseFormat, Tool, chat_input, prompt_of, response_schema, tools_of
-from openafm.serving.apis.wire import Service, Wire
+from openafm.serving.apis.wire import Caller, Service, Wire
 from openafm.serving.errors import ApiError, bad_request
 from openafm.serving.models import ServedModel
 
@@ -74,8 +74,9 @@ async def unload_adapter(body: AdapterRequest, service: Service) -> dict[str, An
 
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
-def tokenize(body: TokenizeRequest, service: Service) -> dict[str, Any]:
+def tokenize(body: TokenizeRequest, service: Service, caller: Caller) -> dict[str, Any]:
     """Return the tokens of a text, or of messages with the opening of the answer."""
+    caller.check_rate()
     bundle = service.models.find(body.model).bundle
     text = body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
@@ -92,8 +93,9 @@ def tokenize(body: TokenizeRequest, service: Service) -> dict[str, Any]:
 
 @router.post("/detokenize")
 @router.post("/v1/detokenize")
-def detokenize(body: DetokenizeRequest, service: Service) -> dict[str, Any]:
+def detokenize(body: DetokenizeRequest, service: Service, caller: Caller) -> dict[str, Any]:
     """Return the text of tokens."""
+    caller.check_rate()
     tokenizer = service.models.find(body.model).bundle.tokenizer
     if any(not 0 <= token < tokenizer.vocab_size for token in body.tokens):
         raise bad_request(f"a token is outside the vocabulary of {tokenizer.vocab_size}", param="tokens")
