@@ -1,7 +1,7 @@
 """CPU time of the HTTP layer for each streamed token.
 
 The server runs in a thread of this process; a client process reads the stream. `ms_per_token` is the CPU time of this
-process, all threads, for an answer over HTTP minus that of the same answer from `serving.inference.answer`, divided by its
+process, all threads, for an answer over HTTP minus that of the same answer from `serving.inference.Answer`, divided by its
 tokens; medians over alternating rounds. Required: at most 0.2 ms.
 
     python benchmarks/http_overhead.py [--quick] [--json]
@@ -32,7 +32,7 @@ from shared.reporting import hand_in
 import openafm as fm
 from openafm.serving.app import build_app
 from openafm.serving.config import ServerConfig
-from openafm.serving.inference import Ended, answer
+from openafm.serving.inference import Answer, Ended
 from openafm.serving.inputs import ChatInput, Decoding, encode
 from openafm.serving.server import bind, uvicorn_config
 from openafm.tokenizer.chat_template import opened
@@ -71,7 +71,7 @@ def main() -> None:
 
     def direct() -> int:
         ended = None
-        for delta in answer(model, encode(model, source, None), decoding, None, lambda: False):
+        for delta in Answer(model, encode(model, source, None), decoding, None, lambda: False).deltas():
             ended = delta
         assert isinstance(ended, Ended)
         return ended.num_generated

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from openafm.core.errors import OpenAFMError
 from openafm.serving import pages
 from openafm.serving.access import AccessControl
-from openafm.serving.apis import anthropic, chat, completions, ollama, playground, responses, utilities
+from openafm.serving.apis import anthropic, chat, completions, embeddings, ollama, playground, responses, utilities
 from openafm.serving.apis.response_store import ResponseStore
 from openafm.serving.config import ServerConfig
 from openafm.serving.errors import ApiError, api_error, bad_request
@@ -31,6 +31,7 @@ ROUTERS = (
     chat.router,
     completions.router,
     responses.router,
+    embeddings.router,
     ollama.router,
     anthropic.router,
     utilities.router,

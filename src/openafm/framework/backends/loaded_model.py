@@ -7,6 +7,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from weakref import WeakValueDictionary
 
+import numpy as np
+from numpy.typing import NDArray
+
 from openafm.adapters.metadata import DRAFT_TOKEN_COUNT
 from openafm.adapters.package import AdapterPackage
 from openafm.bundle import Bundle
@@ -73,6 +76,12 @@ class LoadedModel:
             return self._images.inserted(prompt, images)
         except UnreadableImageError as error:
             raise ImagePromptError(str(error)) from error
+
+    def embedding(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Return the mean of the last states over the tokens, scaled to length 1, [D]."""
+        mean_D = self.engine.mean_state(tokens)
+        embedding_D: NDArray[np.float32] = mean_D / np.linalg.norm(mean_D)
+        return embedding_D
 
     def grammar(
         self,

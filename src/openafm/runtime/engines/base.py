@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from openafm.core.errors import UsageError
 from openafm.core.files import atomic_file, read_document
 from openafm.core.processes import finalize
+from openafm.runtime.batching.admission import PREFILL_CHUNK
 from openafm.runtime.batching.pending import Pending, StepEntry, StepRequest, TokenChunk
 from openafm.runtime.batching.scheduler import Scheduler
 from openafm.runtime.batching.step_costs import StepCosts
@@ -75,6 +76,10 @@ class WeightUpdateError(UsageError):
     """The engine cannot take these weights."""
 
 
+class StatesError(UsageError):
+    """The engine does not return states."""
+
+
 class Engine(ABC):
     """A model that holds sequences of tokens. Safe to share between threads; unusable in a forked process.
 
@@ -113,6 +118,35 @@ class Engine(ABC):
 
         Return the logits [num_wanted, V] of each. Keys and values are written after `cache.length`, which stays unchanged.
         """
+
+    def _states(self, chunk: TokenChunk) -> NDArray[np.float32]:
+        """Return the normalized states [N, D] of the last layer. Called while no step is computed."""
+        raise StatesError(f"{type(self).__name__} does not return states; use another engine for embeddings")
+
+    def mean_state(self, tokens: List[int]) -> NDArray[np.float32]:
+        """Return the mean [D] over tokens of the last layer's normalized states, the input of the head.
+
+        Raises:
+            StatesError: this engine does not return states.
+            ContextWindowError, SequenceError, TokenError: as `step`.
+        """
+        sequence = self.new_sequence()
+        try:
+            self._check_tokens(sequence, tokens)
+            cache = self._cache_of(sequence)
+            entry = StepEntry(sequence, cache, array(_TOKEN, tokens), wants_all=True)
+            request = StepRequest(self, is_awaited=True, entries=[entry])
+            total_D: NDArray[np.float32] | None = None
+            while entry.num_left:
+                chunk = entry.chunk(request, PREFILL_CHUNK)
+                with self.scheduler.computing:
+                    sum_D = self._states(chunk).sum(0)
+                cache.length = chunk.start + len(chunk.tokens)
+                total_D = sum_D if total_D is None else total_D + sum_D
+            assert total_D is not None
+            return total_D / np.float32(len(tokens))
+        finally:
+            self.close(sequence)
 
     def update_weights(self, tensors: Mapping[str, Any], version: int) -> None:
         """Replace weights in place, such as by those of a training step; set `weights_version` to `version`.

@@ -110,6 +110,13 @@ class TorchEngine(Engine):
         stops = np.cumsum([1] * len(counts) if is_last else counts)
         return [logits_NV[stop - num_wanted : stop] for stop, num_wanted in zip(stops, wanted, strict=True)]
 
+    def _states(self, chunk: TokenChunk) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            tokens_BS = torch.tensor([chunk.tokens.tolist()], device=self._device)
+            context = CachedSequences([cast(TorchCache, chunk.cache)], [len(chunk.tokens)], self._device)
+            states_ND: NDArray[np.float32] = self.decoder.hidden(tokens_BS, context, [])[0].float().cpu().numpy()
+        return states_ND
+
     def encode_views(self, views_VYXC: NDArray[np.uint8], num_tokens: int) -> NDArray[np.float32]:
         if not isinstance(self.decoder, MultimodalDecoder):
             return super().encode_views(views_VYXC, num_tokens)

@@ -140,6 +140,14 @@ class NativeEngine(Engine):
         arguments = _StepArguments(chunks, self.vocab_size, self._dim)
         return arguments.outputs(self._model.library.oa_step(self._model.handle, *arguments.values))
 
+    def _states(self, chunk: TokenChunk) -> NDArray[np.float32]:
+        library, handle = self._model.library, self._model.handle
+        arguments = _StepArguments([chunk], 0, self._dim)
+        arguments.check(library.oa_step(handle, *arguments.values[:-1], None))
+        states_ND = np.empty((len(chunk.tokens), self._dim), np.float32)
+        library.oa_states(handle, len(states_ND), states_ND.ctypes.data)
+        return states_ND
+
 
 class _StepArguments:
     """The arrays that one step in C reads and writes. Must live until the step ends."""
@@ -167,8 +175,8 @@ class _StepArguments:
         inserted = len(self._inserted_rows), self._inserted_rows.buffer_info()[0], self._inserted_ND.ctypes.data
         return (len(self._wanted), *addresses, *inserted, self._logits_NV.ctypes.data)
 
-    def outputs(self, failed: int) -> list[NDArray[np.float32]]:
-        """Return the logits [num_wanted, V] of each chunk.
+    def check(self, failed: int) -> None:
+        """Check the result of `oa_step`.
 
         Raises:
             OutOfMemoryError: the step failed.
@@ -178,6 +186,14 @@ class _StepArguments:
             raise OutOfMemoryError(
                 f"no memory for a step of {num_tokens} tokens; close sequences or feed fewer tokens at once"
             )
+
+    def outputs(self, failed: int) -> list[NDArray[np.float32]]:
+        """Return the logits [num_wanted, V] of each chunk.
+
+        Raises:
+            OutOfMemoryError: the step failed.
+        """
+        self.check(failed)
         stops = accumulate(self._wanted)
         return [self._logits_NV[stop - wanted : stop] for stop, wanted in zip(stops, self._wanted, strict=True)]
 

@@ -84,6 +84,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "oa_cache_load": (c_int32, (c_void_p, c_int64, c_void_p)),
     "oa_cache_pages": (c_int64, (c_void_p, c_void_p)),
     "oa_step": (c_int32, (c_void_p, *_STEP)),
+    "oa_states": (None, (c_void_p, c_int32, c_void_p)),
     "oa_pack_panels": (None, (c_void_p, c_int32, c_int32, c_void_p)),
     "oa_pack_groups": (None, (c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p)),
     "oa_pack_bfloat16": (None, (c_void_p, c_int32, c_int32, c_void_p)),

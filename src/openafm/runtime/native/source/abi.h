@@ -79,10 +79,14 @@ OA_EXPORT int64_t oa_cache_pages(const OaCache *cache, uint64_t *addresses);
 // Computes counts[i] tokens of sequence i from position starts[i] on; `tokens` holds those of all sequences in order.
 // Rows inserted_rows[0 .. num_inserted) have the embeddings inserted [num_inserted, D] instead of those of their tokens. Writes
 // the logits after the last wanted[i] tokens of each, [rows, V]. Returns 0, or 1 if memory is exhausted. One call at a time.
+// If `logits` is null, only the states are computed, for oa_states.
 // Meanwhile other caches may be forked, freed, saved and loaded, whatever pages they share.
 OA_EXPORT int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, const int64_t *starts,
                           const int32_t *counts, const int32_t *wanted, const int32_t *tokens, int32_t num_inserted,
                           const int32_t *inserted_rows, const float *inserted, float *logits);
+
+// Writes the normalized states [rows, D] from which the latest step computed its logits, at most one row for each of them.
+OA_EXPORT void oa_states(const OaModel *model, int32_t num_rows, float *states);
 
 // Converts stored matrices to the layouts of kernels.h: 2-bit codes (four a byte) to panels; codes of 4 bits (two a byte, low
 // bits first) or 8 bits (signed) with scales and minima of groups [R, I / group] to tiles; bfloat16 to tiles. `scales` is null

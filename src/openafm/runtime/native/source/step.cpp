@@ -193,8 +193,12 @@ int32_t oa_step(OaModel *model, int32_t num_sequences, OaCache *const *caches, c
         m.feed_forward(l, (int)rows.size());
     }
     m.normalize(config.final_norm, (int)rows.size());
-    m.multiply({{&config.head, logits}}, m.normed.data(), (int)rows.size());
+    if (logits) m.multiply({{&config.head, logits}}, m.normed.data(), (int)rows.size());
     return 0;
 } catch (const std::bad_alloc &) {
     return 1;
+}
+
+void oa_states(const OaModel *model, int32_t num_rows, float *states) {
+    memcpy(states, model->normed.data(), (size_t)num_rows * model->config.dim * sizeof(float));
 }
