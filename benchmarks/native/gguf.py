@@ -69,6 +69,16 @@ def _iq2_xxs(generator: np.random.Generator, count: int, std: float) -> NDArray[
     return np.concatenate([_halves(std / 35, count), _random(generator, count, 64)], axis=1)
 
 
+def _q4_0(generator: np.random.Generator, count: int, std: float) -> NDArray[np.uint8]:
+    """The scale of 32; codes of 4 bits around 8."""
+    return np.concatenate([_halves(std / 4.6, count), _random(generator, count, 16)], axis=1)
+
+
+def _q8_0(generator: np.random.Generator, count: int, std: float) -> NDArray[np.uint8]:
+    """The scale of 32; signed codes of 8 bits."""
+    return np.concatenate([_halves(std / 74, count), _random(generator, count, 32)], axis=1)
+
+
 def _q4_k(generator: np.random.Generator, count: int, std: float) -> NDArray[np.uint8]:
     """Scales of scales and of minima; for each 32 a scale and a minimum of 6 bits; codes of 4 bits."""
     scale = std / 4.6 / 32
@@ -78,6 +88,8 @@ def _q4_k(generator: np.random.Generator, count: int, std: float) -> NDArray[np.
 
 TYPES = {
     "F32": TensorType(number=0, num_weights=1, num_bytes=4, blocks=_f32),
+    "Q4_0": TensorType(number=2, num_weights=32, num_bytes=18, blocks=_q4_0),
+    "Q8_0": TensorType(number=8, num_weights=32, num_bytes=34, blocks=_q8_0),
     "Q4_K": TensorType(number=12, num_weights=256, num_bytes=144, blocks=_q4_k),
     "IQ2_XXS": TensorType(number=16, num_weights=256, num_bytes=66, blocks=_iq2_xxs),
     "BF16": TensorType(number=30, num_weights=1, num_bytes=2, blocks=_bf16),
@@ -100,12 +112,12 @@ class _Tensor:
 def write_gguf(path: Path, config: DecoderConfig, body: str) -> Path:
     """Write a model of this shape with matrices of the type `body`, unless the file exists. Return `path`.
 
-    The embedding, which is also the head, is Q4_K if the body has few bits, else of the body's type. KV sharing has no
+    The embedding, which is also the head, is Q4_K if the body has few bits, else of the body's type (BF16, Q8_0). KV sharing has no
     counterpart: every layer has its own keys and values.
     """
     if path.exists():
         return path
-    tensors = list(_tensors(config, TYPES[body], TYPES["BF16" if body == "BF16" else "Q4_K"]))
+    tensors = list(_tensors(config, TYPES[body], TYPES[body if body in ("BF16", "Q8_0") else "Q4_K"]))
     generator = np.random.default_rng(0)
     kept: dict[tuple[TensorType, tuple[int, ...], float], NDArray[np.uint8]] = {}
     with atomic_file(path) as file:
@@ -153,6 +165,9 @@ def _header(config: DecoderConfig, tensors: list[_Tensor]) -> bytes:
         "llama.feed_forward_length": config.layers[0].feed_forward.hidden_dim,
         "llama.attention.head_count": attention.num_heads,
         "llama.attention.head_count_kv": config.kv_heads(0),
+        "llama.attention.key_length": attention.head_dim,
+        "llama.attention.value_length": attention.head_dim,
+        "llama.rope.dimension_count": attention.head_dim,
         "llama.attention.layer_norm_rms_epsilon": config.norm_eps,
         "llama.rope.freq_base": 10_000.0,
         "llama.vocab_size": config.vocab_size,

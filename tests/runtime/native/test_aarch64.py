@@ -47,6 +47,17 @@ def test_kernel_sets_of_this_processor_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_emulated_avx512_kernels_of_groups_are_bit_exact(tmp_path: Path) -> None:
+    """The only check of these kernels on processors without AVX-512."""
+    sources = [NATIVE / "emulated_avx512.cpp", build.SOURCE / "kernels_portable.cpp", build.SOURCE / "pack.cpp"]
+    program = tmp_path / "emulated"
+    compiler = shlex.split(find_compiler())
+    command = [*compiler, *build.FLAGS, "-O1", f"-I{build.SOURCE}", *map(str, sources), "-o", str(program)]
+    subprocess.run(command, check=True)
+    assert subprocess.run([str(program)], check=True, capture_output=True, text=True, timeout=60).stdout == "equal\n"
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which(CROSS_COMPILER) is None, reason=f"needs {CROSS_COMPILER}")
 @pytest.mark.skipif(EMULATOR is None, reason="needs qemu-user")
 def test_neon_kernels_agree_with_the_portable_ones(tmp_path: Path) -> None:
