@@ -1,12 +1,13 @@
 """Open-weight models in 4 and 8 bits: decoding and prefill compared with llama.cpp, alternating in one run, one thread.
 
-Random weights at the shapes of Qwen3-0.6B, and in a full run of 1.7B and 4B, without norms of queries and keys on either side.
-Ours: int4_group64 weights (4.5 bits) with an int4_group32 embedding, and int8_group128 throughout. The peer: Q4_0 and Q4_K (4.5
-bits) with a Q4_K embedding, the faster one in each phase, and Q8_0 (8.5 bits). Times are CPU times of the process.
+Random weights at the shapes of Qwen3-0.6B, and in a full run of 1.7B and 4B, without norms of queries and keys on either
+side. Ours: int4_group64 weights (4.5 bits) with an int4_group32 embedding, and int8_group128 throughout. The peer: Q4_0 and
+Q4_K (4.5 bits) with a Q4_K embedding, the faster one in each phase, and Q8_0 (8.5 bits). Times are CPU times of the process.
 
-- `decode_ratio_int4`, `decode_ratio_int8`, `prefill_ratio_int4`: the peer's time over ours at 0.6B, above 1 if ours is faster;
-  with `_1.7B` and `_4B` at the other shapes. None without the peer.
-- `stream_share`: bytes that a decode step in 4 bits reads, divided by its time and by the measured memory stream of one thread.
+- `decode_ratio_int4`, `decode_ratio_int8`, `prefill_ratio_int4`: the peer's time over ours at 0.6B, above 1 if ours is
+  faster; with `_1.7B` and `_4B` at the other shapes. None without the peer.
+- `stream_share`: bytes that a decode step in 4 bits reads, divided by its time and by the measured memory stream of one
+  thread.
 
     python benchmarks/open_weights_native.py [--quick] [--json] [--peer-python PYTHON]
 
@@ -20,7 +21,6 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -40,15 +40,26 @@ from synthetic import add_bundle_options, synthetic_tokenizer
 from openafm.bundle import Bundle, open_bundle, write_bundle
 from openafm.compression.grouped import FORMATS
 from openafm.compression.numerics import Numerics
-from openafm.models.config import AttentionConfig, DecoderConfig, DenseFeedForwardConfig, LayerConfig, OwnKeysValuesConfig
-from openafm.models.config import RotaryConfig
+from openafm.models.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LayerConfig,
+    OwnKeysValuesConfig,
+    RotaryConfig,
+)
 from openafm.runtime.doctor import bytes_per_token, stream_bandwidth
 from openafm.runtime.native.engine import NativeEngine
 from openafm.runtime.native.layout import matrices, vectors
 from openafm.tokenizer.chat_template import ChatTemplate
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "open_weights_native.json"
-ASKED = {"decode_ratio_int4": ">= 1.15", "decode_ratio_int8": ">= 1.1", "prefill_ratio_int4": ">= 1.3", "stream_share": ">= 0.85"}
+ASKED = {
+    "decode_ratio_int4": ">= 1.15",
+    "decode_ratio_int8": ">= 1.1",
+    "prefill_ratio_int4": ">= 1.3",
+    "stream_share": ">= 0.85",
+}
 SHAPES = {  # layers, dim, heads, hidden dim; 8 key/value heads of 128 and a vocabulary of 151,936
     "0.6B": (28, 1024, 16, 3072),
     "1.7B": (28, 2048, 16, 6144),
@@ -132,7 +143,9 @@ class Peer:
         self._worker.close()
 
 
-def compare(options: argparse.Namespace, shape: str, numerics: Numerics, bodies: tuple[str, ...], is_prefill: bool) -> Figures:
+def compare(
+    options: argparse.Namespace, shape: str, numerics: Numerics, bodies: tuple[str, ...], is_prefill: bool
+) -> Figures:
     """Return the seconds of a decode step and, if asked for, of a prefill, by side."""
     bundle = random_bundle(options.bundle_folder, shape, numerics)
     engine = NativeEngine(bundle, num_threads=1)
@@ -184,8 +197,10 @@ def measure(options: argparse.Namespace, shape: str, end: str) -> Figures:
         f"stream_share{end}": rounded(four["bytes"] / four["decode"]["ours"] / stream),
         f"stream_gb_s{end}": rounded(stream / 1e9),
     }
-    for name, bits, seconds in (("int4", 4, four["decode"]), ("int8", 8, eight["decode"])):
-        figures |= {f"decode_ms_{name if side == 'ours' else side}{end}": rounded(each * 1e3) for side, each in seconds.items()}
+    for name, seconds in (("int4", four["decode"]), ("int8", eight["decode"])):
+        figures |= {
+            f"decode_ms_{name if side == 'ours' else side}{end}": rounded(each * 1e3) for side, each in seconds.items()
+        }
     prompt = four["prompt"]
     figures |= {
         f"prefill_tokens_s_{'int4' if side == 'ours' else side}{end}": rounded(prompt / each)

@@ -112,8 +112,8 @@ class _Tensor:
 def write_gguf(path: Path, config: DecoderConfig, body: str) -> Path:
     """Write a model of this shape with matrices of the type `body`, unless the file exists. Return `path`.
 
-    The embedding, which is also the head, is Q4_K if the body has few bits, else of the body's type (BF16, Q8_0). KV sharing has no
-    counterpart: every layer has its own keys and values.
+    The embedding, which is also the head, is Q4_K if the body has few bits, else of the body's type (BF16, Q8_0). KV
+    sharing has no counterpart: every layer has its own keys and values.
     """
     if path.exists():
         return path

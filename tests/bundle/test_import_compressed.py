@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from openafm.bundle import BundleError, open_bundle
-from openafm.bundle.hugging_face import HuggingFaceError, compressed, import_hugging_face
+from openafm.bundle import Bundle, BundleError, open_bundle
+from openafm.bundle.hugging_face import Calibration, HuggingFaceError, compressed, import_hugging_face
 from openafm.bundle.tensor_file import read_tensors
 from openafm.compression.grouped import FORMATS, GroupedMatrix
 from openafm.compression.numerics import MatrixNumerics
+from openafm.runtime.engines.torch_engine import TorchEngine
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +106,49 @@ def test_a_weight_that_is_not_finite_is_refused(qwen3: Path, tmp_path: Path) -> 
     assert not (tmp_path / "b").exists()
     import_hugging_face(qwen3, tmp_path / "b", weights="int4")
     assert open_bundle(tmp_path / "b").numerics.weights == "int4_group64"
+
+
+def output_error(bundle: Bundle, exact: Bundle, tokens: list[int]) -> float:
+    """Relative error of the logits of the torch engine."""
+    found, expected = (
+        engine.step([(engine.new_sequence(), tokens)], "all")[0] for engine in map(TorchEngine.open, (bundle, exact))
+    )
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "smollm3"])
+def test_gptq_loses_less_than_rounding(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a template without tools, and when the import is killed between two layers."""
+    torch.set_num_threads(1)
+    checkpoints.save(tmp_path / "model", family)
+    calibration = Calibration(num_rows=8, row_tokens=128)
+    exact = import_hugging_face(tmp_path / "model", tmp_path / "exact").bundle
+    nearest = import_hugging_face(tmp_path / "model", tmp_path / "nearest", weights="int4").bundle
+    better = import_hugging_face(tmp_path / "model", tmp_path / "better", weights="int4", calibration=calibration).bundle
+    tokens = calibration.tokens(exact.tokenizer, exact.template)[0].tolist()
+    assert output_error(better, exact, tokens) < 0.9 * output_error(nearest, exact, tokens)
+
+    def stop(done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_hugging_face(tmp_path / "model", tmp_path / "b", weights="int4", calibration=calibration, on_part=stop)
+    resumed = import_hugging_face(tmp_path / "model", tmp_path / "b", weights="int4", calibration=calibration).bundle
+    assert resumed.signature == better.signature
+
+
+def test_calibration_reads_text_and_json_lines(qwen3: Path, tmp_path: Path) -> None:
+    bundle = import_hugging_face(qwen3, tmp_path / "b", weights="bf16").bundle
+    text, lines = tmp_path / "t.txt", tmp_path / "t.jsonl"
+    text.write_text("one two three " * 50)
+    lines.write_text('{"text": "one two three"}\n{"messages": [{"role": "user", "content": "four"}]}\n' * 40)
+    for file in (text, lines):
+        rows = Calibration(file=file, num_rows=2, row_tokens=16).tokens(bundle.tokenizer, bundle.template)
+        assert rows.shape == (2, 16)
+    text.write_text("short")
+    with pytest.raises(HuggingFaceError, match="calibration needs 512 or more"):
+        Calibration(file=text).tokens(bundle.tokenizer, bundle.template)
+    lines.write_text("[1]\n")
+    with pytest.raises(HuggingFaceError, match="line 1"):
+        Calibration(file=lines).tokens(bundle.tokenizer, bundle.template)

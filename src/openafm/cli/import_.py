@@ -29,12 +29,24 @@ class Weights(StrEnum):
     BF16 = "bf16"
 
 
+class Method(StrEnum):
+    RTN = "rtn"
+    GPTQ = "gptq"
+
+
 NameOption = Annotated[str | None, typer.Option(help="Name of the bundle; default: that of the folder or file.")]
 ComputeOption = Annotated[Compute, typer.Option(help="Compute dtype: float32 is exact, bfloat16 halves the memory.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace a bundle of this name, or hide the shipped model.")]
 WeightsOption = Annotated[
     Weights | None,
     typer.Option(help="Convert the weights for the native engine, layer by layer; default: keep them, for torch."),
+]
+MethodOption = Annotated[
+    Method, typer.Option(help="With --weights int4: round to nearest, or by GPTQ, which takes longer and loses less.")
+]
+CalibrationOption = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="Text or JSON lines for GPTQ; default: built-in conversations."),
 ]
 
 
@@ -44,12 +56,14 @@ def hf(
     name: NameOption = None,
     compute: ComputeOption = Compute.FLOAT32,
     weights: WeightsOption = None,
+    method: MethodOption = Method.RTN,
+    calibration: CalibrationOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Import a local Hugging Face checkpoint (Llama, Qwen2, Qwen3, SmolLM3) with its tokenizer and chat template."""
     from openafm.bundle import bundle_place
-    from openafm.bundle.hugging_face import import_hugging_face
+    from openafm.bundle.hugging_face import Calibration, import_hugging_face
     from openafm.core.errors import UsageError
     from openafm.core.progress import progress
 
@@ -57,12 +71,15 @@ def hf(
     check_name_is_free(place.name, force)
     if weights is not None and compute is not Compute.FLOAT32:
         raise UsageError(f"--compute {compute.value} is for imports without --weights; leave it out")
+    if (method is Method.GPTQ and weights is not Weights.INT4) or (calibration is not None and method is not Method.GPTQ):
+        raise UsageError("--method gptq is for --weights int4, and --calibration for --method gptq; leave it out")
     with progress("import", 1) if weights is not None else nullcontext() as bar:
         report = import_hugging_face(
             path,
             place,
             compute=compute.value,
             weights=None if weights is None else weights.value,
+            calibration=Calibration(file=calibration) if method is Method.GPTQ else None,
             on_part=lambda done, total: bar.update(done / total, f"part {done} of {total}") if bar else None,
         )
     _print_report(report, json)

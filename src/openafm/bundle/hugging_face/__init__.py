@@ -1,10 +1,12 @@
 """Import and export of local Hugging Face folders (Llama, Qwen2, Qwen3, SmolLM3)."""
 
+from openafm.bundle.hugging_face.calibration import Calibration
 from openafm.bundle.hugging_face.errors import HuggingFaceError, UnsupportedTemplateError
 from openafm.bundle.hugging_face.exporter import ExportReport, export_hugging_face
 from openafm.bundle.hugging_face.importer import ImportReport, import_hugging_face
 
 __all__ = [
+    "Calibration",
     "ExportReport",
     "HuggingFaceError",
     "ImportReport",

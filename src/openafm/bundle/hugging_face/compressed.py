@@ -7,16 +7,17 @@ the embedding and the head some rows in fp32.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.errors import BundleError
 from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.bundle.tensor_file import MappedTensor, in_memory, write_file
+from openafm.bundle.tensor_file import MappedTensor, in_memory, read_tensors, write_file
 from openafm.compression.errors import CompressionError
 from openafm.compression.grouped import FORMATS, GroupedMatrix, GroupFormat
 from openafm.compression.numerics import MatrixNumerics, Numerics, WeightNumerics
@@ -24,8 +25,21 @@ from openafm.core.files import atomic_file
 from openafm.models.config import DecoderConfig
 
 Weights: TypeAlias = Literal["int4", "int8", "bf16"]
-QuantizeMatrix: TypeAlias = Callable[[str, NDArray[np.float32], GroupFormat], GroupedMatrix]
-"""(name of a matrix of the layers without `.weight`, its values [R, C], its format) -> the rounded matrix."""
+
+
+class LayerMethod(Protocol):
+    """A post-training method that rounds the matrices of one layer after the other (post_training/layerwise.py).
+
+    `begin` and `finish` get the original and the rounded weights of a layer, named as in the layer; `quantize` the name of a
+    matrix without `.weight`. A layer that an earlier, killed import has written is only finished.
+    """
+
+    def begin(self, index: int, weights: Mapping[str, NDArray[np.float32]]) -> None: ...
+
+    def quantize(self, name: str, weight_RC: NDArray[np.float32], format: GroupFormat) -> GroupedMatrix: ...
+
+    def finish(self, index: int, weights: Mapping[str, NDArray[np.float32]]) -> None: ...
+
 
 _CHUNK_NUMBERS = 1 << 24  # of a matrix outside of the layers in fp32 at once
 _GROUPS: dict[str, tuple[WeightNumerics, ...]] = {  # the first one whose groups divide the inputs
@@ -82,13 +96,13 @@ def write_parts(
     folder: Path,
     tensors: Sequence[MappedTensor],
     numerics: Numerics,
-    quantize: QuantizeMatrix | None = None,
+    method: LayerMethod | None = None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write the weights as `model-00001.safetensors`, ... into a folder that may have some of these files already.
 
     Args:
-        quantize: rounds the matrices of the layers; to nearest by default.
+        method: rounds the matrices of the layers; to nearest by default.
         on_part: called with the number of finished files and of all.
 
     Raises:
@@ -97,17 +111,51 @@ def write_parts(
     """
     parts = _parts(tensors)
     for number, part in enumerate(parts, start=1):
-        file = folder / f"model-{number:05}.safetensors"
+        file, layer = folder / f"model-{number:05}.safetensors", number - 2
+        is_calibrated = method is not None and layer >= 0
         if not file.exists():
-            made = [stored for tensor in part for stored in _stored(tensor, numerics, quantize)]
+            if method is not None and is_calibrated:
+                method.begin(layer, {_in_layer(tensor.name): _whole(tensor) for tensor in part})
+            made = [stored for tensor in part for stored in _stored(tensor, numerics, method)]
             with atomic_file(file) as stream:
                 write_file(stream, made)
+        if method is not None and is_calibrated and number < len(parts):
+            method.finish(layer, _read_back(file, part, numerics))
         on_part(number, len(parts))
 
 
-def part_of_layer(folder: Path, layer: int) -> Path:
-    """Return the file of a layer."""
-    return folder / f"model-{layer + 2:05}.safetensors"
+def _read_back(file: Path, part: Sequence[MappedTensor], numerics: Numerics) -> dict[str, NDArray[np.float32]]:
+    """Return the rounded weights of a layer in fp32, from its file."""
+    arrays = {name: tensor.array() for name, tensor in read_tensors(file).items()}
+    found: dict[str, NDArray[np.float32]] = {}
+    for tensor in part:
+        format = FORMATS.get(numerics.weights_of(tensor.name.removesuffix(".weight")))
+        if len(tensor.shape) == 2 and format is not None:
+            shape = (tensor.shape[0], tensor.shape[1])
+            found[_in_layer(tensor.name)] = GroupedMatrix.from_tensors(tensor.name, arrays, format, shape).dequantize()
+        else:
+            found[_in_layer(tensor.name)] = arrays[tensor.name]
+    return found
+
+
+def _in_layer(name: str) -> str:
+    """Return the name of a tensor in its layer: without `layers.N.`."""
+    return name.split(".", 2)[2]
+
+
+def _whole(tensor: MappedTensor) -> NDArray[np.float32]:
+    return np.concatenate([*finite_rows(tensor), np.zeros((0, *tensor.shape[1:]), np.float32)])
+
+
+def embeddings_of(tensors: Sequence[MappedTensor], tokens_BS: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the embeddings [B, S, D] of tokens in fp32; other rows are not read."""
+    embedding = next(tensor for tensor in tensors if tensor.name == "embedding")
+    used, places = np.unique(tokens_BS, return_inverse=True)
+    row_bytes = embedding.data.nbytes // embedding.shape[0]
+    rows = np.ascontiguousarray(embedding.data.reshape(embedding.shape[0], row_bytes)[used])
+    chosen = replace(embedding, shape=(len(used), embedding.shape[1]), data=rows.reshape(-1))
+    embedded: NDArray[np.float32] = _whole(chosen)[places.reshape(tokens_BS.shape)]
+    return embedded
 
 
 def _parts(tensors: Sequence[MappedTensor]) -> list[list[MappedTensor]]:
@@ -119,11 +167,11 @@ def _parts(tensors: Sequence[MappedTensor]) -> list[list[MappedTensor]]:
     return [layers[layer] for layer in sorted(layers)]
 
 
-def _stored(tensor: MappedTensor, numerics: Numerics, quantize: QuantizeMatrix | None) -> Iterator[MappedTensor]:
+def _stored(tensor: MappedTensor, numerics: Numerics, method: LayerMethod | None) -> Iterator[MappedTensor]:
     """Yield the tensors of the bundle that hold a weight of the checkpoint."""
     name = tensor.name
     if len(tensor.shape) != 2:
-        yield in_memory(name, np.concatenate([*finite_rows(tensor), np.zeros(0, np.float32)]))
+        yield in_memory(name, _whole(tensor))
         return
     is_inside = name.startswith("layers.")
     weights = numerics.weights_of(name.removesuffix(".weight")) if is_inside else numerics.embedding
@@ -131,8 +179,8 @@ def _stored(tensor: MappedTensor, numerics: Numerics, quantize: QuantizeMatrix |
         yield in_memory(name, np.concatenate([_bfloat16(rows) for rows in finite_rows(tensor)]), dtype="BF16")
         return
     try:
-        if is_inside and quantize is not None:
-            matrix = quantize(name.removesuffix(".weight"), np.concatenate(list(finite_rows(tensor))), FORMATS[weights])
+        if is_inside and method is not None:
+            matrix = method.quantize(name.removesuffix(".weight"), _whole(tensor), FORMATS[weights])
             arrays = matrix.tensors(name)
         else:
             rounded = [FORMATS[weights].quantize(rows, name).tensors(name) for rows in finite_rows(tensor)]

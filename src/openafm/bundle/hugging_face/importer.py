@@ -10,9 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from openafm.bundle.bundle import Bundle, write_bundle, write_bundle_in_parts
+from openafm.bundle.hugging_face.calibration import Calibration
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
-from openafm.bundle.hugging_face.compressed import Weights, native_numerics, write_parts
+from openafm.bundle.hugging_face.compressed import LayerMethod, Weights, embeddings_of, native_numerics, write_parts
 from openafm.bundle.hugging_face.config import decoder_config
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
@@ -20,6 +24,7 @@ from openafm.bundle.hugging_face.weights import read_weights
 from openafm.bundle.tensor_file import MappedTensor
 from openafm.compression.numerics import Numerics
 from openafm.core.files import read_document
+from openafm.models.config import DecoderConfig
 from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.imported import ImportedTokenizer
 
@@ -40,6 +45,7 @@ def import_hugging_face(
     *,
     compute: Literal["float32", "bfloat16"] = "float32",
     weights: Weights | None = None,
+    calibration: Calibration | None = None,
     today: datetime.date | None = None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportReport:
@@ -49,6 +55,7 @@ def import_hugging_face(
         compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory. Without `weights` only.
         weights: the format of the weights for the native engine; None keeps their dtype. An import that is killed continues
             when it is called again with the same arguments.
+        calibration: round 4-bit matrices by GPTQ, calibrated on this text, instead of to nearest.
         today: the date for chat templates that state one.
 
     Raises:
@@ -77,24 +84,35 @@ def import_hugging_face(
         )
     else:
         numerics = native_numerics(config, weights)
+        method = None if calibration is None else _gptq(config, tensors, calibration.tokens(tokenizer, read.template))
         bundle = write_bundle_in_parts(
             place,
-            key=_import_key(folder, tensors, numerics, read),
+            key=_import_key(folder, tensors, numerics, read, calibration),
             config=config,
             tokenizer=tokenizer,
             template=read.template,
             numerics=numerics,
-            write_weights=lambda parts: write_parts(parts, tensors, numerics, on_part=on_part),
+            write_weights=lambda parts: write_parts(parts, tensors, numerics, method, on_part),
             card=card,
         )
     return ImportReport(bundle=bundle, notes=read.notes)
 
 
-def _import_key(folder: Path, tensors: Sequence[MappedTensor], numerics: Numerics, read: ReadTemplate) -> str:
+def _import_key(
+    folder: Path, tensors: Sequence[MappedTensor], numerics: Numerics, read: ReadTemplate, calibration: Calibration | None
+) -> str:
     """Return a digest of what decides the weights' bytes, by which a killed import continues."""
     files = {tensor.file for tensor in tensors}
     states = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
-    return hashlib.sha256(repr((str(folder.resolve()), states, numerics, read.template.to_json())).encode()).hexdigest()
+    return hashlib.sha256(
+        repr((str(folder.resolve()), states, numerics, calibration, read.template.to_json())).encode()
+    ).hexdigest()
+
+
+def _gptq(config: DecoderConfig, tensors: list[MappedTensor], tokens_BS: NDArray[np.int64]) -> LayerMethod:
+    from openafm.compression.post_training.layerwise import LayerwiseGPTQ
+
+    return LayerwiseGPTQ(config, embeddings_of(tensors, tokens_BS))
 
 
 def _tokenizer(folder: Path) -> ImportedTokenizer:

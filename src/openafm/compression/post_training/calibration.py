@@ -41,7 +41,7 @@ def collect_second_moments(
     for name in names or ():
         if name not in linears:
             raise UsageError(f"the decoder's layers have no Linear '{name}'{nearest(name, list(linears))}")
-    moments = _Moments({name: linear for name, linear in linears.items() if names is None or name in names})
+    moments = Moments({name: linear for name, linear in linears.items() if names is None or name in names})
     with out_of_memory_explained("calibration"), moments.gathering():
         for batch in batches:
             moments.positions_N = _real_positions(batch, decoder)
@@ -67,7 +67,7 @@ def compress_linears(decoder: Decoder, batches: Iterable[Batch], compress: Compr
         for index, layer in enumerate(cast("Iterable[Layer]", decoder.layers)):
             prefix = f"layers.{index}."
             linears = {name: linear for name, linear in layer_linears(decoder).items() if name.startswith(prefix)}
-            moments = _Moments(linears)
+            moments = Moments(linears)
             with moments.gathering():
                 for batch, context, x_BSD in zip(batches, contexts, inputs_BSD, strict=True):
                     moments.positions_N = _real_positions(batch, decoder)
@@ -90,7 +90,7 @@ def out_of_memory_explained(what: str) -> Iterator[None]:
         raise
 
 
-class _Moments:
+class Moments:
     """Sums of x x^T by Linear, collected by hooks at the given positions of the current batch."""
 
     def __init__(self, linears: Mapping[str, Linear]) -> None:
