@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from openafm.cli.output import JsonOption, print_json, print_text
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
 from openafm.core.errors import UsageError
 from openafm.core.libraries import needed
 
@@ -127,6 +128,127 @@ def invite(
     print_json({"link": link, "role": role}) if json else print_text(link)
 
 
+@app.command()
+def generate(
+    prompts: Annotated[Path, typer.Argument(exists=True, help="JSONL file with prompts: items without answers.")],
+    system: Annotated[
+        list[str],
+        typer.Option(
+            metavar="NAME=MODEL",
+            help="A system that answers: a bundle's name or folder, or http://HOST/v1#NAME of an endpoint. May be repeated.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="JSONL file with items; existing answers are reused.")] = Path(
+        "items.jsonl"
+    ),
+    locale: Annotated[
+        list[str] | None, typer.Option(help="Keep prompts of this locale; may be repeated. Default: all.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Token limit of an answer.")] = 512,
+    json: JsonOption = False,
+) -> None:
+    """Let systems answer a file of prompts: the items of a project."""
+    with _libraries():
+        from openafm.annotation.grading.generate import generate_answers, read_prompts
+        from openafm.annotation.grading.models import open_model
+
+    names = dict(_named(text) for text in system)
+    models = {name: open_model(model) for name, model in names.items()}
+    found = read_prompts(prompts, locale or ())
+    report = generate_answers(found, models, out, folder=prompts.parent, max_tokens=max_tokens)
+    if json:
+        print_json({"out": str(out), **vars(report)})
+        return
+    print_text(f"{out}: {report.num_items} items, {report.num_answers} answers, {report.num_reused} of them from before")
+    for item, name, reason in report.failed:
+        print_text(f"no answer of {name} to {item}: {reason}")
+
+
+@app.command()
+def auto(
+    project: ProjectArgument,
+    judge: Annotated[str, typer.Option(help="A bundle's name or folder, or http://HOST/v1#NAME of an endpoint.")],
+    requests: Annotated[int, typer.Option(min=1, help="Requests at the same time.")] = 1,
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Grade the items by a judge model, each in both orders, and report its agreement with people."""
+    with _libraries():
+        from openafm.annotation.grading.judge import asking, judge_all, replies
+        from openafm.annotation.grading.models import open_model
+        from openafm.annotation.statistics.outcomes import decide
+        from openafm.annotation.statistics.report import counted_judgments, judge_report
+
+    store = _open(project, database)
+    run = judge_all(store, judge, asking(store.project, open_model(judge)), num_requests=requests)
+    decisions = decide(store.project, counted_judgments(store))
+    report = judge_report(store.project, decisions, replies(store, judge))
+    if json:
+        print_json({"judge": judge, "new": run.num_new, "failed": list(run.failed), **report})
+        return
+    print_text(f"{report['replies']} replies, {run.num_new} of them new; {report['nonsense']} are no verdict")
+    if run.failed:
+        print_text(f"{len(run.failed)} requests failed ({run.failed[0]}); run the command again to repeat them")
+    if report["consistent"] is not None:
+        print_text(f"the same winner in both orders: {report['consistent']:.0%}")
+    if report["agreement"] is None:
+        print_text("no comparison is judged by both people and this judge")
+    else:
+        low, high = report["interval"]
+        print_text(f"agreement with people: {report['agreement']:.0%} [{low:.0%}, {high:.0%}] of {report['comparisons']}")
+
+
+@app.command()
+def report(
+    project: ProjectArgument,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Folder of the report; default: report/ in the project.")
+    ] = (None),
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Write results with intervals, ratings, agreement and the figure as HTML, JSON, PNG and SVG."""
+    with _libraries():
+        from openafm.annotation.statistics.page import write_report
+        from openafm.annotation.statistics.report import project_report
+
+    found = project_report(_open(project, database))
+    paths = write_report(found, out or project / "report")
+    if json:
+        print_json({**found, "files": [str(path) for path in paths]})
+        return
+    rows = [
+        (group, f"{row['first']} vs. {row['second']}", row["comparisons"], *_percents(row))
+        for group, each in {**found["groups"], "all": found["all"]}.items()
+        for row in each
+    ]
+    print_table(("locales", "pair", "comparisons", "win", "tie", "loss"), rows)
+    for warning in found["warnings"]:
+        print_text(f"check {warning}")
+    print_text("\n".join(str(path) for path in paths))
+
+
+@app.command()
+def export(
+    project: ProjectArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="JSONL file to write.")] = Path("preferences.jsonl"),
+    database: DatabaseOption = "",
+    json: JsonOption = False,
+) -> None:
+    """Export preferences and absolute grades for `openafm train on_device.reward_model --data`."""
+    with _libraries():
+        from openafm.annotation.grading.export import export_preferences
+        from openafm.annotation.statistics.outcomes import decide
+        from openafm.annotation.statistics.report import counted_judgments
+
+    store = _open(project, database)
+    result = export_preferences(decide(store.project, counted_judgments(store)), out)
+    if json:
+        print_json({"out": str(out), **vars(result)})
+    else:
+        print_text(f"{out}: {result.num_pairs} pairs, {result.num_graded} graded answers, {result.num_left_out} left out")
+
+
 def _libraries() -> AbstractContextManager[None]:
     return needed("grading", "fastapi, uvicorn and SQLAlchemy", "annotate")
 
@@ -149,3 +271,16 @@ def _sample() -> Path:
     if not (folder / SETTINGS).exists():
         create_sample(folder)
     return folder
+
+
+def _named(text: str) -> tuple[str, str]:
+    """Return name and model of NAME=MODEL."""
+    name, equals, model = text.partition("=")
+    if not (name and equals and model):
+        raise UsageError(f"--system {text} is not NAME=MODEL, such as small=nano")
+    return name, model
+
+
+def _percents(row: Mapping[str, Any]) -> list[str]:
+    shares = [(row[name]["share"], *row[name]["interval"]) for name in ("win", "tie", "loss")]
+    return [f"{share:.0%} [{low:.0%}, {high:.0%}]" for share, low, high in shares]

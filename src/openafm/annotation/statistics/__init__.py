@@ -1,0 +1,1 @@
+"""Statistics of grading: intervals, ratings, agreement, graders, and the report of a project."""
