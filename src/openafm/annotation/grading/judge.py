@@ -142,9 +142,10 @@ def read_reply(text: str, task: Task, left: str) -> tuple[Verdict | None, int]:
     verdict, strength = values.get("verdict"), values.get("strength")
     if verdict in (TIE, Verdict.BOTH_BAD):
         return Verdict(verdict), 0
-    if verdict not in ("A", "B") or isinstance(strength, bool) or strength not in range(1, MAX_STRENGTH + 1):
+    is_strength = isinstance(strength, int) and not isinstance(strength, bool) and 1 <= strength <= MAX_STRENGTH
+    if verdict not in ("A", "B") or not is_strength:
         return None, 0
-    return Verdict.FIRST if (verdict == "A") == (left == task.first) else Verdict.SECOND, int(strength)
+    return Verdict.FIRST if (verdict == "A") == (left == task.first) else Verdict.SECOND, int(values["strength"])
 
 
 def replies(store: JudgmentStore, judge: str | None = None) -> list[JudgeReply]:
