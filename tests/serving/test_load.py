@@ -28,6 +28,13 @@ def test_failures_are_counted_not_raised(url: str) -> None:
         LoadConfig(url="localhost:8000")
 
 
+def test_the_wait_for_a_place_counts_at_an_arrival_rate(url: str) -> None:
+    settings = {"url": f"{url}/v1", "model": "nano", "num_requests": 6, "num_users": 1, "max_tokens": 24}
+    report = asyncio.run(run_load(LoadConfig(**settings, rate=10_000.0)))  # all arrive at once, one is answered at a time
+    assert report.ttft_ms["p99"] > 0.6 * 1000 * report.seconds
+    assert report.ttft_ms["p90"] > report.ttft_ms["p50"] > 1.5 * report.itl_ms["p50"]
+
+
 def test_the_command_prints_a_table_or_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["bench", f"{url}/v1", "--users", "2", "--requests", "2", "--max-tokens", "3"]) == 0
     assert "tokens/s" in capsys.readouterr().out

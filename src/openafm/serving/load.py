@@ -100,23 +100,26 @@ async def run_load(config: LoadConfig) -> LoadReport:
     limits = httpx2.Limits(max_connections=config.num_users, max_keepalive_connections=config.num_users)
     places = asyncio.Semaphore(config.num_users)
     source = random.Random(0)
-    started = time.perf_counter()
+    started = due = time.perf_counter()
     async with httpx2.AsyncClient(headers=headers, timeout=config.timeout_seconds, limits=limits, trust_env=False) as client:
         chats = []
         for number in range(config.num_requests):
-            await places.acquire()
             if config.rate is not None:
-                await asyncio.sleep(source.expovariate(config.rate))
-            chats.append(asyncio.ensure_future(_chat(client, config, number)))
+                due += source.expovariate(config.rate)
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await places.acquire()
+            # With a rate, a chat that waits for a place has already arrived: the wait is part of its times.
+            begun = time.perf_counter() if config.rate is None else due
+            chats.append(asyncio.ensure_future(_chat(client, config, number, begun)))
             chats[-1].add_done_callback(lambda _: places.release())
         timings = await asyncio.gather(*chats)
     return _report(timings, time.perf_counter() - started)
 
 
-async def _chat(client: httpx2.AsyncClient, config: LoadConfig, number: int) -> ChatTiming:
+async def _chat(client: httpx2.AsyncClient, config: LoadConfig, number: int, started: float) -> ChatTiming:
     import httpx2
 
-    timing = ChatTiming(time.perf_counter())
+    timing = ChatTiming(started)
     try:
         async with client.stream("POST", f"{config.url.rstrip('/')}/chat/completions", json=_body(config, number)) as reply:
             if reply.status_code != 200:
