@@ -11,7 +11,7 @@ from project_folders import write_counters
 
 from openafm.annotation.environments.host import Problem
 from openafm.annotation.environments.page_delta import DamagedStateError, apply_deltas, delta
-from openafm.annotation.environments.process import ToolProcess, state_key
+from openafm.annotation.environments.process import ToolProcess, initial, state_key
 from openafm.annotation.environments.project import Project
 from openafm.annotation.environments.replay import ProjectEnvironment, replay
 from openafm.tokenizer.conversation import ToolCall
@@ -50,11 +50,11 @@ def test_a_tool_that_misbehaves_is_named_and_changes_nothing(
     project: Project, process: ToolProcess, how: str, problem: Problem
 ) -> None:
     state = state_key(project.seed)
-    result, after = process.call(state, lambda: project.seed, "misbehave", {"how": how}, 0)
+    result, after = process.call(state, lambda: initial(project.seed), "misbehave", {"how": how}, 0)
     assert (result.problem, result.changes, after) == (problem, (), state)
     assert result.text.startswith("Error: ")
     assert len(result.text) < 1000
-    assert process.tables(state, lambda: project.seed) == {"counters": [{"id": "c0", "value": 0}]}
+    assert process.tables(state, lambda: initial(project.seed)) == {"counters": [{"id": "c0", "value": 0}]}
 
 
 def test_calls_that_do_not_fit_are_named(project: Project) -> None:
@@ -96,11 +96,11 @@ def test_time_and_random_numbers_depend_on_the_number_of_the_call(project: Proje
 def test_a_worker_returns_to_any_state(project: Project, process: ToolProcess) -> None:
     images, keys = {state_key(project.seed): project.seed}, [state_key(project.seed)]
     for index in range(4):
-        result, key = process.call(keys[-1], lambda: images[keys[-1]], "add", {"key": f"k{index}"}, index)
+        result, key = process.call(keys[-1], lambda: initial(images[keys[-1]]), "add", {"key": f"k{index}"}, index)
         images[key] = apply_deltas(images[keys[-1]], [result.delta])
         keys.append(key)
     for index in (1, 3, 0):
-        rows = process.tables(keys[index], lambda index=index: images[keys[index]])["counters"]  # type: ignore[misc]
+        rows = process.tables(keys[index], lambda index=index: initial(images[keys[index]]))["counters"]  # type: ignore[misc]
         assert [row["id"] for row in rows] == ["c0", *(f"k{number}" for number in range(index))]
 
 

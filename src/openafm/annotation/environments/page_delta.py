@@ -49,7 +49,9 @@ def apply_deltas(image: bytes, deltas: list[bytes]) -> bytes:
         except (zlib.error, struct.error, ValueError) as error:
             raise DamagedStateError(f"a stored state is damaged ({error}); revert to an earlier step") from error
         size = num_pages * PAGE_BYTES
-        pages = pages[:size] if len(pages) >= size else pages + bytes(size - len(pages))
+        if size < len(pages):
+            del pages[size:]
+        pages.extend(bytes(size - len(pages)))
         for position, index in enumerate(np.frombuffer(packed, "<u4", count, _HEADER.size).tolist()):
             source = start + position * PAGE_BYTES
             pages[index * PAGE_BYTES : (index + 1) * PAGE_BYTES] = packed[source : source + PAGE_BYTES]

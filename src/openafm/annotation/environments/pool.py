@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from openafm.annotation.environments.host import CallResult
-from openafm.annotation.environments.process import ToolProcess
+from openafm.annotation.environments.process import Lineage, ToolProcess
 from openafm.annotation.environments.project import Project
 from openafm.framework.schema.validation import Validator
 from openafm.tokenizer.conversation import ToolCall
@@ -30,26 +30,26 @@ class ToolPool:
         self._validators = {each.name: Validator(each.parameters) for each in self.definitions}
 
     def run(
-        self, calls: Sequence[ToolCall], state: str, image: Callable[[str], bytes], index: int
+        self, calls: Sequence[ToolCall], state: str, lineage: Callable[[str], Lineage], index: int
     ) -> Iterator[tuple[CallResult, str]]:
         """Run calls one after the other and yield each result with the state after it.
 
         Args:
             state: the key of the state before the calls.
-            image: returns the image of a state: that one, or one after a call that was yielded.
+            lineage: returns how a state is made: that one, or one after a call that was yielded.
             index: the number of calls before these in the trajectory.
         """
         with self._process(state) as process:
             for number, call in enumerate(calls):
                 result, state = process.call(
-                    state, functools.partial(image, state), call.name, call.arguments, index + number
+                    state, functools.partial(lineage, state), call.name, call.arguments, index + number
                 )
                 yield result, state
 
-    def tables(self, state: str, image: Callable[[str], bytes]) -> dict[str, list[dict[str, Any]]]:
+    def tables(self, state: str, lineage: Callable[[str], Lineage]) -> dict[str, list[dict[str, Any]]]:
         """Return all rows of a state by table."""
         with self._process(state) as process:
-            return process.tables(state, lambda: image(state))
+            return process.tables(state, functools.partial(lineage, state))
 
     def problem(self, name: str, arguments: Mapping[str, Any]) -> str | None:
         """Return why a call does not fit the tools; None if it does."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from openafm.annotation.environments.host import CallResult, Problem, ToolHost
+from openafm.annotation.environments.page_delta import apply_deltas
 from openafm.annotation.environments.project import Project
 from openafm.core.worker_process import LimitsConfig, Outcome, Worker, unit
 from openafm.tokenizer.conversation import ToolDefinition
@@ -29,6 +30,33 @@ def next_key(key: str, delta: bytes) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lineage:
+    """How to make the image of a state: from an initial image by deltas.
+
+    Attributes:
+        base: the key of the initial state. A worker that holds its image receives the deltas only.
+        image: returns the initial image.
+    """
+
+    base: str
+    image: Callable[[], bytes]
+    deltas: tuple[bytes, ...] = ()
+
+
+def initial(seed: bytes) -> Lineage:
+    """Return the lineage of an initial state."""
+    return Lineage(base=state_key(seed), image=lambda: seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Load:
+    """A state for a worker; `image` is None if the worker has the initial image."""
+
+    image: bytes | None
+    deltas: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Source:
     """What a worker needs to build a `ToolHost`; `tools_digest` makes changed tools load again."""
 
@@ -42,7 +70,7 @@ class _Source:
 @dataclass(frozen=True, kw_only=True)
 class _Request:
     source: _Source
-    image: bytes | None
+    load: _Load | None
     name: str = ""
     arguments: Mapping[str, Any] | None = None
     index: int = 0
@@ -66,6 +94,7 @@ class ToolProcess:
         self._worker, self._lock = Worker(), threading.Lock()
         self.held = ""
         """The key of the state that the worker holds."""
+        self._base = ""  # the key of the initial image that the worker holds
 
     def definitions(self) -> tuple[ToolDefinition, ...]:
         """Return the tools as the model reads them.
@@ -75,44 +104,44 @@ class ToolProcess:
         """
         with self._lock:
             found: tuple[ToolDefinition, ...] = _result(
-                self._compute(_definitions, _Request(source=self._source, image=None))
+                self._compute(_definitions, _Request(source=self._source, load=None))
             )
             return found
 
     def call(
-        self, state: str, image: Callable[[], bytes], name: str, arguments: Mapping[str, Any], index: int
+        self, state: str, lineage: Callable[[], Lineage], name: str, arguments: Mapping[str, Any], index: int
     ) -> tuple[CallResult, str]:
         """Return the result of a call and the key of the state after it.
 
         Args:
             state: the key of the state before the call.
-            image: returns the image of that state; called if the worker holds another one.
+            lineage: returns how that state is made; called if the worker holds another one.
             index: the number of calls before this one in the trajectory.
 
         Raises:
             ToolFileError, SeedError: the tools or the tables of the project cannot be used.
         """
         with self._lock:
-            sent = None if self.held == state else image()
-            request = _Request(source=self._source, image=sent, name=name, arguments=arguments, index=index)
+            request = _Request(
+                source=self._source, load=self._load(state, lineage), name=name, arguments=arguments, index=index
+            )
             outcome = self._compute(_call, request)
             if outcome.result is not None:
                 result, self.held = outcome.result, next_key(state, outcome.result.delta)
                 return result, self.held
             assert outcome.failure is not None
-            self.held = ""
+            self.held = self._base = ""
             reason = outcome.failure.reason
             detail = f"{name} ended with {outcome.failure.detail}"
             if reason in ("wall_time", "cpu_time"):
                 detail = f"{name} gave no result within {self._limits.wall_seconds:g} s"
             return CallResult(text=f"Error: {detail}", problem=_PROBLEMS.get(reason, Problem.CRASHED), detail=detail), state
 
-    def tables(self, state: str, image: Callable[[], bytes]) -> dict[str, list[dict[str, Any]]]:
+    def tables(self, state: str, lineage: Callable[[], Lineage]) -> dict[str, list[dict[str, Any]]]:
         """Return all rows of a state by table."""
         with self._lock:
-            sent = None if self.held == state else image()
             tables: dict[str, list[dict[str, Any]]] = _result(
-                self._compute(_tables, _Request(source=self._source, image=sent))
+                self._compute(_tables, _Request(source=self._source, load=self._load(state, lineage)))
             )
             self.held = state
             return tables
@@ -120,7 +149,15 @@ class ToolProcess:
     def close(self) -> None:
         """End the worker."""
         self._worker.kill()
-        self.held = ""
+        self.held = self._base = ""
+
+    def _load(self, state: str, lineage: Callable[[], Lineage]) -> _Load | None:
+        if self.held == state:
+            return None
+        found = lineage()
+        image = None if found.base == self._base else found.image()
+        self._base = found.base
+        return _Load(image=image, deltas=found.deltas)
 
     def _compute(self, function: Callable[[_Request], Any], request: _Request) -> Outcome[_Request, Any]:
         return self._worker.compute(function, request, self._limits, None)
@@ -133,10 +170,11 @@ def _result(outcome: Outcome[_Request, Any]) -> Any:
 
 
 _held: tuple[_Source, ToolHost] | None = None  # of a worker process
+_base = b""  # the initial image that it received last
 
 
 def _host(request: _Request) -> ToolHost:
-    global _held
+    global _held, _base
     if _held is None or _held[0] != request.source:
         source = request.source
         _held = (
@@ -144,8 +182,9 @@ def _host(request: _Request) -> ToolHost:
             ToolHost(source.path, start=source.start, seed=source.seed, max_characters=source.max_characters),
         )
     host = _held[1]
-    if request.image is not None:
-        host.load(request.image)
+    if request.load is not None:
+        _base = _base if request.load.image is None else request.load.image
+        host.load(apply_deltas(_base, list(request.load.deltas)) if request.load.deltas else _base)
     return host
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from openafm.annotation.environments.host import CallResult
-from openafm.annotation.environments.page_delta import apply_deltas
 from openafm.annotation.environments.pool import ToolPool
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.trees.nodes import Content, Node, NodeKind, check_order, result_dicts
@@ -160,7 +159,7 @@ class Item:
 
     def tables(self, node: int) -> dict[str, list[dict[str, Any]]]:
         """Return all rows of the database after a node."""
-        return self._pool.tables(self._tree.state(node), self._store.image)
+        return self._pool.tables(self._tree.state(node), self._store.lineage)
 
     def check_unchanged(self, change: Change) -> None:
         """Check that the client has seen the newest events.
@@ -192,13 +191,13 @@ class Item:
             check_order([*(node.kind for node in self._tree.path(parent)), *(content.kind for content in contents)])
             first = self._tree.sequence + 1
             state, num_calls = self._tree.state(parent), self._tree.num_calls(parent)
-            events, states = [], []
-            images: dict[str, bytes] = {}
+            events = []
+            states: dict[str, NewState] = {}
             for number, content in enumerate(contents):
                 results = []
-                for position, (result, after) in enumerate(self._run(content, state, num_calls, images)):
+                for position, (result, after) in enumerate(self._run(content, state, num_calls, states)):
                     if result.delta:
-                        states.append(NewState(key=after, parent=state, delta=result.delta))
+                        states[after] = NewState(key=after, parent=state, delta=result.delta)
                     state = after
                     results.append(result)
                     if on_result is not None:
@@ -215,21 +214,14 @@ class Item:
                 )
                 payload = node.payload() | {"cause": cause, "reason": _checked(reason)}
                 events.append(NewEvent(kind=EventKind.NODE, payload=payload))
-            return self._store_events(first, events, change, states)
+            return self._store_events(first, events, change, list(states.values()))
 
-    def _run(self, content: Content, state: str, index: int, images: dict[str, bytes]) -> Iterator[tuple[CallResult, str]]:
-        """Run the calls of a node. `images` holds the images of the states of this change, which are not stored yet."""
-        if not content.calls:
-            return
-
-        def image(key: str) -> bytes:
-            return images[key] if key in images else self._store.image(key)
-
-        for result, after in self._pool.run(content.calls, state, image, index):
-            if result.delta:
-                images[after] = apply_deltas(image(state), [result.delta])
-            state = after
-            yield result, after
+    def _run(
+        self, content: Content, state: str, index: int, states: Mapping[str, NewState]
+    ) -> Iterator[tuple[CallResult, str]]:
+        """Run the calls of a node. `states` holds the states of this change, which are not stored yet."""
+        if content.calls:
+            yield from self._pool.run(content.calls, state, lambda key: self._store.lineage(key, states), index)
 
     def _record(self, kind: EventKind, payload: dict[str, Any], change: Change) -> Tree:
         with self._lock:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from openafm.annotation.environments.page_delta import apply_deltas
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.process import state_key
+from openafm.annotation.environments.process import Lineage, state_key
 from openafm.annotation.trees.nodes import Node
 from openafm.annotation.trees.store import NewState
 
@@ -33,7 +32,7 @@ class Replay:
             num_calls: the calls before the node in its trajectory.
         """
         state, problem = self.keys[node.parent], None
-        results = self._pool.run(node.content.calls, state, self._image, num_calls)
+        results = self._pool.run(node.content.calls, state, self._lineage, num_calls)
         recorded = node.results
         if len(recorded) != len(node.content.calls):
             return f"step {node.id} has {len(node.content.calls)} calls and {len(recorded)} results"
@@ -47,12 +46,12 @@ class Replay:
         self.keys[node.id] = state
         return problem
 
-    def _image(self, key: str) -> bytes:
+    def _lineage(self, key: str) -> Lineage:
         deltas = []
         while key in self.states:
             deltas.append(self.states[key].delta)
             key = self.states[key].parent
-        return apply_deltas(self._seed, deltas[::-1])
+        return Lineage(base=key, image=lambda: self._seed, deltas=tuple(deltas[::-1]))
 
 
 def replay_path(pool: ToolPool, seed: bytes, path: Iterable[Node]) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,15 +12,13 @@ import sqlalchemy as sql
 
 from openafm.annotation.clock import Clock, steady_clock
 from openafm.annotation.database import Database
-from openafm.annotation.environments.page_delta import DamagedStateError, apply_deltas
-from openafm.annotation.environments.process import state_key
+from openafm.annotation.environments.page_delta import DamagedStateError
+from openafm.annotation.environments.process import Lineage, state_key
 from openafm.annotation.environments.project import Project, Scenario
 from openafm.annotation.errors import AnnotationError, not_found
 from openafm.annotation.trees import tables
 from openafm.annotation.trees.tree import Event, EventKind
 from openafm.tokenizer.conversation import ToolDefinition
-
-_CACHED_IMAGES = 4
 
 
 class ConflictError(AnnotationError):
@@ -61,7 +58,7 @@ class TreeStore:
 
     def __init__(self, database: Database, clock: Clock | None = None) -> None:
         self.database, self.clock = database, clock or steady_clock()
-        self._images: OrderedDict[str, bytes] = OrderedDict()
+        self._seeds: dict[str, bytes] = {}  # the initial image that was read last
         self._lock = threading.Lock()
 
     def create(
@@ -153,24 +150,25 @@ class TreeStore:
             self._insert_states(connection, states)
             return self._insert(connection, item, first, group, events, person)
 
-    def image(self, key: str) -> bytes:
-        """Return the database image of a state.
+    def lineage(self, key: str, pending: Mapping[str, NewState] | None = None) -> Lineage:
+        """Return how the database image of a state is made.
+
+        Args:
+            pending: states that are not stored yet, by key.
 
         Raises:
-            DamagedStateError: the state or one before it is missing or damaged.
+            DamagedStateError: the state or one before it is missing.
         """
-        with self._lock:
-            if key in self._images:
-                self._images.move_to_end(key)
-                return self._images[key]
-        chain = self._chain(key)
-        base, deltas = chain[0].data, [row.data for row in chain[1:]]
-        image = apply_deltas(base, deltas) if deltas else bytes(base)
-        with self._lock:
-            self._images[key] = image
-            while len(self._images) > _CACHED_IMAGES:
-                self._images.popitem(last=False)
-        return image
+        newest = []
+        while pending and key in pending:
+            newest.append(pending[key].delta)
+            key = pending[key].parent
+        seed, *later = self._chain(key)
+        states = tables.states.c
+        with self.database.reading() as connection:
+            statement = sql.select(states.key, states.data).where(states.key.in_(later))
+            deltas = {row.key: row.data for row in connection.execute(statement)}
+        return Lineage(base=seed, image=lambda: self._seed(seed), deltas=(*(deltas[each] for each in later), *newest[::-1]))
 
     def set_done(self, item: str, is_done: bool) -> None:
         """Note in the list of items whether an item is done."""
@@ -184,18 +182,25 @@ class TreeStore:
         with self.database.reading() as connection:
             return int(connection.scalar(statement.where(column.parent.is_not(None))) or 0)
 
-    def _chain(self, key: str) -> list[Any]:
-        """Return the rows from an initial state to a state."""
+    def _seed(self, key: str) -> bytes:
+        with self._lock, self.database.reading() as connection:
+            if key not in self._seeds:
+                data = connection.scalar(sql.select(tables.states.c.data).where(tables.states.c.key == key))
+                self._seeds = {key: bytes(data or b"")}
+            return self._seeds[key]
+
+    def _chain(self, key: str) -> list[str]:
+        """Return the keys from an initial state to a state. The recursion does not touch the data, which may be large."""
         states = tables.states
-        walk = sql.select(states.c.key, states.c.parent, states.c.data, sql.literal(0).label("depth"))
-        chain = walk.where(states.c.key == key).cte("chain", recursive=True)
-        before = sql.select(states.c.key, states.c.parent, states.c.data, chain.c.depth + 1)
-        chain = chain.union_all(before.where(states.c.key == chain.c.parent))
+        first = sql.select(states.c.key, states.c.parent, sql.literal(0).label("depth")).where(states.c.key == key)
+        chain = first.cte("chain", recursive=True)
+        before = sql.select(states.c.key, states.c.parent, chain.c.depth + 1).where(states.c.key == chain.c.parent)
+        chain = chain.union_all(before)
         with self.database.reading() as connection:
             rows = connection.execute(sql.select(chain).order_by(chain.c.depth.desc())).all()
         if not rows or rows[0].parent is not None:
             raise DamagedStateError(f"the state {key} is not stored; revert to an earlier step")
-        return list(rows)
+        return [row.key for row in rows]
 
     def _insert_seed(self, connection: sql.Connection, seed: bytes) -> None:
         key = state_key(seed)
