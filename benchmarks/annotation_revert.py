@@ -2,9 +2,9 @@
 
     python benchmarks/annotation_revert.py --json [--quick]
 
-A revert is timed until the first tool call in the old state has returned. The database, its project and the tools are written
-here. `mismatches` counts random changes (edits, reverts, inserts, deletes, undo, redo) after which the rows differ from those
-of a replay of the main stem from the initial state.
+A revert is timed until the first tool call in the old state has returned. The database, its project and the tools are
+written here. `mismatches` counts random changes (edits, reverts, inserts, deletes, undo, redo) after which the rows differ
+from those of a replay of the main stem from the initial state.
 """
 
 from __future__ import annotations
