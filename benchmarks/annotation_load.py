@@ -3,8 +3,8 @@
     python benchmarks/annotation_load.py --json [--quick]
 
 Each annotator opens an item, writes a query, runs the scripted model, edits a step, reverts, comments and marks the item,
-over HTTP, with the keys and sequence numbers that the page sends. The server process is killed (SIGKILL) and started again on
-the same port several times. An annotator repeats a request that got no reply, with the same key, as the page does.
+over HTTP, with the keys and sequence numbers that the page sends. The server process is killed (SIGKILL) and started again
+on the same port several times. An annotator repeats a request that got no reply, with the same key, as the page does.
 
 - lost: changes that the server confirmed and that are not in the log at the end
 - doubled: changes that are in the log more than once
