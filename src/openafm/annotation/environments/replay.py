@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from openafm.annotation.environments.host import CallResult, ToolHost
 from openafm.annotation.environments.project import Project
-from openafm.tokenizer.conversation import ToolCall
+from openafm.tokenizer.conversation import ToolCall, ToolDefinition
 
 
 class ProjectEnvironment:
@@ -22,6 +22,11 @@ class ProjectEnvironment:
         )
         self._seed = project.seed
         self.reset()
+
+    @property
+    def definitions(self) -> tuple[ToolDefinition, ...]:
+        """The tools as the model reads them."""
+        return tuple(self._host.definitions.values())
 
     def reset(self) -> None:
         """Return to the initial state."""
