@@ -94,6 +94,7 @@ def serve(
     store = _open(_sample() if project is None else project, database)
     application = build_grading_app(store, config)
     with bind(settings) as bound:
+        bound.listen()  # a browser that opens the printed address waits instead of being refused
         shown = "localhost" if host in ("0.0.0.0", "::", "127.0.0.1") else host
         url = config.public_url or f"{'https' if tls_cert else 'http'}://{shown}:{bound.getsockname()[1]}"
         link = first_invite(Accounts(store.database, store.clock), config, url)
