@@ -64,5 +64,5 @@ def _draw_bar(axes: Any, position: float, row: Mapping[str, Any]) -> None:
             shade = "black" if name == "tie" else "white"
             axes.text(left + share / 2, position, f"{share:.0%}", ha="center", va="center", color=shade, fontsize=8)
         left += share
-    axes.plot(row["win"]["interval"], [position - 0.42] * 2, color=_COLORS["win"], linewidth=2)
-    axes.plot([1 - share for share in row["loss"]["interval"]], [position - 0.42] * 2, color=_COLORS["loss"], linewidth=2)
+    axes.plot(row["win"]["interval"], [position - 0.41] * 2, color=_COLORS["win"], linewidth=1.8)
+    axes.plot([1 - share for share in row["loss"]["interval"]], [position - 0.47] * 2, color=_COLORS["loss"], linewidth=1.8)

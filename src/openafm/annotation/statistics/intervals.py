@@ -27,8 +27,10 @@ def bootstrap_mean(
     """Return the percentile interval of the mean over resampled values; (nan, nan) without values."""
     if not values:
         return float("nan"), float("nan")
-    values_N = np.asarray(values, np.float64)
+    unique_V, counts_V = np.unique(np.asarray(values, np.float64), return_counts=True)
     generator = np.random.default_rng(seed)
-    means_S = np.array([values_N[generator.integers(0, len(values_N), len(values_N))].mean() for _ in range(num_samples)])
+    # Resampling values is drawing how often each distinct one occurs.
+    drawn_SV = generator.multinomial(len(values), counts_V / len(values), size=num_samples)
+    means_S = drawn_SV @ unique_V / len(values)
     low, high = np.quantile(means_S, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)

@@ -37,7 +37,8 @@ from openafm.annotation.statistics.ratings import Comparisons, fit_ratings
 
 def counted_judgments(store: JudgmentStore) -> list[Judgment]:
     """Return the judgments without those of people who were screened out."""
-    return [judgment for judgment in store.all() if judgment.person not in _screened_out(store)]
+    screened = _screened_out(store)
+    return [judgment for judgment in store.all() if judgment.person not in screened]
 
 
 def project_report(store: JudgmentStore) -> dict[str, Any]:
