@@ -15,6 +15,7 @@ from openafm.core.errors import UsageError
 class Format(StrEnum):
     HF = "hf"
     GGUF = "gguf"
+    PEFT = "peft"
 
 
 class MatrixType(StrEnum):
@@ -28,14 +29,20 @@ class MatrixType(StrEnum):
 
 def export(
     name: Annotated[str, typer.Argument(help="A bundle by name or path; not compressed.")],
-    to: Annotated[Format, typer.Option(help="hf: a folder for transformers; gguf: a file for llama.cpp.")],
+    to: Annotated[Format, typer.Option(help="hf: for transformers; gguf: for llama.cpp; peft: an adapter of the bundle.")],
     out: Annotated[Path, typer.Option(help="The folder or file to write; must not exist.")],
     type: Annotated[MatrixType, typer.Option(help="Type of the matrices in a GGUF file.")] = MatrixType.STORED,
+    adapter: Annotated[str | None, typer.Option(help="With --to peft: an installed adapter or its folder.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Write a bundle for another library, with its tokenizer and chat template. What is lost is printed as notes."""
     from openafm.bundle import open_bundle
 
+    if (to is Format.PEFT) != (adapter is not None):
+        raise UsageError("--to peft and --adapter belong together; pass both")
+    if adapter is not None:
+        _export_adapter(name, adapter, out, json)
+        return
     if to is Format.GGUF:
         from openafm.bundle.gguf import export_gguf
 
@@ -52,3 +59,20 @@ def export(
     for note in report.notes:
         print_text(f"note: {note}")
     print_text(f"wrote {report.path}, a {report.family} checkpoint")
+
+
+def _export_adapter(name: str, adapter: str, out: Path, json: bool) -> None:
+    from openafm.adapters.package import open_adapter
+    from openafm.adapters.store import find_adapter
+    from openafm.bundle import open_bundle
+    from openafm.bundle.hugging_face.peft import export_peft
+
+    bundle = open_bundle(name)
+    is_path = Path(adapter).is_dir()
+    notes = export_peft(open_adapter(Path(adapter)) if is_path else find_adapter(adapter, bundle.signature), bundle, out)
+    if json:
+        print_json({"path": str(out), "notes": notes})
+        return
+    for note in notes:
+        print_text(f"note: {note}")
+    print_text(f"wrote {out}, an adapter for PEFT; its base is the folder of `openafm export {name} --to hf`")

@@ -102,6 +102,27 @@ def gguf(
     _print_report(import_gguf(file, place, compute=compute.value), json)
 
 
+@app.command()
+def peft(
+    path: Annotated[Path, typer.Argument(exists=True, file_okay=False, help="Folder of a LoRA adapter of PEFT.")],
+    base: Annotated[str, typer.Option(help="The bundle that was imported from, or exported as, the adapter's base.")],
+    name: Annotated[str | None, typer.Option(help="Name of the adapter; default: that of the folder.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Import and install a LoRA adapter of the PEFT library."""
+    from openafm.adapters.store import adapter_place
+    from openafm.bundle import open_bundle
+    from openafm.bundle.hugging_face.peft import import_peft
+
+    bundle = open_bundle(base)
+    chosen = name or path.resolve().name
+    adapter = import_peft(path, bundle, adapter_place(chosen, bundle.signature), name=chosen)
+    if json:
+        print_json({"identifier": adapter.identifier, "path": str(adapter.path)})
+    else:
+        print_text(f"{adapter.identifier} is installed ({adapter.path})")
+
+
 def _print_report(report: ImportReport, json: bool) -> None:
     place = report.bundle.path
     if json:
