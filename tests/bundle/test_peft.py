@@ -80,7 +80,7 @@ def test_an_imported_adapter_has_the_logits_of_peft(base: tuple[Bundle, Path], t
 
 def test_an_adapter_of_interleaved_rotary_pairs(base: tuple[Bundle, Path], tmp_path: Path) -> None:
     """Rows of queries and keys are in another order here than in the exported folder."""
-    bundle, checkpoint = base
+    bundle, _ = base
     layers = tuple(
         replace(layer, attention=replace(layer.attention, position=replace(layer.attention.position, layout="interleaved")))
         for layer in bundle.config.layers
