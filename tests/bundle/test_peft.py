@@ -10,10 +10,8 @@ from typing import Any
 
 import checkpoints
 import numpy as np
+import peft
 import pytest
-
-peft = pytest.importorskip("peft", reason="peft is not installed")
-
 import torch
 import transformers
 
