@@ -140,7 +140,7 @@ def _linear_of(theirs: str) -> tuple[str, str]:
 def _check_complete(base: Bundle, weights: dict[str, NDArray[np.float32]], targets: set[str], rank: int) -> None:
     """Check names and shapes: adapters here have all layers' Linears of a target."""
     matrices = {name: tensor.shape for name, tensor in base.stored_tensors.items() if name.startswith("layers.")}
-    expected = {}
+    expected: dict[str, tuple[int, ...]] = {}
     for name, shape in matrices.items():
         linear, _, kind = name.rpartition(".")
         if kind == "weight" and len(shape) == 2 and linear.rpartition(".")[2] in targets:
