@@ -43,9 +43,10 @@ SHOWS = {
         "the session is unchanged, with 3 entries",
     ),
     "tools": ("calls ", " returned ", "Advice(umbrella="),
+    "two_nodes": ("two nodes gave 4 answers, 1 of them distinct", "one node is left: the same answer"),
     "transcripts": ("birds.json has", "InstructionsEntry", "ResponseEntry", " tokens"),
 }
-SLOW = {"adapters", "mcp_server"}  # one trains, the other starts processes
+SLOW = {"adapters", "mcp_server", "two_nodes"}  # one trains, the others start processes
 
 
 def test_every_example_is_listed() -> None:

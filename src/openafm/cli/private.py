@@ -194,8 +194,11 @@ def relay(
     """Forward encrypted requests to a node without the addresses and headers of clients. Ctrl-C stops the relay."""
     from openafm.serving.config import ServerConfig
     from openafm.serving.private.relay import build_relay
+    from openafm.serving.server import check_keys
 
-    _run(build_relay(ServerConfig(host=host, port=port), to, node_key), host, port, json)
+    config = ServerConfig(host=host, port=port)
+    check_keys(config)
+    _run(build_relay(config, to, node_key), host, port, json)
 
 
 def _run(application: ASGIApp, host: str, port: int, json: bool) -> None:

@@ -53,19 +53,29 @@ def check_setup(config: ServerConfig) -> None:
     if config.private:
         with needed("a private node", "pyhpke and cryptography", "serve"):
             import pyhpke  # noqa: F401
-    from openafm.serving.keys import KeyRing, keys_file
     from openafm.serving.models import ModelCatalog
 
     ModelCatalog(config.models)
-    if config.needs_keys and KeyRing(keys_file()).is_empty():
-        raise ServerSetupError(
-            f"a server at {config.host} needs keys, and there are none; create one with `openafm keys create NAME`"
-        )
+    check_keys(config)
     if config.tls_certificate:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_certificate, config.tls_key)
         except (OSError, ssl.SSLError) as error:
             raise ServerSetupError(f"the TLS files cannot be used ({error}); pass PEM files of one key pair") from error
+
+
+def check_keys(config: ServerConfig) -> None:
+    """Check that there are keys if the address needs them.
+
+    Raises:
+        ServerSetupError: there are none.
+    """
+    from openafm.serving.keys import KeyRing, keys_file
+
+    if config.needs_keys and KeyRing(keys_file()).is_empty():
+        raise ServerSetupError(
+            f"a server at {config.host} needs keys, and there are none; create one with `openafm keys create NAME`"
+        )
 
 
 def serve(config: ServerConfig, bound: socket.socket) -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from endpoints import wait_until
 from private_servers import CONFIG, Deployment, running
 from servers import http
 from statements_of_nodes import release
 
+import openafm as fm
 from openafm.core.files import data_home
 from openafm.serving.private.binary_http import BinaryRequest, decode_response, encode_request
 from openafm.serving.private.client import GATEWAY_PATH, STATEMENT_PATH, PrivateClient
@@ -172,6 +174,17 @@ def test_refusals_have_a_reason(deployed: Deployment, trust: Trust) -> None:
     assert chosen.url == deployed.node_url
     with pytest.raises(PrivateComputeError, match=r"404: the model 'none' does not exist"):
         list(PrivateClient([deployed.node_url], trust, [SOFTWARE_ONLY]).chat(PROMPT, model="none"))
+
+
+def test_a_client_that_leaves_ends_its_answer(deployed: Deployment, trust: Trust) -> None:
+    model = fm.SystemLanguageModel(bundle="nano").load()
+    stop = model.template.stop_token(model.tokenizer)
+    for url in (deployed.node_url, deployed.relay_url):
+        client = PrivateClient([url], trust, [SOFTWARE_ONLY])
+        answer = client.chat(PROMPT, max_tokens=3000, logit_bias={str(stop): -100})
+        assert next(answer)
+        answer.close()
+        wait_until(lambda: "num_requests_running 0.0" in http.get(deployed.node_url + "/metrics").text)
 
 
 def test_nodes_are_chosen_at_random(deployed: Deployment, trust: Trust) -> None:

@@ -110,6 +110,14 @@ def test_settings_of_a_node_are_fixed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "one process" in capsys.readouterr().err
 
 
+def test_a_relay_for_other_machines_needs_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path))
+    assert run(["private", "relay", "--to", "http://localhost:1", "--host", "0.0.0.0"]) == 2
+    assert "keys create" in capsys.readouterr().err
+
+
 def test_a_witness_signs_a_log_that_only_grows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
