@@ -5,11 +5,15 @@ answers under a JSON Schema. The server is a process of its own with the shipped
 
 - `tokens_per_second_N`, `ttft_p99_ms_N`, `itl_p99_ms_N`: text at N users.
 - `typed_tokens_per_second_8`: typed answers at 8 users.
-- `ratio_8`: typed tokens a second at 8 users over llama.cpp's, for weights of one shape and width; `p99_itl_ratio`: its 99th
-  percentile of the time between tokens over llama.cpp's. Required: at least 1.5, at most 1. Both are null, with the reason
-  in `peer`, where llama-cpp-python cannot be installed or no GGUF file is passed with --gguf.
+- `ratio_8`: typed tokens a second at 8 users over those of llama-cpp-python's server, for random weights of one shape and
+  width (serving_parts/peer_model.py) under the same schema; `p99_itl_ratio`: its 99th percentile of the time between tokens
+  over the peer's. Required: at least 1.5, at most 1. Both are null, with the reason in `peer`, without llama-cpp-python.
+  That server answers one request at a time; `ratio_1` compares one user. Random weights end an answer only at the end of the
+  schema or at the token limit. Both sides use the same number of threads.
 
-    python benchmarks/serving.py [--quick] [--json] [--gguf FILE]
+    python benchmarks/serving.py [--quick] [--json] [--peer-python PYTHON]
+
+    python -m venv llama && llama/bin/pip install 'llama-cpp-python[server]'     # --peer-python llama/bin/python
 
 Client and server share the machine's cores; use a quiet one. A full run writes docs/benchmarks/serving.json. `--quick` runs
 the same code for few requests and claims nothing.
@@ -36,6 +40,7 @@ import httpx2 as httpx
 from serving_parts.processes import openafm_server
 from shared.reporting import hand_in
 
+from openafm.bundle import open_bundle
 from openafm.serving.load import LoadConfig, LoadReport, run_load
 
 REPORT = Path(__file__).parents[1] / "docs" / "benchmarks" / "serving.json"
@@ -57,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run of the same code, under a minute")
     parser.add_argument("--json", action="store_true", help="print nothing but the JSON object")
-    parser.add_argument("--gguf", type=Path, help="the same weights for llama.cpp's server")
+    parser.add_argument("--peer-python", default=sys.executable, help="the interpreter that has llama_cpp")
     options = parser.parse_args()
     per_user = 2 if options.quick else 12
     max_tokens = 16 if options.quick else 96
@@ -69,41 +74,62 @@ def main() -> None:
             figures[f"tokens_per_second_{users}"] = report.tokens_per_second
             figures[f"ttft_p99_ms_{users}"] = report.ttft_ms["p99"]
             figures[f"itl_p99_ms_{users}"] = report.itl_ms.get("p99")
-        typed = measure(f"{server.url}/v1", per_user, max_tokens, users=8, schema=SCHEMA)
-    figures["typed_tokens_per_second_8"] = typed.tokens_per_second
-    figures["failed"] = typed.num_failed
-    figures |= peer_figures(options.gguf, typed, per_user, max_tokens)
+        typed = {users: measure(f"{server.url}/v1", per_user, max_tokens, users=users, schema=SCHEMA) for users in (1, 8)}
+    figures["typed_tokens_per_second_8"] = typed[8].tokens_per_second
+    figures["failed"] = typed[8].num_failed
+    figures |= peer_figures(options.peer_python, typed, per_user, max_tokens)
     hand_in({"figures": figures, "setting": setting(per_user, max_tokens)}, REPORT, options)
 
 
-def measure(url: str, per_user: int, max_tokens: int, *, users: int, schema: dict[str, Any] | None = None) -> LoadReport:
-    config = LoadConfig(url=url, num_requests=per_user * users, num_users=users, max_tokens=max_tokens, schema=schema)
+def measure(
+    url: str, per_user: int, max_tokens: int, *, users: int, schema: dict[str, Any] | None = None, **extra: Any
+) -> LoadReport:
+    config = LoadConfig(
+        url=url, num_requests=per_user * users, num_users=users, max_tokens=max_tokens, schema=schema, extra=extra
+    )
     return asyncio.run(run_load(config))
 
 
-def peer_figures(gguf: Path | None, typed: LoadReport, per_user: int, max_tokens: int) -> dict[str, Any]:
-    """Return the ratios to llama.cpp's server, or the reason for their absence."""
-    if importlib.util.find_spec("llama_cpp") is None:
-        return {"ratio_8": None, "p99_itl_ratio": None, "peer": "llama-cpp-python is not installed"}
-    if gguf is None:
-        return {"ratio_8": None, "p99_itl_ratio": None, "peer": "no GGUF file was passed with --gguf"}
-    with llama_server(gguf) as url:
-        measure(url, 1, max_tokens, users=2)
-        peer = measure(url, per_user, max_tokens, users=8, schema=SCHEMA)
+def peer_figures(python: str, typed: dict[int, LoadReport], per_user: int, max_tokens: int) -> dict[str, Any]:
+    """Return the ratios to llama.cpp's server by number of users, or the reason for their absence."""
+    absent: dict[str, Any] = {"ratio_8": None, "ratio_1": None, "p99_itl_ratio": None}
+    if not can_import(python, "llama_cpp.server.app"):
+        return absent | {"peer": f"{python} has no llama_cpp.server; see the docstring"}
+    if importlib.util.find_spec("gguf") is None:
+        return absent | {"peer": "the package gguf is not installed"}
+    from serving_parts.peer_model import write_peer_model
+
+    body = {"type": "json_object", "schema": SCHEMA}  # this server's name for a grammar of a schema
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "peer.gguf"
+        write_peer_model(path, open_bundle("nano"))
+        with llama_server(python, path) as url:
+            measure(url, 1, max_tokens, users=2, response_format=body)
+            peer = {users: measure(url, per_user, max_tokens, users=users, response_format=body) for users in (1, 8)}
+    if peer[8].num_failed:
+        return absent | {"peer": f"{peer[8].num_failed} requests of the peer failed: {peer[8].errors}"}
     return {
-        "ratio_8": round(typed.tokens_per_second / peer.tokens_per_second, 2),
-        "p99_itl_ratio": round(typed.itl_ms["p99"] / peer.itl_ms["p99"], 2),
-        "peer": "llama-cpp-python's server",
-        "peer_tokens_per_second_8": peer.tokens_per_second,
+        "ratio_8": round(typed[8].tokens_per_second / peer[8].tokens_per_second, 2),
+        "ratio_1": round(typed[1].tokens_per_second / peer[1].tokens_per_second, 2),
+        "p99_itl_ratio": round(typed[8].itl_ms["p99"] / peer[8].itl_ms["p99"], 2),
+        "peer": "llama-cpp-python's server, random weights",
+        "peer_tokens_per_second_8": peer[8].tokens_per_second,
+        "peer_ttft_p99_ms_8": peer[8].ttft_ms["p99"],
+        "peer_itl_p99_ms_8": peer[8].itl_ms["p99"],
+        "typed_ttft_p99_ms_8": typed[8].ttft_ms["p99"],
+        "typed_itl_p99_ms_8": typed[8].itl_ms["p99"],
     }
 
 
 @contextlib.contextmanager
-def llama_server(gguf: Path) -> Iterator[str]:
+def llama_server(python: str, gguf: Path) -> Iterator[str]:
+    """Run llama-cpp-python's server and yield its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "llama_cpp.server", "--model", str(gguf), "--port", str(port), "--n_ctx", "4096"]
+    threads = os.environ.get("OPENAFM_THREADS") or str(os.cpu_count())
+    command = [python, "-m", "llama_cpp.server", "--model", str(gguf), "--port", str(port), "--n_ctx", "4096"]
+    command += ["--n_threads", threads, "--n_threads_batch", threads, "--interrupt_requests", "false"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(600):
@@ -115,6 +141,10 @@ def llama_server(gguf: Path) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
+
+
+def can_import(python: str, module: str) -> bool:
+    return subprocess.run([python, "-c", f"import {module}"], capture_output=True, timeout=120).returncode == 0
 
 
 def setting(per_user: int, max_tokens: int) -> dict[str, Any]:

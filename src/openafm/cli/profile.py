@@ -38,6 +38,8 @@ def profile(
     from openafm.framework.profiling.profile import ContentWarning, profile
     from openafm.framework.profiling.tree import print_tree
 
+    if content and "--private" in command:
+        raise UsageError("--content would record what a private node must not keep; leave it out")
     if content:
         print("note: --content records prompts, answers and tool outputs; the files will contain them", file=sys.stderr)
     with warnings.catch_warnings():

@@ -137,6 +137,8 @@ def test_wrong_commands_are_refused(folder: Path, capsys: pytest.CaptureFixture[
     assert "command" in capsys.readouterr().err
     assert run(["profile", "--", "bogus"]) == 2
     assert "bogus" in capsys.readouterr().err
+    assert run(["profile", "--content", "--", "serve", "--private", "node"]) == 2
+    assert "private node" in capsys.readouterr().err
     assert list(folder.iterdir()) == []
 
 
