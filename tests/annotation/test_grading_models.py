@@ -149,11 +149,7 @@ def test_replies_about_edited_items_are_asked_for_again(tmp_path: Path) -> None:
 
 
 def test_the_export_is_what_the_reward_model_reads(tmp_path: Path) -> None:
-    turns = [
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yes?"},
-        {"role": "user", "content": "Why?"},
-    ]
+    turns = [{"role": role, "content": f"I am the {role}"} for role in ("user", "assistant", "tool", "user")]
     items = [item("pair", prompt=turns, locale="fr-FR"), item("tie"), item("same", answers={"a": "x", "b": "x"})]
     store = store_of(project_of(tmp_path, items))
     for person, strength in zip(add_people(store, "A", "B", "C"), (1, 3, 3), strict=True):
@@ -167,5 +163,5 @@ def test_the_export_is_what_the_reward_model_reads(tmp_path: Path) -> None:
     assert (report.num_pairs, report.num_graded, report.num_left_out) == (1, 2, 1)
     pair, *graded = read_preferences(tmp_path / "preferences.jsonl")
     assert [turns[0].text for turns in pair.answers] == ["B pair", "A pair"]
-    assert (pair.strength, pair.grades, pair.language, len(pair.prompt)) == (3, (5, 2), "fr", 3)
+    assert (pair.strength, pair.grades, pair.language, len(pair.prompt)) == (3, (5, 2), "fr", 4)
     assert [(each.strength, each.grades) for each in graded] == [(0, (2,)), (0, (5,))]

@@ -20,6 +20,7 @@ from openafm.annotation.grading.sample import create_sample
 from openafm.annotation.grading.server import build_grading_app, open_store
 from openafm.annotation.people.accounts import Accounts, Role
 from openafm.annotation.web import WebConfig
+from openafm.core.files import OutOfSpaceError
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium-headless-shell", "chromium", "google-chrome"))), None)
 needs_chromium = pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed (docs/data.md)")
@@ -89,6 +90,21 @@ def test_wrong_judgments_are_refused(url: str, store: JudgmentStore, change: dic
     assert reply.status_code == status
     assert reply.json()["error"]["message"]
     assert store.all() == []
+
+
+def test_a_full_disk_is_shown(url: str, store: JudgmentStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    browser = joined(url, store, "Ana")
+    body = submission(browser.get("/task")["task"])
+
+    def full(*_arguments: object, **_named: object) -> None:
+        raise OutOfSpaceError("no space left on the disk")
+
+    monkeypatch.setattr(JudgmentStore, "submit", full)
+    reply = browser.send("POST", "/judgments", json=body)
+    assert reply.status_code == 507
+    assert "nothing was stored" in reply.json()["error"]["message"]
+    monkeypatch.undo()
+    assert browser.post("/judgments", body) == {"revision": 1}
 
 
 def test_images_are_served_to_signed_in_people_only(url: str, store: JudgmentStore) -> None:
@@ -232,7 +248,7 @@ def test_an_unreachable_server_keeps_the_entry(page: Page) -> None:
 
 
 @needs_chromium
-@pytest.mark.parametrize("width", [320, 2560])
+@pytest.mark.parametrize("width", [320, pytest.param(2560, marks=pytest.mark.slow)])
 def test_the_page_fits_every_width_in_both_schemes(chromium: Chromium, sample_url: str, width: int) -> None:
     for page in opened(chromium, sample_url, color_scheme="dark", viewport={"width": width, "height": 800}):
         page.wait_for_selector("#task:not([hidden])")
@@ -249,6 +265,7 @@ def test_the_page_fits_every_width_in_both_schemes(chromium: Chromium, sample_ur
 
 
 @needs_chromium
+@pytest.mark.slow
 def test_people_join_sign_out_and_sign_in(chromium: Chromium, url: str, store: JudgmentStore) -> None:
     link = f"{url}/join#{Accounts(store.database, store.clock).invite(Role.ADMIN)}"
     for page in opened(chromium, link):

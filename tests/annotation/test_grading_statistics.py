@@ -148,6 +148,7 @@ def test_a_report_has_groups_ratings_agreement_and_graders(tmp_path: Path) -> No
     assert "P0" not in json.dumps(report)
 
 
+@pytest.mark.slow
 def test_the_report_is_written_as_page_and_figures(tmp_path: Path) -> None:
     store = simulated(tmp_path / "project", num_items=9, title="<Wave>")
     paths = write_report(project_report(store), tmp_path / "report")

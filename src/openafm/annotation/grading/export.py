@@ -70,7 +70,8 @@ def _lines(decision: Decision) -> Iterable[dict[str, Any]]:
 def _prompt(turns: Sequence[tuple[str, str]]) -> str | list[dict[str, str]]:
     if len(turns) == 1:
         return turns[0][1]
-    return [{"role": role, "content": text} for role, text in turns]
+    named = {"tool": {"name": "tool"}}  # the format needs a name, items have none
+    return [{"role": role, **named.get(role, {}), "content": text} for role, text in turns]
 
 
 def _mean_grade(grades: Iterable[Judgment], side: int) -> int | None:
