@@ -34,6 +34,7 @@ from openafm.cli import (
     private,
     profile,
     quickstart,
+    reproduce,
     resign,
     respond,
     rl,
@@ -81,6 +82,7 @@ def _openafm(
 app.command()(quickstart.quickstart)
 app.command()(train.train)
 app.command()(plan.plan)
+app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(train.recipes_app, name="recipes")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(compress.app, name="compress")

@@ -1,0 +1,116 @@
+"""`openafm reproduce`: the stages of the report one after the other, and its claims beside our figures."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.core.errors import OpenAFMError, UsageError
+from openafm.core.terminal import escaped
+
+if TYPE_CHECKING:
+    from openafm.recipes.reproduction.claims import MeasuredClaim
+    from openafm.recipes.reproduction.runner import StageResult
+
+app = typer.Typer(
+    help="Go through the report: data, both models, training, compression, use, evaluation.", invoke_without_command=True
+)
+
+
+@app.callback()
+def reproduce(
+    context: typer.Context,
+    size: Annotated[str, typer.Option(help="tiny (minutes; two steps of each training), micro or nano.")] = "micro",
+    only: Annotated[str, typer.Option(help="Names of stages, separated by commas; the others stay as they are.")] = "",
+    plan: Annotated[bool, typer.Option("--plan", help="List the stages and what is done, and run nothing.")] = False,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder; a run in it is continued.")] = Path("reproduction"),
+    json: JsonOption = False,
+) -> None:
+    """Run the stages of the report and write the page of claims. Repeat the command to continue after an interruption."""
+    if context.invoked_subcommand is not None:
+        return
+    from openafm.recipes.reproduction.runner import kept_stages, run_stages
+    from openafm.recipes.reproduction.stages import report_stages
+
+    stages = report_stages(_checked(size))
+    if plan:
+        done = kept_stages(stages, out)
+        rows = [
+            (
+                stage.section,
+                stage.name,
+                f"done in {done[stage.name].seconds:.0f} s" if stage.name in done else "to run",
+                stage.title,
+            )
+            for stage in stages
+        ]
+        if json:
+            print_json([dict(zip(("section", "stage", "state", "title"), row, strict=True)) for row in rows])
+        else:
+            print_table(("section", "stage", "state", "title"), rows)
+        return
+
+    def report(line: str) -> None:
+        print(escaped(line), file=sys.stderr, flush=True)
+
+    results = run_stages(stages, out, size, [name for name in only.split(",") if name], report)
+    _finish(out, size, results, json)
+    if failed := [result.name for result in results if result.state == "failed"]:
+        raise OpenAFMError(
+            f"these stages failed: {', '.join(failed)}; the page has the reasons, repeat the command after mending"
+        )
+
+
+@app.command("report")
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a reproduction.")],
+    json: JsonOption = False,
+) -> None:
+    """Write the page of a reproduction again, from what its stages stored."""
+    from openafm.recipes.reproduction.runner import read_results
+
+    size, results = read_results(run)
+    _finish(run, size, results, json)
+
+
+def _finish(folder: Path, size: str, results: list[StageResult], json: bool) -> None:
+    from openafm.recipes.reproduction.claims import measured_claims
+    from openafm.recipes.reproduction.page import summary, write_pages
+    from openafm.recipes.reproduction.stages import report_stages
+
+    claims = measured_claims(results, size)
+    html, markdown = write_pages(folder, size, report_stages(size), results, claims)
+    if json:
+        print_json(_figures(results, claims) | {"page": str(html), "markdown": str(markdown)})
+        return
+    words = {True: "yes", False: "no", None: "-"}
+    print_table(
+        ("section", "claim", "report", "here", "holds"),
+        [(claim.section, claim.text, claim.reported, claim.ours, words[claim.holds]) for claim in claims],
+    )
+    print_text(f"\n{summary(size, results, claims)}\npage: {html}")
+
+
+def _figures(results: list[StageResult], claims: list[MeasuredClaim]) -> dict[str, Any]:
+    return {
+        "stages": {
+            result.name: {"state": str(result.state), "seconds": result.seconds, "reason": result.reason}
+            for result in results
+        },
+        "claims": [vars(claim) for claim in claims],
+        "claims_measured": sum(claim.holds is not None for claim in claims),
+        "claims_holding": sum(claim.holds is True for claim in claims),
+        "minutes": round(sum(result.seconds for result in results) / 60, 1),
+    }
+
+
+def _checked(size: str) -> str:
+    from openafm.recipes.reproduction.stages import SIZES
+
+    if size not in SIZES:
+        raise UsageError(f"the size '{size}' is not one of {', '.join(SIZES)}")
+    return size

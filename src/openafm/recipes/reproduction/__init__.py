@@ -1,0 +1,1 @@
+"""The whole report in one command: existing verbs as stages, and our figures beside its own (`openafm reproduce`)."""

@@ -1,0 +1,129 @@
+"""Stages: what stands is kept, what failed or is missing is reported, claims and the page come from stored outputs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from openafm.cli.main import run
+from openafm.core.errors import UsageError
+from openafm.recipes.reproduction.claims import measured_claims, report_claims
+from openafm.recipes.reproduction.page import write_pages
+from openafm.recipes.reproduction.runner import StageResult, StageState, kept_stages, read_results, run_stages
+from openafm.recipes.reproduction.stages import SIZES, Command, Stage, report_stages
+
+GOOD = Stage(
+    name="good", section="1", title="works", commands=(Command(name="list", words=("safety", "taxonomy", "--json")),)
+)
+BAD = Stage(name="bad", section="2", title="fails", commands=(Command(name="no", words=("inspect", "nothing", "--json")),))
+AFTER = replace(GOOD, name="after", needs=("bad",))
+ABSENT = replace(GOOD, name="absent", requires=("module:no_such_module",))
+
+
+def outcomes(results: list[StageResult]) -> dict[str, StageState]:
+    return {result.name: result.state for result in results}
+
+
+def test_done_stages_are_kept_and_failures_stop_what_needs_them(tmp_path: Path) -> None:
+    lines: list[str] = []
+    results = run_stages((GOOD, BAD, AFTER, ABSENT), tmp_path, "tiny", (), lines.append)
+    assert outcomes(results) == {
+        "good": StageState.DONE,
+        "bad": StageState.FAILED,
+        "after": StageState.SKIPPED,
+        "absent": StageState.SKIPPED,
+    }
+    by_name = {result.name: result for result in results}
+    assert len(by_name["good"].figures["list"]["subcategories"]) == 58
+    assert "nothing" in by_name["bad"].reason
+    assert "no_such_module" in by_name["absent"].reason
+    assert any("failed" in line for line in lines)
+    assert read_results(tmp_path) == ("tiny", results)
+    again = run_stages((GOOD,), tmp_path, "tiny", (), lines.append)
+    assert outcomes(again) == {"good": StageState.KEPT}
+    assert again[0].figures == by_name["good"].figures
+
+
+def test_a_changed_stage_and_those_that_need_it_are_done_again(tmp_path: Path) -> None:
+    second = replace(GOOD, name="second", needs=("good",))
+    run_stages((GOOD, second), tmp_path, "tiny", (), lambda _: None)
+    (tmp_path / "good" / "old").write_text("of the old commands")
+    changed = replace(GOOD, commands=(replace(GOOD.commands[0], name="other"),))
+    assert kept_stages((changed, second), tmp_path) == {}
+    assert set(kept_stages((GOOD, second), tmp_path)) == {"good", "second"}
+    results = run_stages((changed, second), tmp_path, "tiny", ("good",), lambda _: None)
+    assert outcomes(results) == {"good": StageState.DONE, "second": StageState.SKIPPED}
+    assert set(results[0].figures) == {"other"}
+    assert not (tmp_path / "good" / "old").exists()
+
+
+def test_wrong_calls_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no stage is called 'x'; the stages are good"):
+        run_stages((GOOD,), tmp_path, "tiny", ("x",), lambda _: None)
+    run_stages((GOOD,), tmp_path, "tiny", (), lambda _: None)
+    with pytest.raises(UsageError, match="holds a reproduction of size tiny"):
+        run_stages((GOOD,), tmp_path, "micro", (), lambda _: None)
+    assert run(["reproduce", "--size", "huge", "--out", str(tmp_path)]) == 2
+    assert run(["reproduce", "report", str(tmp_path / "nothing")]) == 2
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_stages_need_earlier_ones_and_claims_name_stages(size: str) -> None:
+    stages = report_stages(size)
+    names = [stage.name for stage in stages]
+    assert len(set(names)) == len(names)
+    for number, stage in enumerate(stages):
+        assert set(stage.needs) <= set(names[:number])
+        assert len({command.name for command in stage.commands}) == len(stage.commands)
+    assert {claim.stage for claim in report_claims(size)} <= set(names)
+
+
+def test_claims_and_page_come_from_the_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The report's own figures of its architecture are measured on its own sizes, so they hold at any size."""
+    out = tmp_path / "run"
+    assert run(["reproduce", "--size", "tiny", "--only", "models,responsible_ai", "--out", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    holding = {claim["text"]: claim["ours"] for claim in found["claims"] if claim["holds"]}
+    assert holding["sharing keys and values makes the KV cache smaller"] == "-37.5%"
+    assert holding["tracks need fewer synchronizations than tensor parallelism"] == "-87.5% (12 against 96)"
+    assert holding["categories and subcategories of harm"] == "6 and 58"
+    assert found["claims_measured"] == found["claims_holding"] == len(holding)
+    page = Path(found["page"]).read_text()
+    assert "-87.5% (12 against 96)" in page
+    assert "left out by --only" in page
+    assert run(["reproduce", "report", str(out)]) == 0
+    assert "hold in shape" in capsys.readouterr().out
+
+
+def test_a_figure_that_an_output_lacks_is_not_measured(tmp_path: Path) -> None:
+    stage = report_stages("tiny")[0]
+    result = StageResult(name="models", digest="", state=StageState.DONE, figures={"on_device": {}}, seconds=1.0)
+    claims = measured_claims([result], "tiny")
+    assert all(claim.holds is None for claim in claims)
+    assert claims[0].ours.startswith("not measured: the output of models has no")
+    html, markdown = write_pages(tmp_path, "tiny", (stage,), [replace(result, reason="<script>")], claims)
+    assert "<script>" not in html.read_text()
+    assert "not measured" in markdown.read_text()
+
+
+@pytest.mark.slow
+def test_the_smallest_size_ends_after_kills(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "openafm", "reproduce", "--size", "tiny", "--out", str(tmp_path / "run"), "--json"]
+    for seconds in (20, 60):  # in the midst of stages
+        process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {stage["state"] for stage in found["stages"].values()} <= {"done", "kept"}
+    assert found["claims_measured"] >= 16
