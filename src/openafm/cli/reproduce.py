@@ -61,7 +61,7 @@ def reproduce(
     _finish(out, size, results, json)
     if failed := [result.name for result in results if result.state == "failed"]:
         raise OpenAFMError(
-            f"these stages failed: {', '.join(failed)}; the page has the reasons, repeat the command after mending"
+            f"these stages failed: {', '.join(failed)}; the page has the reasons, fix the cause and repeat the command"
         )
 
 

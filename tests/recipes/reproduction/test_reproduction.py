@@ -1,4 +1,4 @@
-"""Stages: what stands is kept, what failed or is missing is reported, claims and the page come from stored outputs."""
+"""Stages: finished ones are kept, failed or missing ones are reported; claims and the page come from stored outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs stages: each in a folder, each command in a process; what stands is kept.
+"""Runs stages: each in a folder, each command in a process; finished stages are kept.
 
 A stage has a digest of its commands and of the stages that it needs. A stage whose digest is in `done.json` is not run
 again, so a killed reproduction continues, and a changed stage is done again with those that depend on it.
