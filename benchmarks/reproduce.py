@@ -2,9 +2,10 @@
 
     python benchmarks/reproduce.py [--quick] [--json] [--size micro] [--out FOLDER]
 
-- `stages`: stages that were done; `claims_measured`, `claims_holding`: of the claims of `openafm reproduce`; `minutes`: the wall
-  time of all stages, also of earlier calls in FOLDER. Required for micro: at least 16 measured, at most 75 minutes on two cores.
+- `stages`: stages that were done; `claims_measured`, `claims_holding`: of the claims of `openafm reproduce`.
+- `minutes`: the wall time of all stages, also of earlier calls in FOLDER.
 
+Required for micro: at least 16 claims measured, at most 75 minutes on two cores.
 `--quick` uses the size tiny, which trains for two steps and claims no effect.
 """
 
