@@ -112,3 +112,10 @@ def test_answers_are_judged(bundle: str, tmp_path: Path, capsys: pytest.CaptureF
     assert "use a stronger judge" in capsys.readouterr().out
     assert run(["evaluate", "judge", str(tmp_path / "a"), str(tmp_path / "b"), "--judge", bundle]) == 1
     assert "has no task 'arena_hard', it has prompts" in capsys.readouterr().err
+
+
+def test_tools_and_a_card(bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["evaluate", "tools", "--model", bundle, "--limit", "1", "--out", str(tmp_path / "a"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"]["tools"]["count"] == 4
+    assert run(["evaluate", "card", str(tmp_path / "a")]) == 0
+    assert "| tools | success | all | 4 |" in capsys.readouterr().out

@@ -12,16 +12,16 @@ import typer
 from typer.core import TyperGroup
 
 from openafm.cli.evaluate_compare import compare, judge
+from openafm.cli.evaluate_features import card, features, tools
 from openafm.cli.evaluate_held_out import evaluate_held_out
+from openafm.cli.evaluate_runs import adapter_identity, print_results, run_and_report
 from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, ModelOption, open_model
 from openafm.cli.options import PluginsOption
-from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.cli.output import JsonOption, print_json, print_table
 from openafm.core.errors import OpenAFMError, UsageError
 
 if TYPE_CHECKING:
-    from openafm.evaluation.harness.answerer import Answerer
-    from openafm.evaluation.harness.results import TaskResult
-    from openafm.framework.backends.language_model import LanguageModel
+    pass
 
 DEFAULT_COMMAND = "run"
 
@@ -44,6 +44,9 @@ app = typer.Typer(
 
 
 app.command()(compare)
+app.command()(features)
+app.command()(tools)
+app.command()(card)
 app.command()(judge)
 
 
@@ -119,67 +122,20 @@ def evaluate(
         temperature=temperature,
         seed=seed,
         instructions=instructions,
-        identity=_adapter_identity(adapter, described),
+        identity=adapter_identity(adapter, described),
     )
     options = RunOptions(limit=limit, languages=tuple(_names(languages or "")), threads=threads)
-    results = _run(answerer, chosen, data, out, cache, options)
+    results = run_and_report(answerer, chosen, data, out, cache, options)
     if json:
         print_json(
             {"model": answerer.name, "out": str(out), "tasks": {name: each.to_dict() for name, each in results.items()}}
         )
     else:
-        _print_results(results, out)
+        print_results(results, out)
     missed = [f"{name} is {results[name].score.mean:.4f}, below {gate}" for name, gate in gates.items()
               if results[name].score.mean < gate]  # fmt: skip
     if missed:
         raise GateError("; ".join(missed))
-
-
-def _run(
-    answerer: Answerer, tasks: dict[str, Any], data: Path, out: Path, cache: Path | None, options: Any
-) -> dict[str, TaskResult]:
-    from openafm.core.files import data_home
-    from openafm.core.progress import progress
-    from openafm.evaluation.harness.cache import OutputCache
-    from openafm.evaluation.harness.report import write_report
-    from openafm.evaluation.harness.results import open_run
-    from openafm.evaluation.harness.runner import run_tasks
-
-    outputs = OutputCache(cache or data_home() / "evaluation" / "outputs.sqlite")
-    try:
-        with progress(f"evaluate {answerer.name}", len(tasks)) as bar:
-            numbers = {name: number for number, name in enumerate(tasks)}
-            results = run_tasks(
-                answerer,
-                tasks,
-                data,
-                out,
-                outputs,
-                options,
-                lambda name, done, total: bar.update(numbers[name] + done / total, f"{name} {done}/{total}"),
-            )
-    finally:
-        outputs.close()
-    write_report(open_run(out), out / "report.html")
-    return results
-
-
-def _print_results(results: dict[str, TaskResult], out: Path) -> None:
-    rows = []
-    for name, result in results.items():
-        parts = {"all": result.score} | (dict(result.languages) if len(result.languages) > 1 else {})
-        for language, score in parts.items():
-            low, high = score.interval
-            interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
-            rows.append((name, result.metric, language, score.count, _percent(score.mean), interval))
-    print_table(("task", "metric", "language", "values", "score", "95 %"), rows)
-    tokens = sum(sum(result.tokens.values()) for result in results.values())
-    print_text(f"\n{tokens:,} tokens; samples and report: {out / 'report.html'}")
-    for name, result in results.items():
-        notes = {"failed": result.num_failed, "cut at the token limit": result.num_cut, "from the cache": result.num_cached}
-        found = ", ".join(f"{count:,} {note}" for note, count in notes.items() if count)
-        if found:
-            print_text(f"{name}: of {result.count:,} outputs {found}")
 
 
 def _list_tasks(json: bool) -> None:
@@ -207,17 +163,3 @@ def _gates(values: list[str] | None, tasks: list[str]) -> dict[str, float]:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
-
-
-def _adapter_identity(adapter: str | None, model: LanguageModel) -> str:
-    if adapter is None:
-        return ""
-    from openafm.framework.backends.adapter import resolve_adapter
-    from openafm.framework.backends.system_model import SystemLanguageModel
-
-    assert isinstance(model, SystemLanguageModel)
-    return resolve_adapter(adapter, model.described()).digest

@@ -6,12 +6,14 @@ import hashlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from openafm.core.errors import UsageError
+from openafm.evaluation.features.phone import Phone
 from openafm.evaluation.harness.task import Output, Prompt
-from openafm.framework.backends.language_model import AnswerRequest, FinishReason, TextPiece
+from openafm.framework.backends.language_model import Answer, AnswerRequest, Event, FinishReason, TextPiece
 from openafm.framework.errors import (
     DecodingFailureError,
     ExceededContextWindowSizeError,
@@ -22,13 +24,15 @@ from openafm.framework.errors import (
 )
 from openafm.framework.options import GenerationOptions, SamplingMode
 from openafm.runtime.engines.base import ContextWindowError
-from openafm.tokenizer.conversation import Instructions, JsonSchema, ToolDefinition, UserTurn
+from openafm.tokenizer.conversation import Instructions, JsonSchema, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
 
 if TYPE_CHECKING:
     from openafm.evaluation.harness.raw_text import RawText
     from openafm.framework.backends.language_model import LanguageModel
     from openafm.framework.backends.system_model import SystemLanguageModel
 
+MAX_ROUNDS = 8
+"""Answers to one prompt of a stateful environment: a model that calls tools without end is stopped."""
 ANSWERED_WITH_FAILURE = (
     ContextWindowError,
     DecodingFailureError,
@@ -104,35 +108,35 @@ class ModelAnswerer(Answerer):
         turn = UserTurn(text=prompt.text, response_format=schema)
         opening = (Instructions(text=text, tools=tools),)
         self.model.check_context((*opening, turn))
-        request = AnswerRequest(
-            turns=(turn,),
-            schema=schema,
-            tools=tools,
-            must_call=False,
-            options=GenerationOptions(
-                sampling=self._sampling, temperature=self._temperature, maximum_response_tokens=prompt.max_tokens
-            ),
-            cancelled=cancelled,
-        )
-        events, pieces = self.model.executor(opening).answer(request), []
-        try:
-            while True:
-                event = next(events)
-                if isinstance(event, TextPiece):
-                    pieces.append(event.text)
-        except StopIteration as stop:
-            answer = stop.value
-        except (ContextWindowError, ExceededContextWindowSizeError):
-            if not pieces:
-                raise
-            return Output(text="".join(pieces), finish="length")  # the window ended an answer that does not stop
-        return Output(
-            text=answer.turn.text,
-            calls=tuple({"name": call.name, "arguments": dict(call.arguments)} for call in answer.turn.tool_calls),
-            prompt_tokens=answer.usage.prompt_tokens,
-            generated_tokens=answer.usage.generated_tokens,
-            finish="length" if answer.finish_reason is FinishReason.LENGTH else "stop",
-        )
+        executor = self.model.executor(opening)
+        phone = None if prompt.world is None else Phone(prompt.world)
+        turns: tuple[Turn, ...] = (turn,)
+        output, calls = Output(), []
+        for _ in range(1 if phone is None else MAX_ROUNDS):
+            request = AnswerRequest(
+                turns=turns,
+                schema=schema,
+                tools=tools,
+                must_call=False,
+                options=GenerationOptions(
+                    sampling=self._sampling, temperature=self._temperature, maximum_response_tokens=prompt.max_tokens
+                ),
+                cancelled=cancelled,
+            )
+            answer = _drained(executor.answer(request))
+            calls += [{"name": call.name, "arguments": dict(call.arguments)} for call in answer.calls]
+            output = Output(
+                text=answer.text,
+                prompt_tokens=output.prompt_tokens + answer.prompt_tokens,
+                generated_tokens=output.generated_tokens + answer.generated_tokens,
+                finish=answer.finish,
+            )
+            if phone is None or not answer.calls:
+                break
+            turns = tuple(ToolTurn(name=call.name, text=phone.call(call.name, call.arguments)) for call in answer.calls)
+        else:
+            output = replace(output, finish="length")  # the model never stops to call tools
+        return replace(output, calls=tuple(calls))
 
     def _raw_text(self) -> RawText:
         if self._raw is None:
@@ -146,6 +150,38 @@ class ModelAnswerer(Answerer):
                 )
             self._raw = RawText(loaded.load())
         return self._raw
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    text: str
+    calls: tuple[ToolCall, ...] = ()
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    finish: str = "stop"
+
+
+def _drained(events: Generator[Event, None, Answer]) -> _Answer:
+    """Return the whole answer. An answer that the context window ends is cut, as one that the token limit ends."""
+    pieces: list[str] = []
+    try:
+        while True:
+            event = next(events)
+            if isinstance(event, TextPiece):
+                pieces.append(event.text)
+    except StopIteration as stop:
+        answer: Answer = stop.value
+    except (ContextWindowError, ExceededContextWindowSizeError):
+        if not pieces:
+            raise
+        return _Answer(text="".join(pieces), finish="length")
+    return _Answer(
+        text=answer.turn.text,
+        calls=answer.turn.tool_calls,
+        prompt_tokens=answer.usage.prompt_tokens,
+        generated_tokens=answer.usage.generated_tokens,
+        finish="length" if answer.finish_reason is FinishReason.LENGTH else "stop",
+    )
 
 
 def local_model(model: LanguageModel) -> SystemLanguageModel | None:

@@ -33,6 +33,7 @@ class Prompt:
         continuations: the texts that a `choice` compares.
         tools: tools as JSON objects with `name`, `description` and `parameters`.
         schema: the JSON Schema of a guided answer.
+        world: the state of `features.worlds.Phone`, on which called tools run until the model answers with text.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Prompt:
     continuations: tuple[str, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     schema: Mapping[str, Any] | None = None
+    world: Mapping[str, Any] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form without empty fields."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from openafm.core.config import UnknownKindError, from_dict, nearest
 from openafm.core.errors import UsageError
+from openafm.evaluation.features.languages import OutputLanguageConfig
+from openafm.evaluation.features.needles import NeedlesConfig
+from openafm.evaluation.features.texts import KINDS, TextsConfig
+from openafm.evaluation.features.worlds import ToolWorldConfig
+from openafm.evaluation.features.written import SETS, WrittenCasesConfig
 from openafm.evaluation.harness.task import TaskConfig
 from openafm.evaluation.tasks.bfcl import BFCLConfig
 from openafm.evaluation.tasks.choices import MMLUConfig, MMLULikelihoodConfig, MMMLUConfig
@@ -33,6 +39,15 @@ TASKS: Mapping[str, Callable[[], TaskConfig]] = {
     "xstest": XSTestConfig,
 }
 
+FEATURES: Mapping[str, Callable[[], TaskConfig]] = {
+    **{name: partial(WrittenCasesConfig, set=name) for name in SETS},
+    **{kind: partial(TextsConfig, kind=kind) for kind in KINDS},
+    "output_language": OutputLanguageConfig,
+    "needles": NeedlesConfig,
+    "tools": ToolWorldConfig,
+}
+"""Tasks on our own sets, which come with the package."""
+
 
 def find_task(name: str) -> TaskConfig:
     """Return the task of a name, with its default values.
@@ -40,11 +55,12 @@ def find_task(name: str) -> TaskConfig:
     Raises:
         UsageError: no task has this name; the message lists or suggests names.
     """
-    if name in TASKS:
-        return TASKS[name]()
+    known = {**TASKS, **FEATURES}
+    if name in known:
+        return known[name]()
     for kind in (name, f"{name}Config"):
         try:
             return from_dict(TaskConfig, {"type": kind})  # type: ignore[type-abstract]
         except UnknownKindError:
             continue
-    raise UsageError(f"no task '{name}'{nearest(name, list(TASKS))}; load a task of your own with --plugins ./file.py")
+    raise UsageError(f"no task '{name}'{nearest(name, list(known))}; load a task of your own with --plugins ./file.py")
