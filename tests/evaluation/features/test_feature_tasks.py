@@ -78,7 +78,8 @@ def test_summaries_keep_facts_and_add_no_numbers() -> None:
     good = task.judge(item, Output(text="The plumber comes on Thursday between 9 and 11; the landlord pays 180 euros."))
     assert good.scores["score"] == 1.0
     added = task.judge(item, Output(text="The plumber comes on Thursday at 12."))
-    assert (added.scores["grounded"], added.notes["added"]) == (0.0, ["12"])
+    assert (added.scores["grounded"], added.scores["facts"], added.scores["score"]) == (0.0, 1.0, 0.0)
+    assert added.notes["added"] == ["12"]
     copied = task.judge(item, Output(text=item.reference["text"]))
     assert (copied.scores["changed"], copied.scores["length"]) == (0.0, 0.0)
     lost = task.judge(item, Output(text="Somebody comes."))

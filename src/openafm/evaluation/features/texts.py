@@ -6,6 +6,7 @@ They find broken answers; they do not replace human grades of style.
 from __future__ import annotations
 
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -27,8 +28,8 @@ _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 class TextsConfig(TaskConfig):
     """Texts of `sets/texts.jsonl` with a request.
 
-    The score is the mean of four checks: `facts`, the share of required phrases in the answer; `length`, within the limit;
-    `grounded`, no number that the text does not have; `changed`, not a copy of the text.
+    `facts` is the share of required phrases in the answer. The score is `facts`, or 0 if the answer is too long (`length`),
+    has a number that the text does not have (`grounded`), or is a copy of the text (`changed`).
     """
 
     METRIC: ClassVar[str] = "score"
@@ -58,7 +59,7 @@ class TextsConfig(TaskConfig):
         }
         notes = {"lost": [fact for fact, kept in zip(row["facts"], facts, strict=True) if not kept], "added": added}
         return Verdict(
-            scores={**scores, "score": sum(scores.values()) / len(scores)},
+            scores={**scores, "score": math.prod(scores.values())},
             extraction=f"{count} words",
             expected=f"{', '.join(row['facts'])}; at most {row['max_words']} words",
             notes={name: found for name, found in notes.items() if found},
