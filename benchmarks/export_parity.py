@@ -2,8 +2,8 @@
 
     python benchmarks/export_parity.py [--quick] [--json] [--peer-python PYTHON]
 
-For random models of every family that is exported: `hf` by transformers, `gguf` read back by openafm, `peft` by PEFT. With
-`--peer-python`, a Python that has llama-cpp-python, `gguf` is also computed by llama.cpp with float32 keys and values.
+For random models of every family that is exported: `hf` by transformers, `gguf` read back by openafm, `peft` by PEFT; and for
+the shape of the report's on-device model, which transformers runs from the exported modules. With `--peer-python`, a Python that has llama-cpp-python, `gguf` is also computed by llama.cpp with float32 keys and values.
 `max_difference` is the largest difference of all but llama.cpp's, divided by the largest logit; `llama_cpp_difference` is
 that of llama.cpp. `--json` prints one JSON object.
 """
@@ -112,16 +112,37 @@ def differences(family: str, folder: Path, peer_python: str | None) -> dict[str,
     return found
 
 
+def own_architecture_difference(folder: Path) -> float:
+    """The difference of the exported modules for a small model with shared keys and values."""
+    from openafm.bundle import write_bundle
+    from openafm.bundle.hugging_face import export_hugging_face
+    from openafm.models.sizes import SIZES
+    from openafm.tokenizer.bpe import Tokenizer
+    from openafm.tokenizer.chat_template import ChatTemplate
+
+    config = SIZES["on_device.nano"]()
+    tensors = {name: tensor.numpy() for name, tensor in config.build().state_dict().items()}
+    bundle = write_bundle(
+        folder / "bundle", config=config, tokenizer=Tokenizer(merges=()), template=ChatTemplate(), tensors=tensors
+    )
+    export_hugging_face(bundle, folder / "hf")
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, NUM_TOKENS).tolist()
+    ours = own_logits(bundle, tokens)
+    return float(np.abs(ours - transformers_logits(folder / "hf", tokens)).max() / np.abs(ours).max())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="two families")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--peer-python", help="a Python that has llama-cpp-python")
     arguments = parser.parse_args()
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     for family in QUICK_FAMILIES if arguments.quick else FAMILIES:
         with tempfile.TemporaryDirectory() as folder:
             found[family] = differences(family, Path(folder), arguments.peer_python)
+    with tempfile.TemporaryDirectory() as folder:
+        found["openafm"] = {"hf": own_architecture_difference(Path(folder))}
     own = [value for each in found.values() for name, value in each.items() if name != "llama_cpp"]
     peers = [each["llama_cpp"] for each in found.values() if "llama_cpp" in each]
     result = {"max_difference": max(own), "llama_cpp_difference": max(peers, default=None), "by_family": found}

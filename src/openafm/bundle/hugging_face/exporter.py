@@ -1,7 +1,7 @@
 """Export a bundle as a Hugging Face folder that transformers loads: config, weights, tokenizer and chat template.
 
-Only decoders of the shapes that the importer reads can be exported: the importer must read the written `config.json` back as
-the same decoder. Rotary embeddings on interleaved pairs become ones on halves by a permutation of rows, which is exact.
+Decoders with the shape of a family of transformers become plain folders of that family: the importer must read the written
+`config.json` back as the same decoder. Others become folders with their own modules (own_architecture.py). Rotary embeddings on interleaved pairs become ones on halves by a permutation of rows, which is exact.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from openafm.bundle.errors import BundleError
 from openafm.bundle.hugging_face.config import FAMILIES, decoder_config
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.hugging_face.jinja_source import jinja_source
+from openafm.bundle.hugging_face.own_architecture import own_config, rope_parameters, write_modules
 from openafm.bundle.hugging_face.weights import INDEX, checkpoint_name
 from openafm.bundle.tensor_file import MAX_SHARD_BYTES, MappedTensor, copy_tensors, read_tensors
 from openafm.core.errors import UsageError
@@ -28,8 +29,6 @@ from openafm.models.config import (
     AttentionConfig,
     DecoderConfig,
     DenseFeedForwardConfig,
-    LinearRotaryConfig,
-    Llama3RotaryConfig,
     OwnKeysValuesConfig,
     RotaryConfig,
     TiedHeadConfig,
@@ -57,7 +56,7 @@ def export_hugging_face(bundle: Bundle, place: Path) -> ExportReport:
 
     Raises:
         UsageError: `place` exists.
-        HuggingFaceError: the bundle is compressed, or its decoder has no shape of a supported family.
+        HuggingFaceError: the bundle is compressed, or its decoder has tracks, experts or layers of different shapes.
         BundleError: a file of the bundle is damaged.
         OutOfSpaceError: the disk is full. After any error `place` does not exist.
     """
@@ -65,9 +64,10 @@ def export_hugging_face(bundle: Bundle, place: Path) -> ExportReport:
         raise UsageError(f"{place} exists; choose another folder")
     if bundle.numerics.is_compressed:
         raise HuggingFaceError(f"{bundle.name} is compressed; export the bundle that it was made from")
-    values = checkpoint_config(bundle.config)
+    values, lost = exported_config(bundle.config)
     bundle.verify()
     source, notes = jinja_source(bundle.template, bundle.tokenizer)
+    notes = (*lost, *notes)
     stop = sorted(bundle.template.stop_tokens(bundle.tokenizer))
     names = {id: name for name, id in bundle.tokenizer.special_ids.items()}
     settings = {
@@ -89,7 +89,21 @@ def export_hugging_face(bundle: Bundle, place: Path) -> ExportReport:
         (folder / "README.md").write_text(bundle.card(), encoding="utf-8")
         copy_tensors(folder, _checkpoint_tensors(bundle), MAX_SHARD_BYTES)
         _write_index(folder)
+        if "auto_map" in values:
+            write_modules(folder)
     return ExportReport(path=place, family=str(values["model_type"]), notes=notes)
+
+
+def exported_config(config: DecoderConfig) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the `config.json` of a family of transformers, else of the exported modules, and notes on what is lost.
+
+    Raises:
+        HuggingFaceError: neither can express this decoder.
+    """
+    try:
+        return checkpoint_config(config), ()
+    except HuggingFaceError:
+        return own_config(_with_halves(config))
 
 
 def checkpoint_config(config: DecoderConfig) -> dict[str, Any]:
@@ -148,7 +162,7 @@ def _values(family: str, config: DecoderConfig) -> dict[str, Any] | None:
         "head_dim": first.head_dim,
         "max_position_embeddings": config.context_length,
         "rms_norm_eps": config.norm_eps,
-        "rope_parameters": _rope_parameters(rotary),
+        "rope_parameters": rope_parameters(rotary),
         "tie_word_embeddings": isinstance(config.head, TiedHeadConfig),
         "attention_bias": first.output_bias,
         "mlp_bias": feed_forward.bias,
@@ -164,22 +178,6 @@ def _values(family: str, config: DecoderConfig) -> dict[str, Any] | None:
         }
     if family in ("qwen2", "qwen3") and feed_forward.bias:
         return None
-    return values
-
-
-def _rope_parameters(rotary: RotaryConfig) -> dict[str, Any]:
-    values: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
-    match rotary:
-        case LinearRotaryConfig():
-            values |= {"rope_type": "linear", "factor": rotary.factor}
-        case Llama3RotaryConfig():
-            values |= {
-                "rope_type": "llama3",
-                "factor": rotary.factor,
-                "low_freq_factor": rotary.low_turns,
-                "high_freq_factor": rotary.high_turns,
-                "original_max_position_embeddings": rotary.original_context_length,
-            }
     return values
 
 

@@ -18,7 +18,7 @@ from openafm.adapters.config import LoRAConfig
 from openafm.adapters.package import AdapterPackage, write_adapter
 from openafm.bundle.bundle import Bundle
 from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.bundle.hugging_face.exporter import checkpoint_config, ordered_rows
+from openafm.bundle.hugging_face.exporter import exported_config, ordered_rows
 from openafm.bundle.hugging_face.weights import checkpoint_name, decoder_name
 from openafm.bundle.tensor_file import read_tensors
 from openafm.core.errors import UsageError
@@ -55,7 +55,7 @@ def export_peft(adapter: AdapterPackage, base: Bundle, place: Path) -> tuple[str
     if place.exists():
         raise UsageError(f"{place} exists; choose another folder")
     adapter.check_base(base.signature)
-    checkpoint_config(base.config)
+    exported_config(base.config)
     weights, targets = {}, set()
     for name, array in adapter.weights().items():
         linear, _, part = name.rpartition(".lora.")
