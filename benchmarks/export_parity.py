@@ -2,8 +2,10 @@
 
     python benchmarks/export_parity.py [--quick] [--json] [--peer-python PYTHON]
 
-For random models of every family that is exported: `hf` by transformers, `gguf` read back by openafm, `peft` by PEFT; and for
-the shape of the report's on-device model, which transformers runs from the exported modules. With `--peer-python`, a Python that has llama-cpp-python, `gguf` is also computed by llama.cpp with float32 keys and values.
+For random models of every exported family: `hf` by transformers, `gguf` read back by openafm, `peft` by PEFT; and for the
+shape of the report's on-device model, which transformers runs from the exported modules.
+
+With `--peer-python`, a Python that has llama-cpp-python, `gguf` is also computed by llama.cpp with float32 keys and values.
 `max_difference` is the largest difference of all but llama.cpp's, divided by the largest logit; `llama_cpp_difference` is
 that of llama.cpp. `--json` prints one JSON object.
 """

@@ -1,7 +1,8 @@
 """Export a bundle as a Hugging Face folder that transformers loads: config, weights, tokenizer and chat template.
 
-Decoders with the shape of a family of transformers become plain folders of that family: the importer must read the written
-`config.json` back as the same decoder. Others become folders with their own modules (own_architecture.py). Rotary embeddings on interleaved pairs become ones on halves by a permutation of rows, which is exact.
+Decoders with the shape of a family of transformers become plain folders of that family: the importer must read the
+written `config.json` back as the same decoder. Others become folders with their own modules (own_architecture.py). Rotary
+embeddings on interleaved pairs become ones on halves by a permutation of rows, which is exact.
 """
 
 from __future__ import annotations
