@@ -102,7 +102,7 @@ def write_modules(folder: Path) -> None:
 
 def _check_uniform(attentions: list[AttentionConfig]) -> None:
     """One value for all layers of everything that the exported config states once."""
-    for what, values in {
+    stated: dict[str, set[Any]] = {
         "heads": {(each.num_heads, each.head_dim) for each in attentions},
         "key/value heads": {
             each.keys_values.num_heads for each in attentions if isinstance(each.keys_values, OwnKeysValuesConfig)
@@ -111,7 +111,8 @@ def _check_uniform(attentions: list[AttentionConfig]) -> None:
         "biases": {(each.input_bias, each.output_bias) for each in attentions},
         "windows": {each.window for each in attentions if each.window is not None},
         "position embeddings": {each.position for each in attentions if each.position is not None},
-    }.items():
+    }
+    for what, values in stated.items():
         if len(values) > 1:
             raise HuggingFaceError(f"decoders whose layers have different {what} cannot be exported to transformers")
     if any(not isinstance(each.position, RotaryConfig) for each in attentions if each.position is not None):
