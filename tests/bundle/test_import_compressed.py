@@ -12,9 +12,11 @@ import torch
 
 from openafm.bundle import Bundle, BundleError, open_bundle
 from openafm.bundle.hugging_face import Calibration, HuggingFaceError, compressed, import_hugging_face
-from openafm.bundle.tensor_file import read_tensors
+from openafm.bundle.tensor_file import read_tensors, release_pages
 from openafm.compression.grouped import FORMATS, GroupedMatrix
 from openafm.compression.numerics import MatrixNumerics
+from openafm.recipes.compression.compress import compress
+from openafm.recipes.compression.formats import compression_config
 from openafm.runtime.engines.torch_engine import TorchEngine
 
 
@@ -152,3 +154,30 @@ def test_calibration_reads_text_and_json_lines(qwen3: Path, tmp_path: Path) -> N
     lines.write_text("[1]\n")
     with pytest.raises(HuggingFaceError, match="line 1"):
         Calibration(file=lines).tokens(bundle.tokenizer, bundle.template)
+
+
+def test_a_template_without_tools_is_calibrated_on_conversations_without_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    torch.set_num_threads(1)
+    checkpoints.save(tmp_path / "model", "qwen2")
+    checkpoints.save_tokenizer(tmp_path / "model", "qwen2", template=PLAIN)
+    exact = import_hugging_face(tmp_path / "model", tmp_path / "exact").bundle
+    assert not exact.template.can_call_tools
+    changes = {"calibration.num_rows": "2", "calibration.row_tokens": "64"}
+    compress(exact, compression_config("int4", changes), "made")
+    assert open_bundle("made").numerics.weights == "int4_group64"
+
+
+def test_pages_of_a_checkpoint_are_released(qwen3: Path) -> None:
+    tensor = next(iter(read_tensors(qwen3 / "model.safetensors").values()))
+    before = tensor.data.tobytes()
+    release_pages(tensor)
+    assert tensor.data.tobytes() == before
+
+
+PLAIN = """
+{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""

@@ -12,7 +12,7 @@ import torch
 
 from openafm.bundle import Bundle
 from openafm.bundle.hugging_face import import_hugging_face
-from openafm.bundle.hugging_face.compressed import Weights
+from openafm.compression.native_numerics import Weights
 from openafm.runtime.agreement import compare_choices
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine

@@ -26,6 +26,7 @@ from openafm.recipes.compression.compress import CompressResult, compress
 from openafm.recipes.compression.formats import AstcCompression, compression_config, corpus_batches
 from openafm.recipes.prepare import prepare_run
 from openafm.recipes.run import run_recipe
+from openafm.runtime.native.support import unsupported
 
 CHANGES = {"astc": QUICK, "int2": {}}
 WITHOUT = {key: value for key, value in QUICK.items() if not key.startswith("adapter")} | {"adapter": "null"}
@@ -269,3 +270,30 @@ def test_parallel_encoding_gives_the_same_bundle(source: Bundle) -> None:
     two = compress(source, compression_config("astc", plain | {"num_workers": "2"}), "two")
     assert one.signature == two.signature
     assert one.padding_bits_per_weight > 0
+
+
+@pytest.mark.parametrize(("format", "most"), [("int4", 0.3), ("int8", 0.05)])
+def test_groups_give_bundles_for_the_native_engine(format: str, most: float, home: Path) -> None:
+    source = write_source(bundle_place("wide"), hidden_dim=96)
+    changes = {"calibration.num_rows": "4", "calibration.row_tokens": "256"} if format == "int4" else {}
+    result = compress(source, compression_config(format, changes), "made")
+    made = open_bundle("made")
+    check_compressed_size(made, result)
+    assert unsupported(made) is None
+    assert 0 < error(made, source) < most
+    if format == "int4":
+        compress(source, compression_config(format, {"calibration": "null"}), "nearest")
+        tokens_BS = torch.from_numpy(np.concatenate([b.tokens_BS for b in corpus_batches(source, SyntheticConfig(), 8, 64)]))
+        assert error(made, source, tokens_BS) < error(open_bundle("nearest"), source, tokens_BS)
+
+
+def check_compressed_size(made: Bundle, result: CompressResult) -> None:
+    made.verify()
+    assert result.bits_per_weight == stored_bits(made).total
+    assert result.bytes < result.source_bytes / 3
+    assert f"format `{result.format}`" in made.card()
+
+
+def test_groups_need_widths_of_32(source: Bundle) -> None:
+    with pytest.raises(CompressionError, match=r"feed_forward.down has 48 inputs"):
+        compress(source, compression_config("int4"), "made")

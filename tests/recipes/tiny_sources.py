@@ -30,7 +30,11 @@ def tokenizer() -> Tokenizer:
 
 
 def write_source(
-    path: Path, changes: Mapping[str, NDArray[Any] | float] | None = None, head_dim: int = 16, context_length: int = 1024
+    path: Path,
+    changes: Mapping[str, NDArray[Any] | float] | None = None,
+    head_dim: int = 16,
+    context_length: int = 1024,
+    hidden_dim: int = 48,
 ) -> Bundle:
     """A bundle at `path`; `changes` replace weights by name, a number standing for a constant matrix."""
     torch.set_num_threads(1)
@@ -42,7 +46,7 @@ def write_source(
         num_heads=2,
         num_kv_heads=1,
         head_dim=head_dim,
-        hidden_dim=48,
+        hidden_dim=hidden_dim,
         context_length=context_length,
     )
     decoder = config.build(seed=1)

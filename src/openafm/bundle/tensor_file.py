@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import mmap
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,6 +71,15 @@ class TensorSource(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def data(self) -> NDArray[np.uint8]: ...
+
+
+def release_pages(tensor: MappedTensor) -> None:
+    """Drop the pages of a tensor's file from this process's memory; they are read again when they are used."""
+    data: Any = tensor.data
+    while data is not None and not isinstance(data, mmap.mmap):
+        data = getattr(data, "base", None)
+    if data is not None and hasattr(data, "madvise"):
+        data.madvise(mmap.MADV_DONTNEED)
 
 
 def read_tensors(path: Path) -> dict[str, MappedTensor]:

@@ -40,14 +40,15 @@ def compress(
     format: Annotated[
         str,
         typer.Option(
-            help="astc: ASTC blocks at 3.56 bits a weight with an adapter; int2: 2 bits, rounded without training."
+            help="astc: ASTC blocks at 3.56 bits a weight with an adapter; int2: 2 bits, rounded without training; "
+            "int4: groups of 4 bits by GPTQ; int8: groups of 8 bits."
         ),
     ] = "astc",
     rank: Annotated[
         int | None, typer.Option(help="Singular vectors of each matrix to store in the adapter (astc); 0 for none.")
     ] = None,
     no_calibration: Annotated[
-        bool, typer.Option("--no-calibration", help="Encode matrices without calibration data (astc).")
+        bool, typer.Option("--no-calibration", help="Encode matrices without calibration data (astc, int4).")
     ] = False,
     changes: SetOption = None,
     plugins: PluginsOption = None,

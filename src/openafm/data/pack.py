@@ -156,10 +156,16 @@ def pack_synthetic(
     template: BaseChatTemplate,
     config: PackConfig | None = None,
 ) -> PackReport:
-    """Generate `count` synthetic conversations and pack them into a corpus at `out`; errors as `pack_path`."""
+    """Generate `count` synthetic conversations and pack them into a corpus at `out`; errors as `pack_path`.
+
+    With a template that has no place for tools, the tasks that use tools are left out.
+    """
     from openafm.data.synthetic import generate
 
     with progress(f"generate {count:,} conversations", count) as bar:
+        if not template.can_call_tools:
+            synthetic = synthetic.without_tools()
+            bar.note("the chat template has no place for tools: the tasks that use tools are left out")
         if synthetic.natural_share and not synthetic.natural:
             bar.note("no natural requests: set the corpus's `natural` to their folder to train on them too")
         conversations = _watched(generate(synthetic, count), bar, lambda done: done)

@@ -10,21 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.errors import BundleError
-from openafm.bundle.hugging_face.errors import HuggingFaceError
-from openafm.bundle.tensor_file import MappedTensor, in_memory, read_tensors, write_file
+from openafm.bundle.tensor_file import MappedTensor, in_memory, read_tensors, release_pages, write_file
 from openafm.compression.errors import CompressionError
 from openafm.compression.grouped import FORMATS, GroupedMatrix, GroupFormat
-from openafm.compression.numerics import MatrixNumerics, Numerics, WeightNumerics
+from openafm.compression.numerics import Numerics
 from openafm.core.files import atomic_file
-from openafm.models.config import DecoderConfig
-
-Weights: TypeAlias = Literal["int4", "int8", "bf16"]
 
 
 class LayerMethod(Protocol):
@@ -42,54 +38,6 @@ class LayerMethod(Protocol):
 
 
 _CHUNK_NUMBERS = 1 << 24  # of a matrix outside of the layers in fp32 at once
-_GROUPS: dict[str, tuple[WeightNumerics, ...]] = {  # the first one whose groups divide the inputs
-    "int4": ("int4_group64", "int4_group32"),
-    "int8": ("int8_group128", "int8_group64", "int8_group32"),
-}
-_EMBEDDINGS: dict[str, tuple[Any, ...]] = {"int4": ("int4_group32",), "int8": _GROUPS["int8"]}
-
-
-def native_numerics(config: DecoderConfig, weights: Weights) -> Numerics:
-    """Return numerics that the native engine computes: these weights and embedding, 8-bit activations, keys and values.
-
-    Matrices whose inputs do not divide into the usual groups have smaller ones. bf16 weights multiply fp32 activations.
-
-    Raises:
-        HuggingFaceError: a width of the model is not a multiple of 32.
-    """
-    if weights == "bf16":
-        return Numerics(weights="bfloat16", embedding="bfloat16", kv="int8_per_token_head")
-    usual = _GROUPS[weights][0]
-    widths = _input_widths(config)
-    exceptions = tuple(
-        MatrixNumerics(prefix=name, weights=format)
-        for name, width in widths.items()
-        if (format := _fitting(_GROUPS[weights], width, name)) != usual
-    )
-    return Numerics(
-        weights=usual,
-        embedding=_fitting(_EMBEDDINGS[weights], config.dim, "the embedding"),
-        activations="int8_per_token",
-        kv="int8_per_token_head",
-        exceptions=exceptions,
-    )
-
-
-def _fitting(formats: Sequence[Any], width: int, name: str) -> Any:
-    for format in formats:
-        if width % FORMATS[format].group == 0:
-            return format
-    raise HuggingFaceError(f"{name} has {width} inputs; groups of 4 and 8 bits need a multiple of 32: use --weights bf16")
-
-
-def _input_widths(config: DecoderConfig) -> dict[str, int]:
-    """Return the number of inputs of every matrix of the layers by name."""
-    import torch
-
-    from openafm.compression.low_bit import layer_linears
-
-    with torch.device("meta"):
-        return {name: linear.in_dim for name, linear in layer_linears(config.build()).items()}
 
 
 def write_parts(
@@ -119,6 +67,8 @@ def write_parts(
             made = [stored for tensor in part for stored in _stored(tensor, numerics, method)]
             with atomic_file(file) as stream:
                 write_file(stream, made)
+            for tensor in part:
+                release_pages(tensor)
         if method is not None and is_calibrated and number < len(parts):
             method.finish(layer, _read_back(file, part, numerics))
         on_part(number, len(parts))

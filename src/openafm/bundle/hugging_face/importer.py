@@ -16,12 +16,14 @@ from numpy.typing import NDArray
 from openafm.bundle.bundle import Bundle, write_bundle, write_bundle_in_parts
 from openafm.bundle.hugging_face.calibration import Calibration
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
-from openafm.bundle.hugging_face.compressed import LayerMethod, Weights, embeddings_of, native_numerics, write_parts
+from openafm.bundle.hugging_face.compressed import LayerMethod, embeddings_of, write_parts
 from openafm.bundle.hugging_face.config import decoder_config
 from openafm.bundle.hugging_face.errors import HuggingFaceError
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import read_weights
 from openafm.bundle.tensor_file import MappedTensor
+from openafm.compression.errors import CompressionError
+from openafm.compression.native_numerics import Weights, native_numerics
 from openafm.compression.numerics import Numerics
 from openafm.core.files import read_document
 from openafm.models.config import DecoderConfig
@@ -83,7 +85,7 @@ def import_hugging_face(
             card=card,
         )
     else:
-        numerics = native_numerics(config, weights)
+        numerics = _native_numerics(config, weights)
         method = None if calibration is None else _gptq(config, tensors, calibration.tokens(tokenizer, read.template))
         bundle = write_bundle_in_parts(
             place,
@@ -107,6 +109,13 @@ def _import_key(
     return hashlib.sha256(
         repr((str(folder.resolve()), states, numerics, calibration, read.template.to_json())).encode()
     ).hexdigest()
+
+
+def _native_numerics(config: DecoderConfig, weights: Weights) -> Numerics:
+    try:
+        return native_numerics(config, weights)
+    except CompressionError as error:
+        raise HuggingFaceError(f"{error}; use --weights bf16") from error
 
 
 def _gptq(config: DecoderConfig, tensors: list[MappedTensor], tokens_BS: NDArray[np.int64]) -> LayerMethod:

@@ -29,6 +29,7 @@ _TASKS: dict[str, Callable[[random.Random, str, Split], tuple[Turn, ...]]] = {
     "arithmetic": arithmetic_turns,
 }
 TASKS = tuple(_TASKS)
+TASKS_WITH_TOOLS = ("tool", "arithmetic")
 
 
 def _default_tasks() -> dict[str, float]:
@@ -59,6 +60,14 @@ class SyntheticConfig(Config):
         self._check(self.tasks, TASKS, "task")
         self._check(self.languages, LANGUAGES, "language")
         self.require(0 <= self.natural_share <= 1, f"natural_share is a share from 0 to 1, got {self.natural_share}")
+
+    def without_tools(self) -> SyntheticConfig:
+        """Return the corpus without the tasks that use tools, for chat templates without a place for them.
+
+        Raises:
+            ConfigError: no other task has a positive weight.
+        """
+        return dataclasses.replace(self, tasks={name: w for name, w in self.tasks.items() if name not in TASKS_WITH_TOOLS})
 
     def _check(self, weights: Mapping[str, float], known: tuple[str, ...], kind: str) -> None:
         for name, weight in weights.items():

@@ -1,13 +1,15 @@
-"""The compressed formats as configs: `astc` as in the report's server model, `int2` as the baseline for 2-bit training."""
+"""The compressed formats as configs: `astc` as in the report's server model, `int2` as the baseline for 2-bit training,
+`int4` and `int8` for open weights.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -15,6 +17,8 @@ from openafm.adapters.config import LoRAConfig
 from openafm.bundle import Bundle, Numerics, RecoveryAdapter
 from openafm.compression.astc.config import AstcConfig, LiteralAstcConfig
 from openafm.compression.config import QATConfig
+from openafm.compression.grouped import GroupedMatrix
+from openafm.compression.post_training.config import GPTQConfig
 from openafm.core.config import Config, nearest, override
 from openafm.core.errors import UsageError
 from openafm.core.progress import Progress, progress
@@ -194,7 +198,102 @@ class Int2Compression(CompressionConfig):
         return CompressedWeights(tensors=packed_tensors(decoder), numerics=self.simulation.numerics)
 
 
-FORMATS: dict[str, type[CompressionConfig]] = {"astc": AstcCompression, "int2": Int2Compression}
+@dataclass(frozen=True, kw_only=True)
+class GroupedCompression(CompressionConfig):
+    """Base of groups of 4 and 8 bits with 8-bit activations, for the native engine.
+
+    With `calibration`, 4-bit matrices are rounded by GPTQ, layer by layer; without it, and in 8 bits, to nearest.
+    """
+
+    calibration: CalibrationConfig | None = None
+    method: GPTQConfig = field(default_factory=GPTQConfig)
+
+    @property
+    @abstractmethod
+    def weights(self) -> Literal["int4", "int8"]:
+        """Return the number of bits."""
+
+    @property
+    def summary(self) -> str:
+        how = "rounded to nearest"
+        if self.calibration is not None:
+            how = f"by GPTQ on {self.calibration.num_rows} rows of data"
+        return f"matrices in groups of {self.weights[3:]} bits {how}, the embedding too,\n8-bit activations, keys and values"
+
+    def check(self, model: DecoderConfig) -> None:
+        from openafm.compression.native_numerics import native_numerics
+
+        native_numerics(model, self.weights)
+
+    def compress(self, bundle: Bundle) -> CompressedWeights:
+        import torch
+
+        from openafm.compression.grouped import FORMATS as GROUPS
+        from openafm.compression.keys_values import keep_in
+        from openafm.compression.low_bit import layer_linears
+        from openafm.compression.native_numerics import native_numerics
+        from openafm.compression.post_training.calibration import compress_linears
+
+        numerics = native_numerics(bundle.config, self.weights)
+        decoder = _float_decoder(bundle)
+        linears = layer_linears(decoder)
+        outside = ["embedding"] if decoder.output is None else ["embedding", "output.weight"]
+        tensors: Arrays = {}
+        with torch.no_grad(), progress(f"round to {self.weights}", len(linears)) as bar:
+            for name in outside:
+                weight = decoder.get_parameter(name)
+                matrix = GROUPS[numerics.embedding].quantize(weight.numpy(), name)
+                tensors |= matrix.tensors(name)
+                weight.copy_(torch.from_numpy(matrix.dequantize()))
+            keep_in(decoder, numerics.kv)
+
+            def rounded(name: str, weight_RC: Tensor, moment_CC: Tensor | None = None) -> Tensor:
+                format = GROUPS[numerics.weights_of(name)]
+                if moment_CC is None or not format.has_minimum:
+                    matrix = format.quantize(weight_RC.numpy(), name)
+                else:
+                    method = replace(self.method, bits=format.bits, group=format.group)
+                    matrix = GroupedMatrix.from_groups(method.quantize(weight_RC, moment_CC, name), format)
+                tensors.update(matrix.tensors(f"{name}.weight"))
+                bar.update(len(tensors) / (3 if format.has_minimum else 2), name)
+                return torch.from_numpy(matrix.dequantize())
+
+            if self.calibration is not None:
+                compress_linears(decoder, calibration_batches(bundle, self.calibration), rounded)
+            else:
+                for name, linear in linears.items():
+                    rounded(name, linear.weight.detach())
+        taken = {*outside, *(f"{name}.weight" for name in linears)}
+        rest = {name: weight.numpy() for name, weight in decoder.state_dict().items() if name not in taken}
+        return CompressedWeights(tensors=tensors | rest, numerics=numerics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int4Compression(GroupedCompression):
+    """Groups of 64 with a scale and a minimum, 4.5 bits a weight; an embedding in groups of 32."""
+
+    calibration: CalibrationConfig | None = field(default_factory=CalibrationConfig)
+
+    @property
+    def weights(self) -> Literal["int4", "int8"]:
+        return "int4"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Compression(GroupedCompression):
+    """Groups of 128 with a scale, 8.1 bits a weight."""
+
+    @property
+    def weights(self) -> Literal["int4", "int8"]:
+        return "int8"
+
+
+FORMATS: dict[str, type[CompressionConfig]] = {
+    "astc": AstcCompression,
+    "int2": Int2Compression,
+    "int4": Int4Compression,
+    "int8": Int8Compression,
+}
 
 
 def compression_config(format: str, changes: Mapping[str, str] | None = None) -> CompressionConfig:
