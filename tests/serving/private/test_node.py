@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -174,6 +176,21 @@ def test_refusals_have_a_reason(deployed: Deployment, trust: Trust) -> None:
     assert chosen.url == deployed.node_url
     with pytest.raises(PrivateComputeError, match=r"404: the model 'none' does not exist"):
         list(PrivateClient([deployed.node_url], trust, [SOFTWARE_ONLY]).chat(PROMPT, model="none"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads limits of Linux")
+def test_a_node_forbids_dumps_debuggers_and_shared_caches() -> None:
+    code = """
+import ctypes, os, resource
+from openafm.runtime.engines.cache_limits import cache_limit
+from openafm.runtime.engines import image_cache, prefix_cache
+from openafm.serving.private.node import forbid_traces_of_requests
+forbid_traces_of_requests()
+limits = [cache_limit(module.LIMIT, 1) for module in (prefix_cache, image_cache)]
+print(resource.getrlimit(resource.RLIMIT_CORE), ctypes.CDLL(None).prctl(3, 0, 0, 0, 0), limits)
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.split("\n")[0] == "(0, 0) 0 [0, 0]"
 
 
 def test_a_client_that_leaves_ends_its_answer(deployed: Deployment, trust: Trust) -> None:

@@ -124,15 +124,15 @@ async def called(app: ASGIApp, request: BinaryRequest) -> AsyncIterator[InnerRep
     async def run() -> None:
         try:
             await app(_scope(request, path, query), receive, send)
-        finally:
-            if not started.done():
-                started.cancel()
+        except Exception:
             await pieces.put(None)
+            raise
+        await pieces.put(None)
 
     task = asyncio.ensure_future(run())
     try:
         await asyncio.wait((task, started), return_when=asyncio.FIRST_COMPLETED)
-        if not started.done() or started.cancelled():
+        if not started.done():
             await task
             raise ApiError(500, "internal error of the server", code="internal_error")
         head = started.result()
@@ -140,11 +140,7 @@ async def called(app: ASGIApp, request: BinaryRequest) -> AsyncIterator[InnerRep
         yield InnerReply(status=head["status"], fields=fields, content=_content(pieces, task))
     finally:
         task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            while not task.done():
-                if not pieces.empty():
-                    pieces.get_nowait()  # the application may wait to deliver
-                await asyncio.wait((task,), timeout=0.01)
+        await asyncio.wait((task,))
         if not task.cancelled():
             task.exception()  # mark as retrieved
 
