@@ -122,6 +122,7 @@ def test_people_join_by_invites_and_see_what_their_role_allows(url: str, account
     assert bo.send("DELETE", f"/people/{ids['Ana']}").status_code == 403
     assert ana.send("PUT", f"/people/{ids['Bo']}", json={"role": "reviewer", "projects": ["wave2"]}).status_code == 200
     assert bo.send("GET", "/secret").status_code == 403  # another project
+    assert bo.get(f"/people/{ids['Bo']}/export")["account"]["projects"] == ["wave2"]
     assert ana.send("PUT", f"/people/{ids['Bo']}", json={"role": "reviewer", "projects": ["wave1"]}).status_code == 200
     assert bo.send("GET", "/secret").status_code == 200
     assert bo.get(f"/people/{ids['Bo']}/export")["account"]["name"] == "Bo"

@@ -11,7 +11,7 @@ from openafm.annotation.errors import AnnotationError
 from openafm.annotation.people.accounts import Accounts, Person, Role
 from openafm.annotation.people.audit import entries
 from openafm.annotation.people.privacy import delete_person, export_person
-from openafm.annotation.people.sessions import SESSION_SECONDS, TRIES_PER_NAME, WINDOW_SECONDS, Sessions
+from openafm.annotation.people.sessions import SESSION_SECONDS, TRIES_PER_ADDRESS, TRIES_PER_NAME, WINDOW_SECONDS, Sessions
 from openafm.annotation.people.tables import PEOPLE
 
 PASSWORD = "correct horse"
@@ -97,6 +97,20 @@ def test_failed_sign_ins_are_limited(accounts: Accounts, clock: SetClock) -> Non
     assert caught.value.retry_after == WINDOW_SECONDS
     clock.now += WINDOW_SECONDS
     assert sessions.sign_in("Ana", PASSWORD, "10.0.0.2")
+
+
+def test_addresses_are_limited_except_that_of_a_proxy(accounts: Accounts) -> None:
+    join(accounts, "Zoë")
+    for address, is_limited in (("127.0.0.1", False), ("10.0.0.1", True)):
+        sessions = Sessions(accounts)
+        for number in range(TRIES_PER_ADDRESS):
+            with pytest.raises(AnnotationError, match="wrong"):
+                sessions.sign_in(f"name {number}", PASSWORD, address)
+        if is_limited:
+            with pytest.raises(AnnotationError, match="too many"):
+                sessions.sign_in("Zoë", PASSWORD, address)
+        else:
+            assert sessions.sign_in(" Zoe\u0308", PASSWORD, address)  # as some keyboards type it
 
 
 def test_names_without_an_account_cannot_sign_in(accounts: Accounts) -> None:

@@ -195,13 +195,18 @@ def _set_projects(connection: sql.Connection, id: str, projects: Sequence[str]) 
         connection.execute(tables.memberships.insert(), rows)
 
 
+def normalized_name(name: str) -> str:
+    """Return a name in NFKC without outer spaces, so that all ways to type it are one account."""
+    return unicodedata.normalize("NFKC", name).strip()
+
+
 def _checked_name(name: str) -> str:
-    """Return a name in NFKC without outer spaces.
+    """Return a normalized name.
 
     Raises:
         AnnotationError: it is empty, too long, or has control characters.
     """
-    name = unicodedata.normalize("NFKC", name).strip()
+    name = normalized_name(name)
     if not name or len(name) > _MAX_NAME or not name.isprintable():
         raise AnnotationError(f"a name has 1 to {_MAX_NAME} printable characters, got {name!r:.100}")
     return name

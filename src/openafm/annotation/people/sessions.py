@@ -11,9 +11,10 @@ import sqlalchemy as sql
 
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.people import tables
-from openafm.annotation.people.accounts import Accounts, Person, find, token_digest
+from openafm.annotation.people.accounts import Accounts, Person, find, normalized_name, token_digest
 from openafm.annotation.people.audit import record
 from openafm.annotation.people.passwords import is_password
+from openafm.serving.config import is_loopback
 
 SESSION_SECONDS = 24 * 3600.0
 TRIES_PER_NAME, TRIES_PER_ADDRESS = 10, 50
@@ -41,15 +42,20 @@ class Sessions:
     def sign_in(self, name: str, password: str, address: str) -> str:
         """Return the token of a new session.
 
+        Args:
+            address: of the client. Loopback addresses have no limit of their own: a proxy sends all requests from there.
+
         Raises:
             AnnotationError: name or password is wrong, or there were too many wrong ones.
         """
-        for tries, key in ((self._by_name, name), (self._by_address, address)):
+        name = normalized_name(name)
+        limits = [(self._by_name, name)] + ([] if is_loopback(address) else [(self._by_address, address)])
+        for tries, key in limits:
             tries.check(key)
         with self._database.reading() as connection:
             row = connection.execute(sql.select(tables.people).where(tables.people.c.name == name)).one_or_none()
         if not is_password(password, "" if row is None else row.password) or row is None:
-            for tries, key in ((self._by_name, name), (self._by_address, address)):
+            for tries, key in limits:
                 tries.add(key)
             with self._database.writing() as connection:
                 person = None if row is None else find(connection, row.id)
