@@ -100,6 +100,28 @@ def test_davidson_ratings_of_two_systems_have_their_closed_form() -> None:
     assert ratings.errors == pytest.approx((difference_error / 2,) * 2)
 
 
+def test_davidson_ratings_of_three_systems_expect_what_was_observed() -> None:
+    pairs = [
+        Comparisons(first=0, second=1, wins=12, losses=8, ties=5),
+        Comparisons(first=1, second=2, wins=15, losses=5, ties=9),
+        Comparisons(first=0, second=2, wins=9, losses=2, ties=14),
+    ]
+    ratings = fit_ratings(3, pairs)
+    assert ratings.log_tie is not None
+    expected, observed, ties = [0.0] * 3, [0.0] * 3, 0.0
+    for pair in pairs:
+        one, other = (math.exp(ratings.scores[system]) for system in (pair.first, pair.second))
+        tie = math.exp(ratings.log_tie) * math.sqrt(one * other)
+        total = (pair.wins + pair.losses + pair.ties) / (one + other + tie)
+        ties += total * tie
+        expected[pair.first] += total * (one + tie / 2)
+        expected[pair.second] += total * (other + tie / 2)
+        observed[pair.first] += pair.wins + pair.ties / 2
+        observed[pair.second] += pair.losses + pair.ties / 2
+    assert expected == pytest.approx(observed)
+    assert ties == pytest.approx(28)
+
+
 @pytest.mark.parametrize(
     "pairs",
     [

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sql
 
-from openafm.annotation.database import Database
+from openafm.annotation.database import Database, Schema
 from openafm.annotation.errors import AnnotationError
 from openafm.annotation.people.accounts import Accounts, Person, Role
 from openafm.annotation.people.audit import entries
@@ -148,6 +149,19 @@ def test_a_person_is_exported_and_deleted(accounts: Accounts) -> None:
     assert not [entry for entry in log if entry["person"] == bo.id]
     with pytest.raises(AnnotationError, match="no account"):
         export_person(accounts, bo.id)
+
+
+def test_rows_of_other_parts_are_exported_and_deleted_with_the_person(tmp_path: Path) -> None:
+    tables = sql.MetaData()
+    notes = sql.Table("notes", tables, sql.Column("person", sql.String), sql.Column("text", sql.String))
+    accounts = Accounts(Database(tmp_path / "people.sqlite3", [PEOPLE, Schema(name="notes", tables=tables)]))
+    ana, bo = join(accounts, "Ana"), join(accounts, "Bo")
+    with accounts.database.writing() as connection:
+        connection.execute(notes.insert(), [{"person": each.id, "text": each.name} for each in (ana, bo)])
+    assert export_person(accounts, ana.id)["notes"] == [{"person": ana.id, "text": "Ana"}]
+    delete_person(accounts, ana.id, by=None)
+    with accounts.database.reading() as connection:
+        assert list(connection.scalars(sql.select(notes.c.text))) == ["Bo"]
 
 
 def test_roles_include_lower_ones() -> None:
