@@ -9,7 +9,7 @@ from typing import Any
 import checkpoints
 
 from openafm.bundle import Bundle
-from openafm.bundle.gguf.tokenizer import _PRE_TOKENIZERS
+from openafm.bundle.gguf.tokenizer import PRE_TOKENIZERS
 from openafm.bundle.hugging_face import import_hugging_face
 
 PRE = {"llama": "llama-bpe", "qwen2": "qwen2", "qwen3": "qwen2", "smollm3": "smaug-bpe"}
@@ -22,5 +22,5 @@ def bundle(folder: Path, family: str, **changes: Any) -> Bundle:
     checkpoints.save(checkpoint, family, **(SHAPE | changes))
     file = checkpoint / "tokenizer.json"
     form = json.loads(file.read_text())
-    file.write_text(json.dumps(form | {"pre_tokenizer": _PRE_TOKENIZERS[PRE[family]]}))
+    file.write_text(json.dumps(form | {"pre_tokenizer": PRE_TOKENIZERS[PRE[family]]}))
     return import_hugging_face(checkpoint, folder / family).bundle

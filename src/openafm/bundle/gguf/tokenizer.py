@@ -32,7 +32,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 _DIGITS = {"type": "Sequence", "pretokenizers": [{"type": "Digits", "individual_digits": True}, _GPT2]}
-_PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
+PRE_TOKENIZERS: dict[str, dict[str, Any]] = {
     "llama-bpe": _split(_LLAMA3),
     "llama3": _split(_LLAMA3),
     "llama-v3": _split(_LLAMA3),
@@ -59,8 +59,8 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
         stated = _KINDS.get(str(kind), kind)
         raise GGUFError(f"the tokenizer is {stated}; openafm reads byte-level BPE ('gpt2') only")
     pre = metadata.get("tokenizer.ggml.pre")
-    if pre not in _PRE_TOKENIZERS:
-        hint = nearest(str(pre), list(_PRE_TOKENIZERS))
+    if pre not in PRE_TOKENIZERS:
+        hint = nearest(str(pre), list(PRE_TOKENIZERS))
         raise GGUFError(f"the pre-tokenizer '{pre}' is not supported{hint}; import the Hugging Face folder of this model")
     tokens, merges = _texts(metadata, "tokens"), _texts(metadata, "merges")
     types = metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
@@ -81,7 +81,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
         "version": "1.0",
         "added_tokens": added,
         "normalizer": {"type": "NFC"} if pre in _NFC else None,
-        "pre_tokenizer": _PRE_TOKENIZERS[pre],
+        "pre_tokenizer": PRE_TOKENIZERS[pre],
         "decoder": _BYTES,
         "model": model,
     }
@@ -136,12 +136,12 @@ def file_tokenizer(tokenizer: Tokenizer, num_rows: int, eos: int) -> dict[str, A
 
 def _pre_name(form: Mapping[str, Any]) -> str:
     ignores, is_normalized = bool(form["model"].get("ignore_merges")), form.get("normalizer") is not None
-    for name, pre in _PRE_TOKENIZERS.items():
+    for name, pre in PRE_TOKENIZERS.items():
         if (ignores, is_normalized) == (name in _IGNORE_MERGES, name in _NFC) and _parts(form["pre_tokenizer"]) == _parts(
             pre
         ):
             return name
-    known = ", ".join(_PRE_TOKENIZERS)
+    known = ", ".join(PRE_TOKENIZERS)
     raise GGUFError(
         f"llama.cpp has no name for how this tokenizer splits words (known here: {known}); export --to hf instead"
     )
