@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import Request as BrowserRequest
 from servers import http, running_server
 from test_playground import CHROMIUM, ask, browser, last_answer, opened_page, shot
@@ -73,7 +74,7 @@ def test_python_tools_run_after_a_confirmation(page: Page) -> None:
     assert "weather(" in page.locator(".call code").inner_text()
     assert calls == []  # nothing runs unasked
     page.get_by_role("button", name="Run weather in Python").click()
-    page.wait_for_function("document.querySelector('.call textarea').value.startsWith('python says sun in')")
+    expect(page.locator(".call textarea")).to_have_value(re.compile("^python says sun in "))
     shot(page, "python-tool")
     page.get_by_role("button", name="Return outputs").click()
     page.wait_for_selector(".answer .text")
