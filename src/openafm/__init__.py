@@ -87,6 +87,9 @@ if TYPE_CHECKING:
     from openafm.framework.session.request import Response as Response
     from openafm.framework.session.response_stream import ResponseStream as ResponseStream
     from openafm.framework.session.session import LanguageModelSession as LanguageModelSession
+    from openafm.framework.tools.policy import ProposedCall as ProposedCall
+    from openafm.framework.tools.policy import ToolPolicy as ToolPolicy
+    from openafm.framework.tools.policy import ToolRule as ToolRule
     from openafm.framework.tools.runner import ToolOutputError as ToolOutputError
     from openafm.framework.tools.runner import ToolTimeoutError as ToolTimeoutError
     from openafm.framework.tools.tool import Tool as Tool
@@ -185,6 +188,7 @@ _MODULES = {
     "PromptEntry": "framework.transcripts.transcript",
     "PromptError": "framework.transcripts.prompt",
     "PromptLike": "framework.transcripts.prompt",
+    "ProposedCall": "framework.tools.policy",
     "RateLimitedError": "framework.errors",
     "RefusalError": "framework.errors",
     "Refused": "safety.guardrail",
@@ -214,6 +218,8 @@ _MODULES = {
     "ToolLimits": "framework.tools.tool",
     "ToolOutputEntry": "framework.transcripts.transcript",
     "ToolOutputError": "framework.tools.runner",
+    "ToolPolicy": "framework.tools.policy",
+    "ToolRule": "framework.tools.policy",
     "ToolTimeoutError": "framework.tools.runner",
     "ToolTurn": "tokenizer.conversation",
     "Trace": "framework.profiling.spans",

@@ -40,7 +40,8 @@ from openafm.framework.profiling.recorder import SpanRecorder, begin_request
 from openafm.framework.profiling.spans import SpanKind
 from openafm.framework.session.formats import IncompleteResponseError, Snapshot, TextFormat
 from openafm.framework.session.request import Response, SessionRequest
-from openafm.framework.tools.runner import ToolRunner
+from openafm.framework.tools.policy import ToolPolicy, denied_text
+from openafm.framework.tools.runner import ToolOutput, ToolRunner
 from openafm.framework.tools.tool import Tool, ToolLimits, by_name
 from openafm.framework.transcripts.prompt import UnsupportedAttachmentError, prompt_attachments, prompt_content, prompt_text
 from openafm.framework.transcripts.transcript import (
@@ -53,7 +54,7 @@ from openafm.framework.transcripts.transcript import (
 )
 from openafm.runtime.engines.base import ContextWindowError
 from openafm.safety.guardrail import Guardrail, OutputMonitor, Refused, Verdict, Violation
-from openafm.tokenizer.conversation import Instructions, ToolDefinition, Turn, UserTurn
+from openafm.tokenizer.conversation import Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
 from openafm.tokenizer.schema_text import SchemaTextError
 from openafm.tokenizer.tool_calls import tool_calls_text
 
@@ -69,6 +70,7 @@ class Responder:
         transcript: the session's transcript; successful requests append to it.
         tools: the tools that the model may call.
         snapshot: the result of `snapshot` for a session with this transcript; the first request restores it.
+        policy: which tool calls run; None: all.
     """
 
     def __init__(
@@ -78,8 +80,9 @@ class Responder:
         tools: Sequence[Tool] = (),
         limits: ToolLimits | None = None,
         snapshot: bytes | memoryview | None = None,
+        policy: ToolPolicy | None = None,
     ) -> None:
-        self.model, self.transcript = model, transcript
+        self.model, self.transcript, self._policy = model, transcript, policy
         tools_by_name = by_name(tools)
         self._definitions = tuple(tool.definition() for tool in tools_by_name.values())
         self._limits = limits or ToolLimits()
@@ -226,13 +229,14 @@ class Responder:
 
     def _call_tools(self, state: _RequestState, answer: Answer) -> tuple[Turn, ...]:
         calls = answer.turn.tool_calls
+        denials = self._denials(state, calls)
+        allowed = [call for call, denial in zip(calls, denials, strict=True) if denial is None]
         try:
-            outputs = self._runner.run(
-                calls, state.is_over, state.request.loop, self._image_count(state.request), state.span
-            )
+            ran = self._runner.run(allowed, state.is_over, state.request.loop, self._image_count(state.request), state.span)
         except GenerationCancelledError:
             state.raise_if_late()
             raise
+        outputs = self._with_policy(calls, denials, ran)
         call_ids = tuple(str(uuid.uuid4()).upper() for _ in calls)
         state.entries.append(ToolCallsEntry(turn=answer.turn, call_ids=call_ids, assets=(self.model.name,)))
         state.entries += [
@@ -242,6 +246,29 @@ class Responder:
         for output in outputs:
             state.tool_images |= output.images
         return tuple(output.turn for output in outputs)
+
+    def _denials(self, state: _RequestState, calls: Sequence[ToolCall]) -> list[str | None]:
+        """Return why each call may not run; None: it may."""
+        if self._policy is None:
+            return [None] * len(calls)
+        turns = [*self.transcript.turns, *(entry.turn for entry in state.entries)]
+        return [self._policy.denial(call, turns) for call in calls]
+
+    def _with_policy(
+        self, calls: Sequence[ToolCall], denials: Sequence[str | None], ran: Sequence[ToolOutput]
+    ) -> list[ToolOutput]:
+        """Return the outputs of all calls: marked, and a fixed text for those that were denied."""
+        if self._policy is None:
+            return list(ran)
+        remaining = iter(ran)
+        outputs = []
+        for call, denial in zip(calls, denials, strict=True):
+            if denial is None:
+                output = next(remaining)
+                outputs.append(dataclasses.replace(output, turn=self._policy.output(output.turn)))
+            else:
+                outputs.append(ToolOutput(turn=ToolTurn(name=call.name, text=denied_text(denial)), images={}))
+        return outputs
 
     def _image_count(self, request: SessionRequest[Any, Any]) -> Callable[[bytes], int]:
         """Return a function of an image: its number of tokens. It raises if the model sees no images."""

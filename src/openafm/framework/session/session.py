@@ -20,6 +20,7 @@ from openafm.framework.session.request_queue import QueuedRequest, RequestQueue,
 from openafm.framework.session.responder import Responder
 from openafm.framework.session.response_stream import ResponseStream
 from openafm.framework.session.session_file import SavedSession, read_session, write_session
+from openafm.framework.tools.policy import ToolPolicy
 from openafm.framework.tools.tool import Tool, ToolLimits, by_name
 from openafm.framework.transcripts.feedback import DesiredOutput, FeedbackIssue, Sentiment, feedback_attachment
 from openafm.framework.transcripts.prompt import PromptLike
@@ -56,6 +57,7 @@ class LanguageModelSession:
         tools: the tools that the model may call.
         when_busy: a request during another one raises `ConcurrentRequestsError` (`"raise"`) or waits (`"wait"`).
         tool_limits: limits on the number and duration of tool calls.
+        tool_policy: which calls run, by tool and by the origin of their arguments; None: all.
 
     Raises:
         TypeError: an item of `tools` is not a tool.
@@ -71,6 +73,7 @@ class LanguageModelSession:
         *,
         when_busy: WhenBusy = "raise",
         tool_limits: ToolLimits | None = None,
+        tool_policy: ToolPolicy | None = None,
     ) -> None:
         if not isinstance(instructions, str | None):
             raise TypeError(f"'instructions' must be text, got {type(instructions).__name__}")
@@ -78,7 +81,7 @@ class LanguageModelSession:
         opening = []
         if instructions or definitions:
             opening.append(InstructionsEntry(turn=Instructions(text=instructions or "", tools=definitions)))
-        self._begin(Transcript(opening), model, tools, when_busy, tool_limits)
+        self._begin(Transcript(opening), model, tools, when_busy, tool_limits, tool_policy)
 
     @classmethod
     def from_transcript(
@@ -89,6 +92,7 @@ class LanguageModelSession:
         *,
         when_busy: WhenBusy = "raise",
         tool_limits: ToolLimits | None = None,
+        tool_policy: ToolPolicy | None = None,
     ) -> Self:
         """Return a session that continues `transcript` and appends to it. The first request prefills it.
 
@@ -97,7 +101,7 @@ class LanguageModelSession:
         if not isinstance(transcript, Transcript):
             raise TypeError(f"'transcript' must be a Transcript, got {type(transcript).__name__}")
         session = cls.__new__(cls)
-        session._begin(transcript, model, tools, when_busy, tool_limits)
+        session._begin(transcript, model, tools, when_busy, tool_limits, tool_policy)
         return session
 
     @classmethod
@@ -109,6 +113,7 @@ class LanguageModelSession:
         *,
         when_busy: WhenBusy = "raise",
         tool_limits: ToolLimits | None = None,
+        tool_policy: ToolPolicy | None = None,
     ) -> Self:
         """Return a session that continues a saved one. With the same model and tools, the transcript is not prefilled again.
 
@@ -121,7 +126,7 @@ class LanguageModelSession:
         """
         saved = read_session(Path(path))
         session = cls.__new__(cls)
-        session._begin(saved.transcript, model, tools, when_busy, tool_limits, saved.snapshot)
+        session._begin(saved.transcript, model, tools, when_busy, tool_limits, tool_policy, saved.snapshot)
         return session
 
     def _begin(
@@ -131,11 +136,14 @@ class LanguageModelSession:
         tools: Sequence[Tool] | None,
         when_busy: WhenBusy,
         tool_limits: ToolLimits | None,
+        tool_policy: ToolPolicy | None,
         snapshot: bytes | memoryview | None = None,
     ) -> None:
         if not isinstance(model, LanguageModel | None):
             raise TypeError(f"'model' must be a LanguageModel, such as SystemLanguageModel(bundle='nano'), got {model!r}")
-        self._responder = Responder(model or SystemLanguageModel(), transcript, tools or (), tool_limits, snapshot)
+        self._responder = Responder(
+            model or SystemLanguageModel(), transcript, tools or (), tool_limits, snapshot, tool_policy
+        )
         self._queue = RequestQueue(when_busy)
         self._usage = self._total_usage = Usage()
 
