@@ -44,6 +44,7 @@ SHOWS = {
     ),
     "tools": ("calls ", " returned ", "Advice(umbrella="),
     "two_nodes": ("two nodes gave 4 answers, 1 of them distinct", "one node is left: the same answer"),
+    "untrusted_tools": ("collector@example.net denied", "ana@example.org allowed"),
     "transcripts": ("birds.json has", "InstructionsEntry", "ResponseEntry", " tokens"),
 }
 SLOW = {"adapters", "mcp_server", "two_nodes"}  # one trains, the others start processes
