@@ -141,7 +141,7 @@ def test_rules_and_confirmation() -> None:
     trusted, ran = session(document, ToolPolicy(rules={"read": fm.ToolRule(is_trusted=True)}), turn)
     trusted.respond_blocking(PROMPT)
     assert ran == ["send_message"]
-    unasked, ran = session(document, ToolPolicy(default=fm.ToolRule(calls="confirm")), turn)  # nobody to ask
+    unasked, ran = session(document, ToolPolicy(default=fm.ToolRule(calls="confirm")), turn)  # without a callback
     unasked.respond_blocking(PROMPT)
     assert ran == []
 
