@@ -129,6 +129,89 @@ def train_guardrail(
     print_text(f"{out}: trained on {len(texts):,} texts; these rates are of the texts that thresholds are calibrated on")
 
 
+@app.command()
+def redteam(
+    project: Annotated[Path, typer.Argument(help="Folder of the project.")],
+    seeds: Annotated[
+        Path | None, typer.Option(exists=True, help="JSONL of text, locale, subcategory: starts a project.")
+    ] = None,
+    family: Annotated[list[str] | None, typer.Option(help="A family of attacks of a new project. May be repeated.")] = None,
+    model: Annotated[str | None, typer.Option(help="Bundle under test; by default the current one.")] = None,
+    instructions: Annotated[str, typer.Option(help="Instructions of the sessions under test.")] = "",
+    guardrail: Annotated[Path | None, typer.Option(exists=True, help="A guardrail model, beside the blocklist.")] = None,
+    mutator: Annotated[str | None, typer.Option(help="Bundle that rewrites seeds.")] = None,
+    variants: Annotated[int, typer.Option(min=0, help="Rewritten forms of each seed of a new project.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Token limit of an answer.")] = 128,
+    feedback: Annotated[list[Path] | None, typer.Option(exists=True, help="Feedback attachments for the queue.")] = None,
+    locale: Annotated[str, typer.Option(help="Locale of the feedback.")] = "en",
+    export: Annotated[Path | None, typer.Option(help="Write judged attempts as data for train-guardrail.")] = None,
+) -> None:
+    """Attack a model with the seeds of a project. A run that was ended continues."""
+    from openafm.bundle import open_bundle, resolve_model
+    from openafm.framework.backends.system_model import SystemLanguageModel
+    from openafm.recipes import red_teaming
+    from openafm.safety.blocklist import BlocklistConfig
+    from openafm.safety.guardrail import CombinedGuardrail
+    from openafm.safety.redteam.project import RedTeamConfig, RedTeamProject, read_seeds
+
+    if seeds is not None:
+        families = tuple(family) if family else RedTeamConfig(name=project.name).families
+        config = RedTeamConfig(name=project.name, families=families, variants=variants)
+        opened = RedTeamProject.create(project, config, read_seeds(seeds))
+    else:
+        opened = RedTeamProject(project)
+    for path in feedback or ():
+        opened.add_feedback(path.read_bytes(), locale)
+    if export is not None:
+        print_text(f"{opened.export(export)} labeled texts in {export}")
+        return
+    if feedback:
+        print_text(f"{len(feedback)} feedback attachments are in {project / 'queue.jsonl'}")
+        return
+    guardrails: list[Guardrail] = [BlocklistConfig().build()]
+    if guardrail is not None:
+        from openafm.safety.classifier.model import ModelGuardrail
+
+        guardrails.append(ModelGuardrail.open(guardrail))
+    bundle = open_bundle(model or resolve_model())
+    tested = SystemLanguageModel(bundle=bundle.path, guardrails=CombinedGuardrail(*guardrails))
+    writer = None if mutator is None else red_teaming.mutator(SystemLanguageModel(bundle=mutator), max_tokens)
+    num_new = opened.run(red_teaming.system_under_test(tested, instructions, max_tokens), writer)
+    print_text(
+        f"{num_new} new attempts in {project}; judge {project / 'queue.jsonl'}, then `openafm safety report {project}`"
+    )
+
+
+@app.command()
+def report(
+    project: Annotated[Path, typer.Argument(help="Folder of the project.")],
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page, too.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the results of a project by category and locale, with over-refusals beside them."""
+    from openafm.core.files import atomic_file
+    from openafm.safety.redteam.project import OUTCOMES, RedTeamProject, results
+    from openafm.safety.redteam.report import family_rows, html_report, result_rows
+
+    opened = RedTeamProject(project)
+    attempts = opened.attempts()
+    if html is not None:
+        with atomic_file(html, "w") as file:
+            file.write(html_report(opened))
+    if json:
+        table = {
+            category: {
+                where: {measure: rate.to_dict() for measure, rate in measures.items()} for where, measures in locales.items()
+            }
+            for category, locales in results(attempts).items()
+        }
+        print_json({"project": opened.config.name, "attempts": len(attempts), "results": table})
+        return
+    print_table(["category", "locale", "measure", "rate"], result_rows(attempts))
+    print_text("")
+    print_table(["family", *(outcome.replace("_", " ") for outcome in OUTCOMES)], family_rows(attempts))
+
+
 def _side(value: str) -> Side:
     if value == "prompt":
         return "prompt"
