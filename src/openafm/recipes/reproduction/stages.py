@@ -12,7 +12,7 @@ from dataclasses import dataclass
 SIZES = ("tiny", "micro", "nano")
 """`tiny` trains micro models for two steps: it shows that the stages fit together, and no effect."""
 
-_FEW_TEXTS, _FEW_DRAWINGS = 400, 12
+_FEW_TEXTS = 400
 _TWO_STEPS = json.dumps({"type": "StepBudget", "num_steps": 2})
 _EVENT = '{"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}'
 
@@ -345,6 +345,4 @@ def _few_documents(recipe: str, size: str) -> tuple[str, ...]:
     for corpus in build_run(recipe, recipe_size(size)).corpora:
         if hasattr(corpus, "num_examples"):
             words += ["--set", f"corpora.{corpus.name}.num_examples={_FEW_TEXTS}"]
-        if hasattr(corpus, "drawing"):
-            words += ["--set", f"corpora.{corpus.name}.drawing.count={_FEW_DRAWINGS}"]
     return tuple(words)
