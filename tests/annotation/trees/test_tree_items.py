@@ -240,7 +240,7 @@ class RandomChanges(RuleBasedStateMachine):
 
 def test_random_changes_equal_a_replay(project: Project, tools: tuple[TreeStore, ToolPool]) -> None:
     RandomChanges.project, RandomChanges.tools = project, tools
-    run_random(examples=12, steps=20)
+    run_random(examples=6, steps=20)
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.project import Project, Scenario
-from openafm.annotation.errors import AnnotationError
+from openafm.annotation.environments.project import Project, ProjectError, Scenario
+from openafm.annotation.errors import AnnotationError, not_found
 from openafm.annotation.people.accounts import Accounts, Person
 from openafm.annotation.trees.item import Item
 from openafm.annotation.trees.store import TreeStore
@@ -41,10 +41,16 @@ class Workspace:
         self.store.database.close()
 
     def create(self, scenario_id: str, item: str, person: Person) -> Item:
-        """Create an item with an id of the client's choice, or return the one of this id."""
-        scenario = (
-            Scenario(id=FREE, query="Free conversation") if scenario_id == FREE else self.project.scenario(scenario_id)
-        )
+        """Create an item with an id of the client's choice, or return the one of this id.
+
+        Raises:
+            AnnotationError: there is no such scenario.
+        """
+        try:
+            free = Scenario(id=FREE, query="Free conversation")
+            scenario = free if scenario_id == FREE else self.project.scenario(scenario_id)
+        except ProjectError as error:
+            raise not_found(f"scenario {scenario_id:.100}") from error
         return self.item(self.store.create(self.project, self.pool.definitions, scenario, person.id, item))
 
     def item(self, id: str) -> Item:

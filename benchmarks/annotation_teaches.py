@@ -1,0 +1,295 @@
+"""Does annotation teach? Nano on held-out tasks of the sample 'device': before, after fine-tuning, after preferences.
+
+    python benchmarks/annotation_teaches.py --json [--quick]
+
+A scripted model with injected mistakes runs tasks in the environment; a scripted expert corrects each wrong step, as an
+annotator does. Main stems fine-tune a LoRA adapter of nano (`after_sft`); then abandoned siblings train it with direct
+preference optimization against the fine-tuned model (`after_preferences`). The figures are the shares of held-out tasks,
+with other values than those of training, whose final state equals that of the reference calls.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from openafm.adapters.config import LoRAConfig
+from openafm.adapters.lora import start_at_zero
+from openafm.annotation.agent import run_agent
+from openafm.annotation.database import Database
+from openafm.annotation.environments.pool import ToolPool
+from openafm.annotation.environments.project import Project, Scenario, read_project, write_sample
+from openafm.annotation.environments.replay import ProjectEnvironment
+from openafm.annotation.scripted_model import ScriptedModel
+from openafm.annotation.trees.export import export
+from openafm.annotation.trees.item import Change, Item
+from openafm.annotation.trees.nodes import Content, NodeKind
+from openafm.annotation.trees.store import TreeStore
+from openafm.annotation.trees.tables import TREES
+from openafm.bundle import open_bundle
+from openafm.bundle.decoder import load_decoder
+from openafm.data.preferences import encode_answer, read_preferences
+from openafm.evaluation.tool_turns import next_turn
+from openafm.models.decoder import Decoder
+from openafm.runtime.decoding.grammar import Grammar, GrammarCompiler
+from openafm.runtime.engines.torch_engine import TorchEngine
+from openafm.tokenizer.bpe import Tokenizer
+from openafm.tokenizer.conversation import Conversation, Instructions, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.template import BaseChatTemplate
+from openafm.tokenizer.tool_calls import tool_calls_schema
+
+TOOLS = ("set_setting", "create_alarm", "set_notifications")
+MISTAKES = 0.5
+BETA = 0.2
+_keys = itertools.count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much is annotated, trained and tested."""
+
+    tasks: int
+    held_out: int
+    sft_steps: int
+    preference_steps: int
+
+
+QUICK = Size(tasks=6, held_out=4, sft_steps=16, preference_steps=4)
+FULL = Size(tasks=300, held_out=100, sft_steps=1_200, preference_steps=300)
+
+
+@dataclass
+class Policy:
+    """Nano with an adapter, and what generation needs (the part of `LoadedModel` that `next_turn` uses)."""
+
+    decoder: Decoder
+    tokenizer: Tokenizer
+    template: BaseChatTemplate
+    engine: TorchEngine
+    compiler: GrammarCompiler
+
+    def grammar(self, schema: None, tools: tuple[ToolDefinition, ...]) -> Grammar:
+        """Return the grammar of an answer with these tools."""
+        return self.compiler.answer(schema, tool_calls_schema(tools) | {"maxItems": 4} if tools else None)
+
+
+def main() -> None:
+    """Run the benchmark from the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="a smoke run of the same code; its figures claim nothing")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder), QUICK if arguments.quick else FULL)
+    print(json.dumps(found) if arguments.json else "\n".join(f"{name}: {value}" for name, value in found.items()))
+
+
+def measure(folder: Path, size: Size) -> dict[str, Any]:
+    """Annotate, train and return the shares of solved tasks."""
+    project = write_project(folder / "device", draw_tasks("train", size.tasks))
+    stems, branches = annotate(project, folder)
+    held_out = draw_tasks("test", size.held_out)
+    policy = load_policy()
+    found: dict[str, Any] = {"tasks": size.tasks, "held_out": size.held_out, "before": solved(policy, project, held_out)}
+    print(f"before: {found['before']}", file=sys.stderr)
+    examples = [encoded(policy, json.loads(line)) for line in stems.read_text().splitlines()]
+    fine_tune(policy.decoder, examples, size.sft_steps)
+    found["after_sft"] = solved(policy, project, held_out)
+    print(f"after fine-tuning: {found['after_sft']}", file=sys.stderr)
+    pairs = [encoded_pair(policy, preference) for preference in read_preferences(branches)]
+    learn_preferences(policy.decoder, pairs, size.preference_steps)
+    found["pairs"] = len(pairs)
+    found["after_preferences"] = solved(policy, project, held_out)
+    return found
+
+
+def draw_tasks(split: str, count: int) -> tuple[Scenario, ...]:
+    """Return tasks of one or two calls; the values of the splits differ."""
+    rng = random.Random(split)
+    parity = 0 if split == "train" else 1
+    drawn = []
+    for number in range(count):
+        parts = [draw_part(rng, parity) for _ in range(rng.choice((1, 1, 2)))]
+        query = " Then ".join(text for text, _ in parts)
+        drawn.append(Scenario(id=f"{split}-{number}", query=f"{query} ({number})", calls=tuple(call for _, call in parts)))
+    return tuple(drawn)
+
+
+def draw_part(rng: random.Random, parity: int) -> tuple[str, ToolCall]:
+    """Return a request and its reference call. Training has even values, tests have odd ones."""
+    number = 2 * rng.randrange(50) + parity
+    match rng.randrange(3):
+        case 0:
+            name = rng.choice(("brightness", "volume"))
+            number = min(number, 48 + parity) if name == "brightness" else number
+            return f"Set {name} to {number}.", call("set_setting", name=name, value=str(number))
+        case 1:
+            time = f"{rng.randrange(24):02}:{number % 60:02}"
+            return f"Wake me at {time}.", call("create_alarm", time=time)
+    app, is_on = rng.choice(("mail", "maps", "music", "chess")), rng.random() < 0.5
+    verb = "on" if is_on else "off"
+    return f"Turn {verb} notifications of {app}.", call("set_notifications", app=app, is_on=is_on)
+
+
+def call(tool: str, **arguments: Any) -> ToolCall:
+    """Return a call."""
+    return ToolCall(name=tool, arguments=arguments)
+
+
+def write_project(path: Path, tasks: tuple[Scenario, ...]) -> Project:
+    """Write the sample with these tasks, a short policy and the tools that the tasks need: short prompts train faster."""
+    write_sample("device", path)
+    head, *functions = (path / "tools.py").read_text().split("\n\n\ndef ")
+    kept = [each for each in functions if each.startswith(("_", *TOOLS))]
+    (path / "tools.py").write_text("\n\n\ndef ".join([head, *kept]))
+    (path / "policy.md").write_text("You control the settings of a phone. Call the tools, then say: Done.")
+    for file in (path / "scenarios").iterdir():
+        file.unlink()
+    (path / "scenarios" / "tasks.jsonl").write_text("".join(json.dumps(task.to_dict()) + "\n" for task in tasks))
+    return read_project(path)
+
+
+def annotate(project: Project, folder: Path) -> tuple[Path, Path]:
+    """Run the model with mistakes on each task, correct its wrong steps, and return the exported files."""
+    database, pool = Database(folder / "items.sqlite", [TREES]), ToolPool(project, size=1)
+    store = TreeStore(database)
+    wrong, right = ScriptedModel(project, mistakes=MISTAKES), ScriptedModel(project)
+    for scenario in project.scenarios:
+        item = Item(store, store.create(project, pool.definitions, scenario, None), pool)
+        item.query(scenario.query, new_change())
+        list(run_agent(item, wrong, new_change(), max_steps=8))
+        for number, reference in enumerate(scenario.calls):
+            step = item.tree.path()[1 + number]
+            if step.content.calls != (reference,):
+                item.edit(step.id, Content(kind=NodeKind.STEP, calls=(reference,)), new_change(), reason="wrong")
+                list(run_agent(item, wrong if number + 1 < len(scenario.calls) else right, new_change(), max_steps=8))
+        last = item.tree.path()[-1]
+        item.edit(last.id, Content(kind=NodeKind.ANSWER, text="Done."), new_change())
+        item.set_done(True, new_change())
+    files = []
+    for target in ("sft", "preferences"):
+        files.append(folder / f"{target}.jsonl")
+        report = export(store, project, pool, target, files[-1])
+        print(f"{target}: {report.lines} lines, {len(report.skipped)} items left out", file=sys.stderr)
+    pool.close()
+    database.close()
+    return files[0], files[1]
+
+
+def new_change() -> Change:
+    """Return a change with a key of its own."""
+    return Change(key=f"change{next(_keys)}")
+
+
+def load_policy() -> Policy:
+    """Return nano with a new adapter."""
+    bundle = open_bundle("nano")
+    decoder = load_decoder(bundle)
+    start_at_zero(decoder, LoRAConfig(rank=16, alpha=16.0))
+    compiler = GrammarCompiler(bundle.tokenizer, bundle.template)
+    return Policy(decoder, bundle.tokenizer, bundle.template, TorchEngine(decoder), compiler)
+
+
+def encoded(policy: Policy, line: dict[str, Any]) -> tuple[list[int], list[bool]]:
+    """Return the tokens of a conversation and whether each one is learned."""
+    found = policy.template.encode_conversation(policy.tokenizer, Conversation.from_dict(line))
+    return list(found.tokens), list(found.loss_mask)
+
+
+def encoded_pair(policy: Policy, preference: Any) -> tuple[list[int], list[int], int]:
+    """Return the tokens with the chosen answer, with the rejected one, and the length of the prompt."""
+    both = [encode_answer(preference.prompt, answer, policy.tokenizer, policy.template) for answer in preference.answers]
+    return both[0][1], both[1][1], len(both[0][0])
+
+
+def fine_tune(decoder: Decoder, examples: list[tuple[list[int], list[bool]]], steps: int) -> None:
+    """Train the adapter on the assistant's tokens."""
+    optimizer, rng = torch.optim.AdamW(trainable(decoder), lr=2e-3), random.Random(1)
+    for _ in range(steps):
+        tokens, mask = rng.choice(examples)
+        log_probabilities = log_probs(decoder, tokens)
+        learned = torch.tensor(mask[1:])
+        loss = -(log_probabilities * learned).sum() / learned.sum()
+        update(optimizer, loss)
+
+
+def learn_preferences(decoder: Decoder, pairs: list[tuple[list[int], list[int], int]], steps: int) -> None:
+    """Train the adapter with direct preference optimization (arXiv 2305.18290); the reference is the model before it."""
+    if not pairs:
+        return
+    rng = random.Random(2)
+    pairs = rng.sample(pairs, min(len(pairs), 4 * steps))
+    with torch.no_grad():
+        margins = [float(margin(decoder, pair)) for pair in pairs]
+    optimizer = torch.optim.AdamW(trainable(decoder), lr=2e-4)
+    for _ in range(steps):
+        index = rng.randrange(len(pairs))
+        update(optimizer, -F.logsigmoid(BETA * (margin(decoder, pairs[index]) - margins[index])))
+
+
+def margin(decoder: Decoder, pair: tuple[list[int], list[int], int]) -> Tensor:
+    """Return how much more probable the chosen answer is than the rejected one, in nats."""
+    chosen, rejected, start = pair
+    return log_probs(decoder, chosen)[start - 1 :].sum() - log_probs(decoder, rejected)[start - 1 :].sum()
+
+
+def log_probs(decoder: Decoder, tokens: list[int]) -> Tensor:
+    """Return the log probability of each token after the first, [S - 1]."""
+    tokens_BS = torch.tensor([tokens])
+    logits_SV = decoder(tokens_BS)[0, :-1].float()
+    return torch.log_softmax(logits_SV, -1).gather(1, tokens_BS[0, 1:, None])[:, 0]
+
+
+def update(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    """Make one step."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def trainable(decoder: Decoder) -> list[torch.nn.Parameter]:
+    """Return the adapter's parameters."""
+    return [parameter for parameter in decoder.parameters() if parameter.requires_grad]
+
+
+def solved(policy: Policy, project: Project, tasks: tuple[Scenario, ...]) -> float:
+    """Return the share of tasks whose final state is that of the reference calls."""
+    environment = ProjectEnvironment(project)
+    return sum(is_solved(policy, project, environment, task) for task in tasks) / len(tasks)
+
+
+def is_solved(policy: Policy, project: Project, environment: ProjectEnvironment, task: Scenario) -> bool:
+    """Let the model call tools until it answers, and compare the state."""
+    environment.reset()
+    for reference in task.calls:
+        environment.call(reference)
+    expected = environment.digest
+    environment.reset()
+    tools = environment.definitions
+    turns: list[Turn] = [Instructions(text=project.policy, tools=tools), UserTurn(text=task.query)]
+    with torch.no_grad():
+        for _ in range(3):
+            turn = next_turn(policy, turns, tools, 48)  # type: ignore[arg-type]
+            if turn is None or not turn.tool_calls:
+                break
+            outputs = [ToolTurn(name=each.name, text=environment.call(each)) for each in turn.tool_calls]
+            turns += [turn, *outputs]
+    return environment.digest == expected
+
+
+if __name__ == "__main__":
+    main()
