@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from endpoints import says, serving
 from tiny_bundles import write_tiny_bundle
 
 from openafm.cli.main import run
@@ -119,3 +120,23 @@ def test_tools_and_a_card(bundle: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["tasks"]["tools"]["count"] == 4
     assert run(["evaluate", "card", str(tmp_path / "a")]) == 0
     assert "| tools | success | all | 4 |" in capsys.readouterr().out
+
+
+def test_an_endpoint_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAFM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    rows = [{"question": f"Question {number}?", "answer": f"Steps.\n#### {number}"} for number in (18, 19)]
+    (tmp_path / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, rows * 3)))
+    command = ["evaluate", "--model", "m", "--data", str(tmp_path), "--out", str(tmp_path / "a"), "--json"]
+    with serving(says("So.\nAnswer: 18"), says("So.\nAnswer: 18")) as endpoint:
+        place = ["--base-url", endpoint.url, "--threads", "1"]
+        assert run([*command, *place, "--tasks", "gsm8k"]) == 0
+        assert run([*command, *place, "--tasks", "gsm8k"]) == 0  # from the cache: the script has no more replies
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["tasks"]["gsm8k"]["num_cached"] == 2
+        assert run([*command, *place, "--tasks", "gsm8k:lm_eval"]) == 2
+    assert "choose a task without ':lm_eval'" in capsys.readouterr().err
+    samples = (tmp_path / "a" / "samples" / "gsm8k.jsonl").read_text().splitlines()
+    assert [json.loads(line)["scores"]["accuracy"] for line in samples] == [1.0, 0.0]
