@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import PIL.Image
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from playwright.sync_api import Request as BrowserRequest
 from servers import http, running_server
 from test_playground import CHROMIUM, ask, browser, last_answer, opened_page, shot
+from tiny_bundles import write_multimodal_bundle
 
 import openafm as fm
 from openafm.cli.main import run
@@ -135,6 +137,28 @@ def test_images_are_dropped_and_chosen(page: Page, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("no image")
     page.set_input_files("#image-files", tmp_path / "text.txt")
     page.locator("#settings-error", has_text="only images").wait_for()
+
+
+def test_a_model_with_a_vision_encoder_answers(browser: Browser, tmp_path: Path) -> None:
+    bundle = write_multimodal_bundle(tmp_path / "seeing").path
+    PIL.Image.new("RGB", (24, 24), "red").save(tmp_path / "red.png")
+    with running_server(models=(str(bundle),)) as url, opened_page(browser, url.replace("127.0.0.1", "localhost")) as page:
+        page.fill("#settings [name=max_tokens]", "4")
+        page.set_input_files("#image-files", tmp_path / "red.png")
+        page.locator("#images img").wait_for()
+        with page.expect_request("**/v1/chat/completions") as sent:
+            ask(page, "the cat")
+        assert page.locator(".answer .error").all_inner_texts() == []
+        assert "generated" in page.locator(".answer footer").inner_text()
+        assert sent_messages(sent.value)[-1]["content"] != "the cat"
+        page.get_by_role("button", name="Good answer").click()
+        page.fill("#feedback [name=comment]", "right")
+        with page.expect_download() as download:
+            page.click("#feedback button[value=save]")
+        download.value.save_as(tmp_path / "feedback.json")
+    written = json.loads((tmp_path / "feedback.json").read_text())
+    assert (written["sentiment"], written["issues"], written["comment"]) == ("positive", [], "right")
+    assert fm.Transcript.parse(written["transcript"]).image_digests
 
 
 def sent_messages(request: BrowserRequest) -> list[dict[str, object]]:
