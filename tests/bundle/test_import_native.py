@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checkpoints
 import numpy as np
 import pytest
 import torch
+from native_bundles import write_random_adapter
 
 from openafm.bundle import Bundle
-from openafm.bundle.hugging_face import import_hugging_face
+from openafm.bundle.hugging_face import import_hugging_face, importer
 from openafm.compression.native_numerics import Weights
+from openafm.compression.numerics import MatrixNumerics, Numerics, WeightNumerics
+from openafm.models.config import (
+    AttentionConfig,
+    DecoderConfig,
+    DenseFeedForwardConfig,
+    LayerConfig,
+    OwnKeysValuesConfig,
+    RotaryConfig,
+)
 from openafm.runtime.agreement import compare_choices
 from openafm.runtime.engines.torch_engine import TorchEngine
 from openafm.runtime.native.engine import NativeEngine
@@ -72,3 +84,78 @@ def test_a_token_of_an_imported_model_does_not_depend_on_its_step(variant: str, 
         (expected,) = engine.step([(whole, tokens)], "all")
         found = np.concatenate([engine.step([(alone, [token])])[0].reshape(1, -1) for token in tokens])
         np.testing.assert_array_equal(found, expected)
+
+
+def test_an_adapter_on_a_4_bit_base_computes_the_same_in_both_engines(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    bundle = imported(tmp_path, "qwen2, biases and windows", "int4")
+    adapter = write_random_adapter(tmp_path / "a.fmadapter", bundle, seed=1)
+    (tokens,) = texts(bundle, 1, 60)
+    without, native, peer = (
+        engine.step([(engine.new_sequence(), tokens)], "all")[0]
+        for engine in (
+            NativeEngine(bundle, num_threads=1),
+            NativeEngine(bundle, adapter, num_threads=1),
+            TorchEngine.open(bundle, adapter),
+        )
+    )
+    assert np.abs(native - without).max() > 0.1
+    assert np.abs(native - peer).max() < 1e-3
+
+
+# Between integer products, a last bit of a bfloat16 sum may decide a rounding, and this a choice that is nearly a tie.
+@pytest.mark.parametrize(("attention", "least_share"), [("int4_symmetric_group64", 0.999), ("bfloat16", 0.98)])
+def test_each_matrix_may_have_its_own_format(
+    attention: WeightNumerics, least_share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(1)
+    formats: dict[str, WeightNumerics] = {
+        "layers.0.": "int8_per_row",
+        "layers.1.attention.": attention,
+        "layers.1.": "int4_symmetric_group32",
+        "layers.2.feed_forward.down": "int8_group32",
+    }
+    exceptions = tuple(MatrixNumerics(prefix=prefix, weights=weights) for prefix, weights in formats.items())
+    mixed = replace(NATIVE, embedding="int8_per_row", exceptions=exceptions)
+    monkeypatch.setattr(importer, "_native_numerics", lambda *_: mixed)
+    bundle = imported(tmp_path, "llama, llama3 rotary", "int4")
+    expected = "BF16" if attention == "bfloat16" else "U8"
+    assert bundle.stored_tensors["layers.1.attention.query.weight"].dtype == expected
+    assert bundle.stored_tensors["layers.0.attention.query.weight"].dtype == "I8"
+    found = compare_choices(TorchEngine.open(bundle), NativeEngine(bundle, num_threads=1), texts(bundle, 2, 200))
+    assert found.share >= least_share
+    assert found.largest_margin < 2 * LARGEST_MARGIN
+
+
+LAYER = LayerConfig(
+    attention=AttentionConfig(
+        num_heads=2, head_dim=16, keys_values=OwnKeysValuesConfig(num_heads=1), position=RotaryConfig(), qk_norm=None
+    ),
+    feed_forward=DenseFeedForwardConfig(hidden_dim=64),
+)
+GELU = replace(LAYER, feed_forward=DenseFeedForwardConfig(hidden_dim=64, activation="gelu"))
+OTHER_HEADS = replace(LAYER, attention=replace(LAYER.attention, num_heads=4))
+LONG_ROWS = replace(LAYER, feed_forward=DenseFeedForwardConfig(hidden_dim=50_016))
+NATIVE = Numerics(weights="int4_group32", embedding="int4_group32", activations="int8_per_token", kv="int8_per_token_head")
+
+
+@pytest.mark.parametrize(
+    ("layers", "numerics", "reason"),
+    [
+        ((LAYER, LAYER), NATIVE, None),
+        ((LONG_ROWS,), NATIVE, None),
+        ((LONG_ROWS,), replace(NATIVE, weights="int2_balanced"), "has 50016 inputs, not a multiple of 32 up to 44,032"),
+        ((LAYER,), replace(NATIVE, weights="int4_group64"), "has 32 inputs, not a multiple of 64"),
+        ((GELU,), NATIVE, "is gelu, not silu"),
+        ((LAYER, OTHER_HEADS), NATIVE, "differ in the shape of their heads"),
+        ((LAYER,), replace(NATIVE, kv="float32"), "keys and values are float32"),
+        ((LAYER,), replace(NATIVE, weights="astc_6x6"), "weights are astc_6x6"),
+        ((LAYER,), replace(NATIVE, weights="bfloat16", embedding="bfloat16"), "with int8_per_token activations"),
+    ],
+)
+def test_what_cannot_run_natively_has_a_reason(
+    layers: tuple[LayerConfig, ...], numerics: Numerics, reason: str | None
+) -> None:
+    config = DecoderConfig(vocab_size=64, dim=32, layers=layers)
+    found = unsupported(SimpleNamespace(config=config, numerics=numerics))  # type: ignore[arg-type]
+    assert found is None if reason is None else reason in (found or "")

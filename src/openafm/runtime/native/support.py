@@ -44,7 +44,7 @@ def unsupported(bundle: Bundle) -> str | None:
 def _unsupported_numerics(numerics: Numerics) -> str | None:
     used = {numerics.weights, *(each.weights for each in numerics.exceptions)}
     if numerics.kv != "int8_per_token_head":
-        return f"its keys and values are {numerics.kv}, not 8-bit; import or compress the model again to a native format"
+        return f"its keys and values are {numerics.kv}, not 8-bit; import it with --weights, or compress it to int4 or int8"
     if not used <= {*LEVEL_ZEROS, *FORMATS, "bfloat16"}:
         return f"its weights are {', '.join(sorted(used))}"
     if len(used & LEVEL_ZEROS.keys()) > 1:
