@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from openafm.adapters.delivery.keys import public_key, read_private_key, write_key_pair
+from openafm.cli.main import run
 from openafm.safety.guardrail import Allowed, CombinedGuardrail, OutputMonitor, Violation
 from openafm.safety.overrides.folding import fold, squeezed
 from openafm.safety.overrides.guardrail import FixedOverrides, OverrideGuardrail, OverridesFolder
@@ -223,3 +224,19 @@ def test_the_fast_form_agrees_with_the_one_with_places(text: str) -> None:
 def test_any_text_has_valid_places(text: str) -> None:
     for hit in Overrides([a_list("ab", "aab b")]).find(text):
         assert re.search(r"[ab*1é]", unicodedata.normalize("NFC", text)[hit.start : hit.end])
+
+
+def test_the_commands_sign_and_update(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("cryptography")
+    write_key_pair(tmp_path / "key")
+    write_key_pair(tmp_path / "other")
+    values = {"name": "house", "sequence": 2, "subcategory": "hate.slurs", "terms": ["grobnik"]}
+    (tmp_path / "house.json").write_text(json.dumps(values))
+    update, folder = str(tmp_path / "update"), str(tmp_path / "lists")
+    assert run(["safety", "sign-list", str(tmp_path / "house.json"), "--key", str(tmp_path / "key"), "--out", update]) == 0
+    assert run(["safety", "update-list", update, folder, "--key", str(tmp_path / "other.pub")]) == 1
+    assert "not signed with this key" in capsys.readouterr().err
+    assert run(["safety", "update-list", update, folder, "--key", str(tmp_path / "key.pub")]) == 0
+    assert run(["safety", "update-list", update, folder, "--key", str(tmp_path / "key.pub")]) == 1
+    assert "higher number" in capsys.readouterr().err
+    assert run(["safety", "check", "a gr0bnik", "--lists", folder]) == 1

@@ -96,6 +96,38 @@ def check(
     raise typer.Exit(int(is_blocked))
 
 
+@app.command("sign-list")
+def sign_list(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="An override list (JSON).")],
+    key: Annotated[Path, typer.Option(exists=True, help="Private key of `openafm adapter keygen`.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="File of the signed update.")],
+) -> None:
+    """Sign an override list, so that others can install it as an update."""
+    from openafm.adapters.delivery.keys import read_private_key
+    from openafm.core.files import atomic_file, read_document
+    from openafm.safety.overrides.updates import signed_update
+
+    update = signed_update(read_document(file), read_private_key(key))
+    with atomic_file(out) as written:
+        written.write(update)
+    print_text(f"signed update in {out}")
+
+
+@app.command("update-list")
+def update_list(
+    update: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A signed update.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of override lists.")],
+    key: Annotated[str, typer.Option(help="Public key of the publisher, or its file.")],
+) -> None:
+    """Install a signed update of an override list. One with another signature or without a higher sequence is refused."""
+    from openafm.adapters.delivery.keys import read_public_key
+    from openafm.core.files import read_document
+    from openafm.safety.overrides.updates import apply_update
+
+    installed = apply_update(folder, read_document(update), read_public_key(key))
+    print_text(f"{installed.name}: sequence {installed.sequence}, {len(installed.terms)} terms in {folder}")
+
+
 @app.command("train-guardrail")
 def train_guardrail(
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder of the guardrail model.")],
