@@ -22,6 +22,7 @@ from openafm.bundle.hugging_face import HuggingFaceError
 from openafm.cli.main import run
 from openafm.core.errors import OpenAFMError
 from openafm.runtime.engines.torch_engine import TorchEngine
+from openafm.runtime.native.support import unsupported
 from openafm.tokenizer.bpe import Tokenizer
 from openafm.tokenizer.chat_template import ChatTemplate
 from openafm.tokenizer.conversation import AssistantTurn, UserTurn
@@ -96,6 +97,22 @@ def test_quantized_weights_are_imported_with_the_values_of_the_file(type: Any, t
     stored = read_gguf(tmp_path / "model.gguf").tensors["blk.1.ffn_up.weight"]
     assert stored.type.name == type.upper()
     assert np.array_equal(report.bundle.tensors()["layers.1.feed_forward.up.weight"], stored.values())
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4", "bf16"])
+def test_weights_for_the_native_engine(weights: Any, tmp_path: Path) -> None:
+    export_gguf(gguf_models.bundle(tmp_path, "qwen3"), tmp_path / "model.gguf", type="q8_0")
+    exact = import_gguf(tmp_path / "model.gguf", tmp_path / "exact").bundle
+    report = import_gguf(tmp_path / "model.gguf", tmp_path / weights, weights=weights)
+    assert unsupported(report.bundle) is None
+    assert any(weights in note for note in report.notes)
+    if weights == "int8":  # matrices of Q8_0 keep their values
+        name, arrays = "layers.1.feed_forward.up.weight", report.bundle.tensors()
+        values = arrays[name].reshape(len(arrays[name]), -1, 32)
+        kept = values.astype(np.float32) * arrays[f"{name}.scale"].astype(np.float32)[..., None]
+        assert np.array_equal(kept.reshape(arrays[name].shape), exact.tensors()[name])
+    correlation = np.corrcoef(logits(exact).reshape(-1), logits(report.bundle).reshape(-1))[0, 1]
+    assert correlation > (0.8 if weights == "int4" else 0.99)  # a random model is sensitive
 
 
 def test_verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,16 +90,21 @@ def gguf(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A GGUF file of llama.cpp.")],
     name: NameOption = None,
     compute: ComputeOption = Compute.FLOAT32,
+    weights: WeightsOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Import a GGUF file (Llama, Qwen2, Qwen3, SmolLM3) with its tokenizer and chat template."""
     from openafm.bundle import bundle_place
     from openafm.bundle.gguf import import_gguf
+    from openafm.core.errors import UsageError
 
     place = bundle_place(name or file.resolve().stem)
     check_name_is_free(place.name, force)
-    _print_report(import_gguf(file, place, compute=compute.value), json)
+    if weights is not None and compute is not Compute.FLOAT32:
+        raise UsageError(f"--compute {compute.value} is for imports without --weights; leave it out")
+    report = import_gguf(file, place, compute=compute.value, weights=None if weights is None else weights.value)
+    _print_report(report, json)
 
 
 @app.command()

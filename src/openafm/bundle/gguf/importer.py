@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from openafm.bundle.bundle import write_bundle
+from openafm.bundle.bundle import write_bundle, write_bundle_in_parts
 from openafm.bundle.gguf.architecture import ROPE_FACTORS, decoder_name, read_architecture
 from openafm.bundle.gguf.errors import GGUFError
 from openafm.bundle.gguf.reader import GGUFFile, GGUFTensor, read_gguf
 from openafm.bundle.gguf.tokenizer import tokenizer_json
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
+from openafm.bundle.hugging_face.compressed import write_parts
 from openafm.bundle.hugging_face.importer import ImportReport
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import decoder_shapes
+from openafm.compression.native_numerics import Weights, native_numerics
 from openafm.compression.numerics import Numerics
 from openafm.models.config import DecoderConfig
 from openafm.tokenizer.errors import TokenizerError
@@ -34,13 +37,18 @@ def import_gguf(
     place: Path,
     *,
     compute: Literal["float32", "bfloat16"] = "float32",
+    weights: Weights | None = None,
     today: datetime.date | None = None,
+    on_part: Callable[[int, int], None] = lambda done, total: None,
 ) -> ImportReport:
     """Convert a GGUF file to a bundle at `place`. Quantized weights become float32 with exactly the values of the file.
 
     Args:
         compute: compute dtype of the bundle; float32 is exact, bfloat16 takes half the memory of keys and values.
+        weights: the format of the weights for the native engine, rounded to nearest; matrices of Q8_0 keep their values in
+            int8. An import that is killed continues when it is called again with the same arguments.
         today: the date for chat templates that state one.
+        on_part: called with the number of finished weight files and of all, with `weights`.
 
     Raises:
         GGUFError: the file is damaged, or needs an unsupported feature.
@@ -59,24 +67,49 @@ def import_gguf(
     except TokenizerError as error:
         raise GGUFError(f"the tokenizer of {file} cannot be used: {error}") from error
     template = _chat_template(read.metadata, text, tokenizer, today or datetime.date.today())
-    matrices = {tensor.dtype for tensor in tensors if len(tensor.shape) == 2 and tensor.name != "embedding"}
-    embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
-    notes = (*template.notes, *_type_notes(read))
-    bundle = write_bundle(
-        place,
-        config=config,
-        tokenizer=tokenizer,
-        template=template.template,
-        tensors=tensors,
-        numerics=Numerics(
-            weights="bfloat16" if matrices == {"BF16"} else "float32",
-            embedding="bfloat16" if embedding == {"BF16"} else "float32",
-            activations=compute,
-            kv=compute,
-        ),
-        card=_card(place.name, family, notes),
-    )
+    notes = (*template.notes, *_type_notes(read, weights))
+    card = _card(place.name, family, notes)
+    if weights is None:
+        bundle = write_bundle(
+            place,
+            config=config,
+            tokenizer=tokenizer,
+            template=template.template,
+            tensors=tensors,
+            numerics=_numerics(tensors, compute),
+            card=card,
+        )
+    else:
+        numerics, state = native_numerics(config, weights), file.stat()
+        if weights == "int8" and all(each.source.type.name == "Q8_0" for each in _matrices(tensors)):
+            numerics = replace(numerics, weights="int8_group32", exceptions=())  # the same groups: values stay
+        stated = (str(file.resolve()), state.st_size, state.st_mtime_ns, numerics, template.template.to_json())
+        bundle = write_bundle_in_parts(
+            place,
+            key=hashlib.sha256(repr(stated).encode()).hexdigest(),
+            config=config,
+            tokenizer=tokenizer,
+            template=template.template,
+            numerics=numerics,
+            write_weights=lambda parts: write_parts(parts, tensors, numerics, on_part=on_part),
+            card=card,
+        )
     return ImportReport(bundle=bundle, notes=notes)
+
+
+def _matrices(tensors: Sequence[_ConvertedTensor]) -> list[_ConvertedTensor]:
+    return [tensor for tensor in tensors if len(tensor.shape) == 2 and tensor.name.startswith("layers.")]
+
+
+def _numerics(tensors: Sequence[_ConvertedTensor], compute: Literal["float32", "bfloat16"]) -> Numerics:
+    matrices = {tensor.dtype for tensor in _matrices(tensors)}
+    embedding = {tensor.dtype for tensor in tensors if tensor.name == "embedding"}
+    return Numerics(
+        weights="bfloat16" if matrices == {"BF16"} else "float32",
+        embedding="bfloat16" if embedding == {"BF16"} else "float32",
+        activations=compute,
+        kv=compute,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,12 +177,15 @@ def _stop_names(metadata: Mapping[str, Any], tokens: Sequence[str], tokenizer: I
     return [name for name in names if name in tokenizer.special_ids]
 
 
-def _type_notes(read: GGUFFile) -> list[str]:
+def _type_notes(read: GGUFFile, weights: Weights | None) -> list[str]:
     values: Counter[str] = Counter()
     for tensor in read.tensors.values():
         values[tensor.type.name] += int(np.prod(tensor.shape))
     quantized = [f"{name} {count / values.total():.0%}" for name, count in values.most_common() if name[0] == "Q"]
-    return [f"quantized weights ({', '.join(quantized)}) become float32 with the same values"] if quantized else []
+    if not quantized:
+        return []
+    outcome = "become float32 with the same values" if weights is None else f"are decoded and rounded to {weights}"
+    return [f"quantized weights ({', '.join(quantized)}) {outcome}"]
 
 
 def _card(name: str, family: str, notes: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.errors import BundleError
-from openafm.bundle.tensor_file import MappedTensor, in_memory, read_tensors, release_pages, write_file
+from openafm.bundle.tensor_file import MappedTensor, TensorSource, in_memory, read_tensors, release_pages, write_file
 from openafm.compression.errors import CompressionError
 from openafm.compression.grouped import FORMATS, GroupedMatrix, GroupFormat
 from openafm.compression.numerics import Numerics
@@ -42,7 +42,7 @@ _CHUNK_NUMBERS = 1 << 24  # of a matrix outside of the layers in fp32 at once
 
 def write_parts(
     folder: Path,
-    tensors: Sequence[MappedTensor],
+    tensors: Sequence[TensorSource],
     numerics: Numerics,
     method: LayerMethod | None = None,
     on_part: Callable[[int, int], None] = lambda done, total: None,
@@ -68,13 +68,14 @@ def write_parts(
             with atomic_file(file) as stream:
                 write_file(stream, made)
             for tensor in part:
-                release_pages(tensor)
+                if isinstance(tensor, MappedTensor):
+                    release_pages(tensor)
         if method is not None and is_calibrated and number < len(parts):
             method.finish(layer, _read_back(file, part, numerics))
         on_part(number, len(parts))
 
 
-def _read_back(file: Path, part: Sequence[MappedTensor], numerics: Numerics) -> dict[str, NDArray[np.float32]]:
+def _read_back(file: Path, part: Sequence[TensorSource], numerics: Numerics) -> dict[str, NDArray[np.float32]]:
     """Return the rounded weights of a layer in fp32, from its file."""
     arrays = {name: tensor.array() for name, tensor in read_tensors(file).items()}
     found: dict[str, NDArray[np.float32]] = {}
@@ -93,7 +94,7 @@ def _in_layer(name: str) -> str:
     return name.split(".", 2)[2]
 
 
-def _whole(tensor: MappedTensor) -> NDArray[np.float32]:
+def _whole(tensor: TensorSource) -> NDArray[np.float32]:
     return np.concatenate([*finite_rows(tensor), np.zeros((0, *tensor.shape[1:]), np.float32)])
 
 
@@ -108,16 +109,16 @@ def embeddings_of(tensors: Sequence[MappedTensor], tokens_BS: NDArray[np.int64])
     return embedded
 
 
-def _parts(tensors: Sequence[MappedTensor]) -> list[list[MappedTensor]]:
+def _parts(tensors: Sequence[TensorSource]) -> list[list[TensorSource]]:
     """Return the tensors outside of the layers, then those of each layer."""
-    layers: dict[int, list[MappedTensor]] = {-1: []}
+    layers: dict[int, list[TensorSource]] = {-1: []}
     for tensor in tensors:
         layer = int(tensor.name.split(".")[1]) if tensor.name.startswith("layers.") else -1
         layers.setdefault(layer, []).append(tensor)
     return [layers[layer] for layer in sorted(layers)]
 
 
-def _stored(tensor: MappedTensor, numerics: Numerics, method: LayerMethod | None) -> Iterator[MappedTensor]:
+def _stored(tensor: TensorSource, numerics: Numerics, method: LayerMethod | None) -> Iterator[MappedTensor]:
     """Yield the tensors of the bundle that hold a weight of the checkpoint."""
     name = tensor.name
     if len(tensor.shape) != 2:
@@ -141,7 +142,7 @@ def _stored(tensor: MappedTensor, numerics: Numerics, method: LayerMethod | None
         yield in_memory(each, array)
 
 
-def finite_rows(tensor: MappedTensor) -> Iterator[NDArray[np.float32]]:
+def finite_rows(tensor: TensorSource) -> Iterator[NDArray[np.float32]]:
     """Yield a tensor of a checkpoint in fp32, some rows at a time.
 
     Raises:
