@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,26 @@ def test_two_pages_on_one_item_are_told(url: str) -> None:
         "others": ["local"],
         "is_running": False,
     }
+
+
+def test_a_browser_that_leaves_cancels_its_run_and_frees_the_item(travel: Project, url: str) -> None:
+    page = Page(url, "9" * 12)
+    page.change("append", content=query(travel.scenarios[0].query))
+    body = {"key": next(KEYS), "sequence": page.view["sequence"]}
+    headers = {"X-CSRF-Token": page.browser.csrf, "Content-Type": "application/json"}
+    with page.browser._client.stream("POST", f"/api/items/{page.item}/run", json=body, headers=headers) as reply:
+        assert reply.status_code == 200
+        next(reply.iter_lines())
+    deadline = time.monotonic() + 30
+    while page.browser.get(f"/items/{page.item}/version")["is_running"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    page.view = page.browser.get(f"/items/{page.item}")
+    kinds = [node["kind"] for node in page.view["nodes"]]
+    assert kinds[0] == "query"
+    if kinds[-1] != "answer":  # cancelled after a step: the model resumes there
+        page.run()
+    assert page.view["nodes"][-1]["kind"] == "answer"
+    assert [node["kind"] for node in page.view["nodes"]] == ["query", "step", "step", "step", "answer"]
 
 
 @pytest.mark.slow  # starts two servers

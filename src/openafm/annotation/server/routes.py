@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.concurrency import iterate_in_threadpool
+from starlette.concurrency import run_in_threadpool
 
 from openafm.annotation.access import current_person
 from openafm.annotation.agent import run_agent
@@ -169,15 +170,25 @@ def _closing(events: Iterator[dict[str, Any]], stack: ExitStack) -> Iterator[dic
 
 
 def _stream(events: Iterator[dict[str, Any]], cancelled: threading.Event) -> StreamingResponse:
-    """Return server-sent events. A browser that leaves cancels the run after the present step."""
+    """Return server-sent events. A browser that leaves cancels the run after the present step.
+
+    The run has a thread of its own, so that it also ends when its events are not read any more.
+    """
+    found: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+
+    def produce() -> None:
+        try:
+            for event in events:
+                found.put(event)
+        finally:
+            found.put(None)
 
     async def lines() -> AsyncIterator[str]:
         try:
-            async for event in iterate_in_threadpool(events):
+            while (event := await run_in_threadpool(found.get)) is not None:
                 yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
         finally:
             cancelled.set()
-            for _ in events:  # to the end of the step, so that the item is free again
-                pass
 
+    threading.Thread(target=produce, daemon=True, name="openafm-agent").start()
     return StreamingResponse(lines(), media_type="text/event-stream")
