@@ -1,4 +1,4 @@
-"""Items per second of openafm's harness and of lm-evaluation-harness with transformers: same model, prompts and CPU.
+"""Items per CPU second of openafm's harness and of lm-evaluation-harness with transformers: same model, prompts and CPU.
 
 The model has the shape of a small Qwen3 and random weights in float32. Two tables: `choice`, MMLU with five examples, four
 likelihoods an item; `generation`, MBPP with three examples, up to 32 tokens an item. Scores must be equal for `choice`.
@@ -135,18 +135,18 @@ def generation(data: Path, folder: Path, answerer: ModelAnswerer, peer_model: An
 def timed_own(answerer: ModelAnswerer, task: Any, data: Path, folder: Path, count: int) -> tuple[float, Any]:
     answerer.answer(Prompt(kind="completion", text="This loads everything.", max_tokens=4), lambda: False)
     cache = OutputCache(folder / f"{type(task).__name__}.sqlite")
-    started = time.perf_counter()
+    started = time.process_time()
     results = run_tasks(answerer, {"task": task}, data, folder / "out", cache, RunOptions(limit=count))
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     cache.close()
     return seconds, results["task"]
 
 
 def timed_peer(model: Any, task: Any, count: int) -> tuple[float, dict[str, Any]]:
     peer_scores(model, [task], 1)
-    started = time.perf_counter()
+    started = time.process_time()
     results = peer_scores(model, [task], count)
-    return time.perf_counter() - started, results
+    return time.process_time() - started, results
 
 
 if __name__ == "__main__":
