@@ -10,7 +10,7 @@ from openafm.safety.guardrail import Allowed, Verdict, Violation
 
 
 class Foxless:
-    """Block the words red fox; hold responses back if told to."""
+    """Block the words red fox; hold responses back on request."""
 
     def __init__(self, releases_after_check: bool) -> None:
         self.releases_after_check = releases_after_check
