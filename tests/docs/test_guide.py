@@ -105,6 +105,8 @@ def test_every_verb_and_option_on_a_page_exists(page: Path) -> None:
                 break
             command = child
         assert command is not command_line, f"{page.name}: openafm {line}"
+        if command.name == "evaluate":  # `evaluate NAME` is `evaluate run NAME`
+            command = command.commands["run"]
         known = {option for parameter in command.params for option in parameter.opts} | {"--help"}
         for option in re.findall(r" (--?[a-z][a-z-]*)", line.split("#")[0]):
             assert option in known, f"{page.name}: openafm {line}"
