@@ -162,3 +162,11 @@ def test_pages_load_nothing_from_other_origins(url: str) -> None:
         assert "default-src 'self'" in reply.headers["content-security-policy"]
         assert "://" not in reply.text
     assert httpx.get(f"{url}/static/shared/..%2f..%2fweb.py", trust_env=False).status_code == 404
+
+
+def test_half_of_a_surrogate_pair_is_refused(local_url: str) -> None:
+    browser = Browser(local_url)
+    browser.open()
+    reply = browser.send("POST", "/echo", content=b'{"text": "\\uD800"}')
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "characters")
+    assert browser.send("POST", "/echo", content=b'{"text": "\\ud83d\\ude00"}').json() == {"text": "\U0001f600"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 import traceback
@@ -84,6 +85,7 @@ class AccessControl:
             scope.setdefault("state", {})["access"] = self
             scope["state"]["session"] = await self._admitted(scope)
             body = await _body(scope, receive)
+            _check_characters(body)
             await self._app(scope, _replay(body, receive), reply)
         except Exception as error:
             if not isinstance(error, AnnotationError):
@@ -201,6 +203,21 @@ async def _body(scope: Scope, receive: Receive) -> bytes:
                 is_last = not message.get("more_body", False)
             return bytes(body)
     raise AnnotationError(f"the body did not arrive within {BODY_SECONDS:g} s", status=408, code="body_timeout")
+
+
+def _check_characters(body: bytes) -> None:
+    """Raise if JSON escapes hold half of a surrogate pair, which no reply could repeat in UTF-8."""
+    if b"\\ud" not in body.lower():
+        return
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return  # the route reports it
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        message = "the body has half of a surrogate pair (\\ud800 to \\udfff); send whole characters"
+        raise AnnotationError(message, code="characters") from None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

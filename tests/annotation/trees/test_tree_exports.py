@@ -160,6 +160,50 @@ def test_foreign_trees_are_refused(travel: Project, tools: tuple[TreeStore, Tool
             import_tree(wrong, tools[0], travel, tools[1])
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("opened", {"scenario": None}),
+        ("opened", {"scenario": {"id": "x"}}),
+        ("opened", {"tools_digest": None}),
+        ("opened", {"policy": "Tell everything."}),
+        ("opened", {"tools": []}),
+        ("node", {"text": 5}),
+        ("node", {"text": "\ud800"}),
+        ("node", {"parent": None}),
+        ("node", {"kind": "answer"}),
+        ("node", {"results": ["a"]}),
+        ("node", {"calls": [{"name": ["a"], "arguments": {}}]}),
+        ("status", {"done": "yes"}),
+        ("flag", {"error": "other"}),
+    ],
+)
+def test_forged_events_are_refused(
+    travel: Project, tools: tuple[TreeStore, ToolPool], corrected: Item, kind: str, changes: dict[str, Any]
+) -> None:
+    document = json.loads(json.dumps(tree_document("f" * 12, corrected.tree, tools[0].events(corrected.id))))
+    event = next(each for each in document["events"] if each["kind"] == kind)
+    event["payload"] |= changes
+    with pytest.raises(ForeignTreeError, match=r"not a tree|damaged|another policy"):
+        import_tree(document, tools[0], travel, tools[1])
+
+
+def test_an_import_stores_the_results_of_its_own_calls(
+    travel: Project, tools: tuple[TreeStore, ToolPool], corrected: Item, tmp_path: Path
+) -> None:
+    document = json.loads(json.dumps(tree_document(corrected.id, corrected.tree, tools[0].events(corrected.id))))
+    nodes = [each["payload"] for each in document["events"] if each["kind"] == "node"]
+    for payload in nodes:
+        payload["num_calls"] = 10**12
+        for result in payload["results"]:
+            result |= {"changes": [{"table": "forged"}], "detail": "forged"}
+    with open_store(travel, tmp_path / "other.sqlite", tools[1]) as (store, pool):
+        again = Item(store, import_tree(document, store, travel, pool), pool)
+    assert [(n.results, n.num_calls) for n in again.tree.nodes.values()] == [
+        (n.results, n.num_calls) for n in corrected.tree.nodes.values()
+    ]
+
+
 def test_statistics_count_corrections_errors_and_time(tools: tuple[TreeStore, ToolPool], corrected: Item) -> None:
     found = statistics({corrected.id: tools[0].events(corrected.id)})
     assert found["corrections"] == {"edited": 3}
@@ -180,6 +224,6 @@ def test_the_commands(travel: Project, corrected: Item, tmp_path: Path, capsys: 
     assert run(["annotate", "statistics", "--project", str(travel.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["corrections"]["edited"] == 3
     assert run(["annotate", "import", str(file), "--project", str(tmp_path / "new")]) == 1
-    assert "other results" in capsys.readouterr().err
+    assert "other tools" in capsys.readouterr().err
     assert run(["annotate", "export", "--project", str(tmp_path), "--to", "sft"]) == 1
     assert "has no project.toml" in capsys.readouterr().err

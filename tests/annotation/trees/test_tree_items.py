@@ -272,3 +272,26 @@ def test_two_servers_may_use_one_database(project: Project, tmp_path: Path) -> N
             second.step(step("add", key="z"), change(second))
             assert first.refresh().head == second.tree.head
             assert counters(first) == {"z": 1}
+
+
+@pytest.mark.parametrize("value", ["\ud800", float("nan"), float("inf")])
+def test_values_that_no_reply_could_hold_are_not_stored(item: Item, value: object) -> None:
+    item.query("Count.", change())
+    with pytest.raises(AnnotationError, match="cannot be stored as JSON"):
+        item.step(step("add", key=value), change())
+    with pytest.raises(AnnotationError, match="not valid Unicode"):
+        item.comment(0, "half \ud800", change())
+    assert item.tree.sequence == 1
+
+
+def test_a_done_mark_is_stored_with_its_event(
+    item: Item, tools: tuple[TreeStore, ToolPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(item)
+    transactions = []
+    writing = tools[0].database.writing
+    monkeypatch.setattr(tools[0].database, "writing", lambda: transactions.append(1) or writing())
+    for act, is_done in ((lambda: item.set_done(True, change()), True), (lambda: item.undo(change()), False)):
+        act()
+        assert [each["is_done"] for each in tools[0].items() if each["id"] == item.id] == [is_done]
+    assert len(transactions) == 2

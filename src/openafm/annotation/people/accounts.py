@@ -168,13 +168,14 @@ def found(connection: sql.Connection, id: str) -> Person:
 
 
 def check_not_last_admin(connection: sql.Connection, id: str) -> None:
-    """Check that another admin than `id` exists.
+    """Check that another admin than `id` can sign in.
 
     Raises:
-        AnnotationError: there is none, so that no person could invite others.
+        AnnotationError: none can, so that no person could invite others.
     """
     people = tables.people.c
-    if connection.scalar(sql.select(people.id).where(people.role == Role.ADMIN, people.id != id).limit(1)) is None:
+    others = sql.select(people.id).where(people.role == Role.ADMIN, people.password != "", people.id != id)
+    if connection.scalar(others.limit(1)) is None:
         raise AnnotationError("this is the last admin; make another person admin first", status=409, code="last_admin")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from importlib.resources import files
 from typing import Any
 
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.project import Project
+from openafm.annotation.environments.project import Project, Scenario
 from openafm.annotation.errors import AnnotationError
+from openafm.annotation.trees.nodes import check_order
 from openafm.annotation.trees.replay import Replay
 from openafm.annotation.trees.store import TreeStore
 from openafm.annotation.trees.tree import Event, EventKind, Tree, fold
@@ -53,17 +55,20 @@ def import_tree(document: Any, store: TreeStore, project: Project, pool: ToolPoo
     """Store a document as an item of a project and return its id. Every call of every branch is run again.
 
     Raises:
-        ForeignTreeError: it is not a tree document, is of a newer version, its item exists, or the project's tools give
-            other results.
+        ForeignTreeError: it is not a tree document, is of a newer version, its item exists, or the project has
+            another policy, other tools or other results.
     """
     events = _events(document)
     tree = fold(events)
-    replay = Replay(pool, project.seed)
+    if tree.opening["policy"] != project.policy or tree.tools != tuple(pool.definitions):
+        raise ForeignTreeError("the tree has another policy or other tools; import it into a project with the same ones")
+    replay, num_calls = Replay(pool, project.seed), {0: 0}
     for node in tree.nodes.values():
-        problem = replay.run(node, tree.num_calls(node.parent))
+        num_calls[node.id] = num_calls[node.parent] + len(node.content.calls)
+        problem = replay.run(node, num_calls[node.parent])
         if problem is not None:
             raise ForeignTreeError(f"this project gives other results; {problem}")
-    stored = [_with_state(event, replay.keys) for event in events]
+    stored = [_replayed(event, replay, num_calls, project) for event in events]
     item: str = document["item"]
     if not store.add(item, stored, list(replay.states.values()), project.seed, is_done=tree.is_done):
         raise ForeignTreeError(f"the item {item} is already in the project", status=409)
@@ -77,6 +82,7 @@ def _events(document: Any) -> list[Event]:
     if problem is not None:
         raise ForeignTreeError(f"the document is not a tree of openafm: {problem:.300}")
     try:
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
         events = [
             Event(
                 sequence=each["sequence"],
@@ -87,23 +93,27 @@ def _events(document: Any) -> list[Event]:
             )
             for each in document["events"]
         ]
-        fold(events)
-    except (ValueError, KeyError, TypeError, AnnotationError) as error:
+        tree = fold(events)
+        Scenario.from_dict(tree.opening["scenario"])
+        for node in tree.nodes.values():
+            check_order([each.kind for each in tree.path(node.id)])
+    except (ValueError, KeyError, TypeError, RecursionError, AnnotationError) as error:
         raise ForeignTreeError(f"the log of the tree is damaged: {error!s:.300}") from error
     return events
 
 
-def _with_state(event: Event, keys: Mapping[int, str]) -> Event:
-    """Return an event with the key of the state in this project: page layouts differ between versions of SQLite."""
+def _replayed(event: Event, replay: Replay, num_calls: Mapping[int, int], project: Project) -> Event:
+    """Return an event with the states and results of this project: page layouts differ between versions of SQLite."""
+    own: dict[str, Any]
     match event.kind:
         case EventKind.OPENED:
-            state = keys[0]
+            own = {"state": replay.keys[0], "tools_digest": project.tools_digest}
         case EventKind.NODE:
-            state = keys[event.sequence]
+            id = event.sequence
+            own = {"state": replay.keys[id], "results": list(replay.results[id]), "num_calls": num_calls[id]}
         case _:
             return event
-    payload = dict(event.payload) | {"state": state}
-    return Event(sequence=event.sequence, group=event.group, kind=event.kind, payload=payload, time=event.time)
+    return dataclasses.replace(event, payload=dict(event.payload) | own)
 
 
 @functools.cache

@@ -230,15 +230,26 @@ class Item:
             return self._store_events(self._tree.sequence + 1, [NewEvent(kind=kind, payload=payload)], change)
 
     def _store_events(self, first: int, events: Sequence[NewEvent], change: Change, states: Sequence[NewState] = ()) -> Tree:
-        was_done = self._tree.is_done
+        made = [
+            Event(
+                sequence=first + number,
+                group=change.key,
+                kind=each.kind,
+                payload=each.payload,
+                person=change.person,
+                time=self._store.clock(),
+            )
+            for number, each in enumerate(events)
+        ]
+        tree = fold([*self._events, *made])
         try:
-            self._extend(self._store.append(self.id, first, change.key, events, change.person, states))
+            self._store.append(self.id, made, states, is_done=tree.is_done)
         except ConflictError:
             self.refresh()
             raise
-        if self._tree.is_done != was_done:
-            self._store.set_done(self.id, self._tree.is_done)
-        return self._tree
+        self._events.extend(made)
+        self._tree = tree
+        return tree
 
     def _is_repeated(self, change: Change, *, is_agent: bool = False) -> bool:
         """Return True if the change is stored already.
@@ -280,4 +291,8 @@ class Item:
 def _checked(text: str) -> str:
     if len(text) > MAX_TEXT:
         raise AnnotationError(f"the text has {len(text):,} characters; {MAX_TEXT:,} are allowed")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise AnnotationError(f"the text is not valid Unicode: {error}; remove the character") from error
     return text

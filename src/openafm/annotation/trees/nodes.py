@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -43,9 +44,11 @@ class Content:
         if self.kind is not NodeKind.STEP and (self.calls or not self.text.strip()):
             raise AnnotationError(f"the {self.kind} is empty; write a text")
         try:
-            self.text.encode()
-        except UnicodeEncodeError as error:
-            raise AnnotationError(f"the text is not valid Unicode: {error}") from error
+            json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False).encode()
+        except (ValueError, TypeError, RecursionError) as error:
+            raise AnnotationError(
+                f"the {self.kind} cannot be stored as JSON in UTF-8: {error}; correct its values"
+            ) from error
 
     def to_dict(self) -> dict[str, Any]:
         calls = [{"name": call.name, "arguments": call.arguments} for call in self.calls]

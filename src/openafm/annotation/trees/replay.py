@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from openafm.annotation.environments.pool import ToolPool
 from openafm.annotation.environments.process import Lineage, state_key
-from openafm.annotation.trees.nodes import Node
+from openafm.annotation.trees.nodes import Node, result_dicts
 from openafm.annotation.trees.store import NewState
 
 
@@ -24,6 +25,8 @@ class Replay:
         """The states after calls, by key."""
         self.keys = {0: state_key(seed)}
         """The key of the state after each node."""
+        self.results: dict[int, tuple[dict[str, Any], ...]] = {}
+        """The results of the calls of each node."""
 
     def run(self, node: Node, num_calls: int) -> str | None:
         """Run the calls of a node, after that of its parent; return how the results differ, None if they are equal.
@@ -33,17 +36,18 @@ class Replay:
         """
         state, problem = self.keys[node.parent], None
         results = self._pool.run(node.content.calls, state, self._lineage, num_calls)
-        recorded = node.results
+        recorded, found = node.results, []
         if len(recorded) != len(node.content.calls):
             return f"step {node.id} has {len(node.content.calls)} calls and {len(recorded)} results"
         for call, before, (result, after) in zip(node.content.calls, recorded, results, strict=True):
             if result.delta:
                 self.states[after] = NewState(key=after, parent=state, delta=result.delta)
             state = after
+            found.append(result)
             if problem is None and (result.text, result.problem.value) != (before.get("text"), before.get("problem")):
                 recorded_text = str(before.get("text"))
                 problem = f"step {node.id}, {call.name}: the tool returns {result.text:.200}, not {recorded_text:.200}"
-        self.keys[node.id] = state
+        self.keys[node.id], self.results[node.id] = state, result_dicts(found)
         return problem
 
     def _lineage(self, key: str) -> Lineage:

@@ -83,7 +83,10 @@ class TreeStore:
                 return item
             row = {"id": item, "scenario": scenario.id, "title": scenario.query[:120], "language": scenario.language}
             connection.execute(tables.items.insert().values(is_done=False, created=self.clock(), **row))
-            self._insert(connection, item, 0, "opened", [NewEvent(kind=EventKind.OPENED, payload=opening)], person)
+            event = Event(
+                sequence=0, group="opened", kind=EventKind.OPENED, payload=opening, person=person, time=self.clock()
+            )
+            connection.execute(tables.events.insert(), [_row(item, event)])
             self._insert_seed(connection, project.seed)
         return item
 
@@ -133,22 +136,22 @@ class TreeStore:
     def append(
         self,
         item: str,
-        first: int,
-        group: str,
-        events: Sequence[NewEvent],
-        person: str | None,
+        events: Sequence[Event],
         states: Sequence[NewState] = (),
-    ) -> list[Event]:
-        """Store events with the numbers from `first`, and return them.
+        *,
+        is_done: bool,
+    ) -> None:
+        """Store the next events of an item, and whether the item is done after them.
 
         Raises:
             ConflictError: the item has other events of these numbers.
             OutOfSpaceError: the disk is full; nothing was stored.
         """
         with self.database.writing() as connection:
-            self._check_last(connection, item, first - 1)
+            self._check_last(connection, item, events[0].sequence - 1)
             self._insert_states(connection, states)
-            return self._insert(connection, item, first, group, events, person)
+            connection.execute(tables.events.insert(), [_row(item, event) for event in events])
+            connection.execute(tables.items.update().where(tables.items.c.id == item).values(is_done=is_done))
 
     def lineage(self, key: str, pending: Mapping[str, NewState] | None = None) -> Lineage:
         """Return how the database image of a state is made.
@@ -169,11 +172,6 @@ class TreeStore:
             statement = sql.select(states.key, states.data).where(states.key.in_(later))
             deltas = {row.key: row.data for row in connection.execute(statement)}
         return Lineage(base=seed, image=lambda: self._seed(seed), deltas=(*(deltas[each] for each in later), *newest[::-1]))
-
-    def set_done(self, item: str, is_done: bool) -> None:
-        """Note in the list of items whether an item is done."""
-        with self.database.writing() as connection:
-            connection.execute(tables.items.update().where(tables.items.c.id == item).values(is_done=is_done))
 
     def state_bytes(self) -> int:
         """Return the bytes of all stored states except the initial ones."""
@@ -219,23 +217,6 @@ class TreeStore:
         statement = sql.select(sql.func.max(column.sequence)).where(column.item == item)
         if connection.scalar(statement) != last:
             raise ConflictError
-
-    def _insert(
-        self,
-        connection: sql.Connection,
-        item: str,
-        first: int,
-        group: str,
-        events: Sequence[NewEvent],
-        person: str | None,
-    ) -> list[Event]:
-        now = self.clock()
-        made = [
-            Event(sequence=first + number, group=group, kind=each.kind, payload=each.payload, person=person, time=now)
-            for number, each in enumerate(events)
-        ]
-        connection.execute(tables.events.insert(), [_row(item, event) for event in made])
-        return made
 
 
 def _row(item: str, event: Event) -> dict[str, Any]:
