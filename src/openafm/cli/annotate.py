@@ -170,7 +170,15 @@ def import_(
         from openafm.annotation.trees.document import ForeignTreeError, import_tree
 
         items = []
-        for number, line in enumerate(trees.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            lines = trees.read_text(encoding="utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise ForeignTreeError(
+                f"{trees} is not UTF-8 text; pass a file of `openafm annotate export --to tree`"
+            ) from error
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
             try:
                 items.append(import_tree(json_library.loads(line), store, read, pool))
             except ValueError as error:
@@ -225,7 +233,10 @@ def _model(project: Project, name: str, endpoint: str) -> LanguageModel:
 
         if not name:
             raise UsageError("--endpoint needs --model, the name of a model there")
-        return OpenAICompatibleModel(endpoint, name, os.environ.get("OPENAFM_ENDPOINT_KEY"))
+        try:
+            return OpenAICompatibleModel(endpoint, name, os.environ.get("OPENAFM_ENDPOINT_KEY"))
+        except ValueError as error:
+            raise UsageError(f"--endpoint: {error}") from error
     if name == SCRIPTED:
         from openafm.annotation.scripted_model import ScriptedModel
 

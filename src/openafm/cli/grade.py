@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from openafm.cli.output import JsonOption, print_json, print_table, print_text
-from openafm.core.errors import UsageError
+from openafm.core.errors import OpenAFMError, UsageError
 from openafm.core.libraries import needed
+from openafm.core.terminal import escaped
 
 if TYPE_CHECKING:
     from openafm.annotation.grading.judgments import JudgmentStore
@@ -157,12 +158,14 @@ def generate(
     models = {name: open_model(model) for name, model in names.items()}
     found = read_prompts(prompts, locale or ())
     report = generate_answers(found, models, out, folder=prompts.parent, max_tokens=max_tokens)
+    if report.failed and not report.num_items:
+        raise OpenAFMError(f"no prompt was answered by all systems; the first reason: {report.failed[0][2]}")
     if json:
         print_json({"out": str(out), **vars(report)})
         return
     print_text(f"{out}: {report.num_items} items, {report.num_answers} answers, {report.num_reused} of them from before")
     for item, name, reason in report.failed:
-        print_text(f"no answer of {name} to {item}: {reason}")
+        print(escaped(f"no answer of {name} to {item}: {reason}"), file=sys.stderr)
 
 
 @app.command()
@@ -182,6 +185,8 @@ def auto(
 
     store = _open(project, database)
     run = judge_all(store, judge, asking(store.project, open_model(judge)), num_requests=requests)
+    if run.failed and not run.num_new:
+        raise OpenAFMError(f"all {len(run.failed)} requests failed: {run.failed[0]}; run the command again to repeat them")
     decisions = decide(store.project, counted_judgments(store))
     report = judge_report(store.project, decisions, replies(store, judge))
     if json:

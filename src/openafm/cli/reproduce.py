@@ -33,10 +33,12 @@ def reproduce(
     """Run the stages of the report and write the page of claims. Repeat the command to continue after an interruption."""
     if context.invoked_subcommand is not None:
         return
-    from openafm.recipes.reproduction.runner import kept_stages, run_stages
+    from openafm.recipes.reproduction.runner import check_names, kept_stages, run_stages
     from openafm.recipes.reproduction.stages import report_stages
 
     stages = report_stages(_checked(size))
+    chosen = [name for name in only.split(",") if name]
+    check_names(stages, chosen)
     if plan:
         done = kept_stages(stages, out)
         rows = [
@@ -47,6 +49,7 @@ def reproduce(
                 stage.title,
             )
             for stage in stages
+            if not chosen or stage.name in chosen
         ]
         if json:
             print_json([dict(zip(("section", "stage", "state", "title"), row, strict=True)) for row in rows])
@@ -57,11 +60,12 @@ def reproduce(
     def report(line: str) -> None:
         print(escaped(line), file=sys.stderr, flush=True)
 
-    results = run_stages(stages, out, size, [name for name in only.split(",") if name], report)
+    results = run_stages(stages, out, size, chosen, report)
     _finish(out, size, results, json)
-    if failed := [result.name for result in results if result.state == "failed"]:
+    missing = [result.name for result in results if result.name in chosen and result.state == "skipped"]
+    if failed := [result.name for result in results if result.state == "failed"] or missing:
         raise OpenAFMError(
-            f"these stages failed: {', '.join(failed)}; the page has the reasons, fix the cause and repeat the command"
+            f"these stages were not done: {', '.join(failed)}; the page has the reasons; repeat the command afterwards"
         )
 
 

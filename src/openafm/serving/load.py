@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import statistics
 import time
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from openafm.core.errors import UsageError
 from openafm.core.libraries import needed
@@ -55,7 +57,11 @@ class LoadConfig:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
+        try:
+            is_url = self.url.startswith(("http://", "https://")) and urlsplit(self.url).port != 0
+        except ValueError:  # a port that is no number
+            is_url = False
+        if not is_url:
             raise UsageError(f"'{self.url}' is not a URL; pass the base URL of the API, such as http://localhost:8000/v1")
         if min(self.num_requests, self.num_users, self.max_tokens) < 1 or (self.rate is not None and self.rate <= 0):
             raise UsageError("the numbers of requests, users and tokens, and the rate, must be positive")
@@ -188,5 +194,5 @@ def _percentiles(seconds: Sequence[float]) -> dict[str, float]:
     if not seconds:
         return {}
     ordered = sorted(seconds)
-    values = {f"p{p}": ordered[min(len(ordered) * p // 100, len(ordered) - 1)] for p in _PERCENTILES}
+    values = {f"p{p}": ordered[math.ceil(len(ordered) * p / 100) - 1] for p in _PERCENTILES}
     return {name: round(1000 * value, 2) for name, value in ({"mean": statistics.fmean(ordered)} | values).items()}

@@ -7,6 +7,7 @@ state is tied to a thread or a task, and requests of many threads and event loop
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -191,7 +192,7 @@ def _gaps(times: list[float]) -> dict[str, Any]:
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))
     if not gaps:
         return {"tokens": 0}
-    quantiles = {name: gaps[min(int(len(gaps) * share), len(gaps) - 1)] for name, share in (("p50", 0.5), ("p99", 0.99))}
+    quantiles = {name: gaps[math.ceil(len(gaps) * share) - 1] for name, share in (("p50", 0.5), ("p99", 0.99))}
     return {"tokens": len(gaps)} | {f"itl_{name}_ms": 1000 * gap for name, gap in quantiles.items()}
 
 

@@ -110,5 +110,6 @@ def _markdown(size: str, results: Sequence[StageResult], claims: Sequence[Measur
     rows = [("section", "claim", "report", "here", "holds"), ("---",) * 5]
     rows += [(claim.section, claim.text, claim.reported, claim.ours, words[claim.holds]) for claim in claims]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows)
-    lines = [f"- {result.name}: {result.state}, {result.seconds:.0f} s {result.reason}".rstrip() for result in results]
+    reasons = [f": {result.reason}" if result.reason else "" for result in results]
+    lines = [f"- {each.name}: {each.state}, {each.seconds:.0f} s{why}" for each, why in zip(results, reasons, strict=True)]
     return f"# {_TITLE}\n\n{summary(size, results, claims)}\n\n{table}\n\n## Stages\n\n" + "\n".join(lines) + "\n"

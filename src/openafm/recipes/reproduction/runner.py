@@ -78,9 +78,7 @@ def run_stages(
         UsageError: `only` has a name that is no stage, or the folder holds another size.
         FolderInUseError: another process runs in this folder.
     """
-    names = [stage.name for stage in stages]
-    if unknown := [name for name in only if name not in names]:
-        raise UsageError(f"no stage is called '{unknown[0]}'; the stages are {', '.join(names)}")
+    check_names(stages, only)
     digests = stage_digests(stages)
     results: dict[str, StageResult] = {}
     folder = folder.resolve()
@@ -107,6 +105,17 @@ def run_stages(
     return list(results.values())
 
 
+def check_names(stages: Sequence[Stage], only: Sequence[str]) -> None:
+    """Check that each name is that of a stage.
+
+    Raises:
+        UsageError: one is not.
+    """
+    names = [stage.name for stage in stages]
+    if unknown := [name for name in only if name not in names]:
+        raise UsageError(f"no stage is called '{unknown[0]}'; the stages are {', '.join(names)}")
+
+
 def stage_digests(stages: Sequence[Stage]) -> dict[str, str]:
     """Return the digest of each stage: of its commands, this version, and the digests of the stages that it needs."""
     digests: dict[str, str] = {}
@@ -121,13 +130,16 @@ def read_results(folder: Path) -> tuple[str, list[StageResult]]:
     """Return the size and the outcomes of the latest call in a folder.
 
     Raises:
-        UsageError: there was none.
+        UsageError: there was none, or its file is damaged.
     """
     path = folder / RESULTS
     if not path.is_file():
         raise UsageError(f"{folder} holds no reproduction; run `openafm reproduce --out {folder}`")
-    stored = json.loads(read_document(path))
-    return stored["size"], [StageResult(**{**each, "state": StageState(each["state"])}) for each in stored["results"]]
+    try:
+        stored = json.loads(read_document(path))
+        return stored["size"], [StageResult(**{**each, "state": StageState(each["state"])}) for each in stored["results"]]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path} is damaged; remove it and run `openafm reproduce --out {folder}` again") from error
 
 
 def kept_stages(stages: Sequence[Stage], folder: Path) -> dict[str, StageResult]:
