@@ -16,6 +16,7 @@ from checkpoints import FAMILIES, VOCAB_ROWS
 
 from openafm.bundle import Bundle, write_bundle
 from openafm.bundle.gguf import GGUFError, export_gguf, import_gguf, read_gguf
+from openafm.bundle.gguf.architecture import read_architecture
 from openafm.bundle.gguf.types import TENSOR_TYPES
 from openafm.bundle.gguf.writer import WRITTEN_TYPES
 from openafm.bundle.hugging_face import HuggingFaceError
@@ -154,7 +155,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("general.architecture", "qwen4", "architecture 'qwen4'.*did you mean 'qwen"),
         ("qwen3.block_count", None, "qwen3.block_count is missing"),
         ("qwen3.block_count", "four", "must be one integer"),
-        ("qwen3.block_count", 2, "lacks the weight 'layers.1"),
+        ("qwen3.block_count", 2, "block_count is 2, but the file has 1 layers"),
+        ("qwen3.block_count", 2**31, "but the file has 1 layers"),
+        ("qwen3.embedding_length", 2**31, "hidden_size is 2147483648; it must be at most"),
         ("qwen3.expert_count", 8, "mixture of experts"),
         ("qwen3.rope.scaling.type", "yarn", "rotary scaling 'yarn'"),
         ("qwen3.attention.sliding_window", 64, "sliding window"),
@@ -172,6 +175,15 @@ def test_unsupported_features_are_refused_by_name(small: Path, tmp_path: Path, k
     with pytest.raises((GGUFError, HuggingFaceError), match=message):
         import_gguf(changed(small, key, value), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+def test_a_head_too_wide_for_memory_is_refused_before_its_frequencies_are_computed() -> None:
+    metadata = {"general.architecture": "llama", "llama.block_count": 1, "llama.embedding_length": 64}
+    metadata |= {"llama.attention.head_count": 2, "llama.attention.key_length": 2**40, "llama.feed_forward_length": 64}
+    metadata |= {"llama.context_length": 64, "llama.attention.layer_norm_rms_epsilon": 1e-5}
+    shapes = {"token_embd.weight": (8, 64), "blk.0.attn_q.weight": (64, 64)}
+    with pytest.raises(HuggingFaceError, match="head_dim is 1099511627776; it must be at most 1,024"):
+        read_architecture(metadata, shapes, np.ones(16, np.float32))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from openafm.bundle.gguf.errors import GGUFError
-from openafm.bundle.hugging_face.config import FAMILIES, decoder_config
+from openafm.bundle.hugging_face.config import FAMILIES, check_sizes, decoder_config
 from openafm.core.config import nearest
 from openafm.models.config import AttentionConfig, DecoderConfig, RotaryConfig
 
@@ -78,6 +78,7 @@ def read_architecture(
         hint = nearest(str(family), list(FAMILIES))
         raise GGUFError(f"the file holds a model of architecture '{family}'; openafm imports {', '.join(FAMILIES)}{hint}")
     values = _values(family, _Keys(metadata, family), shapes)
+    check_sizes(values)
     values["rope_parameters"] |= _scaling(
         _Keys(metadata, family), rope_factors, values["head_dim"], values["rope_parameters"]
     )
@@ -127,6 +128,9 @@ def _values(family: str, keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> 
         raise GGUFError("the model is a mixture of experts; only dense decoders are supported")
     if keys.has("attention.sliding_window"):
         raise GGUFError("the model has a sliding window, whose layers GGUF does not name; import the Hugging Face folder")
+    num_layers, layers = keys.integer("block_count"), {name.split(".")[1] for name in shapes if name.startswith("blk.")}
+    if num_layers != len(layers):
+        raise GGUFError(f"{family}.block_count is {num_layers}, but the file has {len(layers)} layers; restore the file")
     dim, num_heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", dim // max(num_heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -137,7 +141,7 @@ def _values(family: str, keys: _Keys, shapes: Mapping[str, tuple[int, ...]]) -> 
         "vocab_size": shapes["token_embd.weight"][0],
         "hidden_size": dim,
         "intermediate_size": keys.integer("feed_forward_length"),
-        "num_hidden_layers": keys.integer("block_count"),
+        "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,

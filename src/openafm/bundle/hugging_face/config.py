@@ -23,6 +23,16 @@ from openafm.models.config import (
 
 _THETAS = {"llama": 1e4, "qwen2": 1e4, "qwen3": 1e4, "smollm3": 2e6}  # defaults of transformers
 FAMILIES = tuple(_THETAS)
+_LARGEST = {
+    "num_hidden_layers": 1 << 10,
+    "hidden_size": 1 << 17,
+    "intermediate_size": 1 << 20,
+    "num_attention_heads": 1 << 10,
+    "num_key_value_heads": 1 << 10,
+    "head_dim": 1 << 10,
+    "vocab_size": 1 << 22,
+}
+"""A few bytes of a config can state any size. Lists and tables of these sizes are built before the weights are compared."""
 
 Values = Mapping[str, Any]
 
@@ -38,11 +48,24 @@ def decoder_config(values: Values) -> DecoderConfig:
         raise HuggingFaceError(f"the checkpoint is a '{family}' model; openafm imports {', '.join(FAMILIES)}")
     try:
         _refuse_unsupported(values)
+        check_sizes(values)
         return _decoder(family, values)
     except KeyError as error:
         raise HuggingFaceError(f"config.json lacks {error}; restore the folder") from error
     except (ConfigError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise HuggingFaceError(f"config.json has an invalid value: {error}") from error
+
+
+def check_sizes(values: Values) -> None:
+    """Check that no size is larger than that of any model, before something of that size is built.
+
+    Raises:
+        HuggingFaceError: a size is too large.
+    """
+    for key, largest in _LARGEST.items():
+        if int(values.get(key) or 0) > largest:
+            stated = f"{values[key]!r:.40}"
+            raise HuggingFaceError(f"{key} is {stated}; it must be at most {largest:,}. Restore the original file")
 
 
 def _refuse_unsupported(values: Values) -> None:
