@@ -170,7 +170,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "head": ({"tie_word_embeddings": False}, "lacks the weight 'output.weight'"),
     "vocabulary": ({"vocab_size": 8}, "config.json implies"),
     "vocabulary without end": ({"vocab_size": 10**30}, "vocab_size is 10+; it must be at most"),
-    "layers without number": ({"num_hidden_layers": 2**40, "layer_types": None}, "num_hidden_layers is 1099511627776; it must"),
+    "layers without number": (
+        {"num_hidden_layers": 2**40, "layer_types": None},
+        "num_hidden_layers is 1099511627776; it must",
+    ),
     "wide heads": ({"head_dim": 2**40}, "head_dim is 1099511627776; it must be at most 1,024"),
     "no heads": ({"num_attention_heads": 0}, "invalid value"),
     "endless layers": ({"num_hidden_layers": float("inf")}, "invalid value"),
