@@ -22,7 +22,14 @@ _SEPARATORS = re.compile(r"[\W_]+")
 _LEAST_CHARACTERS = 4  # shorter values are in any text by chance
 _GRAM = 12  # letters of a passage that counts as copied
 _COPIED_SHARE = 0.3  # share of a long value's passages that makes it untrusted
-_IDENTIFIER = re.compile(r"[^\s<>\"'(),;]+@[^\s<>\"'(),;]+|\w+://[^\s<>\"']+|\b\d[\d .\-/]{3,}\d\b|\b[\w-]+(?:\.[\w-]+)+\b")
+_OPENING = re.compile(r"\[(?=\[)")
+# Each branch starts once in a word or is bounded: the time is linear in the length of a value.
+_IDENTIFIER = re.compile(
+    r"(?<![^\s<>\"'(),;])[^\s<>\"'(),;][^\s<>\"'(),;@]*+@[^\s<>\"'(),;]+"
+    r"|\b\w++://[^\s<>\"']+"
+    r"|\b\d[\d .\-/]{3,}\d\b"
+    r"|\b[\w-]{1,64}(?:\.[\w-]{1,64}){1,16}\b"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,7 @@ def marked(text: str, source: str) -> str:
     """Return retrieved text with marks, for a prompt. Marks inside the text are made harmless."""
     if not source.isprintable() or "]" in source or not 0 < len(source) <= 64:
         raise ValueError(f"the source {source[:80]!r} must be 1 to 64 printable characters without ']'")
-    return f"{_OPENED.format(source)}\n{text.replace('[[', '[ [')}\n{_CLOSED}"
+    return f"{_OPENED.format(source)}\n{_OPENING.sub('[ ', text)}\n{_CLOSED}"
 
 
 def divided(text: str) -> tuple[str, list[Source]]:
@@ -57,22 +64,27 @@ class Provenance:
     def __init__(self, trusted: Iterable[str], untrusted: Sequence[Source]) -> None:
         self._trusted = _folded("\n".join(trusted))
         self._untrusted = [(source.name, _folded(source.text)) for source in untrusted]
+        known = set(_passages(self._trusted))
+        self._passages = [set(_passages(text)) - known for _, text in self._untrusted]
 
     def origin(self, value: str) -> str | None:
         """Return the name of the untrusted source of a value; None: it has none."""
-        for part in (value, *_IDENTIFIER.findall(value)):
+        for part in dict.fromkeys((value, *_IDENTIFIER.findall(value))):
             folded = _folded(part)
             if len(folded) < _LEAST_CHARACTERS or folded in self._trusted:
                 continue
-            for name, text in self._untrusted:
-                if folded in text or _copied_share(folded, text, self._trusted) >= _COPIED_SHARE:
+            for (name, text), copied in zip(self._untrusted, self._passages, strict=True):
+                if folded in text or _share(folded, copied) >= _COPIED_SHARE:
                     return name
         return None
 
     def untrusted_arguments(self, arguments: Mapping[str, Any]) -> dict[str, str]:
-        """Return the source of each untrusted argument by its path, such as `to` or `items[0].name`."""
-        found = {path: self.origin(value) for path, value in _leaves(arguments, "")}
-        return {path: source for path, source in found.items() if source is not None}
+        """Return the source of each untrusted argument by its path, such as `to` or `items[0].name`.
+
+        Names in the arguments are checked as values are; those that a tool declares should be among the trusted texts.
+        """
+        found = ((path, self.origin(value)) for path, value in _leaves(arguments, ""))
+        return {path: source for path, source in found if source is not None}
 
 
 class Canary:
@@ -111,7 +123,9 @@ class CanaryGuardrail:
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, each in value.items():
-            yield from _leaves(each, f"{path}.{key}" if path else str(key))
+            inner = f"{path}.{key}" if path else str(key)
+            yield inner, str(key)
+            yield from _leaves(each, inner)
     elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
             yield from _leaves(each, f"{path}[{index}]")
@@ -123,9 +137,11 @@ def _folded(text: str) -> str:
     return _SEPARATORS.sub("", normalize(text))
 
 
-def _copied_share(value: str, text: str, trusted: str) -> float:
-    """Return the share of a value's passages that are in an untrusted text and not in the trusted one."""
-    passages = [value[start : start + _GRAM] for start in range(len(value) - _GRAM + 1)]
-    if not passages:
-        return 0.0
-    return sum(passage in text and passage not in trusted for passage in passages) / len(passages)
+def _passages(text: str) -> list[str]:
+    return [text[start : start + _GRAM] for start in range(len(text) - _GRAM + 1)]
+
+
+def _share(value: str, copied: set[str]) -> float:
+    """Return the share of a value's passages that are in a set."""
+    passages = _passages(value)
+    return sum(passage in copied for passage in passages) / len(passages) if passages else 0.0

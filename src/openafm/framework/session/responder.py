@@ -251,7 +251,7 @@ class Responder:
         """Return why each call may not run; None: it may."""
         if self._policy is None:
             return [None] * len(calls)
-        turns = [*self.transcript.turns, *(entry.turn for entry in state.entries)]
+        turns = [*self._with_tools(self.transcript.turns), *(entry.turn for entry in state.entries)]
         return [self._policy.denial(call, turns) for call in calls]
 
     def _with_policy(

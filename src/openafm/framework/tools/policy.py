@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from openafm.core.config import Config
 from openafm.safety.provenance import Canary, Provenance, Source, divided, marked
@@ -93,7 +93,7 @@ class ToolPolicy:
         for turn in turns:
             match turn:
                 case Instructions():
-                    trusted.append(turn.text)
+                    trusted += [turn.text, *(name for tool in turn.tools for name in _names(tool.parameters))]
                 case UserTurn():
                     text, sources = divided(turn.text)
                     trusted.append(text)
@@ -106,6 +106,18 @@ class ToolPolicy:
 
     def _rule(self, name: str) -> ToolRule:
         return self.rules.get(name, self.default)
+
+
+def _names(schema: Any) -> Iterator[str]:
+    """Yield the names of arguments that a schema declares."""
+    if isinstance(schema, Mapping):
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping):
+            yield from properties
+        schema = tuple(schema.values())
+    if isinstance(schema, list | tuple):
+        for each in schema:
+            yield from _names(each)
 
 
 def _source_name(tool: str) -> str:
