@@ -240,3 +240,36 @@ def test_the_commands_sign_and_update(tmp_path: Path, capsys: pytest.CaptureFixt
     assert run(["safety", "update-list", update, folder, "--key", str(tmp_path / "key.pub")]) == 1
     assert "higher number" in capsys.readouterr().err
     assert run(["safety", "check", "a gr0bnik", "--lists", folder]) == 1
+
+
+def first_blocked(text: str, size: int) -> int | None:
+    """Return how many characters a stream had when it was blocked; None: never."""
+    monitor = OutputMonitor(OverrideGuardrail(FixedOverrides(HOUSE)))
+    for place in range(0, len(text), size):
+        if isinstance(monitor.push(text[place : place + size]), Violation):
+            return place + size
+    return len(text) if isinstance(monitor.finish(), Violation) else None
+
+
+@pytest.mark.parametrize("size", [1, 7, 2000])
+@pytest.mark.parametrize(
+    "term",
+    [
+        "grob" + "\u200b" * 500 + "nik",
+        "grob" + "\u0300\u0301" * 300 + "nik",
+        "gro" + "b" * 900 + "nik",
+        "dark" + " " * 900 + "order",
+        "dark" + " \u200b" * 500 + "order",
+        "".join(letter + "\u0301\u200b" * 80 for letter in "grobnik"),
+    ],
+    ids=["invisible", "diacritics", "letters", "spaces", "mixed", "every letter"],
+)
+def test_padding_does_not_hide_a_term_of_a_stream(term: str, size: int) -> None:
+    assert found(f"one {term} two")
+    assert first_blocked(f"one {term} two three", size) is not None
+
+
+def test_paragraphs_and_words_of_a_stream_stay_apart() -> None:
+    for text in ("grob. " + "-" * 900 + "\n\nnik", "a grob" + " " * 900 + "nik", "xgrobnik " * 200):
+        assert found(text) == []
+        assert first_blocked(text, 1) is None

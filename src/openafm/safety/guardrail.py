@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol, TypeAlias, runtime_checkable
 
-WINDOW = 400  # characters that one check sees; longer than any rule of the blocklist spans
+from openafm.safety.words import DIACRITICS, INVISIBLE
+
+WINDOW = 400  # compacted characters that one check sees; longer than any rule of the blocklist spans
 STRIDE = 64  # new characters between checks
 
 # Longer runs of letters belong to a script without spaces and may be cut anywhere.
 _LAST_WORD = re.compile(r"(?<!\w)\w{1,24}$")
 _FIRST_WORD = re.compile(r"\w{1,24}(?!\w)")
+
+_MOST_EQUAL = 8  # longer runs are cut: no term has more equal letters or separators in a row
+_MARKS = re.compile(f"({DIACRITICS.pattern}){DIACRITICS.pattern}+")
+_EQUAL = re.compile(rf"(.)\1{{{_MOST_EQUAL},}}", re.S)
+_SEPARATORS = re.compile(rf"[\W_]{{{_MOST_EQUAL + 1},}}")
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_BASE = re.compile(f"(?!{DIACRITICS.pattern}).", re.S)
 
 
 class SystemLanguageModelGuardrails(IntEnum):
@@ -57,7 +66,7 @@ class Guardrail(Protocol):
         """Check a complete prompt."""
 
     def check_output(self, window: str) -> Verdict:
-        """Check the end of a response: at most `WINDOW` characters that were checked before, and all new ones."""
+        """Check the end of a response: at most `WINDOW` characters that were checked before, compacted, and all new ones."""
 
 
 @runtime_checkable
@@ -92,6 +101,9 @@ class OutputMonitor:
     `release` returns the text that may be shown: all of it, or the checked text if a `HoldingGuardrail` asks for that. A
     violation of up to `WINDOW` characters is reported at most `STRIDE` characters and one word after its end, or by
     `finish`, independently of how the text is split. Windows start and end between words: no rule matches part of a word.
+
+    Checked text is compacted, so that padding does not push the start of a term out of the window: without invisible
+    characters, with one diacritic a letter, and with at most eight equal characters or separators in a row.
     """
 
     def __init__(self, guardrail: Guardrail) -> None:
@@ -124,8 +136,21 @@ class OutputMonitor:
     def _check(self, end: int) -> Verdict:
         verdict = self._guardrail.check_output(self._text[:end])
         self._num_releasable += end - self._num_checked
-        start = max(end - WINDOW, 0)
-        if start and (word := _FIRST_WORD.match(self._text, start - 1)):
+        checked = _compacted(self._text[:end])
+        bases = [match.start() for match in _BASE.finditer(checked)]
+        start = bases[-WINDOW] if len(bases) > WINDOW else 0
+        if start and (word := _FIRST_WORD.match(checked, start - 1)):
             start = word.end()
-        self._text, self._num_checked = self._text[start:], end - start
+        self._text, self._num_checked = checked[start:] + self._text[end:], len(checked) - start
         return verdict
+
+
+def _compacted(text: str) -> str:
+    """Return a text without padding that guardrails ignore."""
+    text = _MARKS.sub(r"\1", INVISIBLE.sub("", text))
+    return _SEPARATORS.sub(_cut, _EQUAL.sub(lambda match: match[1] * _MOST_EQUAL, text))
+
+
+def _cut(match: re.Match[str]) -> str:
+    """Return the first separators of a run, and the end of a paragraph if there is one."""
+    return match[0][:_MOST_EQUAL] + ("\n\n" if _PARAGRAPH.search(match[0]) else "")
