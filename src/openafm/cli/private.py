@@ -138,13 +138,15 @@ def trust(
     log: Annotated[str, typer.Option(help="URL of the log.")],
     witness: Annotated[list[str] | None, typer.Option(help="Verifier key of a witness. May be repeated.")] = None,
     quorum: Annotated[int | None, typer.Option(min=0, help="Witnesses that must have signed; default: all.")] = None,
+    witness_days: Annotated[float, typer.Option(min=0.01, help="How old signatures of witnesses may be.")] = 7.0,
 ) -> None:
     """Choose the log in which nodes must be."""
     from openafm.serving.private.client import trust_file, write_trust
     from openafm.serving.private.verification import Trust
 
     witnesses = tuple(witness or ())
-    write_trust(Trust(log=log, log_key=key, witnesses=witnesses, quorum=len(witnesses) if quorum is None else quorum))
+    needed = len(witnesses) if quorum is None else quorum
+    write_trust(Trust(log=log, log_key=key, witnesses=witnesses, quorum=needed, max_witness_days=witness_days))
     print_text(f"stored in {trust_file()}")
 
 

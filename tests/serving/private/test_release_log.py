@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from pathlib import Path
 
@@ -109,9 +110,9 @@ def test_a_published_checkpoint_of_a_log_with_witnesses() -> None:
             "remora.n621.de+da77ade7+BOvN63jn/bLvkieywe8R6UYAtVtNbZpXh34x7onlmtw2",
         )
     )
-    assert open_checkpoint(signed, log, [witness], 1).origin == "arche2025h1.staging.ct.transparency.dev"
+    assert open_checkpoint(signed, log, [witness], 1, max_days=math.inf).origin == log.name
     with pytest.raises(NodeRefusedError) as refused:
-        open_checkpoint(signed, log, [witness], 2)
+        open_checkpoint(signed, log, [witness], 2, max_days=math.inf)
     assert refused.value.reason == "witnesses"
 
 
@@ -164,7 +165,7 @@ def test_witnesses_cosign_the_state_that_they_saw(tmp_path: Path) -> None:
     line = signature_line(log.checkpoint.text, witness, OPERATOR, time=1_700_000_000)
     log.cosign(line, witness)
     signed = ReleaseLog(log.folder).signed
-    assert open_checkpoint(signed, log.key, [witness], 1) == log.checkpoint
+    assert open_checkpoint(signed, log.key, [witness], 1, now=1_700_000_000) == log.checkpoint
     other = signature_line(Checkpoint("x", 0, bytes(32)).text, witness, OPERATOR, time=1)
     with pytest.raises(PrivateSetupError, match="does not fit"):
         log.cosign(other, witness)

@@ -111,6 +111,24 @@ def test_a_quorum_of_witnesses(log: ReleaseLog, trust: Trust) -> None:
         dataclasses.replace(watched, quorum=2)
 
 
+@pytest.mark.parametrize(("days", "is_accepted"), [(-0.1, False), (0, True), (6.9, True), (7.1, False)])
+def test_old_signatures_of_witnesses_do_not_count(log: ReleaseLog, trust: Trust, days: float, is_accepted: bool) -> None:
+    watched = dataclasses.replace(trust, witnesses=(str(WITNESS),), quorum=1)
+    signed_at = int(time.time() - days * 24 * 3600)
+    log.cosign(signature_line(log.checkpoint.text, WITNESS, OPERATOR, signed_at), WITNESS)
+    proofs = proofs_of(ReleaseLog(log.folder))
+    if is_accepted:
+        check_node(signed(), proofs, watched, None, [SOFTWARE_ONLY])
+    else:
+        refused("witnesses", lambda: check_node(signed(), proofs, watched, None, [SOFTWARE_ONLY]))
+
+
+def test_a_client_may_accept_older_signatures_of_witnesses(log: ReleaseLog, trust: Trust) -> None:
+    log.cosign(signature_line(log.checkpoint.text, WITNESS, OPERATOR, int(time.time()) - 8 * 24 * 3600), WITNESS)
+    patient = dataclasses.replace(trust, witnesses=(str(WITNESS),), quorum=1, max_witness_days=9.0)
+    check_node(signed(), proofs_of(ReleaseLog(log.folder)), patient, None, [SOFTWARE_ONLY])
+
+
 def changed_text(draw: random.Random, text: str) -> str:
     """Return a text with one character changed, removed, doubled or moved."""
     at = draw.randrange(len(text))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openafm.serving.private.errors import NodeRefusedError
 from openafm.serving.private.merkle import ProofError, check_consistency
 from openafm.serving.private.notes import Note, NoteError, VerifierKey
+from openafm.serving.private.statements import CLOCK_SKEW_SECONDS
 
 _ROOT_BYTES = 32
+_DAY_SECONDS = 24 * 3600
+MAX_WITNESS_DAYS = 7.0
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,25 @@ class Checkpoint:
         return found
 
 
-def open_checkpoint(signed: str, log_key: VerifierKey, witnesses: Sequence[VerifierKey] = (), quorum: int = 0) -> Checkpoint:
-    """Return the checkpoint of a note, signed by the log and at least `quorum` of the witnesses.
+def open_checkpoint(
+    signed: str,
+    log_key: VerifierKey,
+    witnesses: Sequence[VerifierKey] = (),
+    quorum: int = 0,
+    now: float | None = None,
+    max_days: float = MAX_WITNESS_DAYS,
+) -> Checkpoint:
+    """Return the checkpoint of a note, signed by the log and lately by at least `quorum` of the witnesses.
+
+    An old signature does not count: a log that is frozen before a release was withdrawn would show it for ever.
+
+    Args:
+        signed: the note.
+        log_key: the key of the log.
+        witnesses: keys of witnesses.
+        quorum: how many of them must have signed.
+        now: the time in seconds since 1970; None: the current time.
+        max_days: how old the signature of a witness may be.
 
     Raises:
         NodeRefusedError: `log` if it is damaged or not signed by the log, `witnesses` if too few signed it.
@@ -58,14 +79,16 @@ def open_checkpoint(signed: str, log_key: VerifierKey, witnesses: Sequence[Verif
         checkpoint = Checkpoint.parse(note.text)
         if checkpoint.origin != log_key.name or not note.is_signed_by(log_key):
             raise NoteError(f"the checkpoint is not signed with the trusted key of {log_key.name}")
-        num_signed = sum(note.is_signed_by(witness) for witness in witnesses)
+        times = [note.signed_at(witness) for witness in witnesses]
     except NoteError as error:
         raise NodeRefusedError("log", str(error)) from error
+    now = time.time() if now is None else now
+    num_signed = sum(at is not None and -CLOCK_SKEW_SECONDS <= now - at <= max_days * _DAY_SECONDS for at in times)
     if num_signed < quorum:
         raise NodeRefusedError(
             "witnesses",
-            f"{num_signed} of the trusted witnesses signed the checkpoint, {quorum} are required; the log may show others"
-            " another history",
+            f"{num_signed} of the trusted witnesses signed the checkpoint within {max_days:g} days, {quorum} are"
+            " required; the log may be old, or show others another history",
         )
     return checkpoint
 

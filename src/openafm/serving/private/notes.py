@@ -108,6 +108,17 @@ class Note:
             _check(self.text, data[_ID_BYTES:], key)
         return bool(found)
 
+    def signed_at(self, witness: VerifierKey) -> int | None:
+        """Return the latest time, in seconds since 1970, at which a witness signed; None: it did not sign.
+
+        Raises:
+            NoteError: a signature of this witness is wrong.
+        """
+        if not self.is_signed_by(witness):
+            return None
+        found = [data for name, data in self.signatures if name == witness.name and data[:_ID_BYTES] == witness.id]
+        return max(int.from_bytes(data[_ID_BYTES : _ID_BYTES + _TIME_BYTES], "big") for data in found)
+
     def with_line(self, line: str) -> Note:
         """Return the note with another signature line.
 
