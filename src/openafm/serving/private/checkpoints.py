@@ -61,7 +61,7 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Return the checkpoint of a note, signed by the log and lately by at least `quorum` of the witnesses.
 
-    An old signature does not count: a log that is frozen before a release was withdrawn would show it for ever.
+    An old signature does not count: a log that is frozen before a release was withdrawn would show it without end.
 
     Args:
         signed: the note.
