@@ -118,7 +118,7 @@ def output_error(bundle: Bundle, exact: Bundle, tokens: list[int]) -> float:
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "smollm3"])
+@pytest.mark.parametrize("family", ["qwen2", pytest.param("smollm3", marks=pytest.mark.slow)])
 def test_gptq_loses_less_than_rounding(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also with a template without tools, and when the import is killed between two layers."""
     torch.set_num_threads(1)

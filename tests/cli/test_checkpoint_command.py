@@ -16,7 +16,7 @@ from openafm.bundle import open_bundle
 from openafm.cli.main import run
 from openafm.training.checkpoints.checkpoint import open_checkpoint
 
-pytestmark = pytest.mark.xdist_group("checkpoint_command")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("checkpoint_command")]
 
 CHANGES = {
     "tokenizer.vocab_size": "320",

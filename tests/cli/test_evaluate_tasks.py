@@ -115,6 +115,7 @@ def test_answers_are_judged(bundle: str, tmp_path: Path, capsys: pytest.CaptureF
     assert "has no task 'arena_hard', it has prompts" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tools_and_a_card(bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["evaluate", "tools", "--model", bundle, "--limit", "1", "--out", str(tmp_path / "a"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tasks"]["tools"]["count"] == 4

@@ -65,7 +65,7 @@ def wait_for_step(output: Path, step: int, process: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["adamw", pytest.param("muon in bf16, averaged", marks=pytest.mark.slow)])
 def test_a_repeatedly_killed_run_ends_with_the_same_bytes(tmp_path: Path, corpus: LoaderConfig, variant: str) -> None:
     config = tiny_run(corpus, num_steps=20, **VARIANTS[variant])
     config = replace(config, checkpoint=CheckpointConfig(every_steps=2, every_seconds=None))
