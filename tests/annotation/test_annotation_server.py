@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from project_folders import sample_project
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
 from web_servers import Browser, running_app
 
 from openafm.annotation.environments.project import Project
+from openafm.annotation.errors import AnnotationError
 from openafm.annotation.scripted_model import ScriptedModel
 from openafm.annotation.server.app import build_annotation_app, open_workspace
+from openafm.annotation.server.routes import _stream
+from openafm.annotation.server.workspace import MAX_RUNS
 from openafm.annotation.web import WebConfig
 
 KEYS = (f"change-{number}" for number in range(10**6))
@@ -186,3 +194,43 @@ def read_stem(project: Project) -> list[int]:
         return [node.id for node in workspace.item("e" * 12).tree.path()]
     finally:
         workspace.close()
+
+
+def test_a_person_has_a_limited_number_of_runs(travel: Project) -> None:
+    workspace = open_workspace(travel, ScriptedModel(travel))
+    with ExitStack() as stack:
+        stack.callback(workspace.close)
+        for number in range(MAX_RUNS):
+            stack.enter_context(workspace.running(f"item {number}", "ana"))
+        with pytest.raises(AnnotationError, match="wait for one") as caught, workspace.running("another", "ana"):
+            pass
+        assert caught.value.status == 429
+        with workspace.running("another", "bo"):
+            assert workspace.is_running("another")
+
+
+def test_open_streams_take_no_threads_of_the_pool() -> None:
+    assert asyncio.run(_read_beside_the_pool(60)) == [['data: {"type": "text"}\n\n']] * 60
+
+
+async def _read_beside_the_pool(num_streams: int) -> list[list[Any]]:
+    """Use the thread pool while streams are open; return their lines."""
+    release = threading.Event()
+
+    def events() -> Iterator[dict[str, Any]]:
+        yield {"type": "text"}
+        release.wait(30)
+
+    loop = asyncio.get_running_loop()
+    streams = [_stream(events(), threading.Event(), loop) for _ in range(num_streams)]
+    lines = [asyncio.ensure_future(_read_all(stream)) for stream in streams]
+    await asyncio.sleep(0.2)  # all of them wait for their second event
+    try:
+        await asyncio.wait_for(run_in_threadpool(time.sleep, 0), 10)
+    finally:
+        release.set()
+    return await asyncio.gather(*lines)
+
+
+async def _read_all(stream: StreamingResponse) -> list[Any]:
+    return [line async for line in stream.body_iterator]

@@ -26,6 +26,7 @@ from openafm.annotation.statistics.agreement import (
     disagreement_rate,
     krippendorff_alpha,
 )
+from openafm.annotation.statistics.figure import write_figure
 from openafm.annotation.statistics.graders import grader_reports
 from openafm.annotation.statistics.intervals import bootstrap_mean, wilson
 from openafm.annotation.statistics.outcomes import decide
@@ -180,6 +181,13 @@ def test_the_report_is_written_as_page_and_figures(tmp_path: Path) -> None:
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "").split("base64,")[0]
     assert paths[2].read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_figure_shows_names_with_dollar_signs(tmp_path: Path) -> None:
+    name, share = r"a$\frac$b", {"share": 0.5, "interval": [0.4, 0.6]}
+    row = {"first": name, "second": "c", "comparisons": 2, "win": share, "tie": share, "loss": share}
+    write_figure({name: [row]}, tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_bytes()
 
 
 def test_a_project_without_judgments_has_a_report(tmp_path: Path) -> None:

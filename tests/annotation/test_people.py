@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import sqlalchemy as sql
 
 from openafm.annotation.database import Database, Schema
 from openafm.annotation.errors import AnnotationError
+from openafm.annotation.people import accounts as accounts_module
+from openafm.annotation.people import sessions as sessions_module
 from openafm.annotation.people.accounts import Accounts, Person, Role
 from openafm.annotation.people.audit import entries
 from openafm.annotation.people.privacy import delete_person, export_person
@@ -93,11 +97,51 @@ def test_failed_sign_ins_are_limited(accounts: Accounts, clock: SetClock) -> Non
         with pytest.raises(AnnotationError, match="wrong"):
             sessions.sign_in("Ana", "another password", "10.0.0.1")
     with pytest.raises(AnnotationError, match="too many") as caught:
-        sessions.sign_in("Ana", PASSWORD, "10.0.0.2")
+        sessions.sign_in("Ana", PASSWORD, "10.0.0.1")
     assert caught.value.status == 429
     assert caught.value.retry_after == WINDOW_SECONDS
+    assert sessions.sign_in("Ana", PASSWORD, "10.0.0.2")  # wrong tries from one place do not lock Ana out at another
     clock.now += WINDOW_SECONDS
-    assert sessions.sign_in("Ana", PASSWORD, "10.0.0.2")
+    assert sessions.sign_in("Ana", PASSWORD, "10.0.0.1")
+
+
+def test_sign_ins_at_the_same_time_are_limited(accounts: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
+    join(accounts, "Ana")
+    sessions, hashes = Sessions(accounts), list[str]()
+    monkeypatch.setattr(sessions_module, "is_password", lambda *_: time.sleep(0.05) or hashes.append("") or False)
+
+    def status(_number: int) -> int:
+        with pytest.raises(AnnotationError) as caught:
+            sessions.sign_in("Ana", "another password", "127.0.0.1")
+        return caught.value.status
+
+    with ThreadPoolExecutor(30) as pool:
+        found = list(pool.map(status, range(30)))
+    assert (found.count(401), found.count(429), len(hashes)) == (TRIES_PER_NAME, 30 - TRIES_PER_NAME, TRIES_PER_NAME)
+
+
+def test_successful_sign_ins_are_not_limited(accounts: Accounts) -> None:
+    join(accounts, "Ana")
+    sessions = Sessions(accounts)
+    for _ in range(TRIES_PER_ADDRESS + 1):
+        assert sessions.sign_in("Ana", PASSWORD, "10.0.0.1")
+
+
+def test_the_audit_log_of_failed_sign_ins_is_bounded(accounts: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "MAX_RECORDED", 3)
+    sessions = Sessions(accounts)
+    for number in range(5):
+        with pytest.raises(AnnotationError, match="wrong"):
+            sessions.sign_in(f"name {number}", PASSWORD, "127.0.0.1")
+    assert [entry["action"] for entry in entries(accounts.database)] == ["sign_in_failed"] * 3
+
+
+def test_a_join_without_an_invite_hashes_nothing(accounts: Accounts, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes: list[str] = []
+    monkeypatch.setattr(accounts_module, "hash_password", lambda password: hashes.append(password) or "")
+    with pytest.raises(AnnotationError, match="unknown"):
+        accounts.join("guessed", "Bo", PASSWORD)
+    assert not hashes
 
 
 def test_addresses_are_limited_except_that_of_a_proxy(accounts: Accounts) -> None:

@@ -206,19 +206,18 @@ def statistics(project: ProjectOption, database: DatabaseOption = "", json: Json
 def _opened(project: Path, database: str) -> Iterator[tuple[Project, TreeStore, ToolPool]]:
     """Open a project and its database without a server."""
     with _libraries():
-        from openafm.annotation.database import Database
         from openafm.annotation.environments.pool import ToolPool
-        from openafm.annotation.environments.project import DATABASE, read_project
-        from openafm.annotation.trees.store import TreeStore
+        from openafm.annotation.environments.project import read_project
+        from openafm.annotation.trees.store import open_trees
         from openafm.annotation.trees.tables import TREES
 
     read = read_project(project)
-    opened, pool = Database(database or project / DATABASE, [TREES]), ToolPool(read, size=1)
+    store, pool = open_trees(read, database, [TREES]), ToolPool(read, size=1)
     try:
-        yield read, TreeStore(opened), pool
+        yield read, store, pool
     finally:
         pool.close()
-        opened.close()
+        store.database.close()
 
 
 def _libraries() -> AbstractContextManager[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from project_folders import write_counters
 from tree_items import answer, change, new_item, open_store, step
 
+from openafm.annotation.database import Database, DatabaseError, Schema
 from openafm.annotation.environments.pool import ToolPool
 from openafm.annotation.environments.project import Project
 from openafm.annotation.environments.replay import ProjectEnvironment
 from openafm.annotation.errors import AnnotationError
+from openafm.annotation.trees import tables as tree_tables
 from openafm.annotation.trees.item import Change, Item
-from openafm.annotation.trees.store import ConflictError, TreeStore
+from openafm.annotation.trees.store import ConflictError, TreeStore, open_trees
 from openafm.annotation.trees.tree import ErrorKind, fold
 
 
@@ -295,3 +298,25 @@ def test_a_done_mark_is_stored_with_its_event(
         act()
         assert [each["is_done"] for each in tools[0].items() if each["id"] == item.id] == [is_done]
     assert len(transactions) == 2
+
+
+def test_a_database_of_another_project_is_refused(project: Project, tmp_path: Path) -> None:
+    other, place = write_counters(tmp_path / "other"), tmp_path / "shared.sqlite"
+    first = Schema(name="trees", tables=tree_tables.TREES.tables)  # version 1, without the table of the project
+    old = Database(place, [first])
+    with old.writing() as connection:
+        tree_tables.project.drop(connection)
+    old.close()
+    store = TreeStore(Database(place, [tree_tables.TREES]))
+    store.claim(project)
+    store.claim(replace(project, path=tmp_path / "renamed", config=replace(project.config, id="counters")))
+    with pytest.raises(DatabaseError, match="the items of the project 'counters', not of 'other'"):
+        store.claim(other)
+    store.database.close()
+
+
+def test_projects_do_not_share_a_postgres_database(project: Project, tmp_path: Path, postgres_url: str) -> None:
+    open_trees(project, postgres_url, [tree_tables.TREES]).database.close()
+    open_trees(project, postgres_url, [tree_tables.TREES]).database.close()
+    with pytest.raises(DatabaseError, match="not of 'other'"):
+        open_trees(write_counters(tmp_path / "other"), postgres_url, [tree_tables.TREES])

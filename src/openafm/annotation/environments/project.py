@@ -45,6 +45,7 @@ class ProjectConfig(Config):
     """The content of `project.toml`.
 
     Attributes:
+        id: identifies the project in a database and in the access of people; empty for the name of the folder.
         clock: the time of the first tool call.
         seed: the seed of the random numbers of tools.
         call_seconds: wall time of a tool call.
@@ -54,6 +55,7 @@ class ProjectConfig(Config):
     """
 
     title: str
+    id: str = ""
     clock: str = "2025-09-15T09:00:00"
     seed: int = 0
     call_seconds: float = 5.0
@@ -135,6 +137,10 @@ class Project:
     config: ProjectConfig
     policy: str
     scenarios: tuple[Scenario, ...]
+
+    @property
+    def id(self) -> str:
+        return self.config.id or self.path.resolve().name
 
     @property
     def tools_path(self) -> Path:

@@ -94,16 +94,19 @@ class Accounts:
         """
         name = _checked_name(name)
         check_password(password)
-        hashed = hash_password(password)
+        refused = AnnotationError("this invite is used, expired or unknown; ask for a new link", status=403, code="invite")
+        invites = tables.invites.c
+        is_valid = sql.and_(invites.digest == token_digest(token), invites.expires > self.clock())
+        with self.database.reading() as connection:
+            if connection.scalar(sql.select(invites.digest).where(is_valid)) is None:
+                raise refused
+        hashed = hash_password(password)  # expensive: only with a valid invite, and outside the transaction
         with self.database.writing() as connection:
             invite = connection.execute(
-                tables.invites.delete()
-                .where(tables.invites.c.digest == token_digest(token), tables.invites.c.expires > self.clock())
-                .returning(tables.invites.c.role, tables.invites.c.projects)
+                tables.invites.delete().where(is_valid).returning(invites.role, invites.projects)
             ).one_or_none()
             if invite is None:
-                message = "this invite is used, expired or unknown; ask for a new link"
-                raise AnnotationError(message, status=403, code="invite")
+                raise refused
             if connection.scalar(sql.select(tables.people.c.id).where(tables.people.c.name == name)):
                 raise AnnotationError(f"the name '{name}' is taken; choose another one", status=409, code="name_taken")
             id = secrets.token_hex(8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import threading
@@ -18,6 +19,7 @@ from openafm.serving.config import is_loopback
 
 SESSION_SECONDS = 24 * 3600.0
 TRIES_PER_NAME, TRIES_PER_ADDRESS = 10, 50
+MAX_RECORDED = 1000
 WINDOW_SECONDS = 900.0
 
 
@@ -38,9 +40,10 @@ class Sessions:
     def __init__(self, accounts: Accounts) -> None:
         self._accounts, self._database, self._clock = accounts, accounts.database, accounts.clock
         self._by_name, self._by_address = (FailedTries(n, accounts) for n in (TRIES_PER_NAME, TRIES_PER_ADDRESS))
+        self._recorded = FailedTries(MAX_RECORDED, accounts)
 
     def sign_in(self, name: str, password: str, address: str) -> str:
-        """Return the token of a new session.
+        """Return the token of a new session. Wrong tries from one address do not lock the person out at another one.
 
         Args:
             address: of the client. Loopback addresses have no limit of their own: a proxy sends all requests from there.
@@ -49,20 +52,25 @@ class Sessions:
             AnnotationError: name or password is wrong, or there were too many wrong ones.
         """
         name = normalized_name(name)
-        limits = [(self._by_name, name)] + ([] if is_loopback(address) else [(self._by_address, address)])
+        limits = [(self._by_name, (name, address))] + ([] if is_loopback(address) else [(self._by_address, ("", address))])
         for tries, key in limits:
-            tries.check(key)
+            tries.take(key)  # before the slow hash, so that tries at the same time count too
         with self._database.reading() as connection:
             row = connection.execute(sql.select(tables.people).where(tables.people.c.name == name)).one_or_none()
         if not is_password(password, "" if row is None else row.password) or row is None:
-            for tries, key in limits:
-                tries.add(key)
-            with self._database.writing() as connection:
-                person = None if row is None else find(connection, row.id)
-                record(connection, self._clock(), person, "sign_in_failed")
+            self._record_failure(None if row is None else row.id)
             raise AnnotationError("name or password is wrong", status=401, code="sign_in")
-        self._by_name.clear(name)
+        self._by_name.clear((name, address))
+        self._by_address.give_back(("", address))
         return self.open(row.id)
+
+    def _record_failure(self, person_id: str | None) -> None:
+        """Record a failed sign-in, up to a number in the window: clients without an account can fail without end."""
+        with contextlib.suppress(AnnotationError):
+            self._recorded.take(("", ""))
+            with self._database.writing() as connection:
+                person = None if person_id is None else find(connection, person_id)
+                record(connection, self._clock(), person, "sign_in_failed")
 
     def open(self, person_id: str) -> str:
         """Return the token of a new session of a person whose identity is established."""
@@ -93,18 +101,18 @@ class Sessions:
 
 
 class FailedTries:
-    """Count failed sign-ins by name or address. Thread-safe."""
+    """Count sign-ins that failed or are not decided yet, by name and address. Thread-safe."""
 
     def __init__(self, limit: int, accounts: Accounts) -> None:
         self._limit, self._clock = limit, accounts.clock
-        self._times: dict[str, list[float]] = {}
+        self._times: dict[tuple[str, str], list[float]] = {}
         self._lock = threading.Lock()
 
-    def check(self, key: str) -> None:
-        """Check that a key has fewer failures than the limit.
+    def take(self, key: tuple[str, str]) -> None:
+        """Count a try.
 
         Raises:
-            AnnotationError: it has not; status 429.
+            AnnotationError: the key has as many tries as the limit; status 429.
         """
         with self._lock:
             times = self._recent(key)
@@ -112,17 +120,20 @@ class FailedTries:
                 wait = WINDOW_SECONDS - (self._clock() - times[0])
                 message = f"too many failed sign-ins; try again in {max(wait / 60, 1):.0f} min"
                 raise AnnotationError(message, status=429, code="rate_limit", retry_after=wait)
-
-    def add(self, key: str) -> None:
-        with self._lock:
-            self._times[key] = [*self._recent(key), self._clock()]
+            self._times[key] = [*times, self._clock()]
             if len(self._times) > 10_000:  # a client can choose names without end
                 self._times = {each: times for each in list(self._times) if (times := self._recent(each))}
 
-    def clear(self, key: str) -> None:
+    def give_back(self, key: tuple[str, str]) -> None:
+        """Remove the newest try, which succeeded."""
+        with self._lock:
+            if times := self._times.pop(key, [])[:-1]:
+                self._times[key] = times
+
+    def clear(self, key: tuple[str, str]) -> None:
         with self._lock:
             self._times.pop(key, None)
 
-    def _recent(self, key: str) -> list[float]:
+    def _recent(self, key: tuple[str, str]) -> list[float]:
         since = self._clock() - WINDOW_SECONDS
         return [time for time in self._times.get(key, []) if time > since]

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from starlette.types import ASGIApp
 
 from openafm.annotation.clock import steady_clock
-from openafm.annotation.database import Database
 from openafm.annotation.environments.pool import ToolPool
-from openafm.annotation.environments.project import DATABASE, Project
+from openafm.annotation.environments.project import Project
 from openafm.annotation.people.accounts import Accounts
 from openafm.annotation.people.tables import PEOPLE
 from openafm.annotation.server.routes import annotation_router
 from openafm.annotation.server.workspace import Workspace
-from openafm.annotation.trees.store import TreeStore
+from openafm.annotation.trees.store import open_trees
 from openafm.annotation.trees.tables import TREES
 from openafm.annotation.web import WebConfig, build_app
 from openafm.framework.backends.language_model import LanguageModel
@@ -27,13 +24,11 @@ def open_workspace(project: Project, model: LanguageModel, database: str = "") -
 
     Raises:
         ProjectError, ToolFileError: the project cannot be used.
-        DatabaseError: the database cannot be opened.
+        DatabaseError: the database cannot be opened, or has the items of another project.
     """
-    place: Path | str = database or project.path / DATABASE
-    pool = ToolPool(project, TOOL_PROCESSES)
     clock = steady_clock()
-    store = TreeStore(Database(place, [PEOPLE, TREES]), clock)
-    return Workspace(project, store, Accounts(store.database, clock), model, pool)
+    store = open_trees(project, database, [PEOPLE, TREES], clock)
+    return Workspace(project, store, Accounts(store.database, clock), model, ToolPool(project, TOOL_PROCESSES))
 
 
 def build_annotation_app(workspace: Workspace, config: WebConfig) -> ASGIApp:
@@ -42,7 +37,7 @@ def build_annotation_app(workspace: Workspace, config: WebConfig) -> ASGIApp:
         workspace.accounts,
         pages="annotate",
         routers=[annotation_router(workspace)],
-        project=workspace.project.path.resolve().name,
+        project=workspace.project.id,
         title=workspace.project.config.title,
         config=config,
     )

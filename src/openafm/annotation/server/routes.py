@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import json
-import queue
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
@@ -110,13 +111,16 @@ def annotation_router(workspace: Workspace) -> APIRouter:
         return workspace.view(item, body.page, person)
 
     @router.post("/items/{id}/run")
-    def run(id: str, body: Run, person: Current) -> StreamingResponse:
+    async def run(id: str, body: Run, person: Current) -> StreamingResponse:
+        return await run_in_threadpool(start, id, body, person, asyncio.get_running_loop())
+
+    def start(id: str, body: Run, person: Person, loop: asyncio.AbstractEventLoop) -> StreamingResponse:
         item, cancelled = workspace.item(id), threading.Event()
         change = Change(key=body.key, person=person.id, sequence=body.sequence)
         if item.is_made(body.key):
-            return _stream(iter([{"type": "stopped", "reason": "repeated"}]), cancelled)
+            return _stream(iter([{"type": "stopped", "reason": "repeated"}]), cancelled, loop)
         with ExitStack() as stack:
-            stack.enter_context(workspace.running(id))
+            stack.enter_context(workspace.running(id, person.id))
             events = run_agent(
                 item,
                 workspace.model,
@@ -126,7 +130,7 @@ def annotation_router(workspace: Workspace) -> APIRouter:
             )
             first = next(events)  # errors before the first event have a status of their own
             rest = stack.pop_all()
-        return _stream(_closing(itertools.chain([first], events), rest), cancelled)
+        return _stream(_closing(itertools.chain([first], events), rest), cancelled, loop)
 
     return router
 
@@ -169,23 +173,29 @@ def _closing(events: Iterator[dict[str, Any]], stack: ExitStack) -> Iterator[dic
             yield {"type": "stopped", "reason": "error", "message": str(error)}
 
 
-def _stream(events: Iterator[dict[str, Any]], cancelled: threading.Event) -> StreamingResponse:
+def _stream(
+    events: Iterator[dict[str, Any]], cancelled: threading.Event, loop: asyncio.AbstractEventLoop
+) -> StreamingResponse:
     """Return server-sent events. A browser that leaves cancels the run after the present step.
 
     The run has a thread of its own, so that it also ends when its events are not read any more.
     """
-    found: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+    found: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+
+    def put(event: dict[str, Any] | None) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has stopped; the run still stores its step
+            loop.call_soon_threadsafe(found.put_nowait, event)
 
     def produce() -> None:
         try:
             for event in events:
-                found.put(event)
+                put(event)
         finally:
-            found.put(None)
+            put(None)
 
     async def lines() -> AsyncIterator[str]:
         try:
-            while (event := await run_in_threadpool(found.get)) is not None:
+            while (event := await found.get()) is not None:
                 yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
         finally:
             cancelled.set()

@@ -17,6 +17,8 @@ from openafm.annotation.trees.tree import ErrorKind, Tree
 from openafm.framework.backends.language_model import LanguageModel
 
 PRESENCE_SECONDS = 15.0
+MAX_RUNS = 8
+"""Runs of the model that a person may have at a time."""
 FREE = "free"
 """The id of items without a scenario: the annotator writes the query."""
 
@@ -31,7 +33,7 @@ class Workspace:
     def __init__(self, project: Project, store: TreeStore, accounts: Accounts, model: LanguageModel, pool: ToolPool) -> None:
         self.project, self.store, self.accounts, self.model, self.pool = project, store, accounts, model, pool
         self._items: dict[str, Item] = {}
-        self._running: set[str] = set()
+        self._running: dict[str, str] = {}  # the person by item
         self._present: dict[str, dict[str, tuple[str, float]]] = {}
         self._lock = threading.Lock()
 
@@ -69,21 +71,24 @@ class Workspace:
         return found
 
     @contextmanager
-    def running(self, id: str) -> Iterator[None]:
+    def running(self, id: str, person: str) -> Iterator[None]:
         """Mark an item as being continued by the model.
 
         Raises:
-            AnnotationError: the model is already running.
+            AnnotationError: the model is already running, or the person has too many runs; status 409 or 429.
         """
         with self._lock:
             if id in self._running:
                 raise AnnotationError("the model is already running on this item; wait for it", status=409, code="running")
-            self._running.add(id)
+            if sum(each == person for each in self._running.values()) >= MAX_RUNS:
+                message = f"the model is running on {MAX_RUNS} of your items; wait for one of them"
+                raise AnnotationError(message, status=429, code="rate_limit", retry_after=5.0)
+            self._running[id] = person
         try:
             yield
         finally:
             with self._lock:
-                self._running.discard(id)
+                self._running.pop(id, None)
 
     def is_running(self, id: str) -> bool:
         """Return True while the model continues an item."""

@@ -38,10 +38,9 @@ def write_figure(groups: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) 
         _draw_bar(axes, position, row)
     for group in groups:
         top = max(position for position, (name, _) in zip(positions, bars, strict=True) if name == group)
-        axes.text(0, top + 0.55, group, fontweight="bold", va="bottom")
-    axes.set_yticks(
-        positions, [f"{row['first']}\nvs. {row['second']}  (n={row['comparisons']})" for _, row in bars], fontsize=8
-    )
+        axes.text(0, top + 0.55, group, fontweight="bold", va="bottom", parse_math=False)
+    labels = [f"{row['first']}\nvs. {row['second']}  (n={row['comparisons']})" for _, row in bars]
+    axes.set_yticks(positions, labels, fontsize=8, parse_math=False)  # names may have dollar signs
     axes.set_xlim(0, 1)
     axes.set_ylim(min(positions) - 0.6, max(positions) + 1.3)
     axes.xaxis.set_major_formatter(lambda share, _position: f"{share:.0%}")

@@ -11,10 +11,10 @@ from typing import Any
 import sqlalchemy as sql
 
 from openafm.annotation.clock import Clock, steady_clock
-from openafm.annotation.database import Database
+from openafm.annotation.database import Database, DatabaseError, Schema
 from openafm.annotation.environments.page_delta import DamagedStateError
 from openafm.annotation.environments.process import Lineage, state_key
-from openafm.annotation.environments.project import Project, Scenario
+from openafm.annotation.environments.project import DATABASE, Project, Scenario
 from openafm.annotation.errors import AnnotationError, not_found
 from openafm.annotation.trees import tables
 from openafm.annotation.trees.tree import Event, EventKind
@@ -60,6 +60,22 @@ class TreeStore:
         self.database, self.clock = database, clock or steady_clock()
         self._seeds: dict[str, bytes] = {}  # the initial image that was read last
         self._lock = threading.Lock()
+
+    def claim(self, project: Project) -> None:
+        """Note that the items of this database belong to a project.
+
+        Raises:
+            DatabaseError: they belong to another project.
+        """
+        with self.database.writing() as connection:
+            owner = connection.scalar(sql.select(tables.project.c.id))
+            if owner is None:
+                connection.execute(tables.project.insert().values(number=1, id=project.id))
+            elif owner != project.id:
+                raise DatabaseError(
+                    f"{self.database.name} has the items of the project '{owner}', not of '{project.id}'; use another "
+                    f'database, or set id = "{owner}" in project.toml if the project was renamed'
+                )
 
     def create(
         self,
@@ -217,6 +233,22 @@ class TreeStore:
         statement = sql.select(sql.func.max(column.sequence)).where(column.item == item)
         if connection.scalar(statement) != last:
             raise ConflictError
+
+
+def open_trees(project: Project, database: str, schemas: Sequence[Schema], clock: Clock | None = None) -> TreeStore:
+    """Return the store of a project: its own SQLite file, or the file or URL `database`.
+
+    Raises:
+        DatabaseError: the database cannot be opened, or has the items of another project.
+    """
+    store = TreeStore(Database(database or project.path / DATABASE, schemas), clock)
+    if database:  # the own file belongs to its folder, whatever that is called
+        try:
+            store.claim(project)
+        except DatabaseError:
+            store.database.close()
+            raise
+    return store
 
 
 def _row(item: str, event: Event) -> dict[str, Any]:

@@ -40,4 +40,16 @@ states = sql.Table(
 )
 """A state is the whole image of a database where `parent` is NULL, else the delta from the parent's image."""
 
-TREES = Schema(name="trees", tables=_TABLES)
+project = sql.Table(
+    "tree_project",
+    _TABLES,
+    sql.Column("number", sql.Integer, primary_key=True, autoincrement=False),
+    sql.Column("id", sql.String, nullable=False),
+)
+"""One row, numbered 1: the project that all items belong to."""
+
+TREES = Schema(
+    name="trees",
+    tables=_TABLES,
+    migrations=(("CREATE TABLE tree_project (number INTEGER NOT NULL PRIMARY KEY, id VARCHAR NOT NULL)",),),
+)
