@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import secrets
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
 GATEWAY_PATH, STATEMENT_PATH = "/.well-known/ohttp-gateway", "/private/statement"
 _MAX_PROOFS_BYTES = 1 << 20
 _MAX_ANSWER_BYTES = 64 << 20
-_CONNECT_SECONDS, _READ_SECONDS = 10.0, 300.0
+_MAX_LINE_BYTES = 1 << 20  # of an event
+_MAX_ERROR_BYTES = 64 << 10
+_CONNECT_SECONDS, _READ_SECONDS = 10.0, 300.0  # between two parts of a reply
+_FETCH_SECONDS, _ANSWER_SECONDS = 60.0, 3600.0  # of the content of a whole reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +141,7 @@ class PrivateClient:
         for opened in self._opened(node.url, sealed, exchange):
             piece = decoder.feed(opened)
             if decoder.status is not None and decoder.status != 200:
-                failed += piece
+                failed = (failed + piece)[:_MAX_ERROR_BYTES]
             elif piece:
                 yield piece
         decoder.end()
@@ -154,21 +158,21 @@ class PrivateClient:
         for event in _events(self.stream("/v1/chat/completions", body)):
             if "error" in event:
                 raise PrivateComputeError(f"the node answers: {_message(json.dumps(event).encode())}")
-            for choice in event.get("choices", ()):
-                if text := choice["delta"].get("content"):
-                    yield text
+            yield from _texts(event)
 
     def _opened(self, url: str, sealed: bytes, exchange: Exchange) -> Iterator[bytes]:
         """Yield the decrypted parts of the reply."""
         import httpx2
 
-        opener, size = ChunkOpener(exchange), 0
+        opener, size, end = ChunkOpener(exchange), 0, time.monotonic() + _ANSWER_SECONDS
         headers = {"content-type": CHUNKED.request_type, **self._authorization}
         try:
             with _http().stream("POST", url + GATEWAY_PATH, content=sealed, headers=headers) as reply:
                 if reply.status_code != 200:
-                    raise PrivateComputeError(f"{url} answers {reply.status_code}: {_message(_read(reply, 1 << 16))}")
+                    shown = _message(_read(reply, _MAX_ERROR_BYTES))
+                    raise PrivateComputeError(f"{url} answers {reply.status_code}: {shown}")
                 for data in reply.iter_raw():
+                    _check_time(url, end)
                     size += len(data)
                     if size > _MAX_ANSWER_BYTES:
                         raise MessageError(f"the reply of {url} has more than {_MAX_ANSWER_BYTES:,} bytes")
@@ -237,17 +241,24 @@ def _http() -> httpx2.Client:
 
 
 def _read(reply: httpx2.Response, most: int) -> bytes:
-    data = b""
+    data, end = bytearray(), time.monotonic() + _FETCH_SECONDS
     for part in reply.iter_raw():
+        _check_time(reply.url.host, end)
         data += part
         if len(data) > most:
             raise NodeRefusedError("statement", f"the reply of {reply.url.host} has more than {most:,} bytes")
-    return data
+    return bytes(data)
+
+
+def _check_time(place: str, end: float) -> None:
+    """Raise `NodeUnreachableError` after the last moment of a reply."""
+    if time.monotonic() > end:
+        raise NodeUnreachableError(f"the reply of {place} takes too long; use another node")
 
 
 def _message(data: bytes) -> str:
     """Return the message of an error body."""
-    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         value = json.loads(data)
         return str(value.get("title") or value["error"]["message"])[:500]
     return data[:200].decode("utf-8", "replace")
@@ -255,15 +266,41 @@ def _message(data: bytes) -> str:
 
 def _events(pieces: Iterator[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the JSON of server-sent events; comments, which are padding, are skipped."""
-    buffer = b""
+    for line in _lines(pieces):
+        data = line.removeprefix(b"data: ")
+        if data in (line, b"[DONE]"):
+            continue
+        try:
+            event = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise MessageError("the node sent an event that is not JSON") from error
+        if not isinstance(event, dict):
+            raise MessageError("the node sent an event that is not a JSON object")
+        yield event
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield the lines that end with a line feed."""
+    parts, size = list[bytes](), 0
     for piece in pieces:
-        buffer += piece
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            data = line.removeprefix(b"data: ")
-            if data is line or data == line or data == b"[DONE]":
-                continue
-            try:
-                yield json.loads(data)
-            except (ValueError, RecursionError) as error:
-                raise MessageError("the node sent an event that is not JSON") from error
+        *ended, last = piece.split(b"\n")
+        for part in ended:
+            yield b"".join((*parts, part))
+            parts, size = [], 0
+        parts.append(last)
+        size += len(last)
+        if size > _MAX_LINE_BYTES:
+            raise MessageError(f"the node sent a line of more than {_MAX_LINE_BYTES:,} bytes")
+
+
+def _texts(event: dict[str, Any]) -> Iterator[str]:
+    """Yield the texts of a chunk of an answer."""
+    try:
+        texts = [choice["delta"].get("content") for choice in event.get("choices", ())]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise MessageError("the node sent an event that is not part of an answer") from error
+    for text in texts:
+        if text is not None and not isinstance(text, str):
+            raise MessageError("the node sent an event whose content is not text")
+        if text:
+            yield text
