@@ -84,15 +84,20 @@ def test_python_tools_run_after_a_confirmation(page: Page) -> None:
 
 
 def test_calls_of_tools_over_http(address: str) -> None:
+    token = {"x-playground-token": http.get(f"{address}/playground/tools").headers["x-playground-token"]}
+
     def call(name: str, **arguments: str) -> tuple[int, dict[str, object]]:
-        reply = http.post(f"{address}/playground/tools/call", json={"name": name, "arguments": arguments})
+        reply = http.post(f"{address}/playground/tools/call", json={"name": name, "arguments": arguments}, headers=token)
         return reply.status_code, reply.json()
 
     assert call("weather", city="Oslo") == (200, {"output": "python says sun in Oslo"})
     assert call("failing", city="Oslo")[0] == 500
     assert call("os.system", command="true")[0] == 404
+    for wrong in ({}, {"x-playground-token": ""}, {"x-playground-token": "\u00fc".encode()}):
+        body = {"name": "weather", "arguments": {"city": "Oslo"}}
+        assert http.post(f"{address}/playground/tools/call", json=body, headers=wrong).status_code == 403
     foreign = http.post(
-        f"{address}/playground/tools/call", json={"name": "weather"}, headers={"Origin": "https://evil.test"}
+        f"{address}/playground/tools/call", json={"name": "weather"}, headers=token | {"Origin": "https://evil.test"}
     )
     assert foreign.status_code == 403
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,10 +17,11 @@ from openafm.serving.config import ServerSetupError
 
 @dataclass(frozen=True, kw_only=True)
 class UserCode:
-    """Hold the tools and the schemas of imported files, by name."""
+    """Hold the tools and the schemas of imported files, by name, and the token that calls of the tools need."""
 
     runner: ToolRunner = field(default_factory=lambda: ToolRunner(tools={}, limits=ToolLimits()))
     schemas: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
 
     @property
     def tools(self) -> Mapping[str, Tool]:

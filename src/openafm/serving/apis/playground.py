@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import json
 import uuid
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ from openafm.serving.apis.wire import Wire
 from openafm.serving.errors import ApiError, bad_request
 from openafm.serving.user_code import UserCode
 from openafm.tokenizer.conversation import AssistantTurn, Instructions, JsonSchema, ToolCall, ToolTurn, Turn, UserTurn
+
+TOKEN_HEADER = "x-playground-token"
 
 router = APIRouter(prefix="/playground", include_in_schema=False)
 
@@ -66,8 +69,9 @@ Code = Annotated[UserCode, Depends(_user_code)]
 
 
 @router.get("/tools")
-async def tools(code: Code) -> list[dict[str, Any]]:
-    """List the Python tools of this server."""
+async def tools(code: Code, response: Response) -> list[dict[str, Any]]:
+    """List the Python tools of this server. A header has the token that calls need."""
+    response.headers[TOKEN_HEADER] = code.token
     definitions = [tool.definition() for tool in code.tools.values()]
     return [{"name": each.name, "description": each.description, "parameters": each.parameters} for each in definitions]
 
@@ -79,8 +83,10 @@ async def schemas(code: Code) -> dict[str, Any]:
 
 
 @router.post("/tools/call")
-async def call(body: CallRequest, code: Code) -> dict[str, str]:
-    """Run a Python tool and return its output as text."""
+async def call(body: CallRequest, code: Code, request: Request) -> dict[str, str]:
+    """Run a Python tool and return its output as text. The token shows that the call is from a page of this server."""
+    if not hmac.compare_digest(request.headers.get(TOKEN_HEADER, "").encode(), code.token.encode()):
+        raise ApiError(403, "the token of the playground is missing or old; reload the page", code="forbidden")
     if body.name not in code.tools:
         raise ApiError(404, f"this server has no Python tool '{body.name[:80]}'; start it with --tools", code="not_found")
     try:

@@ -1,7 +1,10 @@
 // Calls of the server. All of them go to the page's own origin.
 
-const post = (path, body, signal) =>
-  fetch(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal });
+const TOKEN_HEADER = "x-playground-token";
+let token = ""; // calls of Python tools need it
+
+const post = (path, body, signal, headers = {}) =>
+  fetch(path, { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json", ...headers }, signal });
 
 async function failure(reply) {
   const body = await reply.json().catch(() => null);
@@ -29,12 +32,13 @@ export async function userCode() {
   const [tools, schemas] = await Promise.all(["playground/tools", "playground/schemas"].map((path) => fetch(path)));
   if (!tools.ok) throw await failure(tools);
   if (!schemas.ok) throw await failure(schemas);
+  token = tools.headers.get(TOKEN_HEADER) ?? "";
   return { tools: await tools.json(), schemas: await schemas.json() };
 }
 
 /** Run a Python tool and return its output. */
 export async function callTool(name, text) {
-  const reply = await post("playground/tools/call", { name, arguments: JSON.parse(text) });
+  const reply = await post("playground/tools/call", { name, arguments: JSON.parse(text) }, undefined, { [TOKEN_HEADER]: token });
   if (!reply.ok) throw await failure(reply);
   return (await reply.json()).output;
 }
