@@ -159,7 +159,7 @@ class Annotator:
             except httpx.TransportError:
                 self._sign_in()
                 continue
-            if reply.status_code == 409:  # the run of before still ends
+            if reply.status_code in (409, 429):  # the run of before still ends, or all share one account and its limit
                 time.sleep(0.2)
             elif reply.status_code != 200:
                 raise RuntimeError(reply.text)
