@@ -36,6 +36,7 @@ from openafm.adapters.delivery.errors import (
     UnreachableError,
     UntrustedDeliveryError,
 )
+from openafm.adapters.delivery.http import Download
 from openafm.adapters.delivery.keys import (
     public_file,
     public_key,
@@ -743,3 +744,44 @@ def test_a_request_that_never_ends_hits_the_deadline(shelf: Path, monkeypatch: p
                     client.sendall(b"x")  # well within the timeout of 60 seconds without a byte
                     time.sleep(0.02)
             assert time.monotonic() - started_s < 5
+
+
+def test_redirections_stay_on_the_server_or_lead_to_https(shelf: Path) -> None:
+    catalog, locations = build_catalog(shelf, PRIVATE), ["/moved/manifest.json"]
+
+    class Redirecting(server_module._Handler):
+        served = catalog
+
+        def do_GET(self) -> None:  # noqa: N802
+            if self.path == MANIFEST_PATH:
+                self.send_response(302)
+                self.send_header("Location", locations[0])
+                self.end_headers()
+            else:
+                self.path = self.path.removeprefix("/moved")
+                super().do_GET()
+
+    redirecting = server_module._Server(("127.0.0.1", 0), Redirecting)
+    with serving(catalog) as other, running(redirecting) as url:
+        pull(url).adapter.verify()
+        locations[0] = f"{other}/manifest.json"
+        refused(UnreachableError, url, "redirections stay on the server", base=OTHER_SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    "private", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "fe80::1", "::ffff:127.0.0.1", "100.64.0.1"]
+)
+def test_a_download_from_a_public_address_never_connects_to_a_private_one(
+    private: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = {"public.example": "93.184.215.14", "private.example": private}
+    ends = [end for _ in range(3) for end in socket.socketpair()]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, **_: [(0, 0, 0, "", (addresses[host], port))])
+    monkeypatch.setattr(socket, "create_connection", lambda *_: ends.pop())
+    with Download(10, 10) as download:
+        download.connect(("private.example", 443)).close()  # a server in the own network
+        download.connect(("public.example", 443)).close()
+        with pytest.raises(UnreachableError, match="private address"):
+            download.connect(("private.example", 443))
+    for end in ends:
+        end.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -181,6 +182,29 @@ def test_damaged_files_are_typed_errors(tmp_path: Path, cache: OutputCache) -> N
     (tmp_path / "broken.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(CacheError, match="choose another --cache"):
         OutputCache(tmp_path / "broken.sqlite")
+
+
+def test_an_output_with_half_a_surrogate_is_stored(tmp_path: Path, cache: OutputCache) -> None:
+    def half(prompt: Prompt) -> Output:
+        return Output(text="\ud83d", calls=({"name": "f", "arguments": {"a": "\udc00"}},))
+
+    for was_cached in (0, 6):
+        results = run_tasks(RecordedAnswerer(half), {"sums": SumConfig()}, tmp_path, tmp_path / str(was_cached), cache)
+        assert (results["sums"].num_failed, results["sums"].num_cached) == (0, was_cached)
+    assert all(each.output.text == "?" for each in open_run(tmp_path / "6").samples("sums"))
+    assert len(Prompt(text="\ud83d").digest) == 64
+
+
+@pytest.mark.parametrize("row", ["{", "{}", "[]", '{"calls": 1, "log_likelihoods": []}', "[" * 100_000])
+def test_a_damaged_row_of_the_cache_is_answered_again(row: str, tmp_path: Path, cache: OutputCache) -> None:
+    prompt = Prompt(text="1+1=")
+    cache.put("model", prompt, right(prompt))
+    with sqlite3.connect(tmp_path / "outputs.sqlite") as connection:
+        connection.execute("UPDATE outputs SET output = ?", (row,))
+    connection.close()
+    assert cache.get("model", prompt) is None
+    cache.put("model", prompt, right(prompt))
+    assert cache.get("model", prompt) == right(prompt)
 
 
 def test_a_bundle_answers_chats_completions_and_choices(tmp_path: Path) -> None:

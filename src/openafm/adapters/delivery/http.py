@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import http.client
+import ipaddress
 import socket
 import ssl
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from openafm.adapters.delivery.errors import UnreachableError
 
@@ -22,12 +24,14 @@ _CHUNK_BYTES = 1 << 16
 class Download:
     """Requests to one server. After `total_s` seconds all connections are shut down.
 
-    `timeout_s` limits the time without a byte. Redirections to other schemes than HTTP and HTTPS are refused.
+    `timeout_s` limits the time without a byte. Redirections stay on the server or lead to HTTPS. A download from a public
+    address never connects to a private one.
     """
 
     def __init__(self, total_s: float, timeout_s: float) -> None:
         self.total_s, self._timeout_s = total_s, timeout_s
         self.is_expired = False
+        self._is_public = False  # whether a connection to a public address was made
         self._connections: list[socket.socket] = []
         self._lock = threading.Lock()
         self._timer = threading.Timer(total_s, self._expire)
@@ -37,7 +41,7 @@ class Download:
             urllib.request.ProxyHandler(),
             _Handler(self),
             _SecureHandler(self),
-            urllib.request.HTTPRedirectHandler(),
+            _RedirectHandler(),
             urllib.request.HTTPDefaultErrorHandler(),
             urllib.request.HTTPErrorProcessor(),
             urllib.request.UnknownHandler(),
@@ -77,14 +81,36 @@ class Download:
         """A clause for error messages if the deadline has passed."""
         return f" (the limit of {self.total_s:g} seconds has passed)" if self.is_expired else ""
 
-    def connect(self, *arguments: Any, **options: Any) -> socket.socket:
-        """Open a socket that the deadline shuts down, also during the TLS handshake."""
-        connection = socket.create_connection(*arguments, **options)
+    def connect(self, address: tuple[str, int], *arguments: Any, **options: Any) -> socket.socket:
+        """Open a socket that the deadline shuts down, also during the TLS handshake.
+
+        Raises:
+            UnreachableError: the address is private, and an earlier one was public.
+        """
+        connection = self._connected(address, *arguments, **options)
         with self._lock:
             self._connections.append(connection.dup())
             if self.is_expired:
                 connection.shutdown(socket.SHUT_RDWR)
         return connection
+
+    def _connected(self, address: tuple[str, int], *arguments: Any, **options: Any) -> socket.socket:
+        """Connect to a numeric address, so that the name cannot change between the check and the connection."""
+        host, port = address
+        found = dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        allowed = [each for each in found if _is_public(each) or not self._is_public]
+        if not allowed:
+            raise UnreachableError(f"the server redirects to {host}, a private address; ask its operator")
+        for place, numeric in enumerate(allowed, 1):
+            try:
+                connection = socket.create_connection((numeric, port), *arguments, **options)
+            except OSError:
+                if place == len(allowed):
+                    raise
+            else:
+                self._is_public = self._is_public or _is_public(numeric)
+                return connection
+        raise AssertionError("there is an address")
 
     def _expire(self) -> None:
         with self._lock:
@@ -99,6 +125,32 @@ def chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
     with contextlib.suppress(OSError, http.client.HTTPException):
         while chunk := response.read1(_CHUNK_BYTES):
             yield chunk
+
+
+def _is_public(address: str) -> bool:
+    parsed = ipaddress.ip_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped:
+        parsed = parsed.ipv4_mapped
+    return parsed.is_global and not parsed.is_multicast
+
+
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: http.client.HTTPMessage,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        before, after = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
+        if after.scheme != "https" and (before.scheme, before.netloc) != (after.scheme, after.netloc):
+            fp.close()
+            raise UnreachableError(
+                f"{req.full_url} redirects to {newurl!r:.200}; redirections stay on the server or lead to https"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class _Handler(urllib.request.HTTPHandler):

@@ -34,9 +34,12 @@ class OutputCache:
             raise CacheError(f"the cache {path} cannot be opened: {error}; remove it or choose another --cache") from error
 
     def get(self, signature: str, prompt: Prompt) -> Output | None:
-        """Return the output of a model for a prompt; None if it is not known."""
+        """Return the output of a model for a prompt; None if it is not known, or its row is damaged."""
         rows = self._execute("SELECT output FROM outputs WHERE model = ? AND prompt = ?", signature, prompt.digest)
-        return Output.from_dict(json.loads(rows[0][0])) if rows else None
+        try:
+            return Output.from_dict(json.loads(rows[0][0])) if rows else None
+        except (ValueError, TypeError, KeyError, RecursionError):  # the prompt is answered again, which replaces the row
+            return None
 
     def put(self, signature: str, prompt: Prompt, output: Output) -> None:
         """Store an output."""

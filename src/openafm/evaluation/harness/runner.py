@@ -135,6 +135,7 @@ def _answered(answerer: Answerer, prompt: Prompt, cache: OutputCache, cancelled:
         output = answerer.answer(prompt, cancelled)
     except ANSWERED_WITH_FAILURE as error:
         output = failure(error)
+    output = output.encodable()
     cache.put(answerer.signature, prompt, output)
     return output, False
 

@@ -54,7 +54,9 @@ class Prompt:
     @property
     def digest(self) -> str:
         """The SHA-256 of the prompt with its limits: a part of the key of cached outputs."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+        return hashlib.sha256(
+            json.dumps(self.to_dict(), sort_keys=True, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        ).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +92,11 @@ class Output:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def encodable(self) -> Output:
+        """Return the output with half surrogates, which have no UTF-8 form, replaced by a question mark."""
+        text = json.dumps(self.to_dict(), ensure_ascii=False)
+        return self if text.isascii() else Output.from_dict(json.loads(text.encode("utf-8", "replace")))
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> Output:
