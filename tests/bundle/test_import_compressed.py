@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import checkpoints
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from openafm.bundle import Bundle, BundleError, open_bundle
 from openafm.bundle.hugging_face import Calibration, HuggingFaceError, compressed, import_hugging_face
@@ -86,6 +88,24 @@ def test_other_weights_do_not_continue_a_killed_import(qwen3: Path, tmp_path: Pa
     with pytest.raises(KeyboardInterrupt):
         import_hugging_face(qwen3, tmp_path / "b", weights="int8", on_part=stop)
     assert import_hugging_face(qwen3, tmp_path / "b", weights="bf16").bundle.numerics.weights == "bfloat16"
+
+
+def test_a_replaced_file_of_the_same_size_and_time_does_not_continue_a_killed_import(qwen3: Path, tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    shutil.copytree(qwen3, tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        import_hugging_face(tmp_path / "model", tmp_path / "b", weights="int8", on_part=stop)
+    before = file.stat()
+    weights = load_file(file)
+    save_file({name: 2 * weight for name, weight in weights.items()}, file, {"format": "pt"})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+    again = import_hugging_face(tmp_path / "model", tmp_path / "b", weights="int8").bundle
+    assert again.signature == import_hugging_face(tmp_path / "model", tmp_path / "whole", weights="int8").bundle.signature
 
 
 def test_widths_without_groups_are_refused_before_anything_is_written(tmp_path: Path) -> None:

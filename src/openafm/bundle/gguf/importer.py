@@ -20,7 +20,7 @@ from openafm.bundle.gguf.reader import GGUFFile, GGUFTensor, read_gguf
 from openafm.bundle.gguf.tokenizer import tokenizer_json
 from openafm.bundle.hugging_face.chat import ReadTemplate, read_chat_template
 from openafm.bundle.hugging_face.compressed import write_parts
-from openafm.bundle.hugging_face.importer import ImportReport
+from openafm.bundle.hugging_face.importer import ImportReport, file_state
 from openafm.bundle.hugging_face.jinja import JinjaTemplate
 from openafm.bundle.hugging_face.weights import decoder_shapes
 from openafm.compression.native_numerics import Weights, native_numerics
@@ -80,10 +80,10 @@ def import_gguf(
             card=card,
         )
     else:
-        numerics, state = native_numerics(config, weights), file.stat()
+        numerics = native_numerics(config, weights)
         if weights == "int8" and all(each.source.type.name == "Q8_0" for each in _matrices(tensors)):
             numerics = replace(numerics, weights="int8_group32", exceptions=())  # the same groups: values stay
-        stated = (str(file.resolve()), state.st_size, state.st_mtime_ns, numerics, template.template.to_json())
+        stated = (str(file.resolve()), file_state(file), numerics, template.template.to_json())
         bundle = write_bundle_in_parts(
             place,
             key=hashlib.sha256(repr(stated).encode()).hexdigest(),

@@ -30,6 +30,7 @@ from openafm.models.config import DecoderConfig
 from openafm.tokenizer.errors import TokenizerError
 from openafm.tokenizer.imported import ImportedTokenizer
 
+_HEAD_BYTES = 1 << 22  # more than the headers of most files
 _TOKEN_VARIABLES = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -104,11 +105,18 @@ def _import_key(
     folder: Path, tensors: Sequence[MappedTensor], numerics: Numerics, read: ReadTemplate, calibration: Calibration | None
 ) -> str:
     """Return a digest of what decides the weights' bytes, by which a killed import continues."""
-    files = {tensor.file for tensor in tensors}
-    states = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    states = sorted(file_state(file) for file in {tensor.file for tensor in tensors})
     return hashlib.sha256(
         repr((str(folder.resolve()), states, numerics, calibration, read.template.to_json())).encode()
     ).hexdigest()
+
+
+def file_state(file: Path) -> tuple[str | int, ...]:
+    """Return what differs when a file of weights is replaced, also by one of the same size and time of modification."""
+    state = file.stat()
+    with file.open("rb") as stream:
+        head = hashlib.sha256(stream.read(_HEAD_BYTES)).hexdigest()
+    return file.name, state.st_size, state.st_ino, state.st_mtime_ns, state.st_ctime_ns, head
 
 
 def _native_numerics(config: DecoderConfig, weights: Weights) -> Numerics:
