@@ -137,17 +137,26 @@ class OutputMonitor:
         verdict = self._guardrail.check_output(self._text[:end])
         self._num_releasable += end - self._num_checked
         checked = _compacted(self._text[:end])
-        bases = [match.start() for match in _BASE.finditer(checked)]
-        start = bases[-WINDOW] if len(bases) > WINDOW else 0
+        start = _window_start(checked)
         if start and (word := _FIRST_WORD.match(checked, start - 1)):
             start = word.end()
         self._text, self._num_checked = checked[start:] + self._text[end:], len(checked) - start
         return verdict
 
 
+def _window_start(text: str) -> int:
+    """Return where the last `WINDOW` characters start, diacritics not counted."""
+    if not DIACRITICS.search(text):
+        return max(len(text) - WINDOW, 0)
+    bases = [match.start() for match in _BASE.finditer(text)]
+    return bases[-WINDOW] if len(bases) > WINDOW else 0
+
+
 def _compacted(text: str) -> str:
     """Return a text without padding that guardrails ignore."""
-    text = _MARKS.sub(r"\1", INVISIBLE.sub("", text))
+    text = INVISIBLE.sub("", text)
+    if not text.isascii():
+        text = _MARKS.sub(r"\1", text)
     return _SEPARATORS.sub(_cut, _EQUAL.sub(lambda match: match[1] * _MOST_EQUAL, text))
 
 
