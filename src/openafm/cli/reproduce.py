@@ -24,7 +24,7 @@ app = typer.Typer(
 @app.callback()
 def reproduce(
     context: typer.Context,
-    size: Annotated[str, typer.Option(help="tiny (minutes; two steps of each training), micro or nano.")] = "micro",
+    size: Annotated[str, typer.Option(help="tiny (two steps of each training), micro or nano.")] = "micro",
     only: Annotated[str, typer.Option(help="Names of stages, separated by commas; the others stay as they are.")] = "",
     plan: Annotated[bool, typer.Option("--plan", help="List the stages and what is done, and run nothing.")] = False,
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder; a run in it is continued.")] = Path("reproduction"),

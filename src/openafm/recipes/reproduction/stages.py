@@ -251,7 +251,12 @@ def _optimization(size: str) -> tuple[Stage, ...]:
             title="server model as ASTC blocks with an adapter",
             needs=("fine_tuning",),
             commands=(
-                Command(name="compress", words=("compress", server, "--format", "astc", "--name", "server-astc", "--json")),
+                Command(
+                    name="compress",
+                    words=(
+                        *("compress", server, "--format", "astc", "--no-calibration", "--name", "server-astc", "--json"),
+                    ),
+                ),
                 Command(
                     name="report",
                     words=(
@@ -294,8 +299,13 @@ def _use(size: str) -> tuple[Stage, ...]:
             needs=("two_bits",),
             commands=(
                 Command(
+                    name="data",
+                    words=("data", "sample", "--split", "held_out", "--count", "8" if size == "tiny" else "200"),
+                    file="held_out.jsonl",
+                ),
+                Command(
                     name="held_out",
-                    words=("evaluate", "run", model, "--examples", "8" if size == "tiny" else "200", "--json"),
+                    words=("evaluate", "run", model, "--data", "{here}/held_out.jsonl", "--json"),
                 ),
             ),
         ),
