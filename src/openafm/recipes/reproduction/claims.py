@@ -91,7 +91,7 @@ def _architecture() -> tuple[Claim, ...]:
     def layout(figures: Figures) -> tuple[str, bool]:
         plan = figures["models"]["plan"]
         mfu = plan["model_flops_utilization"]
-        return f"{plan['devices']:,} chips in {plan['slices']} slices, {mfu:.0%} modelled MFU", plan["fits"] and mfu >= 0.6
+        return f"{plan['devices']:,} chips in {plan['slices']} slices, {mfu:.0%} modeled MFU", plan["fits"] and mfu >= 0.6
 
     return (
         Claim(
@@ -319,6 +319,11 @@ def _optimization(size: str) -> tuple[Claim, ...]:
     )
 
 
+def shorten(text: str, length: int = 80) -> str:
+    """Return a text of at most `length` characters."""
+    return text if len(text) <= length else f"{text[: length - 3]}..."
+
+
 def _use() -> tuple[Claim, ...]:
     def draft(figures: Figures) -> tuple[str, bool]:
         run = figures["draft"]["on_device.draft"]
@@ -329,7 +334,7 @@ def _use() -> tuple[Claim, ...]:
 
     def guided(figures: Figures) -> tuple[str, bool]:
         content = figures["framework"]["respond"]["content"]
-        return f"{content}", isinstance(content, Mapping) and isinstance(content.get("title"), str)
+        return shorten(str(content)), isinstance(content, Mapping) and isinstance(content.get("title"), str)
 
     def taxonomy(figures: Figures) -> tuple[str, bool]:
         subcategories = figures["responsible_ai"]["taxonomy"]["subcategories"]

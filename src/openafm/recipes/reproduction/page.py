@@ -24,7 +24,9 @@ _PAGE = Template(
 :root { color-scheme: light dark; --line: #8884; --good: #1a7f37; --bad: #c4302b; }
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line) }
+th, td { text-align: left; vertical-align: top; padding: .35rem .6rem }
+td { border-bottom: 1px solid var(--line); overflow-wrap: break-word }
+th { border-bottom: 1px solid var(--line) }
 .yes { color: var(--good) } .no { color: var(--bad) } .none { opacity: .7 } pre { overflow-x: auto; font-size: 12px }
 </style></head><body>
 <h1>$title</h1><p>$summary</p>
