@@ -37,7 +37,8 @@ class DefaultCommandGroup(TyperGroup):
 
 app = typer.Typer(
     cls=DefaultCommandGroup,
-    help="Evaluate a model on held-out data or on tasks, and compare runs.",
+    help="Evaluate a model on held-out data or on tasks, and compare runs. `evaluate NAME` and `evaluate --tasks ...` are"
+    " `evaluate run ...`.",
     no_args_is_help=False,
     rich_markup_mode=None,
 )

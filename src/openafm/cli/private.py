@@ -11,6 +11,7 @@ import typer
 from openafm.cli.options import SetOption, parse_changes
 from openafm.cli.output import JsonOption, print_json, print_text
 from openafm.cli.serve import HostOption
+from openafm.core.errors import UsageError
 from openafm.core.terminal import escaped
 
 if TYPE_CHECKING:
@@ -198,6 +199,8 @@ def relay(
     from openafm.serving.private.relay import build_relay
     from openafm.serving.server import check_keys
 
+    if not to.startswith(("http://", "https://")):
+        raise UsageError(f"'{to}' is not the URL of a node; pass one such as http://localhost:8000")
     config = ServerConfig(host=host, port=port)
     check_keys(config)
     _run(build_relay(config, to, node_key), host, port, json)

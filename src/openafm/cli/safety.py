@@ -71,6 +71,8 @@ def check(
     from openafm.safety.overrides.matcher import Overrides
 
     overrides = Overrides(seed_lists()) if lists is None else OverridesFolder(lists).current()
+    if lists is not None and not any(lists.iterdir()):
+        raise UsageError(f"{lists} holds no override lists; pass a folder with some, or leave --lists out")
     hits = overrides.find(text, locale, feature)
     guardrails: dict[str, Guardrail] = {"blocklist": BlocklistConfig().build()}
     scores = {}
