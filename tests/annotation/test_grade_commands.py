@@ -96,8 +96,8 @@ def test_an_unreachable_judge_is_reported(tmp_path: Path, capsys: pytest.Capture
     write_items(tmp_path / "own.jsonl", [item("i")])
     assert run(["grade", "init", str(project), "--items", str(tmp_path / "own.jsonl")]) == 0
     capsys.readouterr()
-    result = output_of(capsys, "grade", "auto", project, "--judge", "http://127.0.0.1:9/v1#none")
-    assert (result["new"], len(result["failed"]), result["agreement"]) == (0, 2, None)
+    assert run(["grade", "auto", str(project), "--judge", "http://127.0.0.1:9/v1#none"]) == 1
+    assert "all 2 requests failed" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -142,7 +142,7 @@ def test_a_signal_to_one_process_stops_all_at_the_same_step(corpus: Path, tmp_pa
     assert [exit_code(child) for child in children] == [0, 0]
     steps = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert steps[0] == steps[1]
-    assert 3 <= steps[0] < config.budget.num_steps
+    assert 0 < steps[0] < config.budget.num_steps
     (newest, *_) = checkpoint_paths(output / "checkpoints")
     assert open_checkpoint(newest).record.step == steps[0]
 
