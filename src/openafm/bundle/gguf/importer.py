@@ -185,6 +185,8 @@ def _type_notes(read: GGUFFile, weights: Weights | None) -> list[str]:
     if not quantized:
         return []
     outcome = "become float32 with the same values" if weights is None else f"are decoded and rounded to {weights}"
+    if weights == "int8":
+        outcome += ", except that matrices keep their values if all are Q8_0"
     return [f"quantized weights ({', '.join(quantized)}) {outcome}"]
 
 
