@@ -53,7 +53,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 def page(context: BrowserContext, url: str) -> Iterator[Page]:
     """A page that has loaded. Errors of scripts and requests to other origins fail the test."""
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     errors: list[Any] = []
     origins: set[str] = set()
     page.on("pageerror", lambda error: errors.append(error))

@@ -176,7 +176,7 @@ def test_a_killed_server_loses_no_step(tmp_path: Path) -> None:
                             if len(nodes) == 2:
                                 break
                     os.kill(server.pid, signal.SIGKILL)
-                    server.wait(10)
+                    server.wait(60)
                 stem = read_stem(project)
                 assert stem[1:3] == nodes
             else:
@@ -185,7 +185,7 @@ def test_a_killed_server_loses_no_step(tmp_path: Path) -> None:
                 assert [call["name"] for call in calls][-1] == "book_flight"
         finally:
             server.kill()
-            server.wait(10)
+            server.wait(60)
 
 
 def read_stem(project: Project) -> list[int]:

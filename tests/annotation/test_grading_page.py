@@ -157,7 +157,7 @@ def opened(chromium: Chromium, url: str, **settings: Any) -> Iterator[Page]:
     """Open a page. Errors of scripts and requests to other origins fail the test."""
     context = chromium.new_context(**{"color_scheme": "light", "viewport": {"width": 1200, "height": 900}} | settings)
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     errors: list[Any] = []
     requests: list[Request] = []
     page.on("pageerror", lambda error: errors.append(error))

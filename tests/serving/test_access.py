@@ -64,7 +64,7 @@ def exchange(url: str, request: bytes, *, seconds: float = 5.0) -> bytes:
 
 def test_a_client_that_still_sends_reads_its_refusal(locked: str) -> None:
     parts = urlsplit(locked)
-    with socket.create_connection((parts.hostname, parts.port), timeout=5) as connection:
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as connection:
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30000\r\n\r\n")
         for _ in range(3):
             time.sleep(0.1)

@@ -115,11 +115,11 @@ def test_concurrent_answers_equal_those_alone(url: str) -> None:
         return str(reply.json()["choices"][0]["message"]["content"])
 
     async def ask_all() -> list[str]:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             return await asyncio.gather(*(ask(client, prompt) for prompt in prompts))
 
     async def ask_each() -> list[str]:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=60) as client:
             return [await ask(client, prompt) for prompt in prompts]
 
     assert asyncio.run(ask_all()) == asyncio.run(ask_each())

@@ -28,7 +28,7 @@ def opened_page(browser: Browser, address: str) -> Iterator[Page]:
     """Open the playground. Errors of scripts and requests to other origins fail the test."""
     context = browser.new_context(color_scheme="light", viewport={"width": 1200, "height": 800})
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(60_000)
     errors, requests = list[Any](), list[str]()
     page.on("pageerror", lambda error: errors.append(error))
     page.on("request", lambda request: requests.append(request.url))

@@ -261,13 +261,13 @@ def test_an_interrupt_stops_running_tools(monkeypatch: pytest.MonkeyPatch) -> No
 
         def run(self, made: Any, cancelled: Any, *_: Any) -> Any:
             threading.Thread(target=run_aside, args=(made, cancelled)).start()
-            assert started.wait(10)
+            assert started.wait(60)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(session._responder, "_runner", Interrupted())
     with pytest.raises(KeyboardInterrupt):
         session.respond_blocking("x")
-    assert stopped.wait(10)
+    assert stopped.wait(60)
     assert not session.is_responding
     assert [type(entry).__name__ for entry in session.transcript] == ["InstructionsEntry"]
 
@@ -334,7 +334,7 @@ def test_sessions_that_write_to_one_transcript_concurrently(slow_model: fm.Syste
 
 def test_a_transcript_that_changes_just_before_the_append(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two sessions check the transcript before either appends: one of them raises."""
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=60)
 
     class Late(ScriptedModel):
         def executor(self, turns: Any) -> Any:

@@ -189,7 +189,7 @@ def test_a_hanging_call_times_out() -> None:
 def test_leaving_the_block_closes_the_connection_and_its_thread() -> None:
     with fm.tools.from_mcp(weather_server()) as tools:
         thread = next(each for each in threading.enumerate() if each.name == "openafm-mcp")
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     session = fm.LanguageModelSession(model=ScriptedModel(calls(("weather", {"city": "Oslo"}))), tools=tools)
     with pytest.raises(fm.ToolCallError, match="closed"):
@@ -251,7 +251,7 @@ def test_connecting_has_a_timeout(is_async: bool) -> None:
     assert time.monotonic() - started < 5
     for thread in threading.enumerate():
         if thread.name == "openafm-mcp":
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 

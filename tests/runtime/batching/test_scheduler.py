@@ -19,7 +19,7 @@ from openafm.runtime.batching.step_costs import StepCosts
 from openafm.runtime.decoding.prefill import prefill
 from openafm.runtime.engines.base import ContextWindowError, Sequence, SequenceError, TokenError
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 def in_threads(*calls: Callable[[], object]) -> list[object]:

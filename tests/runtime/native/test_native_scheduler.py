@@ -29,7 +29,7 @@ from openafm.runtime.decoding.sampling import RandomConfig
 from openafm.runtime.engines.base import Sequence, SequenceError
 from openafm.runtime.native.engine import NativeEngine
 
-TIMEOUT_S = 30
+TIMEOUT_S = 120
 
 
 @cache

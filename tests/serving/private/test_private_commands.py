@@ -38,7 +38,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                 lines = (folder / "stdout.txt").read_text().splitlines()
                 with contextlib.suppress(Exception):
                     url = str(json.loads(lines[0])["url"])
-                    http.get(f"{url}/checkpoint", timeout=5)
+                    http.get(f"{url}/checkpoint", timeout=30)
                     return url
                 time.sleep(0.1)
             raise AssertionError((folder / "stderr.txt").read_text())
