@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +26,15 @@ def pytest_collection_finish() -> None:
     """Exempt the objects of imported modules from garbage collection, so that a full collection takes milliseconds."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Do the same after each file: what its tests imported and cached stays until the process ends."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
