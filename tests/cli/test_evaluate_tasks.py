@@ -68,6 +68,9 @@ def test_a_run_its_gate_and_a_comparison(bundle: str, tmp_path: Path, capsys: py
         ("--tasks mmlu --data . --out x --limit 0", "--limit"),
         ("compare . missing", "holds no results.json"),
         ("judge . .", "--judge names the model"),
+        ("features --model m", "features needs --out"),
+        ("features --out x --tasks evnt", "unknown feature 'evnt'"),
+        ("features --out x --baseline oracle", "known: constant, pattern"),
     ],
 )
 def test_wrong_options(
@@ -90,6 +93,10 @@ def test_missing_data_are_named_before_any_request(bundle: str, tmp_path: Path, 
 def test_tasks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["evaluate", "--tasks", "list"]) == 0
     assert "mmlu:lm_eval" in capsys.readouterr().out
+    assert run(["evaluate", "features", "--json"]) == 0
+    features = json.loads(capsys.readouterr().out)
+    assert {"flyers", "needles", "output_language"} <= {each["feature"] for each in features}
+    assert [each["feature"] for each in features if each["needs_vision"]] == ["flyers"]
     assert run(["evaluate", "--help"]) == 0
     assert "compare" in capsys.readouterr().out
 
@@ -113,6 +120,17 @@ def test_answers_are_judged(bundle: str, tmp_path: Path, capsys: pytest.CaptureF
     assert "use a stronger judge" in capsys.readouterr().out
     assert run(["evaluate", "judge", str(tmp_path / "a"), str(tmp_path / "b"), "--judge", bundle]) == 1
     assert "has no task 'arena_hard', it has prompts" in capsys.readouterr().err
+
+
+def test_features_of_a_model_without_vision(bundle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["evaluate", "features", "--model", bundle, "--out", str(tmp_path / "a"), "--limit", "1"]
+    assert run([*command, "--tasks", "flyers"]) == 2
+    assert "does not support images" in capsys.readouterr().err
+    assert run([*command, "--tasks", "needles", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)["tasks"]) == ["needles"]
+    baseline = ["evaluate", "features", "--tasks", "needles", "--baseline", "pattern", "--out", str(tmp_path / "b")]
+    assert run([*baseline, "--limit", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tasks"]["needles"]["metrics"]["found"]["mean"] == 1.0
 
 
 @pytest.mark.slow

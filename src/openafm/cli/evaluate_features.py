@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from openafm.cli.evaluate_runs import adapter_identity, print_results, run_and_report
 from openafm.cli.model_options import BaseUrlOption, KeyVariableOption, ModelOption, open_model
-from openafm.cli.output import JsonOption, print_json, print_text
+from openafm.cli.output import JsonOption, print_json, print_table, print_text
+from openafm.core.errors import UsageError
 
-OutOption = Annotated[Path, typer.Option(help="Folder for results, samples and the report.")]
+if TYPE_CHECKING:
+    from openafm.evaluation.features.base import FeatureConfig
+    from openafm.evaluation.harness.answerer import Answerer
+
+TOOLS = ("tool_call", "tools")
+
+OutOption = Annotated[Path | None, typer.Option(help="Folder for results, samples and the report.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Items of each task and language.")]
 AdapterOption = Annotated[str | None, typer.Option(help="Adapter: the name of an installed one, or a path.")]
 ThreadsOption = Annotated[int, typer.Option(min=1, help="Requests at once.")]
+BaselineOption = Annotated[str | None, typer.Option(help="Evaluate a baseline instead of a model: constant or pattern.")]
 
 
 def features(
-    out: OutOption,
+    out: OutOption = None,
     model: ModelOption = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Features, separated by commas; default: all that the model can do.")
+    ] = None,
+    baseline: BaselineOption = None,
     limit: LimitOption = None,
     base_url: BaseUrlOption = None,
     api_key_variable: KeyVariableOption = None,
@@ -27,16 +39,40 @@ def features(
     threads: ThreadsOption = 16,
     json: JsonOption = False,
 ) -> None:
-    """Evaluate features on our own sets: events, extraction, labels, summaries, rewriting, languages, long contexts."""
-    from openafm.evaluation.tasks.catalog import FEATURES
+    """Evaluate features on our own sets: events, flyers, extraction, labels, summaries, rewriting, languages, long contexts.
 
-    names = [name for name in FEATURES if name not in ("tools", "tool_call")]
-    _evaluate(names, out, model, limit, base_url, api_key_variable, adapter, threads, json=json)
+    Without --out: list the features.
+    """
+    from openafm.evaluation.tasks.catalog import FEATURES, NEEDS_VISION
+
+    if out is None:
+        if tasks is not None or model is not None or baseline is not None:
+            raise UsageError("features needs --out, a folder for results; without options it lists the features")
+        _list_features(json)
+        return
+    names = [name.strip() for name in (tasks or "").split(",") if name.strip()]
+    unknown = [name for name in names if name not in FEATURES]
+    if unknown:
+        raise UsageError(f"unknown feature '{unknown[0]}'; known: {', '.join(FEATURES)}")
+    if baseline is not None:
+        chosen = {name: FEATURES[name]() for name in names or FEATURES}
+        _run(_baseline(baseline, chosen, out), chosen, out, limit, 1, json=json)
+        return
+    answerer, can_see = _answerer(model, base_url, api_key_variable, adapter)
+    blind = [name for name in names if name in NEEDS_VISION and not can_see]
+    if blind:  # before any image is drawn
+        raise UsageError(f"{answerer.name} does not support images; '{blind[0]}' needs a bundle with a vision encoder")
+    if not names:
+        names = [name for name in FEATURES if name not in TOOLS and (can_see or name not in NEEDS_VISION)]
+        if not can_see and not json:
+            print_text(f"{answerer.name} sees no images; left out: {', '.join(NEEDS_VISION)}")
+    _run(answerer, {name: FEATURES[name]() for name in names}, out, limit, threads, json=json)
 
 
 def tools(
-    out: OutOption,
+    out: Annotated[Path, typer.Option(help="Folder for results, samples and the report.")],
     model: ModelOption = None,
+    baseline: BaselineOption = None,
     limit: LimitOption = None,
     base_url: BaseUrlOption = None,
     api_key_variable: KeyVariableOption = None,
@@ -45,7 +81,14 @@ def tools(
     json: JsonOption = False,
 ) -> None:
     """Evaluate tool use on our own sets: single calls in sixteen languages, and a stateful phone with milestones."""
-    _evaluate(["tool_call", "tools"], out, model, limit, base_url, api_key_variable, adapter, threads, json=json)
+    from openafm.evaluation.tasks.catalog import FEATURES
+
+    chosen = {name: FEATURES[name]() for name in TOOLS}
+    if baseline is not None:
+        _run(_baseline(baseline, chosen, out), chosen, out, limit, 1, json=json)
+        return
+    answerer, _ = _answerer(model, base_url, api_key_variable, adapter)
+    _run(answerer, chosen, out, limit, threads, json=json)
 
 
 def card(
@@ -64,26 +107,42 @@ def card(
         print_text(text)
 
 
-def _evaluate(
-    names: list[str],
-    out: Path,
-    model: str | None,
-    limit: int | None,
-    base_url: str | None,
-    api_key_variable: str | None,
-    adapter: str | None,
-    threads: int,
-    *,
-    json: bool,
-) -> None:
+def _list_features(json: bool) -> None:
+    from openafm.evaluation.tasks.catalog import FEATURES, NEEDS_VISION
+
+    rows = [(name, task.METRIC, name in NEEDS_VISION, task.about) for name, task in ((n, f()) for n, f in FEATURES.items())]
+    if json:
+        print_json([dict(zip(("feature", "metric", "needs_vision", "about"), row, strict=True)) for row in rows])
+    else:
+        print_table(
+            ("feature", "metric", "sees images", "set"), [(*row[:2], "yes" if row[2] else "no", row[3]) for row in rows]
+        )
+
+
+def _baseline(name: str, tasks: dict[str, FeatureConfig], out: Path) -> Answerer:
+    from openafm.evaluation.features.base import baseline_answerer
+
+    return baseline_answerer(name, tasks, out)
+
+
+def _answerer(
+    model: str | None, base_url: str | None, api_key_variable: str | None, adapter: str | None
+) -> tuple[Answerer, bool]:
+    """Return what answers, and whether it sees images."""
     from openafm.evaluation.harness.answerer import ModelAnswerer
-    from openafm.evaluation.harness.runner import RunOptions
-    from openafm.evaluation.tasks.catalog import find_task
+    from openafm.framework.backends.language_model import Capability
 
     described = open_model(model, base_url, api_key_variable, adapter)
     answerer = ModelAnswerer(described, identity=adapter_identity(adapter, described))
-    tasks = {name: find_task(name) for name in names}
-    results = run_and_report(answerer, tasks, out, out, None, RunOptions(limit=limit, threads=threads))
+    return answerer, Capability.VISION in described.capabilities
+
+
+def _run(
+    answerer: Answerer, tasks: dict[str, FeatureConfig], out: Path, limit: int | None, threads: int, *, json: bool
+) -> None:
+    from openafm.evaluation.harness.runner import RunOptions
+
+    results = run_and_report(answerer, dict(tasks), out, out, None, RunOptions(limit=limit, threads=threads))
     if json:
         print_json(
             {"model": answerer.name, "out": str(out), "tasks": {name: each.to_dict() for name, each in results.items()}}

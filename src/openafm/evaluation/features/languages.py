@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from openafm.evaluation.features.base import FeatureConfig
 from openafm.evaluation.features.texts import own_set
-from openafm.evaluation.harness.task import Item, Output, Prompt, TaskConfig, Verdict
+from openafm.evaluation.harness.task import Item, Output, Prompt, Verdict
 from openafm.evaluation.instructions.content import ResponseLanguageConfig
 
 LEAST_CHARACTERS = 12
@@ -16,7 +17,7 @@ LEAST_CHARACTERS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class OutputLanguageConfig(TaskConfig):
+class OutputLanguageConfig(FeatureConfig):
     """Open requests in sixteen languages; the metric is the share of answers in the same language."""
 
     METRIC: ClassVar[str] = "match"
@@ -36,3 +37,10 @@ class OutputLanguageConfig(TaskConfig):
         text = output.text.strip()
         is_match = len(text) >= LEAST_CHARACTERS and ResponseLanguageConfig(language=item.reference).follows(text)
         return Verdict(scores={"match": float(is_match)}, extraction=text[:80], expected=item.reference)
+
+    def constant(self, item: Item) -> Output:
+        return Output(text="I am happy to help you with this question.")
+
+    def pattern(self, item: Item) -> Output:
+        """Repeat the request: the metric is met by any text in the right language."""
+        return Output(text=item.prompt.text)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from openafm.evaluation.harness.task import Item, Output, Prompt, TaskConfig, Verdict
+from openafm.evaluation.features.base import FeatureConfig
+from openafm.evaluation.harness.task import Item, Output, Prompt, Verdict
 
 _PLACES = ("Oslo", "Lima", "Quito", "Turin", "Bergen", "Cadiz", "Porto", "Graz", "Tampere", "Sapporo", "Busan", "Hue")
 _THINGS = ("bicycle", "notebook", "telescope", "kettle", "violin", "lantern", "compass", "umbrella", "camera", "globe")
 _COLORS = ("red", "green", "blue", "white", "yellow", "black", "gray", "brown")
 _WORDS_PER_NOTE = 11
+_CODE = re.compile(r"code of the locker in (\w+) is (\d+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeedlesConfig(TaskConfig):
-    """Notes of about `words` words; one of them holds the code that is asked for, at one of `depths`."""
+class NeedlesConfig(FeatureConfig):
+    """A code in long notes, which the question asks for: notes of about `words` words, the code at one of `depths`."""
 
     METRIC: ClassVar[str] = "found"
 
@@ -47,6 +50,13 @@ class NeedlesConfig(TaskConfig):
     def judge(self, item: Item, output: Output) -> Verdict:
         is_found = item.reference in output.text.replace(",", "").replace(" ", "")
         return Verdict(scores={"found": float(is_found)}, extraction=output.text, expected=item.reference)
+
+    def constant(self, item: Item) -> Output:
+        return Output(text="12345")
+
+    def pattern(self, item: Item) -> Output:
+        """Find the sentence with a regular expression: what a search finds without a model."""
+        return Output(text=next((code for _, code in _CODE.findall(item.prompt.text)), ""))
 
 
 def haystack(words: int, depth: float, seed: int) -> tuple[str, str, str]:

@@ -16,16 +16,18 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, ClassVar
 
-from openafm.evaluation.harness.task import Item, Output, Prompt, TaskConfig, Verdict
+from openafm.evaluation.features.base import FeatureConfig
+from openafm.evaluation.harness.task import Item, Output, Prompt, Verdict
 from openafm.evaluation.instructions.base import words
 from openafm.evaluation.tasks.digits import with_ascii_digits
 
 KINDS = ("summarization", "rewriting")
+_SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s*")
 _NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextsConfig(TaskConfig):
+class TextsConfig(FeatureConfig):
     """Texts of `sets/texts.jsonl` with a request.
 
     `facts` is the share of required phrases in the answer. The score is `facts`, or 0 if the answer is too long (`length`),
@@ -39,6 +41,10 @@ class TextsConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         self.require(self.kind in KINDS, f"unknown kind '{self.kind}'; known: {', '.join(KINDS)}")
+
+    @property
+    def about(self) -> str:
+        return f"Texts with a request for {self.kind}: facts kept, nothing added, short enough."
 
     def items(self, data: Path) -> Iterator[Item]:
         for number, row in enumerate(own_set("texts.jsonl")):
@@ -64,6 +70,14 @@ class TextsConfig(TaskConfig):
             expected=f"{', '.join(row['facts'])}; at most {row['max_words']} words",
             notes={name: found for name, found in notes.items() if found},
         )
+
+    def constant(self, item: Item) -> Output:
+        return Output(text="Everything is fine.")
+
+    def pattern(self, item: Item) -> Output:
+        """Return the first sentence of the text, the usual baseline of summaries."""
+        text = item.prompt.text.partition("\n\n")[2].strip()
+        return Output(text=_SENTENCE_END.split(text, maxsplit=1)[0])
 
 
 def numbers(text: str) -> set[str]:

@@ -7,21 +7,25 @@ calls that must occur in their order, and forbidden ones must never occur.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from openafm.evaluation.features.base import FeatureConfig
 from openafm.evaluation.features.phone import TOOLS, Phone
 from openafm.evaluation.features.texts import own_set
-from openafm.evaluation.harness.task import Item, Output, Prompt, TaskConfig, Verdict
+from openafm.evaluation.guesses import guess
+from openafm.evaluation.harness.task import Item, Output, Prompt, Verdict
 
+_WORD = re.compile(r"\w+")
 INSTRUCTIONS = "You control a phone with tools. Do what the user asks with as few calls as needed, then say what you did."
 
 
 @dataclass(frozen=True, kw_only=True)
-class ToolWorldConfig(TaskConfig):
-    """Scenarios of `sets/scenarios.jsonl`.
+class ToolWorldConfig(FeatureConfig):
+    """Scenarios on a phone with tools, of `sets/scenarios.jsonl`.
 
     `success`: all milestones are reached in order and nothing forbidden happens; `milestones`: the share of those reached.
     """
@@ -58,6 +62,15 @@ class ToolWorldConfig(TaskConfig):
             expected=json.dumps(row["milestones"], ensure_ascii=False),
             notes={"forbidden": broken} if broken else {},
         )
+
+    def constant(self, item: Item) -> Output:
+        return Output(text="Done.")
+
+    def pattern(self, item: Item) -> Output:
+        """Call the tool whose name shares most words with the request, with arguments from its words and numbers."""
+        asked = set(_WORD.findall(item.prompt.text.casefold()))
+        tool = max(item.prompt.tools, key=lambda each: len(asked & set(each["name"].split("_"))))
+        return Output(calls=({"name": tool["name"], "arguments": guess(dict(tool["parameters"]), item.prompt.text)},))
 
 
 def replay(

@@ -12,9 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
+from openafm.evaluation.features.base import FeatureConfig
 from openafm.evaluation.fresh.cases import Case, event_cases, form_cases, label_cases, tool_cases
-from openafm.evaluation.fresh.scores import grade_answer
-from openafm.evaluation.harness.task import Item, Output, Prompt, TaskConfig, Verdict
+from openafm.evaluation.fresh.scores import constant_answer, grade_answer, regex_answer
+from openafm.evaluation.harness.task import Item, Output, Prompt, Verdict
 from openafm.framework.errors import FoundationModelsError
 from openafm.framework.schema.validation import Validator
 
@@ -25,9 +26,16 @@ SETS: Mapping[str, Callable[[], list[Case]]] = {
     "tool_call": tool_cases,
 }
 
+_ABOUT = {
+    "event": "Events of hand-written messages",
+    "extraction": "Forms filled in from texts",
+    "tagging": "One label out of several, with the right one first and last",
+    "tool_call": "The tool call for a request, or none",
+}
+
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenCasesConfig(TaskConfig):
+class WrittenCasesConfig(FeatureConfig):
     """Hand-written cases in sixteen languages. The score of an item is its share of right fields or calls."""
 
     METRIC: ClassVar[str] = "score"
@@ -37,6 +45,10 @@ class WrittenCasesConfig(TaskConfig):
 
     def __post_init__(self) -> None:
         self.require(self.set in SETS, f"unknown set '{self.set}'; known: {', '.join(SETS)}")
+
+    @property
+    def about(self) -> str:
+        return f"{_ABOUT[self.set]}, in sixteen languages."
 
     def items(self, data: Path) -> Iterator[Item]:
         for number, case in enumerate(_cases(self.set)):
@@ -67,6 +79,19 @@ class WrittenCasesConfig(TaskConfig):
             extraction=json.dumps(answer, ensure_ascii=False),
             expected=json.dumps(case.expected, ensure_ascii=False),
         )
+
+    def constant(self, item: Item) -> Output:
+        return _output(_cases(self.set)[item.reference], constant_answer)
+
+    def pattern(self, item: Item) -> Output:
+        return _output(_cases(self.set)[item.reference], regex_answer)
+
+
+def _output(case: Case, answer: Callable[[Case], Any]) -> Output:
+    value = answer(case)
+    if case.tools:
+        return Output(calls=tuple({"name": name, "arguments": arguments} for name, arguments in value))
+    return Output(text=json.dumps(value, ensure_ascii=False))
 
 
 def read_json(text: str) -> Any:

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from openafm.core.errors import UsageError
 from openafm.evaluation.features.phone import Phone
-from openafm.evaluation.harness.task import Output, Prompt
-from openafm.framework.backends.language_model import Answer, AnswerRequest, Event, FinishReason, TextPiece
+from openafm.evaluation.harness.task import Output, Prompt, World
+from openafm.framework.backends.language_model import (
+    Answer,
+    AnswerRequest,
+    Capability,
+    Event,
+    FinishReason,
+    LanguageModelExecutor,
+    TextPiece,
+)
 from openafm.framework.errors import (
     DecodingFailureError,
     ExceededContextWindowSizeError,
@@ -23,8 +31,19 @@ from openafm.framework.errors import (
     UnsupportedGuideError,
 )
 from openafm.framework.options import GenerationOptions, SamplingMode
+from openafm.framework.transcripts.prompt import UnsupportedAttachmentError
 from openafm.runtime.engines.base import ContextWindowError
-from openafm.tokenizer.conversation import Instructions, JsonSchema, ToolCall, ToolDefinition, ToolTurn, Turn, UserTurn
+from openafm.tokenizer.conversation import (
+    ContentPart,
+    ImagePart,
+    Instructions,
+    JsonSchema,
+    TextPart,
+    ToolCall,
+    ToolDefinition,
+    ToolTurn,
+    UserTurn,
+)
 
 if TYPE_CHECKING:
     from openafm.evaluation.harness.raw_text import RawText
@@ -105,38 +124,53 @@ class ModelAnswerer(Answerer):
         )
         text = "\n".join(part for part in (self._instructions, prompt.instructions) if part)
         schema: JsonSchema | None = None if prompt.schema is None else dict(prompt.schema)
-        turn = UserTurn(text=prompt.text, response_format=schema)
+        content, images = self._content(prompt)
+        messages = [UserTurn(content=content, response_format=schema), *(UserTurn(text=each) for each in prompt.turns)]
         opening = (Instructions(text=text, tools=tools),)
-        self.model.check_context((*opening, turn))
+        self.model.check_context((*opening, messages[0]))
         executor = self.model.executor(opening)
-        phone = None if prompt.world is None else Phone(prompt.world)
-        turns: tuple[Turn, ...] = (turn,)
-        output, calls = Output(), []
-        for _ in range(1 if phone is None else MAX_ROUNDS):
-            request = AnswerRequest(
-                turns=turns,
-                schema=schema,
-                tools=tools,
-                must_call=False,
-                options=GenerationOptions(
-                    sampling=self._sampling, temperature=self._temperature, maximum_response_tokens=prompt.max_tokens
-                ),
-                cancelled=cancelled,
+        world = None if prompt.world is None else (prompt.open_world or Phone)(prompt.world)
+        request = AnswerRequest(
+            turns=(),
+            schema=schema,
+            tools=tools,
+            must_call=False,
+            options=GenerationOptions(
+                sampling=self._sampling, temperature=self._temperature, maximum_response_tokens=prompt.max_tokens
+            ),
+            images=images,
+            cancelled=cancelled,
+        )
+        rounds = 1 if world is None else prompt.rounds or MAX_ROUNDS
+        output = Output()
+        for number, message in enumerate(messages):
+            answered = _answered(executor, replace(request, turns=(message,)), world, rounds)
+            calls = [call | {"turn": number} if prompt.turns else call for call in answered.calls]
+            output = replace(
+                answered,
+                calls=(*output.calls, *calls),
+                prompt_tokens=output.prompt_tokens + answered.prompt_tokens,
+                generated_tokens=output.generated_tokens + answered.generated_tokens,
             )
-            answer = _drained(executor.answer(request))
-            calls += [{"name": call.name, "arguments": dict(call.arguments)} for call in answer.calls]
-            output = Output(
-                text=answer.text,
-                prompt_tokens=output.prompt_tokens + answer.prompt_tokens,
-                generated_tokens=output.generated_tokens + answer.generated_tokens,
-                finish=answer.finish,
-            )
-            if phone is None or not answer.calls:
+            if output.finish != "stop":
                 break
-            turns = tuple(ToolTurn(name=call.name, text=phone.call(call.name, call.arguments)) for call in answer.calls)
-        else:
-            output = replace(output, finish="length")  # the model never stops to call tools
-        return replace(output, calls=tuple(calls))
+        return output
+
+    def _content(self, prompt: Prompt) -> tuple[tuple[ContentPart, ...], dict[str, bytes]]:
+        """Return the content of the first message, and its images by digest.
+
+        Raises:
+            UnsupportedAttachmentError: the prompt has images, which the model does not see.
+        """
+        if prompt.images and Capability.VISION not in self.model.capabilities:
+            raise UnsupportedAttachmentError(
+                f"the model {self.name} does not support images; choose a bundle with a vision encoder, or leave the task out"
+            )
+        images = {hashlib.sha256(image).hexdigest(): image for image in prompt.images}
+        parts = [
+            ImagePart(digest=digest, num_tokens=self.model.num_image_tokens(image, None)) for digest, image in images.items()
+        ]
+        return (*parts, TextPart(text=prompt.text)), images
 
     def _raw_text(self) -> RawText:
         if self._raw is None:
@@ -150,6 +184,27 @@ class ModelAnswerer(Answerer):
                 )
             self._raw = RawText(loaded.load())
         return self._raw
+
+
+def _answered(executor: LanguageModelExecutor, request: AnswerRequest, world: World | None, rounds: int) -> Output:
+    """Return the answer to one message. Called tools run on the world until the model answers with text."""
+    output, calls = Output(), []
+    for _ in range(rounds):
+        answer = _drained(executor.answer(request))
+        calls += [{"name": call.name, "arguments": dict(call.arguments)} for call in answer.calls]
+        output = Output(
+            text=answer.text,
+            prompt_tokens=output.prompt_tokens + answer.prompt_tokens,
+            generated_tokens=output.generated_tokens + answer.generated_tokens,
+            finish=answer.finish,
+        )
+        if world is None or not answer.calls:
+            break
+        outputs = [ToolTurn(name=call.name, text=world.call(call.name, call.arguments)) for call in answer.calls]
+        request = replace(request, turns=tuple(outputs))
+    else:
+        output = replace(output, finish="length")  # the model never stops to call tools
+    return replace(output, calls=tuple(calls))
 
 
 @dataclass(frozen=True, kw_only=True)

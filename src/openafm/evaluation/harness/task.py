@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from openafm.core.config import Config
 from openafm.core.errors import OpenAFMError
@@ -19,6 +19,13 @@ Score: TypeAlias = float | tuple[float, ...]
 
 class TaskDataError(OpenAFMError):
     """The data of a task are missing or have other columns. The message says where the data come from."""
+
+
+class World(Protocol):
+    """A stateful environment of tools."""
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Run a tool and return its output, also for errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +40,11 @@ class Prompt:
         continuations: the texts that a `choice` compares.
         tools: tools as JSON objects with `name`, `description` and `parameters`.
         schema: the JSON Schema of a guided answer.
-        world: the state of `features.worlds.Phone`, on which called tools run until the model answers with text.
+        images: encoded images that come before the text. The model must see images.
+        turns: further messages of the user, each sent after the answer to the one before.
+        world: the state of an environment, on which called tools run until the model answers with text.
+        open_world: opens the environment of `world`; None for `features.phone.Phone`.
+        rounds: answers to one message while the model calls tools; None for the default of the answerer.
     """
 
     text: str
@@ -45,11 +56,17 @@ class Prompt:
     continuations: tuple[str, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     schema: Mapping[str, Any] | None = None
+    images: tuple[bytes, ...] = field(default=(), repr=False)
+    turns: tuple[str, ...] = ()
     world: Mapping[str, Any] | None = None
+    open_world: Callable[[Mapping[str, Any]], World] | None = field(default=None, repr=False, compare=False)
+    rounds: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form without empty fields."""
-        return {name: value for name, value in asdict(self).items() if value not in ("", (), None)}
+        """Return the JSON form without empty fields; images are their SHA-256."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "open_world"}
+        values["images"] = tuple(hashlib.sha256(image).hexdigest() for image in self.images)
+        return {name: value for name, value in values.items() if value not in ("", (), None)}
 
     @property
     def digest(self) -> str:
@@ -75,7 +92,7 @@ class Output:
     """What a model returned for a prompt.
 
     Attributes:
-        calls: tool calls as objects with `name` and `arguments`.
+        calls: tool calls as objects with `name` and `arguments`, and `turn` if the prompt has several.
         log_likelihoods: of the prompt's continuations, in nats.
         finish: `stop`, `length` for an output that the token limit ended, or `error`.
         error: why there is no output; the item then scores 0.

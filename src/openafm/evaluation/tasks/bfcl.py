@@ -1,7 +1,6 @@
 """BFCL v4, single turn: does the model call the right functions with the right arguments, or none if none fits.
 
-The five categories with Python functions. `multi_turn_*` needs the leaderboard's own classes, which are code and not part of
-its data: `openafm evaluate tools` has stateful environments of its own.
+The five categories with Python functions. `bfcl_multi_turn` has the conversations.
 """
 
 from __future__ import annotations

@@ -7,6 +7,8 @@ from functools import partial
 
 from openafm.core.config import UnknownKindError, from_dict, nearest
 from openafm.core.errors import UsageError
+from openafm.evaluation.features.base import FeatureConfig
+from openafm.evaluation.features.flyers import FlyersEventConfig
 from openafm.evaluation.features.languages import OutputLanguageConfig
 from openafm.evaluation.features.needles import NeedlesConfig
 from openafm.evaluation.features.texts import KINDS, TextsConfig
@@ -14,6 +16,7 @@ from openafm.evaluation.features.worlds import ToolWorldConfig
 from openafm.evaluation.features.written import SETS, WrittenCasesConfig
 from openafm.evaluation.harness.task import TaskConfig
 from openafm.evaluation.tasks.bfcl import BFCLConfig
+from openafm.evaluation.tasks.bfcl_multi_turn import BFCLMultiTurnConfig
 from openafm.evaluation.tasks.choices import MMLUConfig, MMLULikelihoodConfig, MMMLUConfig
 from openafm.evaluation.tasks.code import HumanEvalConfig, MBPPCompletionConfig, MBPPConfig
 from openafm.evaluation.tasks.ifeval import IFEvalConfig
@@ -34,19 +37,24 @@ TASKS: Mapping[str, Callable[[], TaskConfig]] = {
     "mbpp": MBPPConfig,
     "mbpp:lm_eval": MBPPCompletionConfig,
     "bfcl": BFCLConfig,
+    "bfcl_multi_turn": BFCLMultiTurnConfig,
     "arena_hard": ArenaHardConfig,
     "prompts": OwnPromptsConfig,
     "xstest": XSTestConfig,
 }
 
-FEATURES: Mapping[str, Callable[[], TaskConfig]] = {
+FEATURES: Mapping[str, Callable[[], FeatureConfig]] = {
     **{name: partial(WrittenCasesConfig, set=name) for name in SETS},
     **{kind: partial(TextsConfig, kind=kind) for kind in KINDS},
     "output_language": OutputLanguageConfig,
     "needles": NeedlesConfig,
     "tools": ToolWorldConfig,
+    "flyers": FlyersEventConfig,
 }
-"""Tasks on our own sets, which come with the package."""
+"""Tasks on our own sets, which come with the package or are drawn."""
+
+NEEDS_VISION = ("flyers",)
+"""Features of models that see images."""
 
 
 def find_task(name: str) -> TaskConfig:
