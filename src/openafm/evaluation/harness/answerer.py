@@ -164,7 +164,7 @@ class ModelAnswerer(Answerer):
         """
         if prompt.images and Capability.VISION not in self.model.capabilities:
             raise UnsupportedAttachmentError(
-                f"the model {self.name} does not support images; choose a bundle with a vision encoder, or leave the task out"
+                f"the model {self.name} does not support images; choose a bundle with a vision encoder, or leave it out"
             )
         images = {hashlib.sha256(image).hexdigest(): image for image in prompt.images}
         parts = [
