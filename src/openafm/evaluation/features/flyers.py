@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIELDS = ("title", "date", "time", "location")
 SEED = 20250717  # that of `openafm data evaluation-sets`
-_GENERATOR, _SPLIT, _LANGUAGE = "flyers", "held_out", "en"
+_GENERATOR, _LANGUAGE = "flyers", "en"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def _drawn(number: int) -> Drawn:
     from openafm.data.drawing.generators import generator_config
 
     generator = generator_config(_GENERATOR).build()
-    return draw_document(generator, _GENERATOR, _LANGUAGE, _SPLIT, SEED, number)
+    return draw_document(generator, _GENERATOR, _LANGUAGE, "held_out", SEED, number)
 
 
 def _compact(value: object) -> str:

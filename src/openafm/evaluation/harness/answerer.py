@@ -145,7 +145,7 @@ class ModelAnswerer(Answerer):
         output = Output()
         for number, message in enumerate(messages):
             answered = _answered(executor, replace(request, turns=(message,)), world, rounds)
-            calls = [call | {"turn": number} if prompt.turns else call for call in answered.calls]
+            calls = [{**call, "turn": number} if prompt.turns else call for call in answered.calls]
             output = replace(
                 answered,
                 calls=(*output.calls, *calls),
